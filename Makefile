@@ -1,0 +1,58 @@
+# Every target makes the environment it needs; CI runs nothing that is not a target.
+# To use an environment of your own: make check PYTHON=/path/to/python
+
+SYSTEM_PYTHON ?= python3
+VENV ?= .venv
+PYTHON ?= $(VENV)/bin/python
+PYTEST_FLAGS ?=
+
+# Paths that are linted and typed.
+CODE = memplan tests benchmarks
+
+ifeq ($(PYTHON),$(VENV)/bin/python)
+ENVIRONMENT = $(VENV)/.ready
+else
+ENVIRONMENT =
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help fix check test golden bench accuracy build clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.ready: pyproject.toml
+	$(SYSTEM_PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"  # the first to know --group
+	$(VENV)/bin/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+fix: $(ENVIRONMENT)  ## Rewrite what can be: formatting, simple lint, the README's generated blocks
+	$(PYTHON) -m ruff check --fix $(CODE)
+	$(PYTHON) -m ruff format $(CODE)
+	$(PYTHON) -m cogapp -r README.md
+
+check: $(ENVIRONMENT)  ## Lint, formatting, types, layers, and whether the README is up to date
+	$(PYTHON) -m ruff check $(CODE)
+	$(PYTHON) -m ruff format --check $(CODE)
+	$(PYTHON) -m mypy
+	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+	$(PYTHON) -m cogapp --check README.md
+
+test: $(ENVIRONMENT)  ## Run the whole test suite
+	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)
+
+golden: $(ENVIRONMENT)  ## Rewrite the expected output of tests/golden
+	$(PYTHON) -m pytest tests/golden --update-golden $(PYTEST_FLAGS)
+
+bench: $(ENVIRONMENT)  ## Measure start-up against a minimal Typer app; fails when a bar is missed
+	$(PYTHON) benchmarks/startup.py
+
+accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
+	$(PYTHON) -m pytest -m reference $(PYTEST_FLAGS)
+
+build: $(ENVIRONMENT)  ## Build the wheel and the source distribution into dist/
+	$(PYTHON) -m build
+
+clean:  ## Remove the environment and everything built
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

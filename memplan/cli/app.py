@@ -1,0 +1,189 @@
+"""The ``memplan`` command itself: finds the command asked for, runs it, reports what went wrong."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any, TextIO
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from memplan.cli.coercion import read_plainly
+from memplan.cli.commands import COMMANDS
+from memplan.errors import ExitCode, MemplanError, did_you_mean
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
+
+PIPE_CLOSED = 141
+"""Exit code when the reader went away (``memplan models | head -1``): 128 + SIGPIPE."""
+
+_TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
+# Typer exports BadParameter but not its base, which every mistake on the command line derives from.
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class MemplanCommand(TyperCommand):
+    """A command whose help keeps the options in groups (their ``rich_help_panel``)."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line without pydantic."""
+        read_plainly(self.get_params(ctx))
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line; some versions of Typer put braces round MODEL."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then each group of options under its own heading."""
+        for title, rows in _grouped(self.get_params(ctx), ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class MemplanGroup(TyperGroup):
+    """The top command: imports a subcommand's module when it runs, not when it is listed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command without pydantic."""
+        read_plainly(self.get_params(ctx))
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Return the commands' names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Import and build one command; None when there is no such command."""
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Find the command, or refuse it with the nearest name."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], tuple(COMMANDS)) or f" There are: {', '.join(COMMANDS)}"
+            ctx.fail(f"there is no command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def load_command(name: str) -> Any:
+    """Import the module of one command and build the command."""
+    function = getattr(import_module(f"memplan.cli.{name}"), name)
+    app = _typer_app()
+    app.command(name, cls=MemplanCommand, context_settings=_SETTINGS)(function)
+    return typer.main.get_command(app)
+
+
+def _typer_app() -> typer.Typer:
+    """Return an empty app: plain help needs no import of rich, and errors are ours to print."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _grouped(params: Sequence[Any], ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return each group's rows: a parameter's name and its help."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for param in params:
+        name, text = param.get_help_record(ctx) or ("", "")
+        if not name:
+            continue
+        title = getattr(param, "rich_help_panel", None) or "Options"
+        if param.param_type_name == "argument":
+            name, title = param.metavar or param.name.upper(), "Arguments"
+        groups.setdefault(title, []).append((name, text))
+    return groups
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from memplan import __version__
+
+        typer.echo(f"memplan {__version__}")
+        raise typer.Exit
+
+
+def top(
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Will this training run fit, where do the bytes go, and what should change?"""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def build() -> Any:
+    """Build the top command."""
+    app = _typer_app()
+    app.callback(cls=MemplanGroup, context_settings=_SETTINGS, invoke_without_command=True)(top)
+    return typer.main.get_command(app)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``memplan`` with these arguments and return the exit code.
+
+    An error that memplan raises on purpose, or a mistake on the command line, is one line on
+    stderr. Anything else is a bug: it goes through, with its traceback.
+    """
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _stop_writing()
+    except SystemExit as stop:
+        # rich answers a closed pipe with its own exit; what it was answering is still attached.
+        if isinstance(stop.__context__, BrokenPipeError):
+            return _stop_writing()
+        raise
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        return build().main(list(arguments), prog_name="memplan", standalone_mode=False) or 0
+    except MemplanError as error:
+        return _fail(str(error), code=error.exit_code)
+    except _TyperUsageError as error:
+        return _fail(_usage_message(error), code=ExitCode.USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+
+
+def _usage_message(error: Any) -> str:
+    """Say in one line what was wrong with the command line, and where to look."""
+    message = error.format_message().rstrip(".")
+    if hasattr(error, "possibilities"):
+        known = tuple(name for param in error.ctx.command.params for name in param.opts)
+        message = f"there is no option {error.option_name}.{did_you_mean(error.option_name, known)}"
+    where = error.ctx.command_path if error.ctx else "memplan"
+    return f"{message}{'' if message[-1] in '.?' else '.'} Try '{where} --help'."
+
+
+def _fail(message: str, *, code: int) -> int:
+    """Print one line to stderr and return the exit code."""
+    label = "memplan: error:"
+    if _has_colour(sys.stderr):
+        label = f"\x1b[1;31m{label}\x1b[0m"
+    line = " ".join(message.split())
+    sys.stderr.write(f"{label} {line}\n")
+    return int(code)
+
+
+def _has_colour(stream: TextIO) -> bool:
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain
+
+
+def _stop_writing() -> int:
+    """Point stdout at nothing, so that the interpreter's own flush at exit cannot fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    return PIPE_CLOSED

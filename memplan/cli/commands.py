@@ -1,0 +1,12 @@
+"""The commands, in the order that ``memplan --help`` lists them.
+
+``memplan.cli.<name>`` holds the function ``<name>``. A module is imported when its command is
+asked for, not to list it: a new command is one file and one line here.
+"""
+
+COMMANDS = {
+    "estimate": "Estimate the memory of a training run, and say on which GPUs it fits.",
+    "models": "List the built-in models, or show where one model's parameters are.",
+    "gpus": "List the GPU catalog, or show one GPU with its sources.",
+}
+"""Command name -> its line in the help: the first line of the function's docstring, as tested."""

@@ -1,0 +1,162 @@
+"""Options that several commands share: one spelling, one help text, one group in the help.
+
+Every one has a ``metavar``, so that the help reads the same under every version of Typer.
+"""
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+MODEL_PANEL = "Model"
+HARDWARE_PANEL = "Hardware"
+TRAINING_PANEL = "Training"
+OUTPUT_PANEL = "Output"
+
+
+class OutputFormat(StrEnum):
+    """How an answer is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+_NUMBER = re.compile(r"(\d+)(?:\.(\d+))?(?:e\+?(\d{1,2}))?")
+_MAX_DIGITS = 18
+
+
+def read_number(text: str) -> int:
+    """Read a whole number that may be written 2851e6 or 2_851_000_000.
+
+    >>> read_number("2851e6"), read_number("1.5e3")
+    (2851000000, 1500)
+    """
+    match = _NUMBER.fullmatch(text.strip().replace("_", "").lower())
+    whole, fraction, exponent = match.groups() if match else ("", None, None)
+    fraction = (fraction or "").rstrip("0")
+    places = int(exponent or 0) - len(fraction)
+    if match is None or places < 0 or len(whole + fraction) + places > _MAX_DIGITS:
+        msg = f"{text!r} is not a whole number of at most {_MAX_DIGITS} digits, such as 2851e6"
+        raise ValueError(msg)
+    return int(whole + fraction + "0" * places)
+
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A built-in name (t5-3b), a Hugging Face id, a config.json or its folder, "
+        "or a YAML spec.",
+        show_default=False,
+    ),
+]
+OptionalModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A built-in name (t5-3b), a Hugging Face id, a config.json or its folder, "
+        "or a YAML spec.",
+        show_default=False,
+    ),
+]
+FamilyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--family",
+        metavar="NAME",
+        help="Read the config as this family's, when its own is not known.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        help="base, causal-lm, seq2seq-lm, masked-lm, sequence-classification, ...; "
+        "by default what the config's architectures say.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+NumLabelsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--num-labels",
+        metavar="N",
+        min=1,
+        help="Labels of a classification task.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+RevisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="REF",
+        help="Branch, tag or commit of a Hugging Face model.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help="Hugging Face token; by default the one you logged in with.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+GpuOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="A GPU to judge by, as `memplan gpus` lists them, or a YAML description; repeatable. "
+        "[default: v100-32gb, a100-80gb, h100-80gb]",
+        rich_help_panel=HARDWARE_PANEL,
+        show_default=False,
+    ),
+]
+GpuMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-memory",
+        metavar="SIZE",
+        help="Usable memory of a card that is not listed, such as 46GiB.",
+        rich_help_panel=HARDWARE_PANEL,
+    ),
+]
+NumGpusOption = Annotated[
+    int,
+    typer.Option(
+        "--gpus",
+        metavar="N",
+        min=1,
+        help="GPUs in all, over all nodes.",
+        rich_help_panel=HARDWARE_PANEL,
+    ),
+]
+NumNodesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        metavar="N",
+        min=1,
+        help="Nodes that the GPUs are divided over. [default: one per 8 GPUs]",
+        rich_help_panel=HARDWARE_PANEL,
+        show_default=False,
+    ),
+]
+FormatOption = Annotated[
+    OutputFormat,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        case_sensitive=False,
+        help="table, json, csv or markdown.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]

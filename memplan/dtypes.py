@@ -1,0 +1,42 @@
+"""The number formats that tensors are held in, and their sizes."""
+
+from enum import Enum
+
+
+class DType(Enum):
+    """A tensor's number format; the value is ``(name, bytes per element)``."""
+
+    FP32 = ("fp32", 4)
+    BF16 = ("bf16", 2)
+    FP16 = ("fp16", 2)
+    INT64 = ("int64", 8)
+    INT32 = ("int32", 4)
+    BOOL = ("bool", 1)
+
+    def __init__(self, label: str, num_bytes: int) -> None:
+        self.label = label
+        self.num_bytes = num_bytes
+        """Bytes of one element."""
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether a tensor of this format can need a gradient."""
+        return self in _FLOATING
+
+    @property
+    def is_half(self) -> bool:
+        """Whether this is one of the two 16-bit floating formats."""
+        return self in _HALF
+
+
+_HALF = frozenset({DType.BF16, DType.FP16})
+_FLOATING = frozenset({DType.FP32, DType.BF16, DType.FP16})
+
+
+def promote(left: DType, right: DType) -> DType:
+    """Return the format of ``left + right``, as torch promotes floating tensors.
+
+    >>> promote(DType.BF16, DType.FP32).label
+    'fp32'
+    """
+    return left if left is right else DType.FP32

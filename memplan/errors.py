@@ -1,0 +1,125 @@
+"""Every error a user can meet, and the exit code that the command line gives it.
+
+::
+
+    MemplanError(ValueError)
+    ├── UsageError                  2  the command or the call is wrong
+    ├── InputError                  3  something that was read is wrong
+    │   ├── ConfigError             3  a model's config: says the file and the key
+    │   ├── UnsupportedFamilyError  3  a kind of model that memplan does not know
+    │   ├── ModelNotFoundError      3  no such built-in model, file or folder
+    │   ├── GpuNotFoundError        3  no such GPU in the catalog
+    │   ├── SetupError              3  a training setup that cannot exist
+    │   └── UnsupportedOperationError  3  the tape lacks an operation the model needs
+    ├── HubError(OSError)           4  the Hugging Face hub
+    │   ├── HubGatedError           4  the model asks for an accepted licence
+    │   ├── HubNotFoundError        4  no such repository, revision or config.json
+    │   ├── HubOfflineError         4  the hub is switched off or cannot be reached
+    │   └── HubRateLimitError       4  too many requests
+    └── CheckFailedError            5  a check that was asked for did not hold
+
+Messages are one line and say what to do next. Anything else that escapes is a bug in memplan.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process returns."""
+
+    OK = 0
+    BUG = 1
+    USAGE = 2
+    INPUT = 3
+    HUB = 4
+    CHECK_FAILED = 5
+
+
+class MemplanError(ValueError):
+    """Base of all errors that memplan raises on purpose."""
+
+    exit_code = ExitCode.INPUT
+
+
+class UsageError(MemplanError):
+    """The command line, or a call's arguments, make no sense together."""
+
+    exit_code = ExitCode.USAGE
+
+
+class InputError(MemplanError):
+    """Something that was read is wrong."""
+
+
+class ConfigError(InputError):
+    """A model's config or spec is wrong; the message names the file and the key."""
+
+
+class UnsupportedFamilyError(InputError):
+    """The config is of a kind of model that memplan does not know."""
+
+
+class UnsupportedOperationError(InputError):
+    """The tape lacks an operation that this model needs for its activations."""
+
+
+class ModelNotFoundError(InputError, LookupError):
+    """No built-in model, file or folder has this name."""
+
+
+class GpuNotFoundError(InputError, LookupError):
+    """No entry of the GPU catalog has this name."""
+
+
+class SetupError(InputError):
+    """A training setup whose settings contradict one another."""
+
+
+class HubError(MemplanError, OSError):
+    """The Hugging Face hub could not serve the config."""
+
+    exit_code = ExitCode.HUB
+
+
+class HubGatedError(HubError):
+    """The model asks its users to accept a licence and to log in."""
+
+
+class HubNotFoundError(HubError):
+    """The hub has no such repository, revision or config.json."""
+
+
+class HubOfflineError(HubError):
+    """The hub is switched off by ``HF_HUB_OFFLINE`` or cannot be reached."""
+
+
+class HubRateLimitError(HubError):
+    """The hub refuses more requests for now."""
+
+
+class CheckFailedError(MemplanError):
+    """A check that was asked for (``--check``, ``--fail-on``, ``--baseline``) did not hold."""
+
+    exit_code = ExitCode.CHECK_FAILED
+
+
+def nearest(name: str, known: "list[str] | tuple[str, ...]") -> str | None:
+    """Return the known name most like ``name``, or None when nothing comes close.
+
+    >>> nearest("num_layer", ["num_layers", "hidden_size"])
+    'num_layers'
+    """
+    import difflib  # noqa: PLC0415  (only after a mistake)
+
+    matches = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, known: "list[str] | tuple[str, ...]") -> str:
+    """Return `` Did you mean 'x'?`` for the nearest known name, or nothing.
+
+    >>> did_you_mean("num_layer", ["num_layers", "hidden_size"])
+    " Did you mean 'num_layers'?"
+    """
+    guess = nearest(name, known)
+    return f" Did you mean {guess!r}?" if guess else ""

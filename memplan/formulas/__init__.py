@@ -1,0 +1,1 @@
+"""Formulas that others published, as they published them: to compare with, never to estimate from."""

@@ -1,0 +1,1 @@
+"""Models as operations on symbolic tensors: the tape, its operations, blocks and families."""

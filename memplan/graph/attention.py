@@ -1,0 +1,237 @@
+"""Attention as its kernels run it: what each keeps, and which one torch's dispatcher picks.
+
+``scaled_dot_product_attention`` chooses in the order flash, memory-efficient, math
+(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Flash wants 16 bits, no mask, equal head
+sizes up to 256 and sm_80; the memory-efficient kernel takes masks and fp32 but no grouped queries;
+math takes everything and keeps s x s tensors.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from memplan.dtypes import DType
+from memplan.graph.operations import dropout, softmax
+from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.model.spec import AttentionSpec
+from memplan.training.kernels import AttentionKernel
+
+MAX_FLASH_HEAD_DIM = 256
+"""Largest head that flash attention takes (csrc/flash_attn/flash_api.cpp)."""
+FLASH_HEAD_MULTIPLE = 8
+"""Heads are padded to a multiple of this before flash attention."""
+EFFICIENT_STATISTICS_MULTIPLE = 32
+"""The memory-efficient kernel pads its log-sum-exp to a multiple of this many rows."""
+
+
+class ScoreKernel(Enum):
+    """What computes the scores in the end."""
+
+    EAGER = "eager"
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    MATH = "math"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one attention call [elements]."""
+
+    batch: int
+    queries: int
+    keys: int
+    spec: AttentionSpec
+
+    @property
+    def rows(self) -> int:
+        """Query rows over the batch."""
+        return self.batch * self.queries
+
+    @property
+    def scores(self) -> int:
+        """Elements of the full score matrix of all heads."""
+        return self.batch * self.spec.num_heads * self.queries * self.keys
+
+    @property
+    def groups(self) -> int:
+        """Query heads for each key/value head."""
+        return self.spec.num_heads // self.spec.num_kv_heads
+
+
+def choose_kernel(t: Tape, shape: Shape, dtype: DType, *, masked: bool) -> ScoreKernel:
+    """Return the kernel that a call of this shape ends in."""
+    if t.kernels.attention is AttentionKernel.EAGER or shape.spec.softcap:
+        return ScoreKernel.EAGER
+    if t.kernels.attention is AttentionKernel.FLASH:
+        return ScoreKernel.FLASH
+    half = (t.autocast or dtype).is_half
+    head_dim = shape.spec.head_dim
+    if half and not masked and head_dim <= MAX_FLASH_HEAD_DIM and t.options.flash_available:
+        return ScoreKernel.FLASH
+    if shape.groups > 1 and not masked and head_dim <= MAX_FLASH_HEAD_DIM:
+        return ScoreKernel.MATH
+    return ScoreKernel.EFFICIENT
+
+
+def attend(
+    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None
+) -> Tensor:
+    """Scores, softmax and the weighted values, through the kernel that would really run."""
+    kernel = choose_kernel(t, shape, query.dtype, masked=mask is not None)
+    if kernel is ScoreKernel.EAGER:
+        return eager(t, query, key, value, shape, mask)
+    if shape.groups > 1 and kernel is ScoreKernel.EFFICIENT:
+        key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
+    held = (query, key, value)
+    if t.autocast is not None:
+        query, key, value = (t.cast(x, t.autocast) for x in held)
+    if kernel is ScoreKernel.FLASH:
+        out = flash(t, query, key, value, shape)
+    elif kernel is ScoreKernel.EFFICIENT:
+        out = efficient(t, query, key, value, shape, mask)
+    else:
+        out = t.contiguous(math(t, query, key, value, shape))
+    t.touch(*held)
+    return out
+
+
+def expand_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """``repeat_kv``: a copy of keys or values for every query head."""
+    if shape.groups == 1:
+        return x
+    out = t.tensor(x.numel * shape.groups, x.dtype)
+    t.record("repeat_kv", (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+    """Flash attention: keeps q, k, v, its output and an fp32 log-sum-exp per row and head."""
+    head_dim = shape.spec.head_dim
+    padding = -head_dim % FLASH_HEAD_MULTIPLE
+    if padding:
+        query, key, value = (_pad(t, x, head_dim, padding) for x in (query, key, value))
+    out = t.tensor(query.numel, query.dtype)
+    statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
+    t.record(
+        "flash_attention", (query, key, value), (out, statistics),
+        saves=(query, key, value, out, statistics), gradients=(Gradient.FRESH,) * 3,
+        backward_scratch_bytes=flash_backward_scratch_bytes(t, shape),
+        flops=_score_flops(shape),
+    )  # fmt: skip
+    if padding:
+        out = t.contiguous(t.slice(out, shape.rows * shape.spec.num_heads * head_dim))
+    return out
+
+
+def _pad(t: Tape, x: Tensor, head_dim: int, padding: int) -> Tensor:
+    out = t.tensor(x.numel // head_dim * (head_dim + padding), x.dtype)
+    t.record("pad", (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def flash_backward_scratch_bytes(t: Tape, shape: Shape) -> int:
+    """Scratch inside flash attention's backward kernel [bytes].
+
+    An fp32 accumulator of dq with rows padded to 128 and heads to a multiple of 32, an fp32 row
+    statistic, and dk and dv expanded to every query head (csrc/flash_attn/flash_api.cpp,
+    ``mha_bwd``). It is counted as ``kernel_scratch``, not where the tape imitates fake tensors.
+    """
+    if t.decomposed:
+        return 0
+    spec = shape.spec
+    rows = shape.batch * (-(-shape.queries // 128) * 128)
+    heads = spec.num_heads
+    accumulator = rows * heads * (-(-spec.head_dim // 32) * 32) * 4
+    expanded = 0
+    if shape.groups > 1:
+        expanded = 2 * shape.batch * shape.keys * heads * spec.head_dim * 2
+    return accumulator + rows * heads * 4 + expanded
+
+
+def efficient(
+    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None
+) -> Tensor:
+    """Memory-efficient attention: as flash, with a mask in the queries' dtype, kept too."""
+    if mask is not None and mask.dtype is DType.BOOL:
+        additive = t.tensor(mask.numel, query.dtype)
+        t.record(
+            "mask_to_bias", (mask,), (additive,), forward_scratch_bytes=mask.storage.num_bytes
+        )
+        mask = additive
+    elif mask is not None and t.autocast is not None:
+        mask = t.cast(mask, t.autocast)
+    out = t.tensor(query.numel, query.dtype)
+    padded = -(-shape.queries // EFFICIENT_STATISTICS_MULTIPLE) * EFFICIENT_STATISTICS_MULTIPLE
+    statistics = t.tensor(shape.batch * shape.spec.num_heads * padded, DType.FP32)
+    inputs: tuple[Tensor, ...] = (query, key, value)
+    if mask is not None:
+        inputs += (mask,)
+    gradients = (Gradient.FRESH,) * 3
+    if mask is not None:
+        gradients += (Gradient.FRESH if mask.requires_grad else Gradient.NONE,)
+    t.record(
+        "efficient_attention", inputs, (out, statistics), saves=(*inputs, out, statistics),
+        gradients=gradients, flops=_score_flops(shape),
+    )  # fmt: skip
+    return out
+
+
+def math(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+    """The math kernel: scores written out, with a causal mask of its own."""
+    spec = shape.spec
+    query = t.scale(query)
+    if spec.causal:
+        mask = t.tensor(shape.queries * shape.keys, DType.BOOL)
+        t.record("tril", (), (mask,), forward_scratch_bytes=mask.storage.num_bytes)
+        additive = t.tensor(shape.queries * shape.keys, query.dtype)
+        t.record("masked_fill", (mask,), (additive,))
+    else:
+        additive = None
+    key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
+    scores = batched_matmul(t, query, t.scale(key), shape.scores, spec.head_dim)
+    if additive is not None:
+        scores = t.add(scores, additive)
+    weights = dropout(t, softmax(t, scores), spec.dropout)
+    return batched_matmul(
+        t, weights, value, shape.rows * spec.num_heads * spec.head_dim, shape.keys
+    )
+
+
+def eager(
+    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None
+) -> Tensor:
+    """transformers' ``eager_attention_forward``: fp32 softmax, cast back, dropout."""
+    spec = shape.spec
+    key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
+    scores = t.scale(batched_matmul(t, query, key, shape.scores, spec.head_dim))
+    if spec.softcap:
+        scores = t.scale(t.elementwise("tanh", t.scale(scores), saves_output=True))
+    if mask is not None:
+        scores = t.add(scores, mask)
+    weights = t.cast(softmax(t, scores, dtype=DType.FP32), query.dtype)
+    weights = dropout(t, weights, spec.dropout)
+    out = batched_matmul(
+        t, weights, value, shape.rows * spec.num_heads * spec.head_dim, shape.keys
+    )
+    t.touch(query, key, value, weights)
+    return t.contiguous(out)
+
+
+def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int) -> Tensor:
+    """``left @ right`` of two activations: both are kept."""
+    if t.autocast is not None:
+        left, right = t.cast(left, t.autocast), t.cast(right, t.autocast)
+    out = t.tensor(numel, left.dtype)
+    saves = []
+    if left.requires_grad:
+        saves.append(right)
+    if right.requires_grad:
+        saves.append(left)
+    t.record(
+        "matmul", (left, right), (out,), saves=saves, gradients=(Gradient.FRESH, Gradient.FRESH),
+        flops=2 * numel * inner,
+    )  # fmt: skip
+    return out
+
+
+def _score_flops(shape: Shape) -> int:
+    return 4 * shape.scores * shape.spec.head_dim

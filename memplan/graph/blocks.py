@@ -1,0 +1,220 @@
+"""The blocks that families share: attention, feed-forward networks, mixtures, whole layers."""
+
+from dataclasses import dataclass
+
+from memplan.graph.attention import Shape, attend
+from memplan.graph.operations import activation, dropout, linear, norm, rotary
+from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.model.spec import (
+    Activation,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    MixtureSpec,
+    NormPlacement,
+    Projection,
+)
+from memplan.training.kernels import FeedForwardKernel
+
+
+@dataclass(slots=True)
+class StackContext:
+    """What the layers of a stack share: sizes, position tables, masks."""
+
+    hidden_size: int
+    batch: int
+    seq_len: int
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    mask: Tensor | None = None
+    """None where the kernel knows the pattern itself."""
+    sliding_mask: Tensor | None = None
+    """For layers with a sliding window."""
+    memory: Tensor | None = None
+    """The encoder's output, in a decoder."""
+    memory_len: int = 0
+
+
+def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext) -> Tensor:
+    """Queries, keys and values of the hidden states, attention, output projection."""
+    query, key, value = project(t, x, spec, context)
+    if spec.query_key_norm is not None:
+        query_width, key_width = _norm_widths(spec)
+        query = norm(t, query, spec.query_key_norm, "self_attn.q_norm", query_width)
+        key = norm(t, key, spec.query_key_norm, "self_attn.k_norm", key_width)
+    if spec.rotary is not None and context.cos is not None and context.sin is not None:
+        query, key = rotate(t, query, key, spec, context.cos, context.sin)
+    mask = context.mask if spec.sliding_window is None else context.sliding_mask
+    shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
+    out = attend(t, query, key, value, shape, mask)
+    width = spec.num_heads * spec.head_dim
+    return linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
+
+
+def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:
+    if spec.query_key_norm_per_head:
+        return spec.head_dim, spec.head_dim
+    return spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+
+
+def project(
+    t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, in one linear layer or three."""
+    hidden = context.hidden_size
+    query_size = spec.num_heads * spec.head_dim
+    kv_size = spec.num_kv_heads * spec.head_dim
+    if spec.projection is Projection.SEPARATE:
+        return (
+            linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias),
+            linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias),
+            linear(t, x, "self_attn.v_proj", hidden, kv_size, bias=spec.value_bias),
+        )
+    width = query_size + 2 * kv_size
+    fused = linear(t, x, "self_attn.qkv_proj", hidden, width, bias=spec.query_bias)
+    tokens = x.numel // hidden
+    query, key, value = t.split(fused, tokens * query_size, tokens * kv_size, tokens * kv_size)
+    return query, key, value
+
+
+def rotate(
+    t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rotary embeddings on queries and keys, or on the first dimensions of each head."""
+    assert spec.rotary is not None
+    dim = spec.rotary.dim
+    if dim == spec.head_dim:
+        rotated = rotary(t, query, cos, sin), rotary(t, key, cos, sin)
+    else:
+        rotated = (
+            _rotate_partly(t, query, dim, spec.head_dim, cos, sin),
+            _rotate_partly(t, key, dim, spec.head_dim, cos, sin),
+        )
+    t.touch(query, key)
+    return rotated
+
+
+def _rotate_partly(
+    t: Tape, x: Tensor, dim: int, head_dim: int, cos: Tensor, sin: Tensor
+) -> Tensor:
+    turning = t.slice(x, x.numel // head_dim * dim)
+    passing = t.slice(x, x.numel // head_dim * (head_dim - dim))
+    return t.concatenate(rotary(t, turning, cos, sin), passing)
+
+
+def feed_forward(
+    t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str = "mlp"
+) -> Tensor:
+    """Up, activation (times the gate), down."""
+    inner = spec.intermediate_size
+    if spec.gated:
+        middle = _gated(t, x, spec, hidden_size, name)
+    else:
+        up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
+        middle = activation(t, up, spec.activation)
+        t.touch(up)
+    middle = dropout(t, middle, spec.activation_dropout)
+    return linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
+
+
+def _gated(t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str) -> Tensor:
+    inner = spec.intermediate_size
+    if spec.fused_gate_up:
+        both = linear(t, x, f"{name}.gate_up_proj", hidden_size, 2 * inner, bias=spec.bias)
+        gate, up = t.split(both, both.numel // 2, both.numel // 2)
+    else:
+        gate = linear(t, x, f"{name}.gate_proj", hidden_size, inner, bias=spec.bias)
+        up = None
+    if t.kernels.feed_forward is FeedForwardKernel.FUSED:
+        up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
+        return fused_gate(t, gate, up)
+    active = activation(t, gate, spec.activation)
+    up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
+    return t.mul(active, up)
+
+
+def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:
+    """Liger's ``silu(gate) * up``: keeps gate and up, and writes their gradients over them."""
+    out = t.tensor(gate.numel, gate.dtype)
+    t.record(
+        "fused_gate", (gate, up), (out,), saves=(gate, up),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+    )  # fmt: skip
+    return out
+
+
+def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """One layer, with its norms where its placement says."""
+    placement = layer.placement
+    if placement is NormPlacement.PRE:
+        return pre_norm_layer(t, x, layer, context)
+    if placement is NormPlacement.POST:
+        return post_norm_layer(t, x, layer, context)
+    if placement is NormPlacement.SANDWICH:
+        return sandwich_layer(t, x, layer, context)
+    if placement is NormPlacement.OUTPUT:
+        return output_norm_layer(t, x, layer, context)
+    return parallel_layer(t, x, layer, context)
+
+
+def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """The layer's dense network or mixture of experts."""
+    if isinstance(layer.feed_forward, MixtureSpec):
+        from memplan.graph.mixture import mixture  # only for mixtures of experts
+
+        return mixture(t, x, layer.feed_forward, context.hidden_size)
+    return feed_forward(t, x, layer.feed_forward, context.hidden_size)
+
+
+def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """GPT-2's and Llama's order: norm, attention, sum; norm, feed-forward, sum."""
+    hidden = context.hidden_size
+    normed = norm(t, x, layer.norm, "input_layernorm", hidden)
+    attended = dropout(t, self_attention(t, normed, layer.attention, context), layer.dropout)
+    middle = t.add(x, attended)
+    normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
+    out = t.add(middle, dropout(t, feed_forward_of(t, normed, layer, context), layer.dropout))
+    t.touch(attended, middle)
+    return out
+
+
+def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """BERT's order: attention, sum, norm; feed-forward, sum, norm."""
+    hidden = context.hidden_size
+    attended = dropout(t, self_attention(t, x, layer.attention, context), layer.dropout)
+    middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
+    fed = dropout(t, feed_forward_of(t, middle, layer, context), layer.dropout)
+    return norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
+
+
+def sandwich_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """Gemma 2's: a norm before and after attention, and before and after the feed-forward."""
+    hidden = context.hidden_size
+    normed = norm(t, x, layer.norm, "input_layernorm", hidden)
+    attended = self_attention(t, normed, layer.attention, context)
+    middle = t.add(x, norm(t, attended, layer.norm, "post_attention_layernorm", hidden))
+    normed = norm(t, middle, layer.norm, "pre_feedforward_layernorm", hidden)
+    fed = feed_forward_of(t, normed, layer, context)
+    return t.add(middle, norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden))
+
+
+def output_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """OLMo 2's: norms on the outputs only, before each sum."""
+    hidden = context.hidden_size
+    attended = self_attention(t, x, layer.attention, context)
+    middle = t.add(x, norm(t, attended, layer.norm, "post_attention_layernorm", hidden))
+    fed = feed_forward_of(t, middle, layer, context)
+    return t.add(middle, norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden))
+
+
+def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """Attention and feed-forward side by side on the same input (GPT-NeoX, Phi, Cohere)."""
+    hidden = context.hidden_size
+    normed = norm(t, x, layer.norm, "input_layernorm", hidden)
+    attended = dropout(t, self_attention(t, normed, layer.attention, context), layer.dropout)
+    if layer.placement is NormPlacement.PARALLEL:
+        normed = norm(t, x, layer.norm, "post_attention_layernorm", hidden)
+    fed = dropout(t, feed_forward_of(t, normed, layer, context), layer.dropout)
+    return t.add(t.add(fed, attended), x)
+
+

@@ -1,0 +1,307 @@
+"""Operations made of several steps: what each code base's implementation really runs.
+
+Every function takes the tape first and records what transformers 5.23 (or the kernel named by
+``Kernels``) does on CUDA, with what torch 2.13's derivatives.yaml keeps for backward. What is kept
+was compared with real runs; see ``tests/graph``.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.tape import Gradient, Parameter, Tape, Tensor, allocated_bytes
+from memplan.model.spec import Activation, NormKind, NormSpec
+from memplan.training.kernels import LossKernel, NormKernel
+
+
+def linear(
+    t: Tape, x: Tensor, name: str, in_features: int, out_features: int, *, bias: bool = False
+) -> Tensor:
+    """``torch.nn.Linear``: keeps its input and its weight as the product used them."""
+    weight = t.parameter(f"{name}.weight", out_features, in_features)
+    bias_parameter = t.parameter(f"{name}.bias", out_features) if bias else None
+    return matmul_weight(t, x, weight, bias_parameter)
+
+
+def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+    """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``."""
+    out_features, in_features = weight.shape[-2:]
+    factor = t.cast_weight(weight)
+    addend = t.cast_weight(bias) if bias is not None else None
+    if t.autocast is not None:
+        x = t.cast(x, t.autocast)
+    rows = x.numel // in_features
+    out = t.tensor(rows * out_features, x.dtype)
+    saves = []
+    if weight.requires_grad:
+        saves.append(x)
+    if x.requires_grad:
+        saves.append(factor)
+    inputs: tuple[Tensor, ...] = (x, factor)
+    gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.FRESH)
+    if addend is not None:
+        inputs += (addend,)
+        gradients += (Gradient.FRESH,)
+    t.record(
+        "linear", inputs, (out,), saves=saves, gradients=gradients,
+        flops=2 * rows * in_features * out_features,
+    )  # fmt: skip
+    return out
+
+
+def norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int) -> Tensor:
+    """Normalize the last ``width`` elements as ``spec`` and the chosen kernel do."""
+    kind = spec.kind
+    if kind is NormKind.LAYER:
+        return layer_norm(t, x, name, width, bias=spec.bias)
+    if kind is NormKind.LAYER_PLAIN:
+        return layer_norm_plain(t, x, width)
+    if kind is NormKind.LAYER_UPCAST:
+        return layer_norm_upcast(t, x, name, width)
+    weight = t.parameter(f"{name}.weight", width)
+    if t.kernels.norm is NormKernel.FUSED:
+        return rms_norm_fused(t, x, weight)
+    if kind is NormKind.RMS:
+        return rms_norm(t, x, weight)
+    if kind is NormKind.RMS_T5:
+        return rms_norm_t5(t, x, weight)
+    if kind is NormKind.RMS_GEMMA:
+        return rms_norm_gemma(t, x, weight)
+    return rms_norm_upcast(t, x, weight)
+
+
+def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) -> Tensor:
+    """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row."""
+    weight = t.parameter(f"{name}.weight", width)
+    inputs: tuple[Tensor, ...] = (weight,)
+    if bias:
+        inputs += (t.parameter(f"{name}.bias", width),)
+    return _native_layer_norm(t, x, width, inputs)
+
+
+def _native_layer_norm(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
+    if t.autocast is not None:
+        x = t.cast(x, DType.FP32)
+    rows = x.numel // width
+    out = t.tensor(x.numel, x.dtype)
+    mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
+    t.record(
+        "layer_norm", (x, *weights), (out, mean, deviation), saves=(x, mean, deviation),
+        gradients=(Gradient.FRESH,) * (1 + len(weights)),
+    )  # fmt: skip
+    return out
+
+
+def layer_norm_plain(t: Tape, x: Tensor, width: int) -> Tensor:
+    """OLMo's: an fp32 layer norm without parameters, cast back."""
+    dtype = x.dtype
+    return t.cast(_native_layer_norm(t, t.cast(x, DType.FP32), width, ()), dtype)
+
+
+def layer_norm_upcast(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
+    """Cohere's: mean and variance written out in fp32, times an fp32 weight, cast back."""
+    weight = t.parameter(f"{name}.weight", width)
+    dtype = x.dtype
+    full = t.cast(x, DType.FP32)
+    mean = t.mean(full, width)
+    centred = t.add(full, mean)
+    variance = t.mean(t.square(centred), width)
+    t.touch(variance)
+    scaled = t.mul(t.add(full, mean), _reciprocal_root(t, variance))
+    return t.cast(t.mul(t.cast(weight, DType.FP32), scaled), dtype)
+
+
+def _reciprocal_root(t: Tape, variance: Tensor) -> Tensor:
+    shifted = t.shift(variance)
+    return t.elementwise("rsqrt", shifted, saves_output=True)
+
+
+def rms_norm(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Llama's RMSNorm: an fp32 copy, normalized, cast back, times the weight."""
+    full = t.cast(x, DType.FP32)
+    variance = t.mean(t.square(full), weight.numel)
+    normalized = t.mul(full, _reciprocal_root(t, variance))
+    return t.mul(weight, t.cast(normalized, x.dtype))
+
+
+def rms_norm_t5(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """T5's: the variance of an fp32 copy; x itself is scaled, then cast to a 16-bit weight's dtype."""
+    variance = t.mean(t.square(t.cast(x, DType.FP32)), weight.numel)
+    normalized = t.mul(x, _reciprocal_root(t, variance))
+    if weight.dtype.is_half:
+        normalized = t.cast(normalized, weight.dtype)
+    return t.mul(weight, normalized)
+
+
+def rms_norm_gemma(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Gemma's: all of it in fp32, times one plus the weight, then cast back."""
+    full = t.cast(x, DType.FP32)
+    variance = t.mean(t.square(full), weight.numel)
+    normalized = t.mul(full, _reciprocal_root(t, variance))
+    return t.cast(t.mul(normalized, t.shift(t.cast(weight, DType.FP32))), x.dtype)
+
+
+def rms_norm_upcast(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """OLMo 2's: the weight's product is in fp32 too; cast back last."""
+    full = t.cast(x, DType.FP32)
+    variance = t.mean(t.square(full), weight.numel)
+    normalized = t.mul(full, _reciprocal_root(t, variance))
+    return t.cast(t.mul(weight, normalized), x.dtype)
+
+
+def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """One kernel: keeps its input and an fp32 statistic per row."""
+    out = t.tensor(x.numel, x.dtype)
+    statistic = t.tensor(x.numel // weight.numel, DType.FP32)
+    t.record(
+        "rms_norm", (x, weight), (out, statistic), saves=(x, statistic),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+    )  # fmt: skip
+    return out
+
+
+def embedding(
+    t: Tape, name: str, num_rows: int, width: int, num_ids: int, ids: Tensor | None = None
+) -> Tensor:
+    """Look ids up in a table: keeps the ids; the table's gradient is dense."""
+    weight = t.parameter(f"{name}.weight", num_rows, width)
+    return embedding_lookup(t, weight, num_ids, ids)
+
+
+def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | None = None) -> Tensor:
+    """Look ids up in a table that is already declared."""
+    out = t.tensor(num_ids * weight.shape[-1], weight.dtype)
+    inputs: tuple[Tensor, ...] = (weight,) if ids is None else (weight, ids)
+    gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.NONE)[: len(inputs)]
+    t.record("embedding", inputs, (out,), saves=inputs[1:], gradients=gradients)
+    return out
+
+
+def dropout(t: Tape, x: Tensor, probability: float) -> Tensor:
+    """Keep a one-byte mask per element; nothing happens at probability 0."""
+    if t.options.dropout is not None:
+        probability = t.options.dropout
+    if probability == 0.0:
+        return x
+    out, mask = t.tensor(x.numel, x.dtype), t.tensor(x.numel, DType.BOOL)
+    t.record("dropout", (x,), (out, mask), saves=(mask,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
+    """Softmax over the last dimension, in fp32 under autocast: keeps its result."""
+    target = DType.FP32 if t.autocast is not None else dtype or x.dtype
+    out = t.tensor(x.numel, target)
+    t.record("softmax", (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
+    """A nonlinearity, in the steps its implementation takes."""
+    if kind is Activation.SILU:
+        return t.elementwise("silu", x, saves_input=True, decomposed_copies=5)
+    if kind is Activation.RELU:
+        return t.elementwise("relu", x, saves_output=True)
+    if kind is Activation.GELU:
+        return t.elementwise("gelu", x, saves_input=True, decomposed_copies=5)
+    if kind is Activation.GELU_TANH:
+        return t.elementwise("gelu", x, saves_input=True, decomposed_copies=5)
+    if kind is Activation.TANH:
+        return t.elementwise("tanh", x, saves_output=True)
+    if kind is Activation.GELU_NEW:
+        return gelu_new(t, x)
+    if kind is Activation.GELU_FAST:
+        return gelu_fast(t, x)
+    if kind is Activation.QUICK_GELU:
+        return t.mul(x, t.elementwise("sigmoid", t.scale(x), saves_output=True))
+    if kind is Activation.RELU_SQUARED:
+        return t.square(t.elementwise("relu", x, saves_output=True))
+    return bloom_gelu(t, x)
+
+
+def gelu_new(t: Tape, x: Tensor) -> Tensor:
+    """GPT-2's tanh GELU: eight elementwise operations, of which four keep something."""
+    half = t.scale(x)
+    cube = t.elementwise("pow", x, saves_input=True)
+    inner = t.scale(t.add(x, t.scale(cube)))
+    curve = t.shift(t.elementwise("tanh", inner, saves_output=True))
+    return t.mul(half, curve)
+
+
+def gelu_fast(t: Tape, x: Tensor) -> Tensor:
+    """The tanh GELU written with products only."""
+    inner = t.mul(t.scale(x), t.shift(t.mul(t.scale(x), x)))
+    curve = t.shift(t.elementwise("tanh", inner, saves_output=True))
+    return t.mul(t.scale(x), curve)
+
+
+def bloom_gelu(t: Tape, x: Tensor) -> Tensor:
+    """BLOOM's autograd function: keeps its input only."""
+    return t.elementwise("bloom_gelu", x, saves_input=True, decomposed_copies=5)
+
+
+def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
+    """``ForCausalLMLoss``: fp32 logits, log-softmax, negative log-likelihood."""
+    tokens = logits.numel // vocab_size
+    full = t.cast(logits, DType.FP32)
+    if t.kernels.loss is LossKernel.SHIFTED:
+        full = t.contiguous(full)
+    labels = t.tensor(tokens, DType.INT64)
+    t.record("pad", (), (labels,))
+    loss = cross_entropy(t, full, labels)
+    t.touch(logits)
+    return loss
+
+
+def cross_entropy(t: Tape, logits: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Log-softmax and its mean over the labels; fp32 under autocast."""
+    if t.autocast is not None:
+        logits = t.cast(logits, DType.FP32)
+    log_probabilities = t.tensor(logits.numel, logits.dtype)
+    t.record(
+        "log_softmax", (logits,), (log_probabilities,), saves=(log_probabilities,),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    loss, total_weight = t.tensor(1, logits.dtype), t.tensor(1, logits.dtype)
+    inputs: tuple[Tensor, ...] = (log_probabilities,)
+    gradients: tuple[int, ...] = (Gradient.FRESH,)
+    if labels is not None:
+        inputs += (labels,)
+        gradients += (Gradient.NONE,)
+    t.record(
+        "nll_loss", inputs, (loss, total_weight), saves=(*inputs, total_weight),
+        gradients=gradients,
+    )  # fmt: skip
+    t.touch(logits)
+    return loss
+
+
+def rotary(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``: keeps the tables only."""
+    if t.kernels.fused_rotary:
+        out = t.tensor(x.numel, x.dtype)
+        t.record("rotary", (x, cos, sin), (out,), gradients=(Gradient.FRESH, -2, -2))
+        return out
+    straight = t.mul(x, cos)
+    first, second = t.slice(x, x.numel // 2), t.slice(x, x.numel - x.numel // 2)
+    turned = t.concatenate(t.scale(second, "neg"), first)
+    t.touch(turned)
+    return t.add(straight, t.mul(turned, sin))
+
+
+def rotary_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position, computed in fp32 and cast; held by the stack."""
+    frequencies = t.tensor(positions * ((dim + 1) // 2), DType.FP32)
+    t.record("mul", (), (frequencies,))
+    angles = t.tensor(positions * dim, DType.FP32)
+    t.record("cat", (frequencies,), (angles,))
+    cosines, sines = t.tensor(positions * dim, DType.FP32), t.tensor(positions * dim, DType.FP32)
+    t.record("cos", (angles,), (cosines,), forward_scratch_bytes=cosines.storage.num_bytes)
+    t.record("sin", (angles,), (sines,), forward_scratch_bytes=sines.storage.num_bytes)
+    tables = t.cast(cosines, dtype), t.cast(sines, dtype)
+    t.touch(frequencies, angles, cosines, sines)
+    for table in tables:
+        t.hold(table)
+    return tables
+
+
+def flash_statistics_bytes(rows: int, num_heads: int) -> int:
+    """Log-sum-exp of flash attention: fp32 per query row and head [bytes]."""
+    return allocated_bytes(rows * num_heads, DType.FP32)

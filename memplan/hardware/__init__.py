@@ -1,0 +1,1 @@
+"""GPUs as data: what a card can hold and do."""

@@ -1,0 +1,189 @@
+"""A GPU as data: what it can hold, how fast it computes, and what it is linked to.
+
+The bytes that a training run may use are neither the number on the box nor what ``nvidia-smi``
+shows: ``GpuSpec.capacity_bytes`` says which figure counts, and ``capacity_note`` whether it had to
+be derived.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from memplan.errors import InputError
+from memplan.units import GIB, MIB, format_gib
+
+FLASH_ATTENTION_COMPUTE_CAPABILITY = (8, 0)
+"""The oldest CUDA device that torch's flash attention runs on.
+
+torch: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``,
+``check_flash_attention_hardware_support`` (sm_80 to sm_121).
+"""
+
+BF16_COMPUTE_CAPABILITY = (8, 0)
+"""The oldest CUDA device that multiplies bf16 in hardware: Ampere."""
+
+DRIVER_SHORTFALL_PERCENT = 1
+"""How far torch's total lies below the driver's, where torch's is not known [%].
+
+0.3 to 3 % over the cards of the catalog that know both: 0.6 % on H100, 1.1 % on A100 80GB.
+"""
+
+NOMINAL_USABLE_PER_MILLE = 985
+"""What torch sees of the nominal memory, read as GiB, where nothing else is known [per mille].
+
+Fits HBM cards of the 80 GB class: 80 GiB show as 79.1 on A100, 96 GiB as 94.5 on GH200.
+"""
+
+MIN_MEMORY_BYTES = 2**20
+MAX_MEMORY_BYTES = 2**44
+"""A device with less or more (16 TiB) is a typing error."""
+
+
+class Vendor(Enum):
+    """Who makes the GPU."""
+
+    NVIDIA = "NVIDIA"
+    AMD = "AMD"
+    INTEL = "Intel"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TflopsByDtype:
+    """Matrix multiplication rates by number format [10^12 FLOP/s]; None: unsupported or unknown."""
+
+    fp32: float | None = None
+    """Without tensor cores."""
+    tf32: float | None = None
+    fp16: float | None = None
+    """With fp32 accumulation, as torch multiplies; so are bf16 and fp8."""
+    bf16: float | None = None
+    fp8: float | None = None
+    fp4: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSpec:
+    """What joins the GPUs of one node, PCIe apart."""
+
+    kind: str
+    """``NVLink4``, ``xGMI``, ``RoCE (24 x 200 GbE)``..."""
+    bytes_per_s: int
+    """One direction, over all links of one GPU; data sheets of NVIDIA print twice that."""
+    pair_bytes_per_s: int | None = None
+    """One direction between two GPUs, where that is less than all links together."""
+    topology: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PcieSpec:
+    """The slot that a GPU sits in, or the equivalent."""
+
+    generation: int
+    bytes_per_s: int
+    """One direction, 16 lanes, nominal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSpec:
+    """One kind of GPU."""
+
+    gpu_id: str
+    """The catalog's name for it, such as ``h100-sxm-80gb``."""
+    name: str
+    """The vendor's name for it."""
+    vendor: Vendor = Vendor.UNKNOWN
+    architecture: str = ""
+    compute_capability: tuple[int, int] | None = None
+    """CUDA's; None for other vendors and for cards that are known by their memory alone."""
+    form_factor: str = ""
+    year: int | None = None
+    num_multiprocessors: int | None = None
+    """Streaming multiprocessors, or AMD's compute units."""
+    memory_nominal_gb: float
+    """The number on the box; most vendors count GiB and write GB."""
+    memory_type: str = ""
+    driver_total_bytes: int | None = None
+    """Total memory as ``nvidia-smi`` prints it."""
+    torch_total_bytes: int | None = None
+    """``torch.cuda.get_device_properties().total_memory``."""
+    bandwidth_bytes_per_s: int | None = None
+    """Of the memory, by the data sheet."""
+    dense_tflops: TflopsByDtype = TflopsByDtype()
+    """Peak rates by the data sheet, without sparsity."""
+    measured_tflops: TflopsByDtype = TflopsByDtype()
+    """The best that large matrix multiplications were measured to reach."""
+    link: LinkSpec | None = None
+    pcie: PcieSpec | None = None
+    has_bf16: bool
+    """Whether it multiplies bf16 in hardware; torch emulates bf16 elsewhere, slowly."""
+    device_names: tuple[str, ...] = ()
+    """As torch and ``nvidia-smi`` print them."""
+    aliases: tuple[str, ...] = ()
+    """Short names that stand for this entry."""
+    sources: tuple[str, ...] = ()
+    """Where the figures were read."""
+    notes: str = ""
+    unverified: tuple[str, ...] = ()
+    """The figures that were not read again from a source, by their key in the catalog."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that one process can reach, its own CUDA context and NCCL included.
+
+        What torch reports; where that is unknown, the driver's figure less 1 %; where that is
+        unknown too, 98.5 % of the nominal memory.
+
+        >>> card = GpuSpec(gpu_id="a", name="A", memory_nominal_gb=24, has_bf16=True)
+        >>> card.capacity_bytes == 24 * 2**30 * 985 // 1000
+        True
+        """
+        if self.torch_total_bytes is not None:
+            return self.torch_total_bytes
+        if self.driver_total_bytes is not None:
+            return self.driver_total_bytes * (100 - DRIVER_SHORTFALL_PERCENT) // 100
+        return int(self.memory_nominal_gb * GIB) * NOMINAL_USABLE_PER_MILLE // 1000
+
+    @property
+    def capacity_note(self) -> str:
+        """How ``capacity_bytes`` was derived; empty where it is torch's own figure."""
+        if self.torch_total_bytes is not None:
+            return ""
+        if self.driver_total_bytes is not None:
+            mib = self.driver_total_bytes // MIB
+            return f"the driver's {mib} MiB less {DRIVER_SHORTFALL_PERCENT} %, torch's is unknown"
+        share = NOMINAL_USABLE_PER_MILLE / 10
+        return f"{share} % of the nominal {self.memory_nominal_gb:g} GiB, no reading is known"
+
+    @property
+    def supports_flash_attention(self) -> bool:
+        """Whether torch's flash attention runs on it.
+
+        CUDA devices from compute capability 8.0 on, and AMD's CDNA 2 and later through AOTriton
+        (torch: the function that ``FLASH_ATTENTION_COMPUTE_CAPABILITY`` names); Gaudi does not use
+        torch's kernels. A card known by its memory alone is taken for a recent one.
+        """
+        if self.compute_capability is None:
+            return self.vendor is not Vendor.INTEL
+        return self.compute_capability >= FLASH_ATTENTION_COMPUTE_CAPABILITY
+
+
+def gpu_from_memory(total_bytes: int) -> GpuSpec:
+    """Describe an unlisted card by its memory alone [bytes]; the figure is its capacity.
+
+    It is taken for a card with bf16 and flash attention, and its notes say so. Raises
+    ``InputError`` when no device can have that much memory.
+
+    >>> gpu_from_memory(46 * 2**30).gpu_id
+    'custom-46gib'
+    """
+    if not MIN_MEMORY_BYTES <= total_bytes <= MAX_MEMORY_BYTES:
+        msg = f"a GPU cannot have {total_bytes} bytes of memory: give what it reports, as in 46GiB"
+        raise InputError(msg)
+    return GpuSpec(
+        gpu_id=f"custom-{round(total_bytes / GIB, 2):g}gib",
+        name=f"unlisted GPU, {format_gib(total_bytes)}",
+        memory_nominal_gb=round(total_bytes / GIB, 2),
+        torch_total_bytes=total_bytes,
+        has_bf16=True,
+        notes="Described by its memory alone: bf16 and flash attention are assumed.",
+    )

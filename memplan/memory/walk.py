@@ -1,0 +1,263 @@
+"""Walking a segment of the tape: what it leaves alive, and how high it rises on the way.
+
+Forward, a tensor dies when nothing later reads it and no operation keeps it. Backward, the
+operations run in reverse; each one makes the gradients of its inputs while its own output's
+gradient and everything it kept are still alive, then lets both go. That is the order of torch's
+autograd engine (torch/csrc/autograd/engine.cpp: ``evaluate_function`` calls the node, validates its
+outputs, releases its saved variables, then adds the outputs to the next nodes' buffers).
+
+A profile is relative to the bytes alive when the segment begins, so equal layers are walked once and
+repeated by arithmetic.
+"""
+
+from dataclasses import dataclass
+
+from memplan.dtypes import DType
+from memplan.graph.tape import Gradient, Operation, Parameter, Segment, Storage, Tensor
+
+
+@dataclass(slots=True)
+class Level:
+    """Bytes alive at one moment, by what they are, relative to where a walk began."""
+
+    saved_bytes: int = 0
+    """Kept for the backward pass."""
+    gradient_bytes: int = 0
+    """Gradients of parameters."""
+    other_bytes: int = 0
+    """Everything else: outputs, temporaries, gradients on their way."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.saved_bytes + self.gradient_bytes + self.other_bytes
+
+
+@dataclass(slots=True)
+class ForwardProfile:
+    """A segment's forward pass."""
+
+    peak: Level
+    end: Level
+    """What it leaves alive, its output and its cached weight casts included."""
+    input_freed: bool
+    """Nothing of this segment keeps its input, which then dies at the segment's end."""
+    cached_cast_bytes: int
+    """Weight casts that only autocast's cache still holds when the segment ends."""
+
+
+@dataclass(slots=True)
+class BackwardProfile:
+    """A segment's backward pass; its output's gradient is alive when it begins."""
+
+    peak: Level
+    end: Level
+    """What is left: gradients of parameters and of the input, less what was kept before."""
+
+
+class ForwardWalk:
+    """Forward over one segment, keeping what backward needs, or (checkpointed) nothing."""
+
+    def __init__(self, segment: Segment, *, keep: bool) -> None:
+        self.segment = segment
+        self.saves: dict[Storage, int] = {}
+        if keep:
+            for operation in segment.operations:
+                for storage in operation.saved:
+                    self.saves[storage] = self.saves.get(storage, 0) + 1
+
+    def run(self, *, stop: int | None = None) -> ForwardProfile:
+        """Walk the operations, or those before ``stop``."""
+        segment, saves = self.segment, self.saves
+        index = segment.index
+        output = segment.output.storage if segment.output is not None else None
+        operations = segment.operations if stop is None else segment.operations[:stop]
+        dying: list[list[Storage]] = [[] for _ in segment.operations]
+        live = saved = peak = peak_saved = cached = 0
+        for position, operation in enumerate(operations):
+            for tensor in operation.outputs:
+                storage = tensor.storage
+                if storage.segment == index and not _is_alias(operation, storage):
+                    size = storage.num_bytes
+                    live += size
+                    if storage in saves:
+                        saved += size
+                    elif storage.weight_cast:
+                        cached += size
+                    elif storage is not output and not storage.held:
+                        dying[max(position, storage.last_read)].append(storage)
+            if live + operation.forward_scratch_bytes > peak:
+                peak, peak_saved = live + operation.forward_scratch_bytes, saved
+            for storage in dying[position]:
+                live -= storage.num_bytes
+        if stop is not None:
+            live = saved
+        given = segment.input.storage if segment.input is not None else None
+        return ForwardProfile(
+            peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
+            end=Level(saved_bytes=saved, other_bytes=live - saved),
+            input_freed=given is not None and given not in saves,
+            cached_cast_bytes=cached,
+        )
+
+
+def _is_alias(operation: Operation, storage: Storage) -> bool:
+    return any(tensor.storage is storage for tensor in operation.inputs)
+
+
+def recomputation_stop(segment: Segment) -> int:
+    """How many operations a checkpointed segment runs again before everything kept is there.
+
+    torch stops recomputing at the last tensor to be kept (``set_checkpoint_early_stop``, on by
+    default): an operation that keeps only inputs is not run itself.
+    """
+    for position in range(len(segment.operations) - 1, -1, -1):
+        operation = segment.operations[position]
+        if operation.gradients and (operation.saved or _keeps_weight(operation)):
+            return position + 1 if operation.saves_output else position
+    return 0
+
+
+def _keeps_weight(operation: Operation) -> bool:
+    return operation.name in {"linear", "mul", "layer_norm"}
+
+
+class _GradientBuffer:
+    __slots__ = ("num_bytes", "references")
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.references = 1
+
+
+class BackwardWalk:
+    """Backward over one segment whose forward pass kept what it needs."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        saves: dict[Storage, int],
+        *,
+        in_place_sums: bool,
+        accumulated: set[Parameter],
+        shared: dict[Tensor, int],
+    ) -> None:
+        self.segment = segment
+        self.saves = dict(saves)
+        self.in_place_sums = in_place_sums
+        self.accumulated = accumulated
+        """Parameters that have a gradient already: a second one is added to it."""
+        self.shared = shared
+        """Gradients of earlier segments' tensors that exist already, with their sizes."""
+        self.live = 0
+        self.saved = 0
+        self.parameter_gradients = 0
+        self.peak = Level()
+        self.buffers: dict[Tensor, _GradientBuffer] = {}
+
+    def run(self) -> BackwardProfile:
+        """Walk the operations backward."""
+        segment = self.segment
+        if segment.output is not None:
+            self.buffers[segment.output] = _GradientBuffer(0)
+            self.buffers[segment.output].num_bytes = segment.output.storage.num_bytes
+        for tensor, size in self.shared.items():
+            self.buffers[tensor] = _GradientBuffer(size)
+        for operation in reversed(segment.operations):
+            if operation.gradients:
+                self._step(operation)
+        for tensor, buffer in self.buffers.items():
+            if tensor.storage.segment != segment.index and tensor is not segment.input:
+                self.shared[tensor] = buffer.num_bytes
+        return BackwardProfile(
+            peak=self.peak,
+            end=Level(
+                saved_bytes=self.saved,
+                gradient_bytes=self.parameter_gradients,
+                other_bytes=self.live - self.saved - self.parameter_gradients,
+            ),
+        )
+
+    def _mark(self, extra: int) -> None:
+        if self.live + extra > self.peak.total_bytes:
+            self.peak = Level(
+                saved_bytes=self.saved,
+                gradient_bytes=self.parameter_gradients,
+                other_bytes=self.live + extra - self.saved - self.parameter_gradients,
+            )
+
+    def _release(self, buffer: _GradientBuffer) -> None:
+        buffer.references -= 1
+        if buffer.references == 0:
+            self.live -= buffer.num_bytes
+
+    def _step(self, operation: Operation) -> None:
+        incoming = [
+            buffer
+            for tensor in operation.outputs
+            if (buffer := self.buffers.pop(tensor, None)) is not None
+        ]
+        made: list[tuple[Tensor, _GradientBuffer]] = []
+        if incoming:
+            temporaries = 0
+            for tensor, kind in zip(operation.inputs, operation.gradients, strict=True):
+                if not tensor.requires_grad or kind == Gradient.NONE:
+                    continue
+                if kind == Gradient.ALIAS:
+                    incoming[0].references += 1
+                    made.append((tensor, incoming[0]))
+                    continue
+                temporaries += kind
+                buffer = _GradientBuffer(_gradient_bytes(tensor))
+                self.live += buffer.num_bytes
+                made.append((tensor, buffer))
+            self._mark(max(temporaries, operation.backward_scratch_bytes))
+        for storage in operation.saved:
+            count = self.saves[storage] - 1
+            self.saves[storage] = count
+            if count == 0:
+                self.live -= storage.num_bytes
+                self.saved -= storage.num_bytes
+        for buffer in incoming:
+            self._release(buffer)
+        for tensor, buffer in made:
+            self._deliver(tensor, buffer)
+
+    def _deliver(self, tensor: Tensor, buffer: _GradientBuffer) -> None:
+        if isinstance(tensor, Parameter):
+            self._accumulate(tensor, buffer)
+            return
+        present = self.buffers.get(tensor)
+        if present is None:
+            self.buffers[tensor] = buffer
+            return
+        if self.in_place_sums and present.references == 1:
+            self._mark(0)
+            self._release(buffer)
+            return
+        total = _GradientBuffer(_gradient_bytes(tensor))
+        self.live += total.num_bytes
+        self._mark(0)
+        self._release(present)
+        self._release(buffer)
+        self.buffers[tensor] = total
+
+    def _accumulate(self, parameter: Parameter, buffer: _GradientBuffer) -> None:
+        if parameter in self.accumulated:
+            self._mark(0)
+            self._release(buffer)
+            return
+        self.accumulated.add(parameter)
+        if buffer.references > 1:
+            copy = _GradientBuffer(_gradient_bytes(parameter))
+            self.live += copy.num_bytes
+            self._mark(0)
+            self._release(buffer)
+            buffer = copy
+        self.parameter_gradients += buffer.num_bytes
+
+
+def _gradient_bytes(tensor: Tensor) -> int:
+    return -(-tensor.numel * tensor.dtype.num_bytes // 512) * 512
+
+

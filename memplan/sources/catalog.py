@@ -1,0 +1,175 @@
+"""The GPU catalog: from a name, a printed device name or a YAML description to a ``GpuSpec``.
+
+Names match whole, never by prefix: ``NVIDIA A10`` begins ``NVIDIA A100``, ``L4`` begins ``L40S``,
+and a MIG slice or a laptop GPU begins with the name of the card that has far more memory. Case,
+punctuation and the vendor's name are forgiven.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memplan.errors import GpuNotFoundError, did_you_mean, nearest
+from memplan.hardware.gpu import GpuSpec, LinkSpec, PcieSpec, TflopsByDtype, Vendor
+from memplan.units import GB, MIB
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+CATALOG_SCHEMA_VERSION = 1
+"""The layout of ``data/gpus.json`` that this module reads."""
+
+_DATA = Path(__file__).parent.parent / "data" / "gpus.json"
+_CARD_FILE_SUFFIXES = (".yaml", ".yml")
+_BRANDS = ("nvidia", "geforce", "quadro", "tesla", "amd", "instinct", "intel", "habana")
+_PUNCTUATION = str.maketrans("", "", " \t-_/().")
+_SHOWN_LENGTH = 80
+_UNLISTED_KINDS = {"mig": "a slice of a GPU (MIG)", "laptop": "a laptop GPU"}
+_ADVICE = (
+    "`memplan gpus` (lists those known), --gpu-memory 46GiB (the memory of any other card), "
+    "or a .yaml file that describes one"
+)
+
+
+def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
+    """Find a GPU by catalog id, alias or printed device name, or read a YAML description.
+
+    Raises ``GpuNotFoundError`` with the nearest name, and ``ConfigError`` for a description that
+    is wrong (see ``memplan.sources.cardfile``).
+
+    >>> load_gpu("h100").gpu_id, load_gpu("NVIDIA A100 80GB PCIe").gpu_id, load_gpu("A10").gpu_id
+    ('h100-sxm-80gb', 'a100-pcie-80gb', 'a10-24gb')
+    """
+    text = str(name).strip()
+    gpu_id = _find_id(text)
+    if gpu_id is not None:
+        return _catalog_entry(gpu_id)
+    if text.lower().endswith(_CARD_FILE_SUFFIXES):
+        from memplan.sources.cardfile import read_card
+
+        return read_card(Path(text))
+    raise GpuNotFoundError(_not_found_message(text))
+
+
+def all_gpus() -> tuple[GpuSpec, ...]:
+    """Return every GPU of the catalog, oldest architecture first within each vendor."""
+    return tuple(_catalog_entry(gpu_id) for gpu_id in _catalog()["gpus"])
+
+
+def _find_id(text: str) -> str | None:
+    """Return the catalog id that a name stands for, quickest way first."""
+    catalog = _catalog()
+    lowered = text.lower()
+    if lowered in catalog["gpus"]:
+        return lowered
+    alias: str | None = catalog["aliases"].get(lowered)
+    return alias or _names().get(_bare(lowered))
+
+
+@cache
+def _catalog() -> dict[str, Any]:
+    import json
+
+    catalog: dict[str, Any] = json.loads(_DATA.read_bytes())
+    return catalog
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Map every bare name to the id it stands for."""
+    catalog = _catalog()
+    names = {_bare(alias): gpu_id for alias, gpu_id in catalog["aliases"].items()}
+    for gpu_id, entry in catalog["gpus"].items():
+        for name in (gpu_id, entry["name"], *entry["device_names"]):
+            names[_bare(name.lower())] = gpu_id
+    return names
+
+
+def _bare(lowered: str) -> str:
+    """Drop what people write differently: the vendor's name and punctuation.
+
+    >>> _bare("nvidia a100-sxm4-80gb"), _bare("rtx 4090")
+    ('a100sxm480gb', 'rtx4090')
+    """
+    for brand in _BRANDS:
+        lowered = lowered.replace(brand, "")
+    return lowered.translate(_PUNCTUATION)
+
+
+def _not_found_message(text: str) -> str:
+    shown = text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}..."
+    for word, kind in _UNLISTED_KINDS.items():
+        if word in text.lower():
+            return f"{shown!r} is {kind}, which the GPU catalog does not list. Try: {_ADVICE}"
+    return f"the GPU catalog has no {shown!r}.{_suggestion(shown)} Try: {_ADVICE}"
+
+
+def _suggestion(shown: str) -> str:
+    """Suggest the nearest alias or id, or else the id of the nearest printed name."""
+    catalog = _catalog()
+    guess = did_you_mean(shown, (*catalog["aliases"], *catalog["gpus"]))
+    if guess:
+        return guess
+    names = _names()
+    close = nearest(_bare(shown.lower()), tuple(names))
+    return f" Did you mean {names[close]!r}?" if close else ""
+
+
+@cache
+def _catalog_entry(gpu_id: str) -> GpuSpec:
+    catalog = _catalog()
+    entry: dict[str, Any] = catalog["gpus"][gpu_id]
+    return GpuSpec(
+        gpu_id=gpu_id,
+        name=entry["name"],
+        vendor=Vendor(entry["vendor"]),
+        architecture=entry["architecture"],
+        compute_capability=_compute_capability(entry.get("compute_capability")),
+        form_factor=entry["form_factor"],
+        year=entry["year"],
+        num_multiprocessors=entry.get("num_multiprocessors"),
+        memory_nominal_gb=entry["memory_nominal_gb"],
+        memory_type=entry["memory_type"],
+        driver_total_bytes=_mib(entry.get("driver_total_mib")),
+        torch_total_bytes=_mib(entry.get("torch_total_mib")),
+        bandwidth_bytes_per_s=_bytes_per_s(entry["bandwidth_gb_s"]),
+        dense_tflops=TflopsByDtype(**entry["dense_tflops"]),
+        measured_tflops=TflopsByDtype(**entry.get("measured_tflops", {})),
+        link=_link(entry.get("link")),
+        pcie=PcieSpec(
+            generation=entry["pcie_generation"], bytes_per_s=_bytes_per_s(entry["pcie_gb_s"])
+        ),
+        has_bf16=entry["bf16"],
+        device_names=tuple(entry["device_names"]),
+        aliases=tuple(alias for alias, known in catalog["aliases"].items() if known == gpu_id),
+        sources=tuple(f"{key}: {catalog['sources'][key]}" for key in entry["sources"]),
+        notes=entry.get("notes", ""),
+        unverified=tuple(entry.get("unverified", ())),
+    )
+
+
+def _link(entry: dict[str, Any] | None) -> LinkSpec | None:
+    if entry is None:
+        return None
+    pair = entry.get("pair_gb_s")
+    return LinkSpec(
+        kind=entry["kind"],
+        bytes_per_s=_bytes_per_s(entry["gb_s"]),
+        pair_bytes_per_s=None if pair is None else _bytes_per_s(pair),
+        topology=entry.get("topology", ""),
+    )
+
+
+def _compute_capability(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def _mib(mebibytes: int | None) -> int | None:
+    return None if mebibytes is None else mebibytes * MIB
+
+
+def _bytes_per_s(gigabytes_per_s: float) -> int:
+    return round(gigabytes_per_s * GB)

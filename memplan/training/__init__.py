@@ -1,0 +1,1 @@
+"""How a model is trained, as pure data: setup, precision, optimizers, checkpointing, kernels."""

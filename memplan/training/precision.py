@@ -1,0 +1,118 @@
+"""In which number format each part of a training step is held.
+
+The table of ``PRECISIONS`` is the whole truth about a precision: adding one is adding a row.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from memplan.dtypes import DType
+
+
+class Engine(Enum):
+    """What runs the training step over the GPUs."""
+
+    DDP = "ddp"
+    """torch's DistributedDataParallel; on one GPU, the plain training loop."""
+    DEEPSPEED = "deepspeed"
+    FSDP = "fsdp"
+    """FSDP2, ``fully_shard``."""
+    FSDP1 = "fsdp1"
+    MEGATRON = "megatron"
+
+
+class Precision(Enum):
+    """Named combinations of formats; see ``PRECISIONS`` for what each one holds."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    BF16_AUTOCAST = "bf16-autocast"
+    BF16_AMP = "bf16-amp"
+    BF16_MIXED = "bf16-mixed"
+    BF16_MASTER = "bf16-master"
+    FP16_AMP = "fp16-amp"
+    FP16_MIXED = "fp16-mixed"
+    FP16_MASTER = "fp16-master"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrecisionFormats:
+    """The formats of one precision."""
+
+    weights: DType
+    """Parameters, or their shards, as they are kept."""
+    compute: DType
+    """Weights as the layers use them when no autocast is on."""
+    autocast: DType | None
+    """What autocast turns matrix products into; None without autocast."""
+    gradients: DType
+    """Gradients as the optimizer, or the engine's reduction, reads them."""
+    optimizer_states: DType
+    """Each of the optimizer's states."""
+    master_weights: bool
+    """Whether an fp32 copy of the weights is kept beside them."""
+    engines: frozenset[Engine]
+    """Engines that train this way."""
+
+    @property
+    def activations(self) -> DType:
+        """The format that the residual stream starts in."""
+        return self.compute
+
+
+_ALL = frozenset(Engine)
+_PLAIN = frozenset({Engine.DDP, Engine.FSDP})
+_DDP = frozenset({Engine.DDP})
+_SHARDED = frozenset({Engine.FSDP, Engine.FSDP1})
+_MASTER = frozenset({Engine.DEEPSPEED, Engine.MEGATRON})
+
+
+def _amp(half: DType) -> PrecisionFormats:
+    return PrecisionFormats(
+        weights=DType.FP32, compute=DType.FP32, autocast=half, gradients=DType.FP32,
+        optimizer_states=DType.FP32, master_weights=False, engines=_DDP,
+    )  # fmt: skip
+
+
+def _mixed(half: DType) -> PrecisionFormats:
+    return PrecisionFormats(
+        weights=DType.FP32, compute=half, autocast=None, gradients=DType.FP32,
+        optimizer_states=DType.FP32, master_weights=False, engines=_SHARDED,
+    )  # fmt: skip
+
+
+def _master(half: DType) -> PrecisionFormats:
+    return PrecisionFormats(
+        weights=half, compute=half, autocast=None, gradients=half,
+        optimizer_states=DType.FP32, master_weights=True, engines=_MASTER,
+    )  # fmt: skip
+
+
+def _pure(dtype: DType, autocast: DType | None, engines: frozenset[Engine]) -> PrecisionFormats:
+    return PrecisionFormats(
+        weights=dtype, compute=dtype, autocast=autocast, gradients=dtype,
+        optimizer_states=dtype, master_weights=False, engines=engines,
+    )  # fmt: skip
+
+
+PRECISIONS: dict[Precision, PrecisionFormats] = {
+    Precision.FP32: _pure(DType.FP32, None, _ALL),
+    Precision.BF16: _pure(DType.BF16, None, _PLAIN),
+    Precision.BF16_AUTOCAST: _pure(DType.BF16, DType.BF16, _PLAIN),
+    Precision.BF16_AMP: _amp(DType.BF16),
+    Precision.BF16_MIXED: _mixed(DType.BF16),
+    Precision.BF16_MASTER: _master(DType.BF16),
+    Precision.FP16_AMP: _amp(DType.FP16),
+    Precision.FP16_MIXED: _mixed(DType.FP16),
+    Precision.FP16_MASTER: _master(DType.FP16),
+}
+"""Every precision, as the frameworks hold it (torch 2.13, DeepSpeed 0.19, transformers 5.23)."""
+
+DEFAULT_PRECISION: dict[Engine, Precision] = {
+    Engine.DDP: Precision.BF16_AMP,
+    Engine.DEEPSPEED: Precision.BF16_MASTER,
+    Engine.FSDP: Precision.BF16_MIXED,
+    Engine.FSDP1: Precision.BF16_MIXED,
+    Engine.MEGATRON: Precision.BF16_MASTER,
+}
+"""What each engine's users mostly train with."""

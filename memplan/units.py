@@ -1,0 +1,77 @@
+"""Bytes as people read them: the only place where a byte count becomes text.
+
+Everything inside memplan is an ``int`` number of bytes. ``GIB`` (2^30) is what GPU tools print,
+often under the label "GB"; ``GB`` (10^9) is what papers and data sheets mean.
+"""
+
+import re
+
+from memplan.errors import UsageError
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+GB = 10**9
+
+_UNITS = {
+    "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": GB, "tb": 10**12,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+
+
+def format_gib(num_bytes: int, *, digits: int = 2) -> str:
+    """Render a byte count in GiB.
+
+    >>> format_gib(5 * 2**30)
+    '5.00 GiB'
+    """
+    return f"{num_bytes / GIB:,.{digits}f} GiB"
+
+
+def format_count(count: int) -> str:
+    """Render a number of parameters the way people say it.
+
+    >>> format_count(2851598336), format_count(737668608), format_count(512)
+    ('2.85B', '737.67M', '512')
+    """
+    for limit, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= limit:
+            return f"{count / limit:,.2f}{suffix}"
+    return str(count)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size with its unit, such as ``46GiB`` or ``24 GB`` [bytes].
+
+    Raises ``UsageError`` when the unit is missing or unknown: 46 alone could mean either.
+
+    >>> parse_bytes("46GiB") == 46 * 2**30
+    True
+    >>> parse_bytes("24 GB")
+    24000000000
+    """
+    match = _SIZE.fullmatch(text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        msg = f"cannot read the size {text!r}: write a number and a unit, such as 46GiB or 24GB"
+        raise UsageError(msg)
+    return int(float(match[1]) * unit)
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """Divide and round up.
+
+    >>> ceil_div(7, 2)
+    4
+    """
+    return -(-numerator // denominator)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below ``value``.
+
+    >>> round_up(513, 512)
+    1024
+    """
+    return -(-value // multiple) * multiple

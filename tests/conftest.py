@@ -1,0 +1,72 @@
+"""What every test shares: one terminal, no hub, and the command line as a function."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Before anything builds a console: what is printed must not depend on where the tests run.
+os.environ.update(COLUMNS="100", TERM="dumb", NO_COLOR="1", HF_HUB_OFFLINE="1")
+for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "HF_TOKEN", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)
+
+CHECKOUT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one run of the command line left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt")
+    parser.addoption("--network", action="store_true", help="run the tests that need the hub")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--network"):
+        os.environ.pop("HF_HUB_OFFLINE", None)
+        return
+    skip = pytest.mark.skip(reason="needs the Hugging Face hub: ask for it with --network")
+    for item in items:
+        if "network" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The root of the checkout."""
+    return CHECKOUT
+
+
+@pytest.fixture(scope="session")
+def reference_dir() -> Path:
+    """The folder of reference counts and measurements, beside the checkout where there is one."""
+    folder = CHECKOUT.parent / "shared" / "reference"
+    if not folder.is_dir():
+        pytest.skip("there is no ../shared/reference beside this checkout")
+    return folder
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run ``memplan`` with these arguments, in this process."""
+
+    def run_memplan(*arguments: str) -> Outcome:
+        from memplan.cli.app import run as run_app
+
+        capsys.readouterr()
+        try:
+            exit_code = run_app(arguments)
+        except SystemExit as stop:
+            exit_code = stop.code if isinstance(stop.code, int) else 1
+        printed = capsys.readouterr()
+        return Outcome(exit_code=exit_code, stdout=printed.out, stderr=printed.err)
+
+    return run_memplan
