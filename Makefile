@@ -43,7 +43,7 @@ test: $(ENVIRONMENT)  ## Run the whole test suite
 	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)
 
 golden: $(ENVIRONMENT)  ## Rewrite the expected output of tests/golden
-	$(PYTHON) -m pytest tests/golden --update-golden $(PYTEST_FLAGS)
+	$(PYTHON) -m pytest tests/test_golden.py --update-golden $(PYTEST_FLAGS)
 
 bench: $(ENVIRONMENT)  ## Measure start-up against a minimal Typer app; fails when a bar is missed
 	$(PYTHON) benchmarks/startup.py

@@ -11,7 +11,7 @@ from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.graph.operations import dropout, softmax
-from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.graph.tape import Gradient, Tape, Tensor, allocated_bytes
 from memplan.model.spec import AttentionSpec
 from memplan.training.kernels import AttentionKernel
 
@@ -152,11 +152,7 @@ def efficient(
 ) -> Tensor:
     """Memory-efficient attention: as flash, with a mask in the queries' dtype, kept too."""
     if mask is not None and mask.dtype is DType.BOOL:
-        additive = t.tensor(mask.numel, query.dtype)
-        t.record(
-            "mask_to_bias", (mask,), (additive,), forward_scratch_bytes=mask.storage.num_bytes
-        )
-        mask = additive
+        mask = _mask_to_bias(t, mask, shape, query.dtype)
     elif mask is not None and t.autocast is not None:
         mask = t.cast(mask, t.autocast)
     out = t.tensor(query.numel, query.dtype)
@@ -173,6 +169,16 @@ def efficient(
         gradients=gradients, flops=_score_flops(shape),
     )  # fmt: skip
     return out
+
+
+def _mask_to_bias(t: Tape, mask: Tensor, shape: Shape, dtype: DType) -> Tensor:
+    """torch's ``convert_boolean_attn_mask``: an additive copy for every sequence of the batch."""
+    numel = shape.batch * shape.queries * shape.keys
+    additive = t.tensor(numel, dtype)
+    t.record(
+        "mask_to_bias", (mask,), (additive,), forward_scratch_bytes=allocated_bytes(numel, DType.BOOL)
+    )
+    return additive
 
 
 def math(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
@@ -201,19 +207,42 @@ def eager(
 ) -> Tensor:
     """transformers' ``eager_attention_forward``: fp32 softmax, cast back, dropout."""
     spec = shape.spec
+    held = (query, key, value)
+    query = merged_heads(t, query, shape)
     key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
-    scores = t.scale(batched_matmul(t, query, key, shape.scores, spec.head_dim))
+    held += (key, value)
+    key = merged_heads(t, key, shape) if shape.groups == 1 else key
+    scores = batched_matmul(t, query, key, shape.scores, spec.head_dim)
+    if not spec.scaled_query:
+        scores = t.scale(scores)
     if spec.softcap:
         scores = t.scale(t.elementwise("tanh", t.scale(scores), saves_output=True))
     if mask is not None:
         scores = t.add(scores, mask)
-    weights = t.cast(softmax(t, scores, dtype=DType.FP32), query.dtype)
+    weights = softmax(t, scores, dtype=DType.FP32 if spec.fp32_softmax else None)
+    if spec.fp32_softmax:
+        weights = t.cast(weights, query.dtype)
+    t.touch(scores)
     weights = dropout(t, weights, spec.dropout)
+    value = merged_heads(t, value, shape) if shape.groups == 1 else value
     out = batched_matmul(
         t, weights, value, shape.rows * spec.num_heads * spec.head_dim, shape.keys
     )
-    t.touch(query, key, value, weights)
-    return t.contiguous(out)
+    out = t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
+    t.touch(*held)
+    t.linger(weights)
+    return out
+
+
+def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """A projection's view with the heads before the rows, as a batched product wants it.
+
+    Batch and heads do not merge into one dimension, so more than one sequence is copied; the
+    gradient is copied back into rows either way.
+    """
+    if shape.batch == 1 or shape.spec.num_heads == 1:
+        return t.slice(x, x.numel)
+    return t.scale(x, "clone")
 
 
 def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int) -> Tensor:

@@ -171,10 +171,20 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     hidden = context.hidden_size
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = dropout(t, self_attention(t, normed, layer.attention, context), layer.dropout)
-    middle = t.add(x, attended)
+    middle = add_residual(t, x, attended, layer)
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
-    out = t.add(middle, dropout(t, feed_forward_of(t, normed, layer, context), layer.dropout))
+    fed = dropout(t, feed_forward_of(t, normed, layer, context), layer.dropout)
+    out = add_residual(t, middle, fed, layer)
     t.touch(attended, middle)
+    return out
+
+
+def add_residual(t: Tape, x: Tensor, added: Tensor, layer: LayerSpec) -> Tensor:
+    """The residual sum; Granite and MiniCPM multiply what is added by a constant."""
+    if not layer.residual_scaled:
+        return t.add(x, added)
+    out = t.add(x, t.scale(added))
+    t.touch(added)
     return out
 
 

@@ -1,7 +1,11 @@
 """A whole model on the tape: embedding, runs of layers, final norm, head and loss."""
 
+from dataclasses import dataclass
+from itertools import pairwise
+
 from memplan.dtypes import DType
 from memplan.graph.blocks import StackContext, decoder_layer
+from memplan.graph.masks import additive_mask, causal_pattern, sliding_pattern
 from memplan.graph.operations import (
     activation,
     causal_lm_loss,
@@ -15,7 +19,7 @@ from memplan.graph.operations import (
     rotary_tables,
 )
 from memplan.graph.tape import Parameter, Tape, TapeOptions, Tensor
-from memplan.model.spec import HeadSpec, LayerRun, ModelSpec, StackSpec, Task
+from memplan.model.spec import AttentionSpec, HeadSpec, LayerSpec, ModelSpec, StackSpec, Task
 from memplan.training.kernels import AttentionKernel
 
 
@@ -41,7 +45,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     spec = stack.embedding
     assert spec is not None
     tokens = t.options.batch_size * t.options.seq_len
-    t.begin("embed")
+    t.begin("embed", frozen=t.options.freeze.embeddings)
     table = t.parameter("embed_tokens.weight", model.vocab_size, spec.embedding_size)
     x = embedding_lookup(t, table, tokens)
     t.hold(x)
@@ -69,58 +73,93 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         batch=t.options.batch_size,
         seq_len=t.options.seq_len,
     )
-    attention = stack.runs[0].layer.attention
-    seq_len = context.seq_len
-    if attention.rotary is not None:
-        context.cos, context.sin = rotary_tables(t, seq_len, attention.rotary.dim, t.compute)
-    windows = [
-        run.layer.attention.sliding_window
-        for run in stack.runs
-        if run.layer.attention.sliding_window is not None
-    ]
-    eager = t.kernels.attention is AttentionKernel.EAGER or model.eager_attention_only
-    if eager and attention.causal:
-        context.mask = _mask(t, context, t.compute)
-    if windows:
-        if eager:
-            context.sliding_mask = _mask(t, context, t.compute)
-        elif seq_len >= min(windows):
-            context.sliding_mask = _mask(t, context, DType.BOOL)
+    context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
+    rotary = next((spec.rotary for spec in _attentions(stack) if spec.rotary is not None), None)
+    if rotary is not None:
+        context.cos, context.sin = rotary_tables(t, context.seq_len, rotary.dim, t.compute)
     return context
 
 
-def _mask(t: Tape, context: StackContext, dtype: DType) -> Tensor:
-    mask = t.tensor(context.seq_len * context.seq_len * context.batch, dtype)
-    t.record("mask", (), (mask,))
-    t.hold(mask)
-    return mask
+def _attentions(stack: StackSpec) -> list[AttentionSpec]:
+    return [run.layer.attention for run in stack.runs]
+
+
+def attention_masks(
+    t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext
+) -> tuple[Tensor | None, Tensor | None]:
+    """The causal mask and the sliding one, where a layer needs it and its kernel has no mode for it.
+
+    With sdpa a window that the sequence does not fill is left to the kernel's causal mode
+    (transformers' ``_ignore_causal_mask_sdpa``).
+    """
+    if not all(spec.causal for spec in _attentions(stack)):
+        return None, None
+    eager = t.kernels.attention is AttentionKernel.EAGER or model.eager_attention_only
+    windows = [spec.sliding_window for spec in _attentions(stack) if spec.sliding_window]
+    length = context.seq_len
+    full = sliding = None
+    if eager and (stack.mixed_masks or len(windows) < len(stack.runs)):
+        full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
+        t.hold(full)
+    if windows and (eager or length >= min(windows)):
+        sliding = sliding_pattern(t, length, length)
+        if eager:
+            sliding = additive_mask(t, sliding, context.batch, t.compute)
+        t.hold(sliding)
+    return full, sliding
 
 
 def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """Every run of equal layers, split where only some are checkpointed."""
-    first = True
-    remaining = round(t.options.checkpointed_layers * stack.num_layers)
-    for run in stack.runs:
-        for count, checkpointed in _split(run, remaining):
-            if first:
-                t.end(x)
-                first = False
-            t.begin(f"{stack.name}.layers", repeat=count, checkpointed=checkpointed, x=x)
-            x = decoder_layer(t, x, run.layer, context)
-            t.end(x)
-        remaining = max(0, remaining - run.count)
+    t.end(x)
+    for run in split_runs(t, stack):
+        t.begin(
+            f"{stack.name}.layers",
+            repeat=run.count,
+            checkpointed=run.checkpointed,
+            frozen=run.frozen,
+            x=x,
+        )
+        x = decoder_layer(t, x, run.layer, context)
+        t.end(x)
     return x
 
 
-def _split(run: LayerRun, checkpointed: int) -> list[tuple[int, bool]]:
-    inside = min(run.count, checkpointed)
-    parts = [(inside, True), (run.count - inside, False)]
-    return [(count, flag) for count, flag in parts if count]
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """Equal layers that are also trained in the same way."""
+
+    count: int
+    layer: LayerSpec
+    checkpointed: bool
+    frozen: bool
+
+
+def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
+    """The stack's runs, cut where checkpointing or freezing begins or ends.
+
+    A share of checkpointed layers means the first ones, as torchtitan counts them.
+    """
+    options = t.options
+    whole = getattr(options.freeze, stack.name)
+    num_checkpointed = round(options.checkpointed_layers * stack.num_layers)
+    cuts = {0, num_checkpointed, stack.num_layers}
+    for first, last in options.freeze.layer_ranges:
+        cuts |= {first, last + 1}
+    parts: list[TrainedRun] = []
+    start = 0
+    for run in stack.runs:
+        inside = sorted(cut for cut in cuts if start < cut < start + run.count)
+        for low, high in pairwise([start, *inside, start + run.count]):
+            frozen = whole or options.freeze.freezes_layer(low)
+            parts.append(TrainedRun(high - low, run.layer, low < num_checkpointed, frozen))
+        start += run.count
+    return parts
 
 
 def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """The final norm; then the stack's shared tensors are let go."""
-    t.begin(f"{stack.name}.norm", x=x)
+    t.begin(f"{stack.name}.norm", x=x, frozen=_norm_frozen(t, stack))
     if stack.final_norm is not None:
         x = norm(t, x, stack.final_norm, "norm", context.hidden_size)
     x = dropout(t, x, stack.final_dropout)
@@ -133,9 +172,14 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
     return x
 
 
+def _norm_frozen(t: Tape, stack: StackSpec) -> bool:
+    freeze = t.options.freeze
+    return freeze.norm or bool(getattr(freeze, stack.name))
+
+
 def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     """What the task adds, and its loss."""
-    t.begin("head", x=x)
+    t.begin("head", x=x, frozen=t.options.freeze.head)
     t.segment.component = "logits_and_loss"
     if model.task is Task.CAUSAL_LM:
         logits = output_matrix(t, model, model.head, x, table)

@@ -186,8 +186,14 @@ def dropout(t: Tape, x: Tensor, probability: float) -> Tensor:
 
 
 def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
-    """Softmax over the last dimension, in fp32 under autocast: keeps its result."""
+    """Softmax over the last dimension, in fp32 under autocast: keeps its result.
+
+    fp16 is widened inside the kernel, bf16 in a copy of its own (torch's
+    aten/src/ATen/native/SoftMax.cpp, ``softmax``).
+    """
     target = DType.FP32 if t.autocast is not None else dtype or x.dtype
+    if x.dtype is not DType.FP16:
+        x = t.cast(x, target)
     out = t.tensor(x.numel, target)
     t.record("softmax", (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,))
     return out
@@ -199,10 +205,8 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
         return t.elementwise("silu", x, saves_input=True, decomposed_copies=5)
     if kind is Activation.RELU:
         return t.elementwise("relu", x, saves_output=True)
-    if kind is Activation.GELU:
-        return t.elementwise("gelu", x, saves_input=True, decomposed_copies=5)
-    if kind is Activation.GELU_TANH:
-        return t.elementwise("gelu", x, saves_input=True, decomposed_copies=5)
+    if kind in {Activation.GELU, Activation.GELU_TANH}:
+        return t.elementwise("gelu", x, saves_input=True)
     if kind is Activation.TANH:
         return t.elementwise("tanh", x, saves_output=True)
     if kind is Activation.GELU_NEW:
@@ -251,15 +255,20 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
 
 
 def cross_entropy(t: Tape, logits: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Log-softmax and its mean over the labels; fp32 under autocast."""
-    if t.autocast is not None:
-        logits = t.cast(logits, DType.FP32)
+    """Log-softmax and its mean over the labels.
+
+    ``cross_entropy_loss`` asks for the log-softmax in the logits' own dtype, which autocast
+    respects; only the negative log-likelihood is widened (aten/src/ATen/native/LossNLL.cpp).
+    """
     log_probabilities = t.tensor(logits.numel, logits.dtype)
     t.record(
         "log_softmax", (logits,), (log_probabilities,), saves=(log_probabilities,),
         gradients=(Gradient.FRESH,),
     )  # fmt: skip
-    loss, total_weight = t.tensor(1, logits.dtype), t.tensor(1, logits.dtype)
+    if t.autocast is not None:
+        log_probabilities = t.cast(log_probabilities, DType.FP32)
+    dtype = log_probabilities.dtype
+    loss, total_weight = t.tensor(1, dtype), t.tensor(1, dtype)
     inputs: tuple[Tensor, ...] = (log_probabilities,)
     gradients: tuple[int, ...] = (Gradient.FRESH,)
     if labels is not None:

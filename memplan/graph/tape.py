@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from memplan.dtypes import DType
+from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 
 ALLOCATION_ROUNDING = 512
@@ -62,13 +63,31 @@ class Tensor:
         self.requires_grad = requires_grad
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertShare:
+    """What a weight that stacks the matrices of all routed experts consists of."""
+
+    num_experts: int
+    num_active: int
+    """Experts that each token passes."""
+    num_matrices: int = 1
+    """Linear layers fused in it: 2 where gate and up are one."""
+
+
 class Parameter(Tensor):
     """A weight: a leaf whose gradient outlives the backward pass."""
 
-    __slots__ = ("module", "name", "shape")
+    __slots__ = ("experts", "module", "name", "shape", "unused")
 
     def __init__(
-        self, name: str, shape: tuple[int, ...], dtype: DType, *, module: str, trainable: bool
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: DType,
+        *,
+        module: str,
+        trainable: bool,
+        experts: ExpertShare | None = None,
     ) -> None:
         numel = 1
         for size in shape:
@@ -80,6 +99,24 @@ class Parameter(Tensor):
         self.module = module
         """The module that owns it directly."""
         self.shape = shape
+        self.experts = experts
+        """Set where it holds all routed experts' matrices."""
+        self.unused = False
+        """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
+
+    @property
+    def active_numel(self) -> int:
+        """Elements that one token's computation uses [elements]."""
+        if self.experts is None:
+            return self.numel
+        return self.numel // self.experts.num_experts * self.experts.num_active
+
+    @property
+    def unfused_numel(self) -> int:
+        """Elements of one expert's matrix, as a module of its own would hold it [elements]."""
+        if self.experts is None:
+            return self.numel
+        return self.numel // (self.experts.num_experts * self.experts.num_matrices)
 
 
 class Gradient(IntEnum):
@@ -143,8 +180,9 @@ class Segment:
     """A stretch of operations: the embedding, one layer of a run, the head."""
 
     __slots__ = (
-        "checkpointed", "component", "external_reads", "external_saves", "index", "input", "name",
-        "operations", "output", "parameters", "releases", "repeat",
+        "checkpointed", "component", "external_reads", "external_saves", "index", "input",
+        "lingering", "name", "operations", "output", "parameters", "releases", "repeat", "shared",
+        "tied",
     )  # fmt: skip
 
     def __init__(self, name: str, index: int, *, repeat: int, checkpointed: bool) -> None:
@@ -164,7 +202,18 @@ class Segment:
         """Those of them that its operations keep for backward."""
         self.releases: list[Storage] = []
         """Storages of earlier segments that are let go when this one ends."""
+        self.lingering: list[Tensor] = []
+        """What variables hold until the segment ends."""
+        self.tied: list[tuple[str, Parameter]] = []
+        """Modules of this segment, and the weights of earlier ones that they own too."""
+        self.shared = False
+        """Every repetition runs with the same parameters (ALBERT)."""
         self.component = "activations"
+
+    @property
+    def num_copies(self) -> int:
+        """How many sets of its parameters the model owns."""
+        return 1 if self.shared else self.repeat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,8 +237,8 @@ class TapeOptions:
     """The GPU runs flash attention (sm_80 or newer)."""
     checkpointed_layers: float = 0.0
     """Share of layers whose activations are recomputed."""
-    frozen: tuple[str, ...] = ()
-    """Prefixes of the names of parameters that are not trained."""
+    freeze: FrozenParts = FrozenParts()
+    """Parts whose parameters are not trained."""
 
 
 class Tape:
@@ -201,6 +250,8 @@ class Tape:
         self.compute = options.compute
         self.kernels = options.kernels
         self.decomposed = options.decomposed
+        self.frozen = False
+        """Parameters declared from here on are not trained."""
         self.segments: list[Segment] = []
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
         self.inputs_bytes = 0
@@ -210,17 +261,27 @@ class Tape:
     # -- segments and parameters -----------------------------------------------------------------
 
     def begin(
-        self, name: str, *, repeat: int = 1, checkpointed: bool = False, x: Tensor | None = None
+        self,
+        name: str,
+        *,
+        repeat: int = 1,
+        checkpointed: bool = False,
+        frozen: bool = False,
+        shared: bool = False,
+        x: Tensor | None = None,
     ) -> None:
         """Start a segment that reads ``x``, the output of the one before."""
+        self.frozen = frozen
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed
         )
         self.segment.input = x
+        self.segment.shared = shared
         self.segments.append(self.segment)
 
     def end(self, output: Tensor) -> None:
         """Finish the segment; ``output`` is what the next one reads."""
+        self.touch(*self.segment.lingering)
         self.segment.output = output
 
     def hold(self, tensor: Tensor) -> None:
@@ -238,19 +299,31 @@ class Tape:
             if tensor.storage.segment == self.segment.index:
                 tensor.storage.last_read = max(tensor.storage.last_read, position)
 
+    def linger(self, tensor: Tensor) -> None:
+        """Keep a tensor alive until the present segment ends: a name in its frame."""
+        self.segment.lingering.append(tensor)
+
+    def tie(self, weight: Parameter, module: str) -> None:
+        """Note that a module of the present segment owns an earlier segment's weight too."""
+        self.segment.tied.append((module, weight))
+
     def parameter(
-        self, name: str, *shape: int, module: str = "", dtype: DType | None = None
+        self,
+        name: str,
+        *shape: int,
+        module: str = "",
+        dtype: DType | None = None,
+        trainable: bool = True,
+        experts: ExpertShare | None = None,
     ) -> Parameter:
         """Declare a weight of the present segment, owned by ``module`` (by default its prefix)."""
-        full = f"{self.segment.name}.{name}" if self.segment.name else name
-        frozen = self.options.frozen
-        trainable = not frozen or not full.startswith(frozen)
         made = Parameter(
             name,
             shape,
             dtype or self.options.compute,
             module=module or name.rpartition(".")[0],
-            trainable=trainable,
+            trainable=trainable and not self.frozen,
+            experts=experts,
         )
         self.segment.parameters.append(made)
         return made

@@ -127,6 +127,11 @@ class GpuSpec:
     """The figures that were not read again from a source, by their key in the catalog."""
 
     @property
+    def is_listed(self) -> bool:
+        """Whether it comes from the catalog, rather than from a user's description."""
+        return bool(self.device_names)
+
+    @property
     def capacity_bytes(self) -> int:
         """Bytes that one process can reach, its own CUDA context and NCCL included.
 

@@ -1,17 +1,23 @@
-"""One training step on one GPU: the walks of all segments put together, phase by phase.
+"""One training step on one rank: the walks of all segments put together, phase by phase.
 
 Segments are walked once each; a run of equal layers is repeated by arithmetic. What a segment leaves
 alive moves the level for the next one, and the height of a run's peak is a straight line in the
 layer's number, so its highest point is at one end of the run.
+
+``StepWalk`` gives the passes, which leave parameters' gradients out: engines lay their own buffers
+over them. ``plain_step`` is the account of a loop without an engine, where gradients simply stay.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memplan.graph.tape import Parameter, Segment, Storage, Tape, Tensor
-from memplan.memory.walk import BackwardWalk, ForwardWalk, recomputation_stop
+from memplan.memory.walk import BackwardWalk, ForwardWalk, Interval, Level, recomputation_stop
+
+LOSS_COMPONENT = "logits_and_loss"
+"""``Segment.component`` of the head."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Height:
     """Bytes alive at one moment of the step, without what is there between steps."""
 
@@ -34,15 +40,93 @@ class Height:
             + self.temporaries_bytes
         )
 
+    def plus(self, level: Level, *, loss: bool) -> "Height":
+        """With a segment's level on top."""
+        if loss:
+            return replace(self, loss_bytes=self.loss_bytes + level.total_bytes)
+        return replace(
+            self,
+            activations_bytes=self.activations_bytes + level.saved_bytes,
+            temporaries_bytes=self.temporaries_bytes + level.other_bytes,
+        )
+
+    def with_gradients(self, num_bytes: int) -> "Height":
+        """With finished gradients of parameters on top."""
+        return replace(self, gradients_bytes=self.gradients_bytes + num_bytes)
+
 
 @dataclass(slots=True)
-class StepProfile:
-    """The forward and the backward pass."""
+class ForwardPass:
+    """The forward pass of one segment, all its repetitions."""
 
-    forward_peak: Height = field(default_factory=Height)
-    after_forward: Height = field(default_factory=Height)
-    backward_peak: Height = field(default_factory=Height)
-    after_backward: Height = field(default_factory=Height)
+    segment: Segment
+    start: Height
+    """What is alive before the first repetition."""
+    peak: Level
+    """The highest level of one repetition, above where it begins."""
+    first_bytes: int
+    """What the first repetition leaves alive."""
+    later_bytes: int
+    """What each further repetition leaves alive."""
+
+    @property
+    def loss(self) -> bool:
+        """Whether its bytes are the head's."""
+        return self.segment.component == LOSS_COMPONENT
+
+    def heights(self) -> list[Height]:
+        """The peak of the first and of the last repetition."""
+        found = [self.start.plus(self.peak, loss=self.loss)]
+        last = self.segment.repeat - 1
+        if last:
+            risen = self.first_bytes + (last - 1) * self.later_bytes
+            moved = self.start.plus(Level(saved_bytes=risen), loss=self.loss)
+            found.append(moved.plus(self.peak, loss=self.loss))
+        return found
+
+
+@dataclass(slots=True)
+class BackwardPass:
+    """The backward pass of one segment, or of some repetitions of it."""
+
+    segment: Segment
+    repeats: int
+    start: Height
+    """What is alive before, finished gradients of parameters left out."""
+    intervals: list[Interval]
+    """One repetition, gradient by gradient, above where it begins."""
+    change: Level
+    """What one repetition changes, mostly downwards."""
+
+    @property
+    def loss(self) -> bool:
+        """Whether its bytes are the head's."""
+        return self.segment.component == LOSS_COMPONENT
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Gradients that one repetition finishes."""
+        return sum(interval.gradient_bytes for interval in self.intervals)
+
+    def start_of(self, repetition: int) -> Height:
+        """What is alive before a repetition, counted from 0 in the order they run."""
+        moved = Level(
+            saved_bytes=repetition * self.change.saved_bytes,
+            other_bytes=repetition * self.change.other_bytes,
+        )
+        return self.start.plus(moved, loss=self.loss)
+
+
+@dataclass(slots=True)
+class StepPasses:
+    """Forward and backward of the whole tape."""
+
+    forward: list[ForwardPass] = field(default_factory=list)
+    after_forward: Height = Height()
+    """After the loss, when autocast's cache and the outputs are gone."""
+    backward: list[BackwardPass] = field(default_factory=list)
+    after_backward: Height = Height()
+    """What is left beside gradients: nothing but rounding."""
 
 
 class StepWalk:
@@ -52,84 +136,70 @@ class StepWalk:
         self.tape = tape
         self.level = Height()
         self.cached_casts_bytes = 0
-        self.profile = StepProfile()
+        self.passes = StepPasses()
         self.keepers: dict[Storage, int] = {}
         """For each shared storage, how many segments after its own keep it."""
         for segment in tape.segments:
-            kept = segment.external_reads if segment.checkpointed else segment.external_saves
-            for storage in kept:
+            for storage in _kept_by(segment):
                 self.keepers[storage] = self.keepers.get(storage, 0) + 1
 
-    def run(self) -> StepProfile:
+    def run(self) -> StepPasses:
         """Forward, then backward."""
         for segment in self.tape.segments:
             self._forward(segment)
-        self.level.temporaries_bytes -= self.cached_casts_bytes
-        self.profile.after_forward = _copy(self.level)
-        self.profile.backward_peak = _copy(self.level)
+        self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
+        self.passes.after_forward = self.level
         self._backward()
-        self.profile.after_backward = _copy(self.level)
-        return self.profile
+        self.passes.after_backward = self.level
+        return self.passes
+
+    def _lower(self, change: Level, *, loss: bool) -> None:
+        self.level = self.level.plus(change, loss=loss)
 
     # -- forward ---------------------------------------------------------------------------------
 
     def _forward(self, segment: Segment) -> None:
-        walk = ForwardWalk(segment, keep=not segment.checkpointed)
-        profile = walk.run()
-        peak, end, level = profile.peak, profile.end, self.level
-        loss = segment.component != "activations"
+        profile = ForwardWalk(segment, keep=not segment.checkpointed).run()
         given = segment.input.storage if segment.input is not None else None
         freed = 0
         if given is not None and profile.input_freed and not segment.checkpointed:
             freed = given.num_bytes
-        per_layer = end.total_bytes - freed - profile.cached_cast_bytes
-        casts = profile.cached_cast_bytes
-        last = segment.repeat - 1
+        later = profile.end.total_bytes - freed
         # The first layer's input may be held by an outer variable, and then outlives the layer.
-        kept_first = freed if given is not None and self._outlives(given, segment) else 0
-        for repetition in {0, last}:
-            offset = repetition * (per_layer + casts) + (kept_first if repetition else 0)
-            self._raise_forward(level, offset, peak.total_bytes, loss=loss)
-        stays = per_layer * segment.repeat + kept_first
-        if loss:
-            level.loss_bytes += stays
-        else:
-            level.activations_bytes += stays
-        level.temporaries_bytes += casts * segment.repeat
-        self.cached_casts_bytes += casts * segment.repeat
+        first = later + (freed if given is not None and self._outlives(given) else 0)
+        made = ForwardPass(
+            segment=segment,
+            start=self.level,
+            peak=profile.peak,
+            first_bytes=first,
+            later_bytes=later,
+        )
+        self.passes.forward.append(made)
+        casts = profile.cached_cast_bytes * segment.repeat
+        stays = first + later * (segment.repeat - 1) - casts
+        self._lower(Level(saved_bytes=stays), loss=made.loss)
+        self._lower(Level(other_bytes=casts), loss=False)
+        self.cached_casts_bytes += casts
         for storage in segment.releases:
-            if self._kept_after_release(storage):
-                continue
-            level.activations_bytes -= storage.num_bytes
+            if not self._kept_after_release(storage):
+                self._lower(Level(saved_bytes=-storage.num_bytes), loss=False)
 
-    def _outlives(self, storage: Storage, segment: Segment) -> bool:
-        del segment
+    def _outlives(self, storage: Storage) -> bool:
         return storage.held or self.keepers.get(storage, 0) > 0
 
     def _kept_after_release(self, storage: Storage) -> bool:
-        if self.keepers.get(storage, 0):
-            return True
+        return bool(self.keepers.get(storage, 0)) or self._kept_nearby(storage)
+
+    def _kept_nearby(self, storage: Storage) -> bool:
+        """Whether the storage's own segment, or the one it is the input of, keeps it."""
         for segment in self.tape.segments:
             own = storage.segment == segment.index
             reads = segment.input is not None and segment.input.storage is storage
-            if not own and not reads:
-                continue
             if reads and segment.checkpointed:
                 return True
-            if any(storage in operation.saved for operation in segment.operations):
+            if (own or reads) and any(storage in each.saved for each in segment.operations):
                 return True
         return False
-
-    def _raise_forward(self, level: Height, offset: int, peak: int, *, loss: bool) -> None:
-        height = level.total_bytes + offset + peak
-        if height > self.profile.forward_peak.total_bytes:
-            made = _copy(level)
-            made.activations_bytes += offset
-            if loss:
-                made.loss_bytes += peak
-            else:
-                made.temporaries_bytes += peak
-            self.profile.forward_peak = made
 
     # -- backward --------------------------------------------------------------------------------
 
@@ -139,96 +209,87 @@ class StepWalk:
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
             while remaining:
-                before = len(shared)
-                accumulated_before = len(accumulated)
-                own = set(accumulated)
-                rise, delta = self._walk_back(segment, own, shared)
-                repeats = remaining
-                if len(shared) != before and remaining > 1:
-                    repeats = 1
-                del accumulated_before
-                self._raise_backward(segment, rise, delta, repeats)
+                known = len(shared)
+                finished = set(accumulated)
+                intervals, change = self._walk_back(segment, finished, shared)
+                # The first repetition makes the gradients of shared tensors, the rest add to them.
+                repeats = 1 if len(shared) != known else remaining
+                made = BackwardPass(segment, repeats, self.level, intervals, change)
+                self.passes.backward.append(made)
+                self.level = made.start_of(repeats)
                 remaining -= repeats
                 if not remaining:
-                    accumulated |= own
+                    accumulated = finished
             self._free_shared(segment)
 
     def _walk_back(
-        self, segment: Segment, accumulated: set[Parameter], shared: dict[Tensor, int]
-    ) -> tuple[list[Height], Height]:
+        self, segment: Segment, finished: set[Parameter], shared: dict[Tensor, int]
+    ) -> tuple[list[Interval], Level]:
         walk = ForwardWalk(segment, keep=True)
-        heights: list[Height] = []
-        base = Height()
+        intervals: list[Interval] = []
+        recomputed = 0
         if segment.checkpointed:
             again = walk.run(stop=recomputation_stop(segment))
-            heights.append(
-                Height(
-                    activations_bytes=again.peak.saved_bytes,
-                    temporaries_bytes=again.peak.other_bytes,
-                )
-            )
-            base.activations_bytes = again.end.total_bytes
+            intervals.append(Interval(peak=again.peak, parameter=None, gradient_bytes=0))
+            recomputed = again.end.total_bytes
         back = BackwardWalk(
             segment,
             walk.saves,
             in_place_sums=not self.tape.decomposed,
-            accumulated=accumulated,
+            accumulated=finished,
             shared=shared,
         ).run()
-        heights.append(_added(base, back.peak.saved_bytes, back.peak.gradient_bytes,
-                              back.peak.other_bytes))  # fmt: skip
-        end = _added(base, back.end.saved_bytes, back.end.gradient_bytes, back.end.other_bytes)
+        for interval in back.intervals:
+            interval.peak.saved_bytes += recomputed
+        intervals += back.intervals
+        saved = back.end.saved_bytes + recomputed
         given = segment.input.storage if segment.input is not None else None
         if segment.checkpointed and given is not None and given not in walk.saves:
-            end.activations_bytes -= given.num_bytes
-        return heights, end
-
-    def _raise_backward(
-        self, segment: Segment, rises: list[Height], delta: Height, repeats: int
-    ) -> None:
-        loss = segment.component != "activations"
-        for repetition in {0, repeats - 1}:
-            for rise in rises:
-                made = _copy(self.level)
-                for _ in range(1):
-                    made.activations_bytes += repetition * delta.activations_bytes
-                    made.gradients_bytes += repetition * delta.gradients_bytes
-                    made.temporaries_bytes += repetition * delta.temporaries_bytes
-                _include(made, rise, loss=loss)
-                if made.total_bytes > self.profile.backward_peak.total_bytes:
-                    self.profile.backward_peak = made
-        for _ in range(repeats):
-            _include(self.level, delta, loss=loss)
+            saved -= given.num_bytes
+        return intervals, Level(saved_bytes=saved, other_bytes=back.end.other_bytes)
 
     def _free_shared(self, segment: Segment) -> None:
-        kept = segment.external_reads if segment.checkpointed else segment.external_saves
-        for storage in kept:
+        for storage in _kept_by(segment):
             self.keepers[storage] -= 1
-            if not self.keepers[storage] and not self._kept_after_release(storage):
-                self.level.activations_bytes -= storage.num_bytes
+            if not self.keepers[storage] and not self._kept_nearby(storage):
+                self._lower(Level(saved_bytes=-storage.num_bytes), loss=False)
 
 
-def _include(level: Height, change: Height, *, loss: bool) -> None:
-    if loss:
-        level.loss_bytes += change.activations_bytes + change.temporaries_bytes
-    else:
-        level.activations_bytes += change.activations_bytes
-        level.temporaries_bytes += change.temporaries_bytes
-    level.gradients_bytes += change.gradients_bytes
+def _kept_by(segment: Segment) -> list[Storage]:
+    return segment.external_reads if segment.checkpointed else segment.external_saves
 
 
-def _added(base: Height, saved: int, gradient: int, other: int) -> Height:
-    return Height(
-        activations_bytes=base.activations_bytes + saved,
-        gradients_bytes=gradient,
-        temporaries_bytes=base.temporaries_bytes + other,
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """The peaks of a step in which every gradient stays where autograd put it."""
+
+    forward_peak: Height
+    after_forward: Height
+    backward_peak: Height
+    after_backward: Height
+
+
+def plain_step(passes: StepPasses) -> PlainStep:
+    """Lay plain gradients over the passes: the account of one GPU without an engine."""
+    forward_peak = max(
+        (height for each in passes.forward for height in each.heights()),
+        key=lambda height: height.total_bytes,
     )
-
-
-def _copy(height: Height) -> Height:
-    return Height(
-        activations_bytes=height.activations_bytes,
-        loss_bytes=height.loss_bytes,
-        gradients_bytes=height.gradients_bytes,
-        temporaries_bytes=height.temporaries_bytes,
+    peak = passes.after_forward
+    gradients = 0
+    for each in passes.backward:
+        for repetition in {0, each.repeats - 1}:
+            start = each.start_of(repetition)
+            finished = gradients + repetition * each.gradient_bytes
+            for interval in each.intervals:
+                height = start.total_bytes + finished + interval.peak.total_bytes
+                if height > peak.total_bytes:
+                    peak = start.plus(interval.peak, loss=each.loss).with_gradients(finished)
+                finished += interval.gradient_bytes
+        gradients += each.repeats * each.gradient_bytes
+    return PlainStep(
+        forward_peak=forward_peak,
+        after_forward=passes.after_forward,
+        backward_peak=peak,
+        after_backward=passes.after_backward.with_gradients(gradients),
     )

@@ -18,19 +18,17 @@ from memplan.graph.tape import Gradient, Operation, Parameter, Segment, Storage,
 
 @dataclass(slots=True)
 class Level:
-    """Bytes alive at one moment, by what they are, relative to where a walk began."""
+    """Bytes alive at one moment, relative to where a walk began, parameters' gradients left out."""
 
     saved_bytes: int = 0
     """Kept for the backward pass."""
-    gradient_bytes: int = 0
-    """Gradients of parameters."""
     other_bytes: int = 0
     """Everything else: outputs, temporaries, gradients on their way."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.saved_bytes + self.gradient_bytes + self.other_bytes
+        return self.saved_bytes + self.other_bytes
 
 
 @dataclass(slots=True)
@@ -47,12 +45,28 @@ class ForwardProfile:
 
 
 @dataclass(slots=True)
+class Interval:
+    """Backward between two parameters' gradients, and the gradient that ends it.
+
+    What happens to a finished gradient is the engine's business: a plain loop keeps it, DDP copies
+    it into a bucket, ZeRO reduces it and frees it.
+    """
+
+    peak: Level
+    """The highest level, finished gradients of parameters left out."""
+    parameter: Parameter | None
+    """Whose gradient is finished; None after the last one."""
+    gradient_bytes: int
+    """Size of that gradient; 0 where it was added to one that was there."""
+
+
+@dataclass(slots=True)
 class BackwardProfile:
     """A segment's backward pass; its output's gradient is alive when it begins."""
 
-    peak: Level
+    intervals: list[Interval]
     end: Level
-    """What is left: gradients of parameters and of the input, less what was kept before."""
+    """What is left: the gradient of the input, less what was kept before."""
 
 
 class ForwardWalk:
@@ -150,9 +164,10 @@ class BackwardWalk:
         self.shared = shared
         """Gradients of earlier segments' tensors that exist already, with their sizes."""
         self.live = 0
+        """Bytes alive, finished gradients of parameters left out."""
         self.saved = 0
-        self.parameter_gradients = 0
         self.peak = Level()
+        self.intervals: list[Interval] = []
         self.buffers: dict[Tensor, _GradientBuffer] = {}
 
     def run(self) -> BackwardProfile:
@@ -169,22 +184,24 @@ class BackwardWalk:
         for tensor, buffer in self.buffers.items():
             if tensor.storage.segment != segment.index and tensor is not segment.input:
                 self.shared[tensor] = buffer.num_bytes
+        self._close(None, 0)
         return BackwardProfile(
-            peak=self.peak,
-            end=Level(
-                saved_bytes=self.saved,
-                gradient_bytes=self.parameter_gradients,
-                other_bytes=self.live - self.saved - self.parameter_gradients,
-            ),
+            intervals=self.intervals,
+            end=Level(saved_bytes=self.saved, other_bytes=self.live - self.saved),
         )
 
     def _mark(self, extra: int) -> None:
         if self.live + extra > self.peak.total_bytes:
             self.peak = Level(
-                saved_bytes=self.saved,
-                gradient_bytes=self.parameter_gradients,
-                other_bytes=self.live + extra - self.saved - self.parameter_gradients,
+                saved_bytes=self.saved, other_bytes=self.live + extra - self.saved
             )
+
+    def _close(self, parameter: Parameter | None, gradient_bytes: int) -> None:
+        self.intervals.append(
+            Interval(peak=self.peak, parameter=parameter, gradient_bytes=gradient_bytes)
+        )
+        self.live -= gradient_bytes
+        self.peak = Level(saved_bytes=self.saved, other_bytes=self.live - self.saved)
 
     def _release(self, buffer: _GradientBuffer) -> None:
         buffer.references -= 1
@@ -246,6 +263,7 @@ class BackwardWalk:
         if parameter in self.accumulated:
             self._mark(0)
             self._release(buffer)
+            self._close(parameter, 0)
             return
         self.accumulated.add(parameter)
         if buffer.references > 1:
@@ -254,7 +272,8 @@ class BackwardWalk:
             self._mark(0)
             self._release(buffer)
             buffer = copy
-        self.parameter_gradients += buffer.num_bytes
+        self._mark(0)
+        self._close(parameter, buffer.num_bytes)
 
 
 def _gradient_bytes(tensor: Tensor) -> int:

@@ -74,6 +74,29 @@ class RotarySpec:
     """Dimensions of each head that are rotated; the rest pass through."""
     interleaved: bool = False
     """Neighbouring pairs are rotated (GPT-J, Cohere) rather than the two halves."""
+    upcast: bool = False
+    """Queries and keys are rotated in fp32 and cast back (ESM)."""
+
+
+class AttentionForm(Enum):
+    """Who computes the scores: transformers' shared functions, or the class in steps of its own."""
+
+    INTERFACE = "interface"
+    """``ALL_ATTENTION_FUNCTIONS``: eager, sdpa or flash, as asked for."""
+    FP32_SCORES = "fp32_scores"
+    """Queries and keys in fp32, the scores divided, then masked (GPT-J)."""
+    FP32_SCORES_MASKED = "fp32_scores_masked"
+    """Queries and keys in fp32, the scores masked by a buffer, then by the mask (GPT-Neo)."""
+    FP32_SCORES_DIVIDED = "fp32_scores_divided"
+    """Queries and keys in fp32, the scores masked, then divided (CodeGen)."""
+    MASK_PRODUCT = "mask_product"
+    """The scores times a 0/1 buffer, plus its complement (GPT)."""
+    ALIBI_PRODUCT = "alibi_product"
+    """``alibi.baddbmm``: the bias is added by the matrix product itself (BLOOM)."""
+    ALIBI_SUM = "alibi_sum"
+    """The bias is added to the scores, then ``masked_fill`` (MPT)."""
+    CLAMPED_SCORES = "clamped_scores"
+    """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +117,9 @@ class AttentionSpec:
     """A norm on queries and keys (Qwen3, OLMo 2)."""
     query_key_norm_per_head: bool = True
     """The norm runs over each head's dimensions rather than over all of them at once."""
+    form: AttentionForm = AttentionForm.INTERFACE
+    query_rescaled: bool = False
+    """The queries are multiplied by the scale, and the scores by one (OPT)."""
     causal: bool = True
     sliding_window: int | None = None
     alibi: bool = False
@@ -103,6 +129,12 @@ class AttentionSpec:
     """Buckets of T5's learned relative position bias; 0 for none."""
     dropout: float = 0.0
     """Probability on the attention weights."""
+    fp32_softmax: bool = True
+    """Eager attention computes the softmax in fp32 and casts back; BERT does not."""
+    scaled_query: bool = False
+    """The queries are scaled before they are rotated, not the scores (ESM)."""
+    additive_mask: bool = False
+    """The class makes a mask even where nothing is masked (LayoutLM)."""
 
 
 class Activation(Enum):
@@ -137,6 +169,55 @@ class FeedForwardSpec:
     """Probability on the activations, before the last linear layer."""
 
 
+class RouterScore(Enum):
+    """How a router's logits become weights of experts."""
+
+    SOFTMAX = "softmax"
+    """Over all experts, of which the likeliest are taken (Mixtral)."""
+    SOFTMAX_SELECTED = "softmax_selected"
+    """The largest logits are taken first, then the softmax over those (Granite, gpt-oss)."""
+    SIGMOID = "sigmoid"
+    """Each expert scored on its own (DeepSeek-V3)."""
+    SPARSE_MIXER = "sparse_mixer"
+    """Phi-3.5-MoE's two draws, each with a gradient estimate of its own."""
+
+
+class Normalization(Enum):
+    """How the weights of a token's experts are made to sum to one."""
+
+    NONE = "none"
+    IN_PLACE = "in_place"
+    """Divided in place: autograd keeps a copy of the undivided ones."""
+    COPY = "copy"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterSpec:
+    """What sends each token to its experts."""
+
+    score: RouterScore = RouterScore.SOFTMAX
+    bias: bool = False
+    fp32_product: bool = False
+    """Hidden states and weight are cast to fp32 before the product (DeepSeek)."""
+    fp32_weight: bool = False
+    """The weight is held in fp32 whatever the model's dtype (ERNIE 4.5)."""
+    fp32_logits: bool = True
+    """The logits are cast to fp32 before they are scored."""
+    correction: bool = False
+    """A bias is added to the scores, for choosing only; it is a buffer."""
+    correction_parameter: bool = False
+    """That bias is a parameter that is not trained, so it is counted."""
+    grouped: bool = False
+    """Whole groups of experts are ruled out first (DeepSeek)."""
+    normalization: Normalization = Normalization.NONE
+    scaled: bool = False
+    """The weights are multiplied by a constant."""
+    cast_weights: bool = False
+    """The weights are cast back to the hidden states' dtype."""
+    jitter: int = 0
+    """How many times the hidden states are multiplied by noise, in place."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureSpec:
     """A mixture-of-experts feed-forward network."""
@@ -145,11 +226,19 @@ class MixtureSpec:
     num_experts_per_token: int
     expert: FeedForwardSpec
     """The shape of one routed expert."""
+    router: RouterSpec = RouterSpec()
+    clamped_gate: bool = False
+    """gpt-oss's gate: both halves clamped, a scaled sigmoid, one added to the other half."""
     shared: FeedForwardSpec | None = None
     """An expert that every token passes."""
+    shared_first: bool = False
+    """It runs before the routed experts rather than after them."""
     shared_gate: bool = False
     """The shared expert's output is scaled by a learned gate (Qwen2-MoE)."""
-    router_bias: bool = False
+    routed_scaled: bool = False
+    """The routed experts' sum is multiplied by a constant (Laguna)."""
+    fp32_sum: bool = False
+    """Routed and shared outputs are added in fp32 (Hunyuan V3)."""
 
 
 class NormPlacement(Enum):
@@ -180,6 +269,8 @@ class LayerSpec:
     cross_attention: AttentionSpec | None = None
     dropout: float = 0.0
     """Probability on the outputs of attention and of the feed-forward network."""
+    residual_scaled: bool = False
+    """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +289,19 @@ class EmbeddingSpec:
     """Width of the token table; differs from the hidden size where a projection follows."""
     num_positions: int = 0
     """Rows of a learned position table, offset included; 0 for none."""
+    positions_from_ids: bool = False
+    """Each sequence's positions are counted past its padding tokens (RoBERTa)."""
     num_token_types: int = 0
+    token_type_buffer: bool = False
+    """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
+    num_box_positions: int = 0
+    """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
+    token_dropout: bool = False
+    """Masked tokens' embeddings are zeroed and the others scaled up for it (ESM)."""
+    own_module: bool = False
+    """A module of its own makes the sum, so that only its result outlives it (BERT)."""
+    projection_bias: bool = True
+    """The projection to the hidden size, where there is one, has a bias."""
     norm: NormSpec | None = None
     dropout: float = 0.0
     scaled: bool = False
@@ -216,11 +319,40 @@ class StackSpec:
     """None where the stack shares the other one's embedding entirely (T5's decoder)."""
     final_norm: NormSpec | None
     final_dropout: float = 0.0
+    mixed_masks: bool = False
+    """The class makes the full causal mask even where every layer has a window (Qwen2, Gemma 2)."""
 
     @property
     def num_layers(self) -> int:
         """Layers in all runs."""
         return sum(run.count for run in self.runs)
+
+
+class Pooling(Enum):
+    """What a sequence classifier makes of the hidden states of all tokens."""
+
+    FIRST = "first"
+    """The first token's."""
+    POOLER = "pooler"
+    """What the base model's pooler made of the first token's."""
+    MEAN = "mean"
+    """Their mean."""
+    MEAN_LOGITS = "mean_logits"
+    """Every token is classified, and the logits averaged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassifierSpec:
+    """A classification head: a dense layer or none, then a linear layer to the classes."""
+
+    pooling: Pooling = Pooling.FIRST
+    """Of a sequence classifier; the others look at every token."""
+    dense: Activation | None = None
+    """The activation behind a dense layer of the hidden size; None for no such layer."""
+    first_dropout: float = 0.0
+    """Probability before the dense layer."""
+    dropout: float = 0.0
+    """Probability before the last linear layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,10 +368,19 @@ class HeadSpec:
     softcap: bool = False
     scaled: bool = False
     """The hidden states are scaled before, or the logits after, the output matrix."""
+    loss_upcast: bool = False
+    """The masked-LM loss casts the logits to fp32 first."""
+    bias_added: bool = False
+    """The output matrix's bias is a separate sum, owned by the head (ESM)."""
+    spare_bias: bool = False
+    """An untied output matrix leaves the head's own bias unused (BERT)."""
     pooler: bool = False
     """A dense layer on the first token, part of the base model (BERT)."""
-    dropout: float = 0.0
-    """Probability before a classification head."""
+    pooler_tasks: tuple[Task, ...] = ()
+    """The other tasks whose class keeps the pooler."""
+    contact_features: int = 0
+    """Inputs of a regression on attention maps that no loss reaches (ESM)."""
+    classifier: ClassifierSpec | None = None
 
 
 class Tying(Enum):

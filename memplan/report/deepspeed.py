@@ -37,8 +37,8 @@ _EQUATIONS = {
 }
 
 _RELEASES = {
-    DeepSpeedFormula.DOCUMENTED: "the documentation and of DeepSpeed up to 0.14.2",
-    DeepSpeedFormula.CURRENT: "DeepSpeed since 0.14.3 (June 2024)",
+    DeepSpeedFormula.DOCUMENTED: "documentation; up to 0.14.2",
+    DeepSpeedFormula.CURRENT: "since 0.14.3, June 2024",
 }
 
 
@@ -102,7 +102,7 @@ def deepspeed_text(report: DeepSpeedReport) -> str:
       per CPU  |  per GPU |   Options
       127.48GB |   5.31GB | offload_optimizer=cpu
       127.48GB |  15.93GB | offload_optimizer=none
-    ZeRO-2 formula: documented, that of the documentation and of DeepSpeed up to 0.14.2
+    ZeRO-2 formula: documented (documentation; up to 0.14.2)
       per GPU with offload_optimizer=none: 4 x params + 16 x params / GPUs
     """
     return "\n".join(
@@ -201,38 +201,46 @@ def _zero2_lines(report: DeepSpeedReport) -> list[str]:
         f"SW: Model with {_millions(report.case.total_params)} total params.",
         _COLUMNS,
         *(_row_line(row) for row in report.zero2_rows),
-        f"ZeRO-2 formula: {report.formula.value}, that of {_RELEASES[report.formula]}",
+        f"ZeRO-2 formula: {report.formula.value} ({_RELEASES[report.formula]})",
         f"  per GPU with offload_optimizer=none: {_EQUATIONS[report.formula]}",
-        f"  --deepspeed-formula {other.value}: that of {_RELEASES[other]}",
+        f"  for the other: --deepspeed-formula {other.value} ({_RELEASES[other]})",
     ]
 
 
 def _zero3_lines(report: DeepSpeedReport) -> list[str]:
     case = report.case
+    total, largest = _millions(case.total_params), _millions(case.largest_layer_params)
     return [
         "DeepSpeed's estimate for ZeRO-3: parameters, gradients, optimizer states",
         _hardware_line(case),
-        f"SW: Model with {_millions(case.total_params)} total params, "
-        f"{_millions(case.largest_layer_params)} largest layer params.",
+        f"SW: Model with {total} total params, {largest} largest layer params.",
         _COLUMNS,
         *(_row_line(row) for row in report.zero3_rows),
     ]
 
 
 def _megabyte_lines(case: DeepSpeedCase) -> list[str]:
+    layer = _megabytes(largest_layer_bytes(case.largest_layer_params))
+    neither, both, optimizer = (
+        _case_megabytes(case, offload=offload)
+        for offload in (
+            DeepSpeedOffload.NONE,
+            DeepSpeedOffload.OPTIMIZER_AND_PARAM,
+            DeepSpeedOffload.OPTIMIZER,
+        )
+    )
     return [
         "ZeRO-3 per GPU in MB, the cases of DeepSpeed's documentation",
-        f"  total params: {case.total_params / 1e6:.2f}M; "
-        f"largest layer params: {case.largest_layer_params / 1e6:.2f}M",
-        f"  largest layer memory: {_megabytes(largest_layer_bytes(case.largest_layer_params))}",
-        f"  case 1, nothing on the CPU: {_case_megabytes(case, DeepSpeedOffload.NONE)}",
-        f"  case 2, optimizer and parameters on the CPU: "
-        f"{_case_megabytes(case, DeepSpeedOffload.OPTIMIZER_AND_PARAM)}",
-        f"  case 3, optimizer on the CPU: {_case_megabytes(case, DeepSpeedOffload.OPTIMIZER)}",
+        f"  total params: {case.total_params / 1e6:.2f}M",
+        f"  largest layer params: {case.largest_layer_params / 1e6:.2f}M",
+        f"  largest layer memory: {layer}",
+        f"  case 1, nothing on the CPU: {neither}",
+        f"  case 2, optimizer and parameters on the CPU: {both}",
+        f"  case 3, optimizer on the CPU: {optimizer}",
     ]
 
 
-def _case_megabytes(case: DeepSpeedCase, offload: DeepSpeedOffload) -> str:
+def _case_megabytes(case: DeepSpeedCase, *, offload: DeepSpeedOffload) -> str:
     return _megabytes(
         zero3_gpu_bytes(
             case.total_params,
@@ -259,20 +267,19 @@ def _pinned_lines(case: DeepSpeedCase) -> list[str]:
     return [
         "Pinned memory with pin_memory, over all nodes (part of per CPU, not added to it)",
         f"  ZeRO-3, offload_param=cpu: {both} (6 bytes x params)",
-        f"  ZeRO-3, offload_param=cpu, gradient accumulation: {both_accumulating} "
-        "(8 bytes x params)",
+        f"  ZeRO-3, the same, gradient accumulation: {both_accumulating} (8 bytes x params)",
         f"  ZeRO-3, offload_optimizer=cpu only: {optimizer} (4 bytes x params)",
         "  ZeRO-2: cannot be controlled, no figure documented",
     ]
 
 
 def _footnotes(case: DeepSpeedCase) -> list[str]:
+    factor = f"{case.additional_buffer_factor:g}"
     return [
-        "GB above is GiB (2^30 bytes) and MB is MiB (2^20, cut off): DeepSpeed prints them so.",
-        f"per CPU is the RAM of one node, times additional_buffer_factor "
-        f"{case.additional_buffer_factor:g}.",
+        "GB above is GiB (2^30 bytes), MB is MiB (2^20, cut off), as DeepSpeed prints.",
+        f"per CPU is the RAM of one node, times additional_buffer_factor {factor}.",
         "Left out by DeepSpeed's estimators: activations, logits, buckets, gathered",
-        "parameters, the CUDA context. Run without --deepspeed for memplan's own figures.",
+        "parameters, the CUDA context: run without --deepspeed for memplan's own.",
     ]
 
 

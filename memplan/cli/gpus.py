@@ -1,0 +1,33 @@
+"""``memplan gpus``."""
+
+from typing import Annotated
+
+import typer
+
+from memplan.cli.options import FormatOption, OutputFormat
+
+
+def gpus(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="An id, a short name (h100), a device name as torch prints it, or a YAML file.",
+            show_default=False,
+        ),
+    ] = None,
+    output_format: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """List the GPU catalog, or show one GPU with its sources."""
+    from memplan.report.gpus import gpus_csv, gpus_json, gpus_markdown, print_gpu, print_gpus
+    from memplan.sources.catalog import all_gpus, load_gpu
+
+    shown = all_gpus() if name is None else (load_gpu(name),)
+    if output_format is OutputFormat.TABLE:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        print_gpus(console, shown) if name is None else print_gpu(console, shown[0])
+        return
+    writers = {"json": gpus_json, "csv": gpus_csv, "markdown": gpus_markdown}
+    typer.echo(writers[output_format.value](shown))

@@ -1,0 +1,6 @@
+"""One question answered: the memory of a model trained in one way, on one kind of GPU."""
+
+from memplan.estimator.estimate import Estimate, Verdict
+from memplan.estimator.estimation import estimate
+
+__all__ = ["Estimate", "Verdict", "estimate"]

@@ -1,0 +1,79 @@
+"""What was assumed, in words: every default that a physical figure hangs on."""
+
+from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec, Tying
+from memplan.training.precision import PRECISIONS, PrecisionFormats
+from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, TrainingSetup
+
+
+def assumptions_of(
+    model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup
+) -> tuple[str, ...]:
+    """The settings that decide the figure, those that were not asked for marked as defaults."""
+    return (
+        _sequence(model, asked, resolved),
+        f"micro-batch {resolved.micro_batch_size}",
+        _precision(asked, resolved),
+        f"optimizer {resolved.optimizer.value}",
+        f"attention {resolved.chosen_kernels.attention.value}",
+        _checkpointing(resolved),
+    )
+
+
+def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -> str:
+    text = f"{resolved.seq_len} tokens"
+    if resolved.target_seq_len != resolved.seq_len:
+        text += f" in, {resolved.target_seq_len} out"
+    if asked.seq_len is not None:
+        return text
+    if model.context_length > DEFAULT_SEQ_LEN_CAP:
+        return f"{text} (default: context {model.context_length}, capped)"
+    return f"{text} (default: the context length)"
+
+
+def _precision(asked: TrainingSetup, resolved: TrainingSetup) -> str:
+    precision = resolved.chosen_precision
+    formats = PRECISIONS[precision]
+    default = ", default" if asked.precision is None else ""
+    return f"{precision.value} ({formats_text(formats)}{default})"
+
+
+def formats_text(formats: PrecisionFormats) -> str:
+    """The formats in a few words."""
+    parts = [f"{formats.weights.label} weights"]
+    if formats.autocast is not None:
+        parts.append(f"{formats.autocast.label} autocast")
+    elif formats.compute is not formats.weights:
+        parts.append(f"{formats.compute.label} compute")
+    if formats.master_weights:
+        parts.append("fp32 master")
+    return ", ".join(parts)
+
+
+def _checkpointing(setup: TrainingSetup) -> str:
+    value = setup.checkpointing
+    if isinstance(value, float):
+        return f"checkpointing of {value:.0%} of the layers"
+    return f"checkpointing {value.value}"
+
+
+def notes_of(setup: TrainingSetup, gpu: GpuSpec | None) -> tuple[str, ...]:
+    """Warnings that belong to the figure."""
+    notes = []
+    if setup.compiled:
+        notes.append("torch.compile is not modelled: its fused kernels keep less than shown here")
+    formats = PRECISIONS[setup.chosen_precision]
+    half = formats.autocast or formats.compute
+    if gpu is not None and half.label == "bf16" and not gpu.has_bf16:
+        notes.append(f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there, use fp16")
+    return tuple(notes)
+
+
+def tying_note(model: ModelSpec, *, tied: int, untied: int) -> str:
+    """Both totals, where file and class disagree on sharing the matrices; else nothing."""
+    if model.tying is not Tying.AMBIGUOUS:
+        return ""
+    return (
+        f"transformers ties the input and output matrices ({tied:,} parameters); the published "
+        f"checkpoint holds both ({untied:,})"
+    )

@@ -1,0 +1,151 @@
+"""The answer: peaks, phases, ranges, the verdict."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.account import Phase, RankAccount
+from memplan.memory.runtime import ByteRange, total_range
+from memplan.model.spec import ModelSpec
+from memplan.training.setup import TrainingSetup
+
+SCHEMA_VERSION = 1
+"""Of ``Estimate.to_dict`` and of the JSON that reports write."""
+
+
+class Verdict(Enum):
+    """Whether the run fits; the value is what reports print."""
+
+    FITS = "fits"
+    """Even the high end of the range is within the GPU's memory."""
+    TIGHT = "tight"
+    """The GPU's memory lies inside the range."""
+    OOM = "OOM"
+    """Even the low end exceeds it."""
+    STATES_FIT = "states fit"
+    """Something is left out of the figure, and what is in it fits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """The memory of one training setup."""
+
+    model: ModelSpec
+    setup: TrainingSetup
+    """With every default filled in."""
+    gpu: GpuSpec | None
+    """None: no verdict."""
+    num_params: int
+    """All parameters, shared ones once."""
+    trainable_params: int
+    """Those that are trained."""
+    account: RankAccount
+    """Of the worst rank."""
+    ranks: tuple[RankAccount, ...]
+    """Where ranks differ, each one's account; else the same one."""
+    attention_kernel: str
+    """What computes the attention scores in the end: flash, efficient, math or eager."""
+    assumptions: tuple[str, ...]
+    """The defaults that were used, in words."""
+    notes: tuple[str, ...] = ()
+    """What the reader should know: what is not modelled, what surprises."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The fullest moment of a training step, as ``max_memory_allocated`` counts it [bytes]."""
+        return self.account.peak.peak_bytes
+
+    @property
+    def peak_phase(self) -> str:
+        """``forward``, ``backward`` or ``step``."""
+        return self.account.peak.name
+
+    @property
+    def phases(self) -> dict[str, Phase]:
+        """Every phase by name, ``load`` among them."""
+        return {phase.name: phase for phase in self.account.phases}
+
+    @property
+    def held_bytes(self) -> int:
+        """Between steps, once optimizer states exist [bytes]."""
+        return self.account.held_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """CPU RAM of one node, all its ranks together [bytes]."""
+        return self.account.host.peak_bytes * self.setup.gpus_per_node
+
+    @property
+    def worst_bytes(self) -> int:
+        """The fullest moment of the whole run, loading and saving included [bytes]."""
+        return max(phase.peak_bytes for phase in self.account.phases)
+
+    @property
+    def total_bytes(self) -> ByteRange:
+        """What nvidia-smi would show at the worst moment, with the runtime's overhead [bytes]."""
+        return total_range(self.worst_bytes, num_gpus=self.setup.num_gpus)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether it fits; None without a GPU."""
+        if self.gpu is None:
+            return None
+        total, capacity = self.total_bytes, self.gpu.capacity_bytes
+        if total.low > capacity:
+            return Verdict.OOM
+        if self.account.left_out:
+            return Verdict.STATES_FIT
+        return Verdict.FITS if total.high <= capacity else Verdict.TIGHT
+
+    def to_dict(self) -> dict[str, object]:
+        """One row of ``--format json``: flat, bytes as integers, in a stable order."""
+        setup, total = self.setup, self.total_bytes
+        row: dict[str, object] = {
+            "model": self.model.name,
+            "task": self.model.task.value,
+            "num_params": self.num_params,
+            "trainable_params": self.trainable_params,
+            "gpu": self.gpu.gpu_id if self.gpu is not None else None,
+            "gpu_capacity_bytes": self.gpu.capacity_bytes if self.gpu is not None else None,
+            "num_gpus": setup.num_gpus,
+            "num_nodes": setup.nodes,
+            **setup_row(setup),
+            "attention_kernel": self.attention_kernel,
+            "peak_bytes": self.peak_bytes,
+            "peak_phase": self.peak_phase,
+            "held_bytes": self.held_bytes,
+            "host_bytes": self.host_bytes,
+            "total_low_bytes": total.low,
+            "total_high_bytes": total.high,
+            "verdict": self.verdict.value if self.verdict is not None else None,
+        }
+        for name in PHASE_NAMES:
+            phase = self.phases.get(name)
+            row[f"{name}_peak_bytes"] = phase.peak_bytes if phase is not None else None
+        row["components"] = dict(self.account.peak.components)
+        row["left_out"] = list(self.account.left_out)
+        return row
+
+
+PHASE_NAMES = ("load", "forward", "backward", "step", "save")
+"""Every phase a report may name, in order."""
+
+
+def setup_row(setup: TrainingSetup) -> dict[str, object]:
+    """The setup's fields as they stand in a row."""
+    checkpointing = setup.checkpointing
+    return {
+        "engine": setup.chosen_engine.value,
+        "zero_stage": setup.zero_stage.value if setup.zero_stage is not None else None,
+        "fsdp_strategy": setup.fsdp_strategy.value if setup.fsdp_strategy is not None else None,
+        "offload_optimizer": setup.offload_optimizer.value,
+        "offload_param": setup.offload_param.value,
+        "micro_batch_size": setup.micro_batch_size,
+        "gradient_accumulation_steps": setup.gradient_accumulation_steps,
+        "seq_len": setup.seq_len,
+        "target_seq_len": setup.target_seq_len,
+        "precision": setup.chosen_precision.value,
+        "optimizer": setup.optimizer.value,
+        "checkpointing": checkpointing if isinstance(checkpointing, float) else checkpointing.value,
+        "freeze": str(setup.freeze),
+    }

@@ -1,0 +1,124 @@
+"""From a model and a setup to an ``Estimate``: record the tape, walk it, lay the engine over it."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from memplan.errors import SetupError
+from memplan.estimator.assumptions import assumptions_of, notes_of
+from memplan.estimator.estimate import Estimate
+from memplan.graph.counts import total_parameters, trainable_parameters
+from memplan.graph.model import record_model
+from memplan.graph.tape import Tape, TapeOptions
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.account import RankAccount
+from memplan.memory.rank import RankInput
+from memplan.memory.runtime import workspace_bytes
+from memplan.memory.step import StepPasses, StepWalk
+from memplan.model.spec import ModelSpec
+from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.setup import Recomputation, TrainingSetup
+
+Accountant = Callable[[RankInput], RankAccount]
+"""What an engine provides: one rank's account."""
+
+
+def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None) -> Estimate:
+    """Estimate the memory of training ``model`` as ``setup`` says; a pure function.
+
+    ``gpu`` decides which attention kernel can run and the verdict; without one, kernels are those
+    of a current GPU and there is no verdict.
+
+    Raises ``SetupError`` for a setup that this model or engine cannot be trained with.
+    """
+    resolved = setup.resolve(model.context_length)
+    options = tape_options(resolved, gpu)
+    tape, passes = record_and_walk(model, options)
+    given = RankInput(
+        tape=tape, passes=passes, setup=resolved, scratch_bytes=_scratch_bytes(resolved, gpu)
+    )
+    account = accountant(resolved)(given)
+    return Estimate(
+        model=model,
+        setup=resolved,
+        gpu=gpu,
+        num_params=total_parameters(tape),
+        trainable_params=trainable_parameters(tape),
+        account=account,
+        ranks=(account,),
+        attention_kernel=attention_kernel(tape),
+        assumptions=assumptions_of(model, setup, resolved),
+        notes=notes_of(resolved, gpu),
+    )
+
+
+@lru_cache(maxsize=256)
+def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepPasses]:
+    """The model on the tape, and the walk over it; remembered, since engines share activations."""
+    tape = record_model(model, options)
+    return tape, StepWalk(tape).run()
+
+
+def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
+    """How the tape has to be written for a setup with every default filled in."""
+    formats = PRECISIONS[setup.chosen_precision]
+    seq_len = setup.seq_len or 1
+    return TapeOptions(
+        batch_size=setup.micro_batch_size,
+        seq_len=seq_len,
+        target_seq_len=setup.target_seq_len or seq_len,
+        weights=formats.weights,
+        compute=formats.compute,
+        autocast=formats.autocast,
+        kernels=setup.chosen_kernels,
+        dropout=setup.dropout,
+        decomposed=not setup.kernel_scratch,
+        flash_available=gpu is None or gpu.supports_flash_attention,
+        checkpointed_layers=_checkpointed_layers(setup),
+        freeze=setup.freeze,
+    )
+
+
+def _checkpointed_layers(setup: TrainingSetup) -> float:
+    checkpointing = setup.checkpointing
+    if isinstance(checkpointing, float):
+        return checkpointing
+    return 1.0 if checkpointing is Recomputation.FULL else 0.0
+
+
+def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
+    if not setup.kernel_scratch:
+        return 0
+    return workspace_bytes(gpu.compute_capability if gpu is not None else None)
+
+
+def accountant(setup: TrainingSetup) -> Accountant:
+    """The engine's own account; imported when it is asked for."""
+    engine = setup.chosen_engine
+    if engine is Engine.DDP and setup.num_gpus == 1:
+        from memplan.memory.plain import plain_account
+
+        return plain_account
+    msg = f"engine: {engine.value} on {setup.num_gpus} GPUs is not modelled yet"
+    raise SetupError(msg)
+
+
+def attention_kernel(tape: Tape) -> str:
+    """Which kernel computes the attention scores.
+
+    Where layers differ, all of them, in the order they come.
+    """
+    found: list[str] = []
+    for segment in tape.segments:
+        for operation in segment.operations:
+            name = _KERNEL_OPERATIONS.get(operation.name)
+            if name is not None and name not in found:
+                found.append(name)
+    return "+".join(found) or "none"
+
+
+_KERNEL_OPERATIONS = {
+    "flash_attention": "flash",
+    "efficient_attention": "efficient",
+    "tril": "math",
+    "softmax": "eager",
+}

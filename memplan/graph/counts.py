@@ -1,0 +1,112 @@
+"""Counts that are read off the tape: parameters, by component and by module."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from memplan.graph.model import record_model
+from memplan.graph.tape import Parameter, Segment, Tape, TapeOptions
+from memplan.model.spec import ModelSpec, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterCounts:
+    """How many parameters a model has."""
+
+    total: int
+    """With the task's head; shared ones once."""
+    base: int
+    """Of the model without a head: what ``AutoModel`` makes."""
+    largest_layer: int
+    """Of the module that owns the most directly: DeepSpeed's rule."""
+    untied: int
+    """With input and output matrices apart; equal to ``total`` where they are."""
+    components: tuple[tuple[str, int], ...]
+    """By component, largest first."""
+
+
+def count_parameters(model: ModelSpec) -> ParameterCounts:
+    """Count a model's parameters.
+
+    Equations: every weight of every operation once, shared ones once.
+    """
+    tape = record_model(model, TapeOptions())
+    total = total_parameters(tape)
+    base = total
+    if model.task is not Task.BASE:
+        base = total_parameters(record_model(replace(model, task=Task.BASE), TapeOptions()))
+    untied = total
+    if model.head.tied and model.task in _LANGUAGE_MODELS:
+        apart = replace(model, head=replace(model.head, tied=False))
+        untied = total_parameters(record_model(apart, TapeOptions()))
+    return ParameterCounts(
+        total=total,
+        base=base,
+        largest_layer=largest_layer_parameters(tape),
+        untied=untied,
+        components=tuple(component_parameters(tape).most_common()),
+    )
+
+
+_LANGUAGE_MODELS = frozenset({Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM})
+
+
+def total_parameters(tape: Tape) -> int:
+    """Parameters of all segments, repetitions included."""
+    return sum(
+        parameter.numel * segment.repeat
+        for segment in tape.segments
+        for parameter in segment.parameters
+    )
+
+
+def trainable_parameters(tape: Tape) -> int:
+    """Those of them that are trained."""
+    return sum(
+        parameter.numel * segment.repeat
+        for segment in tape.segments
+        for parameter in segment.parameters
+        if parameter.requires_grad
+    )
+
+
+def module_parameters(segment: Segment) -> Counter[str]:
+    """Parameters that each module of a segment owns itself."""
+    owned: Counter[str] = Counter()
+    for parameter in segment.parameters:
+        owned[parameter.module] += parameter.numel
+    return owned
+
+
+def largest_layer_parameters(tape: Tape) -> int:
+    """The most parameters that one module owns directly (DeepSpeed 0.19.8, stage3.py:4055)."""
+    return max(
+        (size for segment in tape.segments for size in module_parameters(segment).values()),
+        default=0,
+    )
+
+
+def component_of(segment: Segment, parameter: Parameter) -> str:
+    """Which part of a model, as people speak of it, a parameter belongs to."""
+    module = parameter.module
+    if segment.name == "embed" or "embed" in module:
+        return "embeddings"
+    if segment.name == "head":
+        return "head"
+    if "norm" in module:
+        return "norms"
+    if "cross_attn" in module:
+        return "cross-attention"
+    if "attn" in module or "attention" in module:
+        return "attention"
+    if "expert" in module or "router" in module:
+        return "experts"
+    return "feed-forward"
+
+
+def component_parameters(tape: Tape) -> Counter[str]:
+    """Parameters by component."""
+    found: Counter[str] = Counter()
+    for segment in tape.segments:
+        for parameter in segment.parameters:
+            found[component_of(segment, parameter)] += parameter.numel * segment.repeat
+    return found

@@ -1,0 +1,83 @@
+"""The families of models: which module reads which ``model_type``.
+
+To add a family, write (or extend) a module in this package that fills in a ``ModelSpec`` from a
+``ConfigReader``, and name its model types in ``FAMILY_MODULES``. Defaults and key names of the
+transformers class come from ``memplan/data/config_defaults.json``; blocks from ``memplan.graph``.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
+from memplan.graph.families.request import ReadRequest, deduce_model_type, resolve_task
+from memplan.model.config import ConfigReader
+from memplan.model.spec import ModelSpec, Task
+
+FAMILY_MODULES: dict[str, str] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+}
+"""For each supported ``model_type``, the module of this package that reads it."""
+
+
+def supported_families() -> tuple[str, ...]:
+    """Every ``model_type`` that can be read, in alphabetical order."""
+    return tuple(sorted(FAMILY_MODULES))
+
+
+def read_model(
+    config: Mapping[str, object],
+    *,
+    source: str,
+    name: str,
+    defaults: Mapping[str, Mapping[str, object]],
+    task: Task | None = None,
+    family: str | None = None,
+    num_labels: int | None = None,
+) -> ModelSpec:
+    """Turn a config into a ``ModelSpec``.
+
+    ``defaults`` holds, for each model type, what its transformers class fills in (``defaults``) and
+    calls differently (``renamed``). ``family`` overrules the config's own ``model_type``.
+
+    Raises ``ConfigError`` for a config that cannot be right, ``UnsupportedFamilyError`` for a kind
+    of model that no module reads.
+    """
+    model_type = family or deduce_model_type(config, source=source)
+    module_name = FAMILY_MODULES.get(model_type)
+    if module_name is None:
+        msg = (
+            f"{source}: model_type {model_type!r} is not supported."
+            f"{did_you_mean(model_type, supported_families())} Name the nearest one with --family: "
+            f"{', '.join(supported_families())}"
+        )
+        raise UnsupportedFamilyError(msg)
+    row = defaults.get(model_type, {})
+    reader = ConfigReader(
+        config,
+        source=source,
+        defaults=_mapping(row.get("defaults")),
+        renamed={key: str(value) for key, value in _mapping(row.get("renamed")).items()},
+    )
+    request = ReadRequest(
+        name=name,
+        model_type=model_type,
+        task=resolve_task(reader, model_type, task),
+        num_labels=num_labels,
+        all_defaults=defaults,
+    )
+    try:
+        return _module(module_name).read(reader, request)
+    except RecursionError as error:
+        msg = f"{source}: the config is nested too deeply"
+        raise ConfigError(msg) from error
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _module(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    return import_module(f"memplan.graph.families.{name}")

@@ -1,0 +1,129 @@
+"""The account of a training step: phases, and in each the bytes alive at its own peak."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Lifetime(Enum):
+    """How long something is held."""
+
+    LONG = "long"
+    """The whole run."""
+    MEDIUM = "medium"
+    """From the forward to the backward pass."""
+    SHORT = "short"
+    """Inside an operation, or between two."""
+
+
+class ComponentKind(Enum):
+    """What bytes are for; the value is ``(name in reports, lifetime)``."""
+
+    PARAMETERS = ("parameters", Lifetime.LONG)
+    GRADIENTS = ("gradients", Lifetime.LONG)
+    MASTER_WEIGHTS = ("master_weights", Lifetime.LONG)
+    OPTIMIZER_STATES = ("optimizer_states", Lifetime.LONG)
+    INPUTS = ("inputs", Lifetime.LONG)
+    """Token ids and labels."""
+    ACTIVATIONS = ("activations", Lifetime.MEDIUM)
+    LOGITS_AND_LOSS = ("logits_and_loss", Lifetime.MEDIUM)
+    GATHERED_PARAMETERS = ("gathered_parameters", Lifetime.SHORT)
+    COMMUNICATION_BUFFERS = ("communication_buffers", Lifetime.SHORT)
+    TEMPORARIES = ("temporaries", Lifetime.SHORT)
+    KERNEL_SCRATCH = ("kernel_scratch", Lifetime.SHORT)
+    """cuBLAS workspaces."""
+
+    def __init__(self, label: str, lifetime: Lifetime) -> None:
+        self.label = label
+        self.lifetime = lifetime
+
+
+COMPONENT_LABELS: tuple[str, ...] = tuple(kind.label for kind in ComponentKind)
+"""Names of all components, in the order reports show them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One component at one moment."""
+
+    kind: ComponentKind
+    num_bytes: int
+    origin: str = ""
+    """Where the figure comes from, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase of a step, at its own peak."""
+
+    name: str
+    """``load``, ``forward``, ``backward``, ``step`` or ``save``."""
+    entries: tuple[Entry, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The sum of its components."""
+        return sum(entry.num_bytes for entry in self.entries)
+
+    @property
+    def components(self) -> dict[str, int]:
+        """Bytes by component, those of one kind added up."""
+        found: dict[str, int] = {}
+        for entry in self.entries:
+            label = entry.kind.label
+            found[label] = found.get(label, 0) + entry.num_bytes
+        return found
+
+
+def make_phase(name: str, entries: Iterable[Entry]) -> Phase:
+    """A phase without the components that hold nothing.
+
+    >>> make_phase("load", [Entry(ComponentKind.PARAMETERS, 8), Entry(ComponentKind.INPUTS, 0)])
+    ... # doctest: +ELLIPSIS
+    Phase(name='load', entries=(Entry(kind=<ComponentKind.PARAMETERS...>, num_bytes=8, origin=''),))
+    """
+    kept = []
+    for entry in entries:
+        assert entry.num_bytes >= 0, f"{name}: {entry.kind.label} is negative"
+        if entry.num_bytes:
+            kept.append(entry)
+    return Phase(name, tuple(kept))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostMemory:
+    """CPU RAM that one rank needs."""
+
+    held_bytes: int = 0
+    """Between steps, once the optimizer has run."""
+    load_bytes: int = 0
+    """While the model is loaded and the engine set up."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The larger of the two."""
+        return max(self.held_bytes, self.load_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankAccount:
+    """Everything one rank holds, phase by phase."""
+
+    rank: int = 0
+    phases: tuple[Phase, ...]
+    """In the order in which they happen; ``load`` first, ``save`` last where there are any."""
+    held_bytes: int
+    """Between steps, once optimizer states exist."""
+    host: HostMemory = HostMemory()
+    left_out: tuple[str, ...] = ()
+    """What this account does not hold, in words; a row that leaves something out never fits."""
+
+    @property
+    def peak(self) -> Phase:
+        """The fullest phase of the training step."""
+        steps = [phase for phase in self.phases if phase.name in STEP_PHASES]
+        return max(steps, key=lambda phase: phase.peak_bytes)
+
+
+STEP_PHASES = ("forward", "backward", "step")
+"""The phases that ``peak_bytes`` is taken over."""

@@ -1,0 +1,103 @@
+"""One GPU without an engine: the plain training loop, and torch's DDP without its buckets."""
+
+from memplan.graph.tape import Tape, allocated_bytes
+from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount, make_phase
+from memplan.memory.rank import RankInput
+from memplan.memory.step import Height, plain_step
+from memplan.training.optimizers import OPTIMIZERS
+
+
+def plain_account(given: RankInput) -> RankAccount:
+    """The account of a loop in which parameters, gradients and states are ordinary tensors."""
+    step = plain_step(given.passes)
+    states = state_entries(given)
+    gradients = step.after_backward.gradients_bytes
+    copies = OPTIMIZERS[given.setup.optimizer].num_step_copies * trainable_state_bytes(given)
+    phases = (
+        make_phase("load", load_entries(given)),
+        _phase("forward", states, step.forward_peak, given),
+        _phase("backward", states, step.backward_peak, given),
+        make_phase(
+            "step",
+            [
+                *states,
+                Entry(ComponentKind.GRADIENTS, gradients, "one for each trained parameter"),
+                Entry(ComponentKind.TEMPORARIES, copies, "copies the optimizer makes of a state"),
+                scratch_entry(given),
+            ],
+        ),
+    )
+    held = sum(entry.num_bytes for entry in states) + given.scratch_bytes
+    return RankAccount(phases=phases, held_bytes=held)
+
+
+def load_entries(given: RankInput) -> list[Entry]:
+    """What is there once the model is on the GPU."""
+    return [Entry(ComponentKind.PARAMETERS, parameter_bytes(given.tape), "every weight once")]
+
+
+def state_entries(given: RankInput) -> list[Entry]:
+    """What is held between steps, unsharded."""
+    optimizer = OPTIMIZERS[given.setup.optimizer]
+    counters = 0
+    if optimizer.has_step_counter:
+        counters = allocated_bytes(1, given.formats.optimizer_states) * trained_tensors(given.tape)
+    states = optimizer.num_states * trainable_state_bytes(given) + counters
+    return [
+        Entry(ComponentKind.PARAMETERS, parameter_bytes(given.tape), "every weight once"),
+        Entry(
+            ComponentKind.OPTIMIZER_STATES,
+            states,
+            f"{optimizer.num_states} x {given.formats.optimizer_states.label} per trained parameter",
+        ),
+        Entry(ComponentKind.INPUTS, given.tape.inputs_bytes, "token ids and labels"),
+    ]
+
+
+def height_entries(height: Height) -> list[Entry]:
+    """What one moment of the step adds to the states."""
+    return [
+        Entry(ComponentKind.GRADIENTS, height.gradients_bytes, "gradients finished so far"),
+        Entry(ComponentKind.ACTIVATIONS, height.activations_bytes, "kept for the backward pass"),
+        Entry(ComponentKind.LOGITS_AND_LOSS, height.loss_bytes, "the head and its loss"),
+        Entry(ComponentKind.TEMPORARIES, height.temporaries_bytes, "inside or between operations"),
+    ]
+
+
+def scratch_entry(given: RankInput) -> Entry:
+    """cuBLAS workspaces."""
+    return Entry(ComponentKind.KERNEL_SCRATCH, given.scratch_bytes, "cuBLAS workspaces")
+
+
+def _phase(name: str, states: list[Entry], height: Height, given: RankInput) -> Phase:
+    return make_phase(name, [*states, *height_entries(height), scratch_entry(given)])
+
+
+def parameter_bytes(tape: Tape) -> int:
+    """Every parameter as the tape holds it, each rounded up to the allocator's block [bytes]."""
+    return sum(
+        parameter.storage.num_bytes * segment.repeat
+        for segment in tape.segments
+        for parameter in segment.parameters
+    )
+
+
+def trainable_state_bytes(given: RankInput) -> int:
+    """One optimizer state for every trained parameter [bytes]."""
+    dtype = given.formats.optimizer_states
+    return sum(
+        allocated_bytes(parameter.numel, dtype) * segment.repeat
+        for segment in given.tape.segments
+        for parameter in segment.parameters
+        if parameter.requires_grad
+    )
+
+
+def trained_tensors(tape: Tape) -> int:
+    """How many tensors the optimizer steps."""
+    return sum(
+        segment.repeat
+        for segment in tape.segments
+        for parameter in segment.parameters
+        if parameter.requires_grad
+    )

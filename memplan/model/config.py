@@ -1,0 +1,183 @@
+"""Reading a config's keys: typed, with the class's defaults and names, and errors that say where.
+
+A ``ConfigReader`` holds one config dict and what its transformers class would fill in. It answers
+for a key by the name a family asks for, the name the class uses for it (GPT-2's ``n_embd`` for
+``hidden_size``) or the other way round, and refuses values that cannot be sizes.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from memplan.errors import ConfigError
+
+MAX_SIZE = 2**40
+"""No dimension of a model is larger: what exceeds it is a slip of the keyboard."""
+MAX_LAYERS = 100_000
+"""No model has more layers."""
+
+
+class ConfigReader:
+    """One config, read key by key."""
+
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        *,
+        source: str,
+        defaults: Mapping[str, object] | None = None,
+        renamed: Mapping[str, str] | None = None,
+        path: str = "",
+    ) -> None:
+        self.config = config
+        self.source = source
+        """File, hub id or built-in name, for messages."""
+        self.defaults = defaults or {}
+        self.renamed = renamed or {}
+        """What the class calls a key, by its common name."""
+        self.path = path
+
+    def fail(self, key: str, problem: str) -> ConfigError:
+        """Make the error for a key."""
+        return ConfigError(f"{self.source}: {self.path}{key}: {problem}")
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """The key and its other names in this class."""
+        own = self.renamed.get(key)
+        common = tuple(name for name, other in self.renamed.items() if other == key)
+        return (key, own, *common) if own else (key, *common)
+
+    def raw(self, *keys: str) -> object:
+        """The first value present under any of the keys, else the class's default, else None."""
+        for key in keys:
+            for name in self.names(key):
+                if self.config.get(name) is not None:
+                    return self.config[name]
+        for key in keys:
+            for name in self.names(key):
+                if self.defaults.get(name) is not None and name not in self.config:
+                    return self.defaults[name]
+        return None
+
+    def has(self, key: str) -> bool:
+        """Whether the config itself (not the class) gives the key a value."""
+        return any(self.config.get(name) is not None for name in self.names(key))
+
+    def optional_integer(
+        self, *keys: str, minimum: int = 1, maximum: int = MAX_SIZE
+    ) -> int | None:
+        """A whole number, or None where neither config nor class gives one."""
+        value = self.raw(*keys)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_SIZE:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(keys[0], f"expected a whole number, got {_shown(value)}")
+        if not minimum <= value <= maximum:
+            raise self.fail(keys[0], f"must be from {minimum} to {maximum}, got {_shown(value)}")
+        return value
+
+    def integer(
+        self,
+        *keys: str,
+        default: int | None = None,
+        minimum: int = 1,
+        maximum: int = MAX_SIZE,
+    ) -> int:
+        """A whole number; an error where there is none and no default."""
+        value = self.optional_integer(*keys, minimum=minimum, maximum=maximum)
+        if value is not None:
+            return value
+        if default is None:
+            raise self.fail(keys[0], "is missing and the model's class has no default for it")
+        return default
+
+    def layers(self, *keys: str, default: int | None = None) -> int:
+        """A number of layers."""
+        return self.integer(*keys, default=default, minimum=1, maximum=MAX_LAYERS)
+
+    def number(
+        self, *keys: str, default: float = 0.0, minimum: float = 0.0, maximum: float = 1.0
+    ) -> float:
+        """A real number, by default a probability."""
+        value = self.raw(*keys)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.fail(keys[0], f"expected a number, got {_shown(value)}")
+        if not minimum <= value <= maximum:
+            raise self.fail(keys[0], f"must be from {minimum} to {maximum}, got {_shown(value)}")
+        return float(value)
+
+    def flag(self, *keys: str, default: bool = False) -> bool:
+        """A true-or-false value."""
+        value = self.raw(*keys)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int) and value in (0, 1):
+            return bool(value)
+        raise self.fail(keys[0], f"expected true or false, got {_shown(value)}")
+
+    def text(self, *keys: str, default: str = "") -> str:
+        """A string."""
+        value = self.raw(*keys)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.fail(keys[0], f"expected a string, got {_shown(value)}")
+        return value
+
+    def sequence(self, *keys: str) -> list[object]:
+        """A list; empty where there is none."""
+        value = self.raw(*keys)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.fail(keys[0], f"expected a list, got {_shown(value)}")
+        return value
+
+    def integers(self, *keys: str, minimum: int = 0) -> list[int]:
+        """A list of whole numbers."""
+        values = self.sequence(*keys)
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise self.fail(keys[0], f"expected whole numbers, got {_shown(value)}")
+            if not minimum <= value <= MAX_SIZE:
+                raise self.fail(keys[0], f"must be {minimum} or more, got {_shown(value)}")
+        return [value for value in values if isinstance(value, int)]
+
+    def texts(self, *keys: str) -> list[str]:
+        """A list of strings."""
+        values = self.sequence(*keys)
+        for value in values:
+            if not isinstance(value, str):
+                raise self.fail(keys[0], f"expected strings, got {_shown(value)}")
+        return [value for value in values if isinstance(value, str)]
+
+    def mapping(self, *keys: str) -> Mapping[str, object] | None:
+        """A nested object, or None."""
+        value = self.raw(*keys)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.fail(keys[0], f"expected an object, got {_shown(value)}")
+        return value
+
+    def choice(self, key: str, value: str, known: Mapping[str, object] | Iterable[str]) -> str:
+        """Check that a string is one of those known."""
+        options = list(known)
+        if value not in options:
+            raise self.fail(key, f"{value!r} is not known; known are {', '.join(sorted(options))}")
+        return value
+
+    def divide(self, key: str, value: int, by_key: str, divisor: int) -> int:
+        """A quotient that must come out whole."""
+        if value % divisor:
+            raise self.fail(key, f"{value} is not divisible by {by_key} ({divisor})")
+        return value // divisor
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,1 @@
+"""Many questions: grids of setups, and the search for the right one."""

@@ -1,0 +1,76 @@
+"""What transformers' config classes fill in when a config leaves a key out."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+_DATA_FILE = Path(__file__).parent.parent / "data" / "config_defaults.json"
+
+
+@cache
+def class_defaults() -> Mapping[str, Mapping[str, object]]:
+    """Return, for each ``model_type``, its class's ``defaults`` and ``renamed`` keys.
+
+    >>> class_defaults()["gpt2"]["renamed"]["hidden_size"]
+    'n_embd'
+    """
+    types: dict[str, Mapping[str, object]] = json.loads(_DATA_FILE.read_bytes())["types"]
+    return types
+
+
+def known_keys(model_type: str) -> frozenset[str]:
+    """Return the keys that a config of this type may hold; empty for a type without defaults.
+
+    >>> "num_hidden_layers" in known_keys("t5"), "num_hidden_layer" in known_keys("t5")
+    (True, False)
+    """
+    row = class_defaults().get(model_type)
+    if row is None:
+        return frozenset()
+    defaults, renamed = row.get("defaults"), row.get("renamed")
+    keys = _COMMON_KEYS | _OPTIONAL_KEYS.get(model_type, frozenset())
+    if isinstance(defaults, Mapping):
+        keys |= defaults.keys()
+    if isinstance(renamed, Mapping):
+        keys |= renamed.keys() | frozenset(renamed.values())
+    return keys
+
+
+_COMMON_KEYS = frozenset({
+    "model_type", "architectures", "dtype", "torch_dtype", "tie_word_embeddings", "num_labels",
+    "id2label", "label2id", "bos_token_id", "eos_token_id", "pad_token_id",
+    "decoder_start_token_id", "initializer_factor", "initializer_range", "init_std",
+    "is_encoder_decoder", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "rope_parameters",
+    "rope_scaling", "rope_theta", "transformers_version", "use_cache",
+})  # fmt: skip
+"""Keys that any config may hold; most of them change no size."""
+
+_ENCODER_KEYS = frozenset({"classifier_dropout", "position_embedding_type"})
+_WINDOW_KEYS = frozenset({"head_dim", "layer_types", "num_key_value_heads", "sliding_window"})
+_MIXTURE_KEYS = _WINDOW_KEYS | {"mlp_only_layers", "output_router_logits", "router_aux_loss_coef"}
+_T5_KEYS = frozenset({"dense_act_fn", "is_gated_act", "n_positions", "num_decoder_layers"})
+
+_OPTIONAL_KEYS: dict[str, frozenset[str]] = {
+    "bert": _ENCODER_KEYS,
+    "bloom": frozenset({"n_embed", "seq_length"}),
+    "gemma": _WINDOW_KEYS,
+    "gemma2": _WINDOW_KEYS | {"hidden_act"},
+    "gpt2": frozenset({"n_ctx", "n_inner"}),
+    "gpt_neox": frozenset({"partial_rotary_factor", "rotary_emb_base", "rotary_pct"}),
+    "llama": frozenset({"head_dim", "num_key_value_heads"}),
+    "mistral": _WINDOW_KEYS,
+    "mixtral": _MIXTURE_KEYS,
+    "mt5": _T5_KEYS,
+    "opt": frozenset({"activation_dropout", "word_embed_proj_dim"}),
+    "phi3": _WINDOW_KEYS | {"attention_bias", "mlp_bias", "partial_rotary_factor"},
+    "qwen2": _WINDOW_KEYS,
+    "qwen2_moe": _MIXTURE_KEYS,
+    "qwen3": _WINDOW_KEYS,
+    "qwen3_moe": _MIXTURE_KEYS | {"max_window_layers"},
+    "roberta": _ENCODER_KEYS,
+    "t5": _T5_KEYS | {"tie_word_embeddings"},
+    "xlm-roberta": _ENCODER_KEYS,
+    "xlm-roberta-xl": _ENCODER_KEYS,
+}
+"""Keys that a class works out, or leaves unset, when they are absent: they have no default."""

@@ -1,0 +1,262 @@
+"""From whatever a user calls a model to its ``ModelSpec``.
+
+A model is a built-in name (``t5-3b``) or its hub id, a path (a ``config.json``, a folder that holds
+one, a YAML spec), a hub id whose config is fetched, a config as a dict, or a ``ModelSpec``.
+
+A YAML spec has the keys of a ``config.json``, and ``name``. Other people's configs may hold any
+keys; a spec is written by hand, so a key that nothing reads is refused as a slip.
+``configs/models`` has examples.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from memplan.errors import (
+    ConfigError,
+    HubNotFoundError,
+    HubOfflineError,
+    ModelNotFoundError,
+    UnsupportedFamilyError,
+    UsageError,
+    did_you_mean,
+)
+from memplan.model.spec import ModelSpec, Task
+
+CONFIG_FILE = "config.json"
+
+_YAML_SUFFIXES = (".yaml", ".yml")
+_HUB_ID = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"
+_WHAT_WORKS = "give a built-in name (`memplan models` lists them), a path or a hub id (owner/name)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """A config and where it was found."""
+
+    config: Mapping[str, object]
+    name: str
+    source: str
+    is_spec: bool = False
+    """Written by hand for memplan, so that every key must mean something."""
+
+
+def load_model(
+    model: str | os.PathLike[str] | Mapping[str, object] | ModelSpec,
+    task: Task | str | None = None,
+    *,
+    family: str | None = None,
+    num_labels: int | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    allow_guess: bool = False,
+) -> ModelSpec:
+    """Return the shape of a model.
+
+    ``model`` is taken for the first of these that it is: a ``ModelSpec`` or a config dict; a path
+    that exists or is written as one; a built-in name or its hub id; a hub id. Only the last uses
+    the network. ``task`` says which class is meant (default: as ``architectures`` says),
+    ``num_labels`` the classes of a classification head. ``family`` overrules the config's
+    ``model_type``; with ``allow_guess`` an unknown one is read as the family whose keys are most
+    alike, and ``source`` says so. ``revision`` and ``token`` are for the hub: with ``revision``, a
+    built-in name is fetched too.
+
+    Raises ``ModelNotFoundError``, ``ConfigError``, ``UnsupportedFamilyError``, a ``HubError``, or
+    ``UsageError`` for arguments that do not go together.
+
+    >>> load_model("t5-3b").num_layers
+    48
+    """
+    if isinstance(model, ModelSpec):
+        changes = (task, family, num_labels, revision)
+        if any(change is not None for change in changes):
+            msg = "a ModelSpec is complete: task, family, num_labels and revision cannot change it"
+            raise UsageError(msg)
+        return model
+    wanted = _to_task(task)
+    if num_labels is not None and num_labels < 1:
+        msg = f"num_labels must be at least 1, got {num_labels}"
+        raise UsageError(msg)
+    found = _find(model, revision=revision, token=token)
+    try:
+        return _read(found, task=wanted, family=family, num_labels=num_labels)
+    except UnsupportedFamilyError:
+        if not allow_guess or family is not None:
+            raise
+    guess = _nearest_family(found.config)
+    guessed = _Found(
+        config=found.config, name=found.name, source=f"{found.source} (read as {guess}: a guess)"
+    )
+    return _read(guessed, task=wanted, family=guess, num_labels=num_labels)
+
+
+def _to_task(task: Task | str | None) -> Task | None:
+    if task is None or isinstance(task, Task):
+        return task
+    try:
+        return Task(task)
+    except ValueError:
+        names = [each.value for each in Task]
+        msg = f"unknown task {task!r}.{did_you_mean(str(task), names)} Tasks: {', '.join(names)}"
+        raise UsageError(msg) from None
+
+
+def _read(
+    found: _Found, *, task: Task | None, family: str | None, num_labels: int | None
+) -> ModelSpec:
+    from memplan.graph.families import read_model
+    from memplan.sources.defaults import class_defaults
+
+    if found.is_spec:
+        model_type = family or str(found.config.get("model_type"))
+        _check_spec_keys(found.config, source=found.source, model_type=model_type)
+    return read_model(
+        found.config,
+        source=found.source,
+        name=found.name,
+        defaults=class_defaults(),
+        task=task,
+        family=family,
+        num_labels=num_labels,
+    )
+
+
+def _find(model: object, *, revision: str | None, token: str | None) -> _Found:
+    if isinstance(model, str):
+        return _find_text(model.strip(), revision=revision, token=token)
+    if revision is not None:
+        msg = "revision is for models of the hub: leave it out for a config or a path"
+        raise UsageError(msg)
+    if isinstance(model, Mapping):
+        return _from_mapping(model)
+    if isinstance(model, os.PathLike):
+        return _from_path(Path(model))
+    msg = f"a model is a name, a path, a config dict or a ModelSpec, not a {type(model).__name__}"
+    raise UsageError(msg)
+
+
+def _find_text(text: str, *, revision: str | None, token: str | None) -> _Found:
+    from memplan.sources.registry import find_builtin
+
+    if not text:
+        msg = f"the model's name is empty: {_WHAT_WORKS}"
+        raise ModelNotFoundError(msg)
+    builtin = find_builtin(text)
+    if _is_path(text, is_builtin=builtin is not None):
+        return _find(Path(text), revision=revision, token=token)
+    if builtin is None:
+        return _from_hub(text, revision=revision, token=token)
+    if revision is not None:
+        repo_id = text if "/" in text else builtin.hub_id
+        return _from_hub(repo_id, revision=revision, token=token)
+    return _Found(config=builtin.config(), name=builtin.name, source="built-in")
+
+
+def _is_path(text: str, *, is_builtin: bool) -> bool:
+    """Say whether this is written like a path, or is one.
+
+    A folder that merely has a built-in's name, such as a run's output, is not meant unless it holds
+    a config.
+    """
+    if text.lower().endswith((".json", *_YAML_SUFFIXES)) or text.startswith((".", "~", os.sep)):
+        return True
+    path = Path(text)
+    try:
+        return (path / CONFIG_FILE).is_file() if is_builtin else path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _from_mapping(config: Mapping[object, object]) -> _Found:
+    texts = {key: value for key, value in config.items() if isinstance(key, str)}
+    if len(texts) != len(config):
+        msg = "config: every key must be text"
+        raise ConfigError(msg)
+    names = (texts.get("name"), texts.get("_name_or_path"), texts.get("model_type"))
+    name = next((name for name in names if isinstance(name, str) and name), "config")
+    return _Found(config=texts, name=name, source="config")
+
+
+def _from_path(path: Path) -> _Found:
+    from memplan.sources.files import read_mapping
+
+    try:
+        path = path.expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        msg = f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}"
+        raise ModelNotFoundError(msg) from None
+    if not exists:
+        msg = f"{path}: there is no such file or folder"
+        raise ModelNotFoundError(msg)
+    if is_folder:
+        path = path / CONFIG_FILE
+        if not path.is_file():
+            msg = f"{path.parent}: the folder holds no {CONFIG_FILE}; give one that does, or a file"
+            raise ModelNotFoundError(msg)
+    config, source = read_mapping(path), str(path)
+    if path.suffix.lower() in _YAML_SUFFIXES:
+        return _from_spec(config, source=source, name=path.stem)
+    name = path.absolute().parent.name if path.name == CONFIG_FILE else path.stem
+    return _Found(config=config, name=name, source=source)
+
+
+def _from_spec(spec: Mapping[str, object], *, source: str, name: str) -> _Found:
+    """Check a YAML spec's keys, and take its name off."""
+    given = spec.get("name")
+    if given is not None and (not isinstance(given, str) or not given.strip()):
+        msg = f"{source}: name: must be text, such as my-llama-13b"
+        raise ConfigError(msg)
+    return _Found(
+        config={key: value for key, value in spec.items() if key != "name"},
+        name=given or name,
+        source=source,
+        is_spec=True,
+    )
+
+
+def _check_spec_keys(spec: Mapping[str, object], *, source: str, model_type: str) -> None:
+    from memplan.sources.defaults import known_keys
+
+    known = known_keys(model_type)
+    for key in spec if known else ():
+        if key not in known:
+            hint = did_you_mean(key, sorted(known))
+            msg = f"{source}: {key}: is no key of a {model_type} config.{hint}"
+            raise ConfigError(msg)
+
+
+def _nearest_family(config: Mapping[str, object]) -> str:
+    """Return the supported family that shares most keys with a config, for their number."""
+    from memplan.graph.families import supported_families
+    from memplan.sources.defaults import known_keys
+
+    def likeness(family: str) -> float:
+        known = known_keys(family)
+        return len(known & config.keys()) / (len(known | config.keys()) or 1)
+
+    return max(supported_families(), key=likeness)
+
+
+def _from_hub(repo_id: str, *, revision: str | None, token: str | None) -> _Found:
+    import re
+
+    from memplan.sources.registry import nearest_builtin
+
+    guess = nearest_builtin(repo_id)
+    if not re.fullmatch(_HUB_ID, repo_id) or (guess and "/" not in repo_id and not revision):
+        hint = f". Did you mean {guess!r}?" if guess else f": {_WHAT_WORKS}"
+        msg = f"there is no model {repo_id!r}{hint}"
+        raise ModelNotFoundError(msg)
+
+    from memplan.sources.hub import fetch_config
+
+    try:
+        config, source = fetch_config(repo_id, revision=revision, token=token)
+    except (HubNotFoundError, HubOfflineError) as error:
+        if guess is None:
+            raise
+        msg = f"{error}. Did you mean the built-in {guess!r}?"
+        raise type(error)(msg) from error
+    return _Found(config=config, name=repo_id, source=source)

@@ -1,0 +1,119 @@
+"""The built-in models: sizes of well-known models, looked up by name or by hub id.
+
+``data/models.json`` holds one entry a line: the hub id, other names, the family (transformers'
+``model_type``), the class that the checkpoint was published as, the number format of its weights,
+and those sizes that differ from the defaults of the family's config class, under the names of
+Hugging Face's configs. ``tie_word_embeddings`` is false where the published checkpoint holds two
+matrices although transformers ties them (T5 v1.1, flan-T5, ByT5, mT5).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import nearest
+
+_DATA_FILE = Path(__file__).parent.parent / "data" / "models.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltinModel:
+    """One entry of the registry."""
+
+    name: str
+    """What people type, in lower case."""
+    hub_id: str
+    """Repository of the published checkpoint on the Hugging Face hub."""
+    aliases: tuple[str, ...]
+    """Other names and hub ids of models of exactly this shape."""
+    family: str
+    """transformers' ``model_type``."""
+    architecture: str
+    """transformers' class of the published checkpoint."""
+    dtype: str
+    """Number format of the published weights, by torch's name."""
+    sizes: Mapping[str, object]
+    """Keys of the config that differ from the defaults of the family's config class."""
+
+    def config(self) -> dict[str, object]:
+        """Return a config of the form of ``config.json``, less what its class fills in."""
+        return {
+            "model_type": self.family,
+            "architectures": [self.architecture],
+            "dtype": self.dtype,
+            **self.sizes,
+        }
+
+
+def builtin_names() -> tuple[str, ...]:
+    """Return the names of all built-in models, family by family.
+
+    >>> "t5-3b" in builtin_names()
+    True
+    """
+    return tuple(_entries())
+
+
+def find_builtin(name: str) -> BuiltinModel | None:
+    """Return the built-in model with this name, alias or hub id; upper and lower case are the same.
+
+    >>> find_builtin("google-t5/T5-3B").name
+    't5-3b'
+    """
+    key = name.strip().lower()
+    entries = _entries()
+    if key not in entries:
+        key = _aliases().get(key, "")
+    return _to_model(key, entries[key]) if key in entries else None
+
+
+def builtin_config(name: str) -> tuple[str, dict[str, object]] | None:
+    """Return a built-in model's own name and its config, or None where there is no such model.
+
+    >>> builtin_config("gpt2-medium")[1]["n_layer"]
+    24
+    """
+    model = find_builtin(name)
+    return (model.name, model.config()) if model else None
+
+
+def nearest_builtin(name: str) -> str | None:
+    """Return the built-in name most like ``name``, which may be a hub id, or None.
+
+    >>> nearest_builtin("lama-3.1-8b")
+    'llama-3.1-8b'
+    """
+    last_part = name.strip().lower().rpartition("/")[2]
+    guess = nearest(last_part, (*_entries(), *_aliases()))
+    return _aliases().get(guess, guess) if guess else None
+
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    models: dict[str, dict[str, Any]] = json.loads(_DATA_FILE.read_bytes())["models"]
+    return models
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    """Return the built-in name for every hub id and alias, in lower case."""
+    return {
+        alias.lower(): name
+        for name, entry in _entries().items()
+        for alias in (entry["hub_id"], *entry.get("aliases", ()))
+    }
+
+
+def _to_model(name: str, entry: Mapping[str, Any]) -> BuiltinModel:
+    return BuiltinModel(
+        name=name,
+        hub_id=entry["hub_id"],
+        aliases=tuple(entry.get("aliases", ())),
+        family=entry["family"],
+        architecture=entry["architecture"],
+        dtype=entry["dtype"],
+        sizes=dict(entry["sizes"]),
+    )

@@ -1,0 +1,87 @@
+"""Which parameters are not trained."""
+
+from dataclasses import dataclass
+
+from memplan.errors import SetupError, did_you_mean
+
+_PARTS = ("embeddings", "norm", "head", "layers", "encoder", "decoder")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenParts:
+    """Frozen parts of a model; by default none.
+
+    >>> FrozenParts.parse("embeddings,layers.0-7").layer_ranges
+    ((0, 7),)
+    """
+
+    embeddings: bool = False
+    """Token, position and type tables, and the norm on their sum."""
+    norm: bool = False
+    """The final norms."""
+    head: bool = False
+    """What the task adds."""
+    layer_ranges: tuple[tuple[int, int], ...] = ()
+    """First and last number of frozen layers, counted from 0 in each stack."""
+    encoder: bool = False
+    """The whole encoder of an encoder-decoder."""
+    decoder: bool = False
+    """The whole decoder of an encoder-decoder."""
+
+    @classmethod
+    def parse(cls, text: str) -> "FrozenParts":
+        """Read ``embeddings,layers.0-7,head``.
+
+        Raises ``SetupError`` for a part that does not exist.
+        """
+        flags: set[str] = set()
+        ranges: list[tuple[int, int]] = []
+        for part in filter(None, (each.strip() for each in text.split(","))):
+            name, _, numbers = part.partition(".")
+            if name == "layers":
+                ranges.append(_layer_range(numbers, part))
+            elif name in _PARTS and not numbers:
+                flags.add(name)
+            else:
+                msg = (
+                    f"freeze: {part!r} is not a part of a model; parts are embeddings, norm, head, "
+                    f"encoder, decoder, layers and layers.0-7.{did_you_mean(name, _PARTS)}"
+                )
+                raise SetupError(msg)
+        return cls(
+            embeddings="embeddings" in flags,
+            norm="norm" in flags,
+            head="head" in flags,
+            layer_ranges=tuple(ranges),
+            encoder="encoder" in flags,
+            decoder="decoder" in flags,
+        )
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is frozen."""
+        return self != FrozenParts()
+
+    def freezes_layer(self, index: int) -> bool:
+        """Whether the layer of this number is frozen."""
+        return any(first <= index <= last for first, last in self.layer_ranges)
+
+    def __str__(self) -> str:
+        names = [name for name in _PARTS if name != "layers" and getattr(self, name)]
+        names += [f"layers.{first}-{last}" for first, last in self.layer_ranges]
+        return ",".join(names)
+
+
+def _layer_range(numbers: str, part: str) -> tuple[int, int]:
+    if not numbers:
+        return (0, 10**9)
+    first, _, last = numbers.partition("-")
+    try:
+        low, high = int(first), int(last or first)
+    except ValueError as error:
+        msg = f"freeze: cannot read the layer numbers in {part!r}; write layers.0-7 or layers.3"
+        raise SetupError(msg) from error
+    if low < 0 or high < low:
+        msg = f"freeze: {part!r} is not a range of layers; write layers.0-7"
+        raise SetupError(msg)
+    return (low, high)

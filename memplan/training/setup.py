@@ -1,0 +1,353 @@
+"""A training setup: everything beside the model and the GPU that decides how much memory is held."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum, IntEnum
+from typing import TypeVar
+
+from memplan.errors import SetupError, did_you_mean
+from memplan.training.freezing import FrozenParts
+from memplan.training.kernels import (
+    KERNEL_PRESETS,
+    AttentionKernel,
+    FeedForwardKernel,
+    KernelPreset,
+    Kernels,
+    LossKernel,
+    NormKernel,
+)
+from memplan.training.optimizers import Optimizer
+from memplan.training.precision import DEFAULT_PRECISION, PRECISIONS, Engine, Precision
+
+GPUS_PER_NODE = 8
+"""GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
+MAX_GPUS = 1_000_000
+MAX_TOKENS = 2**31
+DEFAULT_SEQ_LEN_CAP = 2048
+"""Without ``seq_len`` the model's context length is taken, but no more than this [tokens]."""
+
+
+class ZeroStage(IntEnum):
+    """What DeepSpeed shards over the data-parallel ranks."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    PARAMETERS = 3
+
+
+class FsdpStrategy(Enum):
+    """What FSDP shards."""
+
+    FULL_SHARD = "full_shard"
+    SHARD_GRAD_OP = "shard_grad_op"
+    HYBRID = "hybrid"
+    NO_SHARD = "no_shard"
+
+
+class Offload(Enum):
+    """Where optimizer states or parameters are kept."""
+
+    NONE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
+
+
+class Recomputation(Enum):
+    """Which activations are dropped in forward and computed again in backward."""
+
+    NONE = "none"
+    FULL = "full"
+    SELECTIVE = "selective"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSetup:
+    """How a model is trained.
+
+    Enums accept their string values. ``None`` means the engine's or the model's default, which
+    ``resolve`` fills in. Raises ``SetupError`` for settings that cannot be or contradict each other.
+
+    >>> setup = TrainingSetup(num_gpus=8, engine="deepspeed", zero_stage=2, micro_batch_size=4)
+    >>> setup.zero_stage, setup.resolve().precision.value
+    (<ZeroStage.GRADIENTS: 2>, 'bf16-master')
+    """
+
+    num_gpus: int = 1
+    """All GPUs of the job."""
+    num_nodes: int | None = None
+    """Machines; divides ``num_gpus``. None: one for every 8 GPUs."""
+    engine: Engine | None = None
+    """None: ddp on one GPU, else deepspeed."""
+    zero_stage: ZeroStage | None = None
+    """DeepSpeed's stage. None: 2."""
+    fsdp_strategy: FsdpStrategy | None = None
+    """None: full_shard."""
+    micro_batch_size: int = 1
+    """Sequences of one forward pass on one data-parallel rank."""
+    gradient_accumulation_steps: int = 1
+    """Forward and backward passes for each optimizer step."""
+    seq_len: int | None = None
+    """Tokens of a sequence. None: the model's context length, at most 2048."""
+    target_seq_len: int | None = None
+    """Tokens of a target sequence in an encoder-decoder. None: as ``seq_len``."""
+    precision: Precision | None = None
+    """None: the engine's usual one."""
+    optimizer: Optimizer = Optimizer.ADAMW_FUSED
+    checkpointing: Recomputation | float = Recomputation.NONE
+    """A ``Recomputation``, or the share of layers that are recomputed in full."""
+    kernels: KernelPreset | Kernels = KernelPreset.HF
+    """A code base's kernels, or a choice of one's own."""
+    attention: AttentionKernel | None = None
+    """Overrides the kernels' attention."""
+    norm: NormKernel | None = None
+    """Overrides the kernels' norm."""
+    mlp: FeedForwardKernel | None = None
+    """Overrides the kernels' feed-forward network."""
+    loss: LossKernel | None = None
+    """Overrides the kernels' loss."""
+    dropout: float | None = None
+    """Every dropout probability; None: the config's own, in train mode."""
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    loss_parallel: bool = False
+    pipeline_parallel: int = 1
+    pipeline_schedule: str | None = None
+    virtual_stages: int = 1
+    context_parallel: int = 1
+    expert_parallel: int = 1
+    offload_optimizer: Offload = Offload.NONE
+    offload_param: Offload = Offload.NONE
+    freeze: FrozenParts = FrozenParts()
+    """Parameters that are not trained."""
+    outputs_held: bool = False
+    """The training loop keeps the model's outputs (the logits) until after backward."""
+    upcast_outputs: bool = False
+    """accelerate's mixed precision copies the outputs to fp32 (HF Trainer with ``bf16=True``)."""
+    compiled: bool = False
+    """torch.compile is asked for. It is not modelled: the result says so."""
+    engine_options: Mapping[str, object] | tuple[tuple[str, object], ...] = ()
+    """The engine's own settings by their own names."""
+    kernel_scratch: bool = True
+    """Count cuBLAS workspaces and scratch inside kernels, and CUDA's fused backward kernels; False
+    compares with records of fake tensors, which have neither."""
+
+    def __post_init__(self) -> None:
+        for name, kind in _ENUM_FIELDS.items():
+            object.__setattr__(self, name, _coerce(name, getattr(self, name), kind))
+        object.__setattr__(self, "checkpointing", _checkpointing(self.checkpointing))
+        object.__setattr__(self, "kernels", _kernels(self.kernels))
+        if isinstance(self.freeze, str):
+            object.__setattr__(self, "freeze", FrozenParts.parse(self.freeze))
+        if isinstance(self.engine_options, Mapping):
+            options = tuple(sorted(self.engine_options.items()))
+            object.__setattr__(self, "engine_options", options)
+        _check_sizes(self)
+        _check_engine(self)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one machine."""
+        return self.num_gpus // self.nodes
+
+    @property
+    def nodes(self) -> int:
+        """Machines, the default filled in."""
+        if self.num_nodes is not None:
+            return self.num_nodes
+        return -(-self.num_gpus // GPUS_PER_NODE)
+
+    @property
+    def chosen_engine(self) -> Engine:
+        """The engine, the default filled in."""
+        if self.engine is not None:
+            return self.engine
+        return Engine.DDP if self.num_gpus == 1 else Engine.DEEPSPEED
+
+    @property
+    def chosen_precision(self) -> Precision:
+        """The precision, the engine's default filled in."""
+        return self.precision or DEFAULT_PRECISION[self.chosen_engine]
+
+    @property
+    def chosen_kernels(self) -> Kernels:
+        """The kernels, with what overrides them."""
+        preset = self.kernels
+        base = preset if isinstance(preset, Kernels) else KERNEL_PRESETS[preset]
+        if self.attention is None and self.norm is None and self.mlp is None and self.loss is None:
+            return base
+        return replace(
+            base,
+            attention=self.attention or base.attention,
+            norm=self.norm or base.norm,
+            feed_forward=self.mlp or base.feed_forward,
+            loss=self.loss or base.loss,
+        )
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that each see other sequences."""
+        return self.num_gpus // (
+            self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+        )
+
+    def resolve(self, context_length: int | None = None) -> "TrainingSetup":
+        """Fill in every default; ``context_length`` is the model's [tokens]."""
+        engine = self.chosen_engine
+        seq_len = self.seq_len
+        if seq_len is None and context_length is not None:
+            seq_len = min(context_length, DEFAULT_SEQ_LEN_CAP)
+        return replace(
+            self,
+            num_nodes=self.nodes,
+            engine=engine,
+            zero_stage=self._default_stage(engine),
+            fsdp_strategy=self._default_strategy(engine),
+            precision=self.chosen_precision,
+            seq_len=seq_len,
+            target_seq_len=self.target_seq_len or seq_len,
+        )
+
+    def _default_stage(self, engine: Engine) -> ZeroStage | None:
+        if engine is Engine.DEEPSPEED and self.zero_stage is None:
+            return ZeroStage.GRADIENTS
+        return self.zero_stage
+
+    def _default_strategy(self, engine: Engine) -> FsdpStrategy | None:
+        if engine in (Engine.FSDP, Engine.FSDP1) and self.fsdp_strategy is None:
+            return FsdpStrategy.FULL_SHARD
+        return self.fsdp_strategy
+
+
+_ENUM_FIELDS: dict[str, type[Enum]] = {
+    "engine": Engine, "zero_stage": ZeroStage, "fsdp_strategy": FsdpStrategy,
+    "precision": Precision, "optimizer": Optimizer, "attention": AttentionKernel,
+    "norm": NormKernel, "mlp": FeedForwardKernel, "loss": LossKernel,
+    "offload_optimizer": Offload, "offload_param": Offload,
+}  # fmt: skip
+
+SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
+"""Names of all fields, in order."""
+
+_Kind = TypeVar("_Kind", bound=Enum)
+
+
+def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
+    """The member with this value, or a ``SetupError`` that names those there are.
+
+    >>> coerce_enum("engine", "fsdp", Engine).name
+    'FSDP'
+    """
+    if isinstance(value, kind):
+        return value
+    for member in kind:
+        if member.value == value and not isinstance(value, bool):
+            return member
+    known = [str(member.value) for member in kind]
+    msg = f"{name}: {value!r} is not one of {', '.join(known)}.{did_you_mean(str(value), known)}"
+    raise SetupError(msg)
+
+
+def _coerce(name: str, value: object, kind: type[Enum]) -> Enum | None:
+    return None if value is None else coerce_enum(name, value, kind)
+
+
+def _checkpointing(value: object) -> Recomputation | float:
+    if isinstance(value, Recomputation):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not 0 <= value <= 1:
+            msg = f"checkpointing: a share of layers must be from 0 to 1, got {value}"
+            raise SetupError(msg)
+        return float(value)
+    if isinstance(value, str):
+        try:
+            return _checkpointing(float(value))
+        except ValueError as error:
+            if isinstance(error, SetupError):
+                raise
+    return coerce_enum("checkpointing", value, Recomputation)
+
+
+def _kernels(value: object) -> KernelPreset | Kernels:
+    return value if isinstance(value, Kernels) else coerce_enum("kernels", value, KernelPreset)
+
+
+def _check_sizes(setup: TrainingSetup) -> None:
+    limits = {
+        "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
+        "gradient_accumulation_steps": MAX_TOKENS, "seq_len": MAX_TOKENS,
+        "target_seq_len": MAX_TOKENS, "tensor_parallel": MAX_GPUS, "pipeline_parallel": MAX_GPUS,
+        "virtual_stages": MAX_GPUS, "context_parallel": MAX_GPUS, "expert_parallel": MAX_GPUS,
+    }  # fmt: skip
+    for name, limit in limits.items():
+        value = getattr(setup, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            msg = f"{name}: expected a whole number, got {value!r}"
+            raise SetupError(msg)
+        if not 1 <= value <= limit:
+            msg = f"{name}: must be from 1 to {limit}, got {value}"
+            raise SetupError(msg)
+    if setup.dropout is not None and not 0 <= setup.dropout < 1:
+        msg = f"dropout: must be from 0 to below 1, got {setup.dropout}"
+        raise SetupError(msg)
+    if setup.num_gpus % setup.nodes:
+        msg = (
+            f"num_nodes: {setup.num_gpus} GPUs cannot be spread evenly over {setup.nodes} nodes; "
+            "give a number of nodes that divides them"
+        )
+        raise SetupError(msg)
+
+
+def _check_engine(setup: TrainingSetup) -> None:
+    engine, precision = setup.chosen_engine, setup.chosen_precision
+    if engine not in PRECISIONS[precision].engines:
+        known = [each.value for each, row in PRECISIONS.items() if engine in row.engines]
+        msg = (
+            f"precision: {precision.value} does not exist with the engine {engine.value}; "
+            f"it has {', '.join(known)}"
+        )
+        raise SetupError(msg)
+    if setup.zero_stage is not None and engine is not Engine.DEEPSPEED:
+        msg = f"zero_stage: only deepspeed has ZeRO stages, and the engine is {engine.value}"
+        raise SetupError(msg)
+    if setup.fsdp_strategy is not None and engine not in (Engine.FSDP, Engine.FSDP1):
+        msg = f"fsdp_strategy: only fsdp and fsdp1 have it, and the engine is {engine.value}"
+        raise SetupError(msg)
+    _check_offload(setup, engine)
+    _check_parallel(setup)
+
+
+def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
+    parts = {"offload_optimizer": setup.offload_optimizer, "offload_param": setup.offload_param}
+    for name, place in parts.items():
+        if place is not Offload.NONE and engine in (Engine.DDP, Engine.MEGATRON):
+            msg = f"{name}: {engine.value} cannot offload; deepspeed, fsdp and fsdp1 can"
+            raise SetupError(msg)
+    if setup.offload_param is not Offload.NONE and engine is Engine.DEEPSPEED:
+        stage = setup.zero_stage if setup.zero_stage is not None else ZeroStage.GRADIENTS
+        if stage is not ZeroStage.PARAMETERS:
+            msg = f"offload_param: DeepSpeed offloads parameters in stage 3 only, not {stage.value}"
+            raise SetupError(msg)
+    if setup.offload_optimizer is not Offload.NONE and setup.zero_stage is ZeroStage.NONE:
+        msg = "offload_optimizer: DeepSpeed offloads from stage 1 on, not 0"
+        raise SetupError(msg)
+
+
+def _check_parallel(setup: TrainingSetup) -> None:
+    product = setup.tensor_parallel * setup.pipeline_parallel * setup.context_parallel
+    if setup.num_gpus % product:
+        msg = (
+            f"num_gpus: {setup.num_gpus} is not divisible by tensor_parallel x pipeline_parallel x "
+            f"context_parallel = {setup.tensor_parallel} x {setup.pipeline_parallel} x "
+            f"{setup.context_parallel} = {product}"
+        )
+        raise SetupError(msg)
+
+
+def unknown_field(name: str, known: Iterable[str] = SETUP_FIELDS) -> SetupError:
+    """The error for a setting that does not exist."""
+    names = list(known)
+    return SetupError(f"{name}: no such setting.{did_you_mean(name, names)}")

@@ -1,0 +1,200 @@
+"""The built-in models: every name leads to one entry, and its sizes are the published ones."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from memplan.sources.defaults import class_defaults, known_keys
+from memplan.sources.registry import (
+    builtin_config,
+    builtin_names,
+    find_builtin,
+    nearest_builtin,
+)
+
+NAMES = builtin_names()
+FAMILIES = {
+    "bert", "bloom", "distilbert", "gemma", "gemma2", "gpt2", "gpt_neox", "llama", "mistral",
+    "mixtral", "mt5", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "roberta", "t5",
+    "xlm-roberta", "xlm-roberta-xl",
+}  # fmt: skip
+SIZE_KEYS = {
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "intermediate_size", "max_position_embeddings", "type_vocab_size",
+    "tie_word_embeddings", "num_decoder_layers", "d_ff", "d_kv", "ffn_dim", "hidden_dim",
+    "word_embed_proj_dim", "do_layer_norm_before", "feed_forward_proj", "num_experts",
+    "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "rotary_pct",
+    "partial_rotary_factor",
+}  # fmt: skip
+"""What decides the number of parameters or of positions."""
+
+EXCEPTIONS = {
+    # Rewritten by the tool that republished these files.
+    ("meta-llama/Llama-2-7b-chat-hf", "max_position_embeddings"),
+}
+"""Reference files that do not say what the publisher's do."""
+
+
+def sizes_of(config: dict[str, object]) -> dict[str, object]:
+    """Return the sizes of a config under their common names, as the class reads them."""
+    row = class_defaults()[str(config["model_type"])]
+    renamed = {own: common for common, own in dict(row.get("renamed", {})).items()}  # type: ignore[call-overload]
+    if config["model_type"] == "bloom":
+        renamed["n_embed"] = "hidden_size"
+    values = {**dict(row["defaults"]), **config}  # type: ignore[call-overload]
+    if "n_embed" in config:
+        del values["hidden_size"]
+    sizes = {renamed.get(key, key): value for key, value in values.items()}
+    if sizes.get("num_key_value_heads") is None:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    if sizes.get("head_dim") is None:
+        sizes["head_dim"] = int(sizes["hidden_size"]) // int(sizes["num_attention_heads"])
+    if "d_ff" in sizes:
+        sizes.setdefault("num_decoder_layers", sizes["num_hidden_layers"])
+        sizes.setdefault("tie_word_embeddings", True)
+    if config["model_type"] == "opt":
+        sizes.setdefault("word_embed_proj_dim", sizes["hidden_size"])
+    if config["model_type"] == "gpt_neox":
+        sizes.setdefault("rotary_pct", 0.25)
+    return {key: value for key, value in sizes.items() if key in SIZE_KEYS}
+
+
+def test_there_are_many_and_of_every_family() -> None:
+    assert len(NAMES) >= 110
+    assert {find_builtin(name).family for name in NAMES} == FAMILIES  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_entry_is_found_and_well_formed(name: str) -> None:
+    assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name)
+    entry = find_builtin(name)
+    assert entry is not None
+    assert entry.name == name
+    assert re.fullmatch(r"[\w-]+/[\w.-]+", entry.hub_id)
+    assert entry.dtype in {"float32", "float16", "bfloat16"}
+    assert entry.sizes.keys() <= known_keys(entry.family)
+    for written in (entry.hub_id, *entry.aliases):
+        for spelling in (written, written.lower(), f" {written.upper()} "):
+            found = find_builtin(spelling)
+            assert found is not None
+            assert found.name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_says_only_what_differs_from_the_class(name: str) -> None:
+    entry = find_builtin(name)
+    assert entry is not None
+    defaults = dict(class_defaults()[entry.family]["defaults"])  # type: ignore[call-overload]
+    idle = {
+        key
+        for key, value in entry.sizes.items()
+        if key in defaults and value == defaults[key] and type(value) is type(defaults[key])
+    }
+    # The number of key-value heads is said even then: many a class takes it from the heads.
+    assert idle <= {"num_key_value_heads", "head_dim"}
+
+
+def test_no_two_entries_share_a_name_or_an_alias() -> None:
+    entries = [entry for entry in map(find_builtin, NAMES) if entry is not None]
+    written = Counter(
+        text.lower() for entry in entries for text in (entry.name, entry.hub_id, *entry.aliases)
+    )
+    assert [text for text, times in written.items() if times > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("t5-3b", "t5-3b"),
+        ("google-t5/t5-3b", "t5-3b"),
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
+        ("google/flan-t5-base", "flan-t5-base"),
+        ("facebook/xlm-roberta-xxl", "xlm-roberta-xxl"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("BERT-base-uncased", "bert-base-uncased"),
+        ("bigscience/bloom", "bloom-176b"),
+    ],
+)
+def test_known_spellings(written: str, name: str) -> None:
+    found = builtin_config(written)
+    assert found is not None
+    assert found[0] == name
+
+
+def test_a_config_is_the_callers_own() -> None:
+    first = builtin_config("t5-3b")
+    assert first is not None
+    first[1].clear()
+    second = builtin_config("t5-3b")
+    assert second is not None
+    assert second[1] == {
+        "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "dtype": "float32",
+        "d_model": 1024, "d_ff": 16384, "d_kv": 128, "num_layers": 24, "num_decoder_layers": 24,
+        "num_heads": 32, "n_positions": 512,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["t5-v1.1", "flan-t5", "byt5", "mt5"])
+def test_checkpoints_with_two_matrices_say_so(family: str) -> None:
+    entries = [find_builtin(name) for name in NAMES if name.startswith(family)]
+    assert len(entries) == 5
+    assert all(entry and entry.sizes["tie_word_embeddings"] is False for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("written", "guess"),
+    [
+        ("t5-3bb", "t5-3b"),
+        ("lama-3.1-8b", "llama-3.1-8b"),
+        ("google/T5-3B", "t5-3b"),
+        ("bert-base-uncase", "bert-base-uncased"),
+        ("code-llama-7", "codellama-7b"),
+        ("ctrl", None),
+        ("", None),
+    ],
+)
+def test_near_misses(written: str, guess: str | None) -> None:
+    assert builtin_config(written) is None
+    assert nearest_builtin(written) == guess
+
+
+@pytest.mark.parametrize("name", ["", " ", "t5", "/", "google-t5/", "t5-3b/config.json"])
+def test_unknown_names(name: str) -> None:
+    assert builtin_config(name) is None
+
+
+def test_a_lookup_does_not_read_the_other_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.sources import registry
+
+    monkeypatch.setattr(registry, "_entries", lambda: {"good": GOOD, "bad": {}})
+    found = registry.find_builtin("good")
+    assert found is not None
+    assert found.hub_id == "a/good"
+
+
+GOOD = {"hub_id": "a/good", "family": "gpt2", "architecture": "GPT2Model", "dtype": "float32",
+        "sizes": {}}  # fmt: skip
+
+
+@pytest.mark.reference
+def test_sizes_equal_the_published_configs(reference_dir: Path) -> None:
+    compared, differing = 0, []
+    for line in (reference_dir / "hf_configs.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        found = builtin_config(record["hf_id"])
+        if found is None:
+            continue
+        compared += 1
+        ours, theirs = sizes_of(found[1]), sizes_of(record["config"])
+        differing += [
+            (record["hf_id"], key, ours.get(key), theirs.get(key))
+            for key in SIZE_KEYS
+            if ours.get(key) != theirs.get(key) and (record["hf_id"], key) not in EXCEPTIONS
+        ]
+    assert compared > 80
+    assert differing == []
