@@ -16,7 +16,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check test golden bench accuracy build clean
+.PHONY: help fix check lint format types layers readme test golden bench accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,11 +32,21 @@ fix: $(ENVIRONMENT)  ## Rewrite what can be: formatting, simple lint, the README
 	$(PYTHON) -m ruff format $(CODE)
 	$(PYTHON) -m cogapp -r README.md
 
-check: $(ENVIRONMENT)  ## Lint, formatting, types, layers, and whether the README is up to date
+check: lint format types layers readme  ## Lint, formatting, types, layers, generated README blocks
+
+lint: $(ENVIRONMENT)
 	$(PYTHON) -m ruff check $(CODE)
+
+format: $(ENVIRONMENT)
 	$(PYTHON) -m ruff format --check $(CODE)
+
+types: $(ENVIRONMENT)
 	$(PYTHON) -m mypy
+
+layers: $(ENVIRONMENT)
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+readme: $(ENVIRONMENT)
 	$(PYTHON) -m cogapp --check README.md
 
 test: $(ENVIRONMENT)  ## Run the whole test suite

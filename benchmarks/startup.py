@@ -1,11 +1,14 @@
 """Wall time of ``memplan`` against a minimal Typer app in the same environment.
 
-Each round runs every command once, in turn, so that a slow moment of the machine falls on all of
+Both run as pip would have installed them: bytecode compiled, a console script that imports and
+calls. Each round runs every command once, in turn, so that a slow moment of the machine falls on all of
 them; a ratio is the median over the rounds of (this command / the app's run in the same round).
 Exits 1 when a bar is missed. ``make bench`` runs it.
 """
 
 import argparse
+import compileall
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,13 +18,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-# What pip writes for the console script: the same start as a user's, wherever memplan is installed.
-LAUNCHER = f"""\
+# What pip writes for a console script.
+LAUNCHER = """\
 import sys
-sys.path.insert(0, {str(HERE.parent)!r})
-from memplan.cli import main
+from {module} import {function}
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit({function}())
 """
 
 BARS = (
@@ -31,6 +33,15 @@ BARS = (
 )
 
 WARM_UP_ROUNDS = 2
+
+
+def install(folder: Path) -> None:
+    """Copy memplan and the minimal app into a folder, compile them, and write their scripts."""
+    shutil.copytree(HERE.parent / "memplan", folder / "memplan")
+    shutil.copy(HERE / "minimal_app.py", folder)
+    compileall.compile_dir(folder, quiet=1)
+    (folder / "ours").write_text(LAUNCHER.format(module="memplan.cli", function="main"))
+    (folder / "theirs").write_text(LAUNCHER.format(module="minimal_app", function="app"))
 
 
 def wall_time(script: Path, arguments: tuple[str, ...]) -> float:
@@ -44,13 +55,13 @@ def wall_time(script: Path, arguments: tuple[str, ...]) -> float:
     return elapsed
 
 
-def measure(launcher: Path, *, rounds: int) -> list[list[tuple[float, float]]]:
+def measure(folder: Path, *, rounds: int) -> list[list[tuple[float, float]]]:
     """Return, for each bar, the (memplan, minimal app) wall times of every round [s]."""
     pairs: list[list[tuple[float, float]]] = [[] for _ in BARS]
     for number in range(WARM_UP_ROUNDS + rounds):
         for bar, (ours, theirs, _) in enumerate(BARS):
-            minimal = wall_time(HERE / "minimal_app.py", theirs)
-            pair = (wall_time(launcher, ours), minimal)
+            minimal = wall_time(folder / "theirs", theirs)
+            pair = (wall_time(folder / "ours", ours), minimal)
             if number >= WARM_UP_ROUNDS:
                 pairs[bar].append(pair)
     return pairs
@@ -77,9 +88,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20, help="runs of each command (default 20)")
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
-        launcher = Path(folder) / "memplan"
-        launcher.write_text(LAUNCHER)
-        return 0 if report(measure(launcher, rounds=rounds)) else 1
+        install(Path(folder))
+        return 0 if report(measure(Path(folder), rounds=rounds)) else 1
 
 
 if __name__ == "__main__":

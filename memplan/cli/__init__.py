@@ -4,17 +4,23 @@
 command that was asked for after that: start-up is most of what a user waits for.
 """
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
+
+PATIENCE = 100_000
+"""Objects made between two runs of the garbage collector. Importing makes about that many that
+stay; with Python's 700 the collector looks through them again and again (4 % of a short run)."""
+
 
 def main() -> int:
-    """Run ``memplan`` on the process's arguments and return its exit code.
-
-    The garbage collector is told to wait: importing makes some 10^5 objects that stay, and looking
-    through them again and again is about 4 % of a short run.
-    """
+    """Run ``memplan`` on the process's arguments and return its exit code."""
     import gc
     import sys
 
-    gc.set_threshold(100_000)
-    from memplan.cli.app import run
+    gc.set_threshold(PATIENCE)
+    try:
+        from memplan.cli.app import run
 
-    return run(sys.argv[1:])
+        return run(sys.argv[1:])
+    except KeyboardInterrupt:
+        return INTERRUPTED

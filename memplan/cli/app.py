@@ -13,9 +13,6 @@ from memplan.cli.coercion import read_plainly
 from memplan.cli.commands import COMMANDS
 from memplan.errors import ExitCode, MemplanError, did_you_mean
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
-
 PIPE_CLOSED = 141
 """Exit code when the reader went away (``memplan models | head -1``): 128 + SIGPIPE."""
 
@@ -135,7 +132,8 @@ def run(arguments: Sequence[str]) -> int:
     """
     try:
         code = _run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is after `memplan >&-`
+            sys.stdout.flush()
     except BrokenPipeError:
         return _stop_writing()
     except SystemExit as stop:
@@ -152,19 +150,17 @@ def _run(arguments: Sequence[str]) -> int:
     except MemplanError as error:
         return _fail(str(error), code=error.exit_code)
     except _TyperUsageError as error:
-        return _fail(_usage_message(error), code=ExitCode.USAGE)
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return _fail(_usage_message(error, arguments), code=ExitCode.USAGE)
 
 
-def _usage_message(error: Any) -> str:
+def _usage_message(error: Any, arguments: Sequence[str]) -> str:
     """Say in one line what was wrong with the command line, and where to look."""
     message = error.format_message().rstrip(".")
     if hasattr(error, "possibilities"):
         known = tuple(name for param in error.ctx.command.params for name in param.opts)
         message = f"there is no option {error.option_name}.{did_you_mean(error.option_name, known)}"
-    where = error.ctx.command_path if error.ctx else "memplan"
-    return f"{message}{'' if message[-1] in '.?' else '.'} Try '{where} --help'."
+    command = "".join(f" {name}" for name in arguments[:1] if name in COMMANDS)
+    return f"{message}{'' if message[-1] in '.?' else '.'} Try 'memplan{command} --help'."
 
 
 def _fail(message: str, *, code: int) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.account import Phase, RankAccount
+from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.runtime import ByteRange, total_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
@@ -122,8 +122,10 @@ class Estimate:
         for name in PHASE_NAMES:
             phase = self.phases.get(name)
             row[f"{name}_peak_bytes"] = phase.peak_bytes if phase is not None else None
-        row["components"] = dict(self.account.peak.components)
-        row["left_out"] = list(self.account.left_out)
+        components = self.account.peak.components
+        for label in COMPONENT_LABELS:
+            row[f"{label}_bytes"] = components.get(label, 0)
+        row["left_out"] = "; ".join(self.account.left_out)
         return row
 
 

@@ -52,6 +52,12 @@ class Shape:
         return self.batch * self.spec.num_heads * self.queries * self.keys
 
     @property
+    def outputs(self) -> int:
+        """Elements that come out for all heads."""
+        spec = self.spec
+        return self.rows * spec.num_heads * (spec.value_head_dim or spec.head_dim)
+
+    @property
     def groups(self) -> int:
         """Query heads for each key/value head."""
         return self.spec.num_heads // self.spec.num_kv_heads
@@ -65,7 +71,9 @@ def choose_kernel(t: Tape, shape: Shape, dtype: DType, *, masked: bool) -> Score
         return ScoreKernel.FLASH
     half = (t.autocast or dtype).is_half
     head_dim = shape.spec.head_dim
-    if half and not masked and head_dim <= MAX_FLASH_HEAD_DIM and t.options.flash_available:
+    equal = shape.spec.value_head_dim in {None, head_dim}
+    fits = half and not masked and equal and head_dim <= MAX_FLASH_HEAD_DIM
+    if fits and t.options.flash_available:
         return ScoreKernel.FLASH
     if shape.groups > 1 and not masked and head_dim <= MAX_FLASH_HEAD_DIM:
         return ScoreKernel.MATH
@@ -73,12 +81,26 @@ def choose_kernel(t: Tape, shape: Shape, dtype: DType, *, masked: bool) -> Score
 
 
 def attend(
-    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Scores, softmax and the weighted values, through the kernel that would really run."""
-    kernel = choose_kernel(t, shape, query.dtype, masked=mask is not None)
+    """Scores, softmax and the weighted values, through the kernel that would really run.
+
+    ``bias`` is a position bias, heads x queries x keys.
+    """
+    masked = mask is not None or bias is not None
+    kernel = choose_kernel(t, shape, query.dtype, masked=masked)
     if kernel is ScoreKernel.EAGER:
-        return eager(t, query, key, value, shape, mask)
+        return eager(t, query, key, value, shape, mask, bias)
+    if bias is not None:
+        from memplan.graph.relative import bias_mask  # only for T5 and its kin
+
+        mask = bias_mask(t, bias, shape.spec, shape.queries * shape.keys)
     if shape.groups > 1 and kernel is ScoreKernel.EFFICIENT:
         key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held = (query, key, value)
@@ -86,11 +108,15 @@ def attend(
         query, key, value = (t.cast(x, t.autocast) for x in held)
     if kernel is ScoreKernel.FLASH:
         out = flash(t, query, key, value, shape)
+        if out.by_head:
+            out = t.contiguous(out)
     elif kernel is ScoreKernel.EFFICIENT:
         out = efficient(t, query, key, value, shape, mask)
     else:
         out = t.contiguous(math(t, query, key, value, shape))
     t.touch(*held)
+    if mask is not None:
+        t.touch(mask)
     return out
 
 
@@ -110,6 +136,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
     if padding:
         query, key, value = (_pad(t, x, head_dim, padding) for x in (query, key, value))
     out = t.tensor(query.numel, query.dtype)
+    out.by_head = query.by_head and not padding
     statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
     t.record(
         "flash_attention", (query, key, value), (out, statistics),
@@ -155,7 +182,9 @@ def efficient(
         mask = _mask_to_bias(t, mask, shape, query.dtype)
     elif mask is not None and t.autocast is not None:
         mask = t.cast(mask, t.autocast)
-    out = t.tensor(query.numel, query.dtype)
+    if mask is not None and mask.requires_grad:
+        mask = _expanded(t, mask, shape)
+    out = t.tensor(shape.outputs, query.dtype)
     padded = -(-shape.queries // EFFICIENT_STATISTICS_MULTIPLE) * EFFICIENT_STATISTICS_MULTIPLE
     statistics = t.tensor(shape.batch * shape.spec.num_heads * padded, DType.FP32)
     inputs: tuple[Tensor, ...] = (query, key, value)
@@ -171,6 +200,15 @@ def efficient(
     return out
 
 
+def _expanded(t: Tape, mask: Tensor, shape: Shape) -> Tensor:
+    """A view for every sequence of the batch; the gradient is summed over them."""
+    if shape.batch == 1:
+        return mask
+    out = t.view(mask, shape.scores)
+    t.record("expand", (mask,), (out,), gradients=(Gradient.FRESH,))
+    return out
+
+
 def _mask_to_bias(t: Tape, mask: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """torch's ``convert_boolean_attn_mask``: an additive copy for every sequence of the batch."""
     numel = shape.batch * shape.queries * shape.keys
@@ -182,28 +220,61 @@ def _mask_to_bias(t: Tape, mask: Tensor, shape: Shape, dtype: DType) -> Tensor:
 
 
 def math(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
-    """The math kernel: scores written out, with a causal mask of its own."""
-    spec = shape.spec
+    """The math kernel: scores written out, 16 bits in fp32, with a causal mask of its own.
+
+    ``_scaled_dot_product_attention_math`` in aten/src/ATen/native/transformers/attention.cpp.
+    """
+    spec, dtype = shape.spec, query.dtype
+    query, key, value = (t.cast(x, DType.FP32) for x in (query, key, value))
     query = t.scale(query)
-    if spec.causal:
-        mask = t.tensor(shape.queries * shape.keys, DType.BOOL)
-        t.record("tril", (), (mask,), forward_scratch_bytes=mask.storage.num_bytes)
-        additive = t.tensor(shape.queries * shape.keys, query.dtype)
-        t.record("masked_fill", (mask,), (additive,))
-    else:
-        additive = None
+    mask = _causal_bias(t, shape) if spec.causal else None
     key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
-    scores = batched_matmul(t, query, t.scale(key), shape.scores, spec.head_dim)
-    if additive is not None:
-        scores = t.add(scores, additive)
-    weights = dropout(t, softmax(t, scores), spec.dropout)
-    return batched_matmul(
-        t, weights, value, shape.rows * spec.num_heads * spec.head_dim, shape.keys
-    )
+    right, left = t.scale(key), merged_heads(t, query, shape)
+    scores = batched_matmul(t, left, right, shape.scores, spec.head_dim)
+    if mask is not None:
+        scores = t.add(scores, mask)
+    weights = dropout(t, _safe_softmax(t, scores), spec.dropout)
+    out = batched_matmul(t, weights, value, shape.outputs, shape.keys)
+    result = t.cast(out, dtype)
+    if dtype is not DType.FP32:
+        t.cast(weights, dtype)
+    t.touch(query, key, out, result)
+    if mask is not None:
+        t.touch(mask)
+    return result
+
+
+def _causal_bias(t: Tape, shape: Shape) -> Tensor:
+    ones = t.tensor(shape.queries * shape.keys, DType.BOOL)
+    t.record("ones", (), (ones,))
+    lower = t.tensor(ones.numel, DType.BOOL)
+    t.record("tril", (ones,), (lower,))
+    bias = t.tensor(ones.numel, DType.FP32)
+    t.record("where", (lower,), (bias,))
+    return bias
+
+
+def _safe_softmax(t: Tape, scores: Tensor) -> Tensor:
+    """Softmax whose fully masked rows are zero: CUDA compares the scores and copies the result."""
+    out = t.tensor(scores.numel, scores.dtype)
+    scratch = 0
+    if not t.decomposed:
+        scratch = allocated_bytes(scores.numel, DType.BOOL) + out.storage.num_bytes
+    t.record(
+        "safe_softmax", (scores,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
+        forward_scratch_bytes=scratch,
+    )  # fmt: skip
+    return out
 
 
 def eager(
-    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """transformers' ``eager_attention_forward``: fp32 softmax, cast back, dropout."""
     spec = shape.spec
@@ -212,22 +283,21 @@ def eager(
     key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held += (key, value)
     key = merged_heads(t, key, shape) if shape.groups == 1 else key
-    scores = batched_matmul(t, query, key, shape.scores, spec.head_dim)
-    if not spec.scaled_query:
-        scores = t.scale(scores)
+    scores = t.scale(batched_matmul(t, query, key, shape.scores, spec.head_dim))
     if spec.softcap:
         scores = t.scale(t.elementwise("tanh", t.scale(scores), saves_output=True))
-    if mask is not None:
-        scores = t.add(scores, mask)
+    for added in (bias, mask):
+        if added is not None:
+            scores = t.add(scores, added)
     weights = softmax(t, scores, dtype=DType.FP32 if spec.fp32_softmax else None)
     if spec.fp32_softmax:
-        weights = t.cast(weights, query.dtype)
+        weights = t.cast(weights, held[0].dtype)
+    elif spec.weights_like_values:
+        weights = t.cast(weights, held[2].dtype)
     t.touch(scores)
     weights = dropout(t, weights, spec.dropout)
     value = merged_heads(t, value, shape) if shape.groups == 1 else value
-    out = batched_matmul(
-        t, weights, value, shape.rows * spec.num_heads * spec.head_dim, shape.keys
-    )
+    out = batched_matmul(t, weights, value, shape.outputs, shape.keys)
     out = t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
     t.touch(*held)
     t.linger(weights)
@@ -240,6 +310,10 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     Batch and heads do not merge into one dimension, so more than one sequence is copied; the
     gradient is copied back into rows either way.
     """
+    if x.by_head:
+        return x
+    if t.autocast is not None:
+        x = t.cast(x, t.autocast)
     if shape.batch == 1 or shape.spec.num_heads == 1:
         return t.slice(x, x.numel)
     return t.scale(x, "clone")
@@ -263,4 +337,5 @@ def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int)
 
 
 def _score_flops(shape: Shape) -> int:
-    return 4 * shape.scores * shape.spec.head_dim
+    spec = shape.spec
+    return 2 * shape.scores * (spec.head_dim + (spec.value_head_dim or spec.head_dim))

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 
 from memplan.graph.attention import Shape, attend
-from memplan.graph.operations import activation, dropout, linear, norm, rotary
+from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.rotary import rotate
 from memplan.graph.tape import Gradient, Tape, Tensor
 from memplan.model.spec import (
     Activation,
+    AttentionForm,
     AttentionSpec,
     FeedForwardSpec,
+    LatentAttentionSpec,
     LayerSpec,
     MixtureSpec,
     NormPlacement,
@@ -33,22 +36,75 @@ class StackContext:
     memory: Tensor | None = None
     """The encoder's output, in a decoder."""
     memory_len: int = 0
+    bias: Tensor | None = None
+    """The position bias of self-attention that the first layer made (T5)."""
+    cross_bias: Tensor | None = None
+    """That of cross attention."""
+    alibi: Tensor | None = None
+    """Slopes times positions, for every head."""
+    attention_frame: tuple[Tensor, ...] = ()
+    """What an attention module still holds while it adds the residual itself (BLOOM)."""
+    local_cos: Tensor | None = None
+    local_sin: Tensor | None = None
+    """Tables of their own for layers with a sliding window (Gemma 3)."""
+
+    def tables(self, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for one kind of layer."""
+        cos, sin = self.cos, self.sin
+        if spec.sliding_window is not None and self.local_cos is not None:
+            cos, sin = self.local_cos, self.local_sin
+        if cos is None or sin is None:
+            msg = "a layer turns its heads, but the stack has made no tables"
+            raise ValueError(msg)
+        return cos, sin
 
 
-def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext) -> Tensor:
+def self_attention(
+    t: Tape, x: Tensor, spec: AttentionSpec | LatentAttentionSpec, context: StackContext
+) -> Tensor:
     """Queries, keys and values of the hidden states, attention, output projection."""
+    if isinstance(spec, LatentAttentionSpec):
+        from memplan.graph.latent_attention import latent_attention  # only for DeepSeek's kin
+
+        return latent_attention(t, x, spec, context)
+    if spec.form is not AttentionForm.INTERFACE:
+        from memplan.graph.own_attention import own_attention  # only for older classes
+
+        return own_attention(t, x, spec, context)
     query, key, value = project(t, x, spec, context)
-    if spec.query_key_norm is not None:
-        query_width, key_width = _norm_widths(spec)
-        query = norm(t, query, spec.query_key_norm, "self_attn.q_norm", query_width)
-        key = norm(t, key, spec.query_key_norm, "self_attn.k_norm", key_width)
-    if spec.rotary is not None and context.cos is not None and context.sin is not None:
-        query, key = rotate(t, query, key, spec, context.cos, context.sin)
+    if spec.query_rescaled:
+        query = t.scale(query)
+    if not spec.query_key_norm_last:
+        query, key = _normalized(t, query, key, spec)
+    if spec.rotary is not None:
+        cos, sin = context.tables(spec)
+        query, key = rotate(t, query, key, spec, cos, sin)
+    if spec.query_key_norm_last:
+        query, key = _normalized(t, query, key, spec)
     mask = context.mask if spec.sliding_window is None else context.sliding_mask
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     out = attend(t, query, key, value, shape, mask)
     width = spec.num_heads * spec.head_dim
-    return linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
+    out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
+    t.touch(x, query, key, value)
+    return out
+
+
+def _normalized(
+    t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys through their norms, where they have some."""
+    kind = spec.query_key_norm
+    if kind is None:
+        return query, key
+    query_width, key_width = _norm_widths(spec)
+    query_groups, key_groups = (
+        (spec.num_heads, spec.num_kv_heads) if spec.query_key_norm_weight_per_head else (1, 1)
+    )
+    return (
+        norm(t, query, kind, "self_attn.q_norm", query_width, groups=query_groups),
+        norm(t, key, kind, "self_attn.k_norm", key_width, groups=key_groups),
+    )
 
 
 def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:
@@ -73,33 +129,30 @@ def project(
     width = query_size + 2 * kv_size
     fused = linear(t, x, "self_attn.qkv_proj", hidden, width, bias=spec.query_bias)
     tokens = x.numel // hidden
-    query, key, value = t.split(fused, tokens * query_size, tokens * kv_size, tokens * kv_size)
+    if spec.projection not in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}:
+        return _split_per_head(t, fused, spec.projection)
+    sizes = (tokens * query_size, tokens * kv_size, tokens * kv_size)
+    if spec.projection is Projection.FUSED_SLICED:
+        query, key, value = (t.slice(fused, size) for size in sizes)
+    else:
+        query, key, value = t.split(fused, *sizes)
     return query, key, value
 
 
-def rotate(
-    t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Rotary embeddings on queries and keys, or on the first dimensions of each head."""
-    assert spec.rotary is not None
-    dim = spec.rotary.dim
-    if dim == spec.head_dim:
-        rotated = rotary(t, query, cos, sin), rotary(t, key, cos, sin)
-    else:
-        rotated = (
-            _rotate_partly(t, query, dim, spec.head_dim, cos, sin),
-            _rotate_partly(t, key, dim, spec.head_dim, cos, sin),
-        )
-    t.touch(query, key)
-    return rotated
-
-
-def _rotate_partly(
-    t: Tape, x: Tensor, dim: int, head_dim: int, cos: Tensor, sin: Tensor
-) -> Tensor:
-    turning = t.slice(x, x.numel // head_dim * dim)
-    passing = t.slice(x, x.numel // head_dim * (head_dim - dim))
-    return t.concatenate(rotary(t, turning, cos, sin), passing)
+def _split_per_head(
+    t: Tape, fused: Tensor, projection: Projection
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Thirds of every head's columns; all are views, except where ``reshape`` has to copy."""
+    third = fused.numel // 3
+    if projection is Projection.FUSED_SELECTED:
+        return t.slice(fused, third), t.slice(fused, third), t.slice(fused, third)
+    if projection is Projection.FUSED_COPIED:
+        query, value, key = (t.contiguous(part) for part in t.split(fused, third, third, third))
+        t.touch(fused)
+        return query, key, value
+    # The view's gradient is joined head by head, then copied back into rows.
+    query, key, value = t.split(t.slice(fused, fused.numel), third, third, third)
+    return query, key, value
 
 
 def feed_forward(
@@ -114,7 +167,11 @@ def feed_forward(
         middle = activation(t, up, spec.activation)
         t.touch(up)
     middle = dropout(t, middle, spec.activation_dropout)
-    return linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
+    if spec.output_cast:
+        middle = t.cast(middle, t.compute)
+    out = linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
+    t.touch(x)
+    return out
 
 
 def _gated(t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str) -> Tensor:
@@ -172,11 +229,11 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = dropout(t, self_attention(t, normed, layer.attention, context), layer.dropout)
     middle = add_residual(t, x, attended, layer)
+    if layer.names_attended:
+        t.linger(attended)
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
     fed = dropout(t, feed_forward_of(t, normed, layer, context), layer.dropout)
-    out = add_residual(t, middle, fed, layer)
-    t.touch(attended, middle)
-    return out
+    return add_residual(t, middle, fed, layer)
 
 
 def add_residual(t: Tape, x: Tensor, added: Tensor, layer: LayerSpec) -> Tensor:

@@ -22,7 +22,9 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     """Router, routed experts and, where there is one, the shared expert."""
     if spec.router.jitter:
         x = _jitter(t, x, spec.router.jitter)
-    shared = _shared(t, x, spec, hidden_size) if spec.shared_first else None
+    shared = None
+    if spec.shared is not None and spec.shared_first:
+        shared = _shared(t, x, spec, hidden_size)
     weights, chosen, logits = route(t, x, spec, hidden_size)
     routed = routed_experts(t, x, weights, chosen, spec, hidden_size)
     if spec.routed_scaled:

@@ -5,10 +5,13 @@ from itertools import pairwise
 
 from memplan.dtypes import DType
 from memplan.graph.blocks import StackContext, decoder_layer
+from memplan.graph.embeddings import module_embeddings
+from memplan.graph.heads import base_parts, classification, masked_lm, replaced_tokens
 from memplan.graph.masks import additive_mask, causal_pattern, sliding_pattern
 from memplan.graph.operations import (
     activation,
     causal_lm_loss,
+    complex_tables,
     cross_entropy,
     dropout,
     embedding,
@@ -18,15 +21,34 @@ from memplan.graph.operations import (
     norm,
     rotary_tables,
 )
+from memplan.graph.positions import decoder_embeddings
 from memplan.graph.tape import Parameter, Tape, TapeOptions, Tensor
-from memplan.model.spec import AttentionSpec, HeadSpec, LayerSpec, ModelSpec, StackSpec, Task
+from memplan.model.spec import (
+    AttentionSpec,
+    HeadSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    ModelSpec,
+    StackSpec,
+    Task,
+)
 from memplan.training.kernels import AttentionKernel
+
+
+CLASSIFICATION_TASKS = frozenset(
+    {Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
+)
+"""Tasks whose logits are of classes, not of tokens."""
 
 
 def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the model's training step on a new tape."""
+    if len(model.stacks) > 1:
+        from memplan.graph.encoder_decoder import record_encoder_decoder  # only for two stacks
+
+        return record_encoder_decoder(model, options)
     t = Tape(options)
-    t.inputs_bytes = 2 * _ids(t, options.batch_size * options.seq_len)
+    t.inputs_bytes = _ids(t, options.batch_size * options.seq_len) + _label_bytes(t, model)
     stack = model.stacks[0]
     x, table = embed(t, model, stack)
     context = shared_tensors(t, model, stack)
@@ -34,6 +56,16 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     x = finish_stack(t, stack, x, context)
     head(t, model, x, table)
     return t
+
+
+def _label_bytes(t: Tape, model: ModelSpec) -> int:
+    """Labels of the batch: one a token, one a sequence, or a span's two ends [bytes]."""
+    batch = t.options.batch_size
+    if model.task is Task.SEQUENCE_CLASSIFICATION:
+        return _ids(t, batch)
+    if model.task is Task.QUESTION_ANSWERING:
+        return 2 * _ids(t, batch)
+    return _ids(t, batch * t.options.seq_len)
 
 
 def _ids(t: Tape, count: int) -> int:
@@ -46,8 +78,12 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     assert spec is not None
     tokens = t.options.batch_size * t.options.seq_len
     t.begin("embed", frozen=t.options.freeze.embeddings)
+    if spec.own_module:
+        return module_embeddings(t, model, spec)
     table = t.parameter("embed_tokens.weight", model.vocab_size, spec.embedding_size)
     x = embedding_lookup(t, table, tokens)
+    if spec.position_source is not None:
+        return decoder_embeddings(t, model, spec, x), table
     t.hold(x)
     if spec.scaled:
         x = t.scale(x)
@@ -76,12 +112,15 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
     rotary = next((spec.rotary for spec in _attentions(stack) if spec.rotary is not None), None)
     if rotary is not None:
-        context.cos, context.sin = rotary_tables(t, context.seq_len, rotary.dim, t.compute)
+        tables = complex_tables if rotary.complex_numbers else rotary_tables
+        context.cos, context.sin = tables(t, context.seq_len, rotary.dim, t.compute)
     return context
 
 
 def _attentions(stack: StackSpec) -> list[AttentionSpec]:
-    return [run.layer.attention for run in stack.runs]
+    """What each run's scores are made of."""
+    found = (run.layer.attention for run in stack.runs)
+    return [spec.scores if isinstance(spec, LatentAttentionSpec) else spec for spec in found]
 
 
 def attention_masks(
@@ -93,7 +132,7 @@ def attention_masks(
     (transformers' ``_ignore_causal_mask_sdpa``).
     """
     if not all(spec.causal for spec in _attentions(stack)):
-        return None, None
+        return padding_mask(t, stack), None
     eager = t.kernels.attention is AttentionKernel.EAGER or model.eager_attention_only
     windows = [spec.sliding_window for spec in _attentions(stack) if spec.sliding_window]
     length = context.seq_len
@@ -109,6 +148,16 @@ def attention_masks(
     return full, sliding
 
 
+def padding_mask(t: Tape, stack: StackSpec) -> Tensor | None:
+    """What LayoutLM adds to the scores of every sequence: a row of its keys."""
+    if not any(spec.padding_mask for spec in _attentions(stack)):
+        return None
+    mask = t.tensor(t.options.batch_size * t.options.seq_len, t.compute)
+    t.record("mask", (), (mask,))
+    t.hold(mask)
+    return mask
+
+
 def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """Every run of equal layers, split where only some are checkpointed."""
     t.end(x)
@@ -118,6 +167,7 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
             repeat=run.count,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
+            shared=run.shared,
             x=x,
         )
         x = decoder_layer(t, x, run.layer, context)
@@ -133,6 +183,7 @@ class TrainedRun:
     layer: LayerSpec
     checkpointed: bool
     frozen: bool
+    shared: bool = False
 
 
 def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
@@ -149,12 +200,17 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
     parts: list[TrainedRun] = []
     start = 0
     for run in stack.runs:
-        inside = sorted(cut for cut in cuts if start < cut < start + run.count)
+        inside = [] if run.shared else sorted(_between(cuts, start, start + run.count))
         for low, high in pairwise([start, *inside, start + run.count]):
             frozen = whole or options.freeze.freezes_layer(low)
-            parts.append(TrainedRun(high - low, run.layer, low < num_checkpointed, frozen))
+            checkpointed = low < num_checkpointed
+            parts.append(TrainedRun(high - low, run.layer, checkpointed, frozen, run.shared))
         start += run.count
     return parts
+
+
+def _between(cuts: set[int], low: int, high: int) -> list[int]:
+    return [cut for cut in cuts if low < cut < high]
 
 
 def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
@@ -181,11 +237,18 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     """What the task adds, and its loss."""
     t.begin("head", x=x, frozen=t.options.freeze.head)
     t.segment.component = "logits_and_loss"
-    if model.task is Task.CAUSAL_LM:
+    pooled = base_parts(t, model, x)
+    if model.task is Task.MASKED_LM:
+        loss = masked_lm(t, model, x, table)
+    elif model.task is Task.PRETRAINING:
+        loss = replaced_tokens(t, model, x)
+    elif model.task in CLASSIFICATION_TASKS:
+        loss = classification(t, model, x, pooled)
+    elif model.task is Task.CAUSAL_LM:
         logits = output_matrix(t, model, model.head, x, table)
         loss = causal_lm_loss(t, logits, model.vocab_size)
     else:
-        loss = x
+        loss = x if pooled is None else pooled
     t.end(loss)
 
 

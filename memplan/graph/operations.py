@@ -46,15 +46,33 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     return out
 
 
-def norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int) -> Tensor:
-    """Normalize the last ``width`` elements as ``spec`` and the chosen kernel do."""
+def norm(
+    t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, *, groups: int = 1
+) -> Tensor:
+    """Normalize the last ``width`` elements as ``spec`` and the chosen kernel do.
+
+    ``groups`` is how many different weights stand side by side in a row. The caller's variable holds
+    ``x`` until the norm returns.
+    """
+    out = _norm(t, x, spec, name, width, groups)
+    t.touch(x)
+    return out
+
+
+def _norm(
+    t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
+) -> Tensor:
     kind = spec.kind
+    if kind is NormKind.LAYER and not spec.weight:
+        return _native_layer_norm(t, x, width, ())
     if kind is NormKind.LAYER:
         return layer_norm(t, x, name, width, bias=spec.bias)
+    if kind is NormKind.LAYER_ONE_PLUS:
+        return layer_norm_one_plus(t, x, name, width)
     if kind is NormKind.LAYER_PLAIN:
         return layer_norm_plain(t, x, width)
     if kind is NormKind.LAYER_UPCAST:
-        return layer_norm_upcast(t, x, name, width)
+        return layer_norm_upcast(t, x, name, width, groups)
     weight = t.parameter(f"{name}.weight", width)
     if t.kernels.norm is NormKernel.FUSED:
         return rms_norm_fused(t, x, weight)
@@ -79,14 +97,29 @@ def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) 
 def _native_layer_norm(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
     if t.autocast is not None:
         x = t.cast(x, DType.FP32)
+    return _layer_norm_kernel(t, x, width, weights)
+
+
+def _layer_norm_kernel(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
     rows = x.numel // width
     out = t.tensor(x.numel, x.dtype)
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
+    made = tuple(each for each in weights if not isinstance(each, Parameter))
     t.record(
-        "layer_norm", (x, *weights), (out, mean, deviation), saves=(x, mean, deviation),
+        "layer_norm", (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *made),
         gradients=(Gradient.FRESH,) * (1 + len(weights)),
     )  # fmt: skip
     return out
+
+
+def layer_norm_one_plus(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
+    """Nemotron's: one is added to the weight; input, sum and bias are cast to autocast's dtype."""
+    weight = t.shift(t.parameter(f"{name}.weight", width))
+    bias: Tensor = t.parameter(f"{name}.bias", width)
+    if t.autocast is None:
+        return _layer_norm_kernel(t, x, width, (weight, bias))
+    x, weight, bias = (t.cast(each, t.autocast) for each in (x, weight, bias))
+    return _layer_norm_kernel(t, x, width, (weight, bias))
 
 
 def layer_norm_plain(t: Tape, x: Tensor, width: int) -> Tensor:
@@ -95,17 +128,18 @@ def layer_norm_plain(t: Tape, x: Tensor, width: int) -> Tensor:
     return t.cast(_native_layer_norm(t, t.cast(x, DType.FP32), width, ()), dtype)
 
 
-def layer_norm_upcast(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
+def layer_norm_upcast(t: Tape, x: Tensor, name: str, width: int, groups: int = 1) -> Tensor:
     """Cohere's: mean and variance written out in fp32, times an fp32 weight, cast back."""
-    weight = t.parameter(f"{name}.weight", width)
-    dtype = x.dtype
+    shape = (width,) if groups == 1 else (groups, width)
+    weight = t.parameter(f"{name}.weight", *shape)
     full = t.cast(x, DType.FP32)
     mean = t.mean(full, width)
-    centred = t.add(full, mean)
-    variance = t.mean(t.square(centred), width)
-    t.touch(variance)
+    variance = t.mean(t.square(t.add(full, mean)), width)
     scaled = t.mul(t.add(full, mean), _reciprocal_root(t, variance))
-    return t.cast(t.mul(t.cast(weight, DType.FP32), scaled), dtype)
+    product = t.mul(t.cast(weight, DType.FP32), scaled)
+    out = t.cast(product, x.dtype)
+    t.touch(mean, variance, product)
+    return out
 
 
 def _reciprocal_root(t: Tape, variance: Tensor) -> Tensor:
@@ -115,10 +149,17 @@ def _reciprocal_root(t: Tape, variance: Tensor) -> Tensor:
 
 def rms_norm(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     """Llama's RMSNorm: an fp32 copy, normalized, cast back, times the weight."""
+    normalized, variance = _normalized(t, x, weight.numel)
+    out = t.mul(weight, t.cast(normalized, x.dtype))
+    t.touch(normalized, variance)
+    return out
+
+
+def _normalized(t: Tape, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """An fp32 copy over the root of its mean square, and that mean."""
     full = t.cast(x, DType.FP32)
-    variance = t.mean(t.square(full), weight.numel)
-    normalized = t.mul(full, _reciprocal_root(t, variance))
-    return t.mul(weight, t.cast(normalized, x.dtype))
+    variance = t.mean(t.square(full), width)
+    return t.mul(full, _reciprocal_root(t, variance)), variance
 
 
 def rms_norm_t5(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
@@ -132,18 +173,17 @@ def rms_norm_t5(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
 
 def rms_norm_gemma(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     """Gemma's: all of it in fp32, times one plus the weight, then cast back."""
-    full = t.cast(x, DType.FP32)
-    variance = t.mean(t.square(full), weight.numel)
-    normalized = t.mul(full, _reciprocal_root(t, variance))
-    return t.cast(t.mul(normalized, t.shift(t.cast(weight, DType.FP32))), x.dtype)
+    normalized, _ = _normalized(t, x, weight.numel)
+    product = t.mul(normalized, t.shift(t.cast(weight, DType.FP32)))
+    return t.cast(product, x.dtype)
 
 
 def rms_norm_upcast(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     """OLMo 2's: the weight's product is in fp32 too; cast back last."""
-    full = t.cast(x, DType.FP32)
-    variance = t.mean(t.square(full), weight.numel)
-    normalized = t.mul(full, _reciprocal_root(t, variance))
-    return t.cast(t.mul(weight, normalized), x.dtype)
+    normalized, variance = _normalized(t, x, weight.numel)
+    out = t.cast(t.mul(weight, normalized), x.dtype)
+    t.touch(normalized, variance)
+    return out
 
 
 def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
@@ -216,14 +256,15 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
     if kind is Activation.QUICK_GELU:
         return t.mul(x, t.elementwise("sigmoid", t.scale(x), saves_output=True))
     if kind is Activation.RELU_SQUARED:
-        return t.square(t.elementwise("relu", x, saves_output=True))
+        rectified = t.elementwise("relu", x, saves_output=True)
+        return t.square(rectified if t.autocast is None else t.cast(rectified, DType.FP32))
     return bloom_gelu(t, x)
 
 
 def gelu_new(t: Tape, x: Tensor) -> Tensor:
     """GPT-2's tanh GELU: eight elementwise operations, of which four keep something."""
     half = t.scale(x)
-    cube = t.elementwise("pow", x, saves_input=True)
+    cube = t.square(x if t.autocast is None else t.cast(x, DType.FP32))
     inner = t.scale(t.add(x, t.scale(cube)))
     curve = t.shift(t.elementwise("tanh", inner, saves_output=True))
     return t.mul(half, curve)
@@ -309,6 +350,19 @@ def rotary_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tens
     for table in tables:
         t.hold(table)
     return tables
+
+
+def complex_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tensor, Tensor]:
+    """Cosines and sines as one table of complex numbers, two fp32 each, whatever the dtype."""
+    del dtype
+    angles = t.tensor(positions * (dim // 2), DType.FP32)
+    t.record("mul", (), (angles,))
+    table = t.tensor(positions * dim, DType.FP32)
+    scratch = angles.storage.num_bytes + table.storage.num_bytes
+    t.record("polar", (angles,), (table,), forward_scratch_bytes=scratch)
+    t.touch(angles)
+    t.hold(table)
+    return table, table
 
 
 def flash_statistics_bytes(rows: int, num_heads: int) -> int:

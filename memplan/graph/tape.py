@@ -52,7 +52,7 @@ class Storage:
 class Tensor:
     """A number of elements and a dtype, on a storage."""
 
-    __slots__ = ("dtype", "numel", "requires_grad", "storage")
+    __slots__ = ("by_head", "dtype", "numel", "requires_grad", "storage")
 
     def __init__(
         self, numel: int, dtype: DType, storage: Storage, *, requires_grad: bool = False
@@ -61,6 +61,8 @@ class Tensor:
         self.dtype = dtype
         self.storage = storage
         self.requires_grad = requires_grad
+        self.by_head = False
+        """Queries, keys or values that lie head by head in memory, not token by token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,10 @@ class Tape:
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
         self.inputs_bytes = 0
         """Token ids, labels and whatever else the batch itself holds [bytes]."""
+        self.buffers_bytes = 0
+        """Buffers that lie beside the parameters [bytes]."""
+        self.leaves: list[Tensor] = []
+        """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
 
     # -- segments and parameters -----------------------------------------------------------------
@@ -303,6 +309,12 @@ class Tape:
         """Keep a tensor alive until the present segment ends: a name in its frame."""
         self.segment.lingering.append(tensor)
 
+    def leaf(self, tensor: Tensor) -> None:
+        """Let a made tensor require a gradient: both stay until the backward pass is over."""
+        tensor.requires_grad = True
+        self.hold(tensor)
+        self.leaves.append(tensor)
+
     def tie(self, weight: Parameter, module: str) -> None:
         """Note that a module of the present segment owns an earlier segment's weight too."""
         self.segment.tied.append((module, weight))
@@ -327,6 +339,12 @@ class Tape:
         )
         self.segment.parameters.append(made)
         return made
+
+    def buffer(self, numel: int, dtype: DType) -> Tensor:
+        """Declare a tensor that the present segment's module owns beside its parameters."""
+        storage = Storage(allocated_bytes(numel, dtype), -1, 0)
+        self.buffers_bytes += storage.num_bytes * self.segment.repeat
+        return Tensor(numel, dtype, storage)
 
     # -- recording -------------------------------------------------------------------------------
 
@@ -403,6 +421,7 @@ class Tape:
         if x.dtype is dtype:
             return x
         out = self.tensor(x.numel, dtype)
+        out.by_head = x.by_head
         self.record("to", (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 
@@ -501,9 +520,15 @@ class Tape:
         return out
 
     def concatenate(self, *parts: Tensor) -> Tensor:
-        """Copy tensors into one; their gradients are views of its gradient."""
-        out = self.tensor(sum(part.numel for part in parts), parts[0].dtype)
-        self.record("cat", parts, (out,), gradients=(Gradient.ALIAS,) * len(parts))
+        """Copy tensors into one; their gradients are views of its gradient, or casts of them."""
+        dtypes = {part.dtype for part in parts}
+        out = self.tensor(
+            sum(part.numel for part in parts), dtypes.pop() if len(dtypes) == 1 else DType.FP32
+        )
+        gradients = [
+            Gradient.ALIAS if part.dtype is out.dtype else Gradient.FRESH for part in parts
+        ]
+        self.record("cat", parts, (out,), gradients=gradients)
         return out
 
     def slice(self, x: Tensor, numel: int) -> Tensor:

@@ -137,6 +137,8 @@ class StepWalk:
         self.level = Height()
         self.cached_casts_bytes = 0
         self.passes = StepPasses()
+        self.leaves = {leaf.storage for leaf in tape.leaves}
+        """They, and their gradients, go with the graph when backward is over."""
         self.keepers: dict[Storage, int] = {}
         """For each shared storage, how many segments after its own keep it."""
         for segment in tape.segments:
@@ -150,6 +152,9 @@ class StepWalk:
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
         self._backward()
+        for leaf in self.tape.leaves:
+            size = leaf.storage.num_bytes
+            self._lower(Level(saved_bytes=-size, other_bytes=-size), loss=False)
         self.passes.after_backward = self.level
         return self.passes
 
@@ -251,6 +256,8 @@ class StepWalk:
     def _free_shared(self, segment: Segment) -> None:
         for storage in _kept_by(segment):
             self.keepers[storage] -= 1
+            if storage in self.leaves:
+                continue
             if not self.keepers[storage] and not self._kept_nearby(storage):
                 self._lower(Level(saved_bytes=-storage.num_bytes), loss=False)
 

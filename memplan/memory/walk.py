@@ -184,6 +184,8 @@ class BackwardWalk:
         for tensor, buffer in self.buffers.items():
             if tensor.storage.segment != segment.index and tensor is not segment.input:
                 self.shared[tensor] = buffer.num_bytes
+        for tensor in [each for each in self.shared if each not in self.buffers]:
+            del self.shared[tensor]
         self._close(None, 0)
         return BackwardProfile(
             intervals=self.intervals,
@@ -261,7 +263,7 @@ class BackwardWalk:
 
     def _accumulate(self, parameter: Parameter, buffer: _GradientBuffer) -> None:
         if parameter in self.accumulated:
-            self._mark(0)
+            self._mark(0 if self.in_place_sums else _gradient_bytes(parameter))
             self._release(buffer)
             self._close(parameter, 0)
             return

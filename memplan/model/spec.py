@@ -22,6 +22,8 @@ class Task(Enum):
     CAUSAL_LM = "causal-lm"
     SEQ2SEQ_LM = "seq2seq-lm"
     MASKED_LM = "masked-lm"
+    PRETRAINING = "pretraining"
+    """The class's own objective where it is none of the others: ELECTRA's replaced tokens."""
     SEQUENCE_CLASSIFICATION = "sequence-classification"
     TOKEN_CLASSIFICATION = "token-classification"
     QUESTION_ANSWERING = "question-answering"
@@ -42,6 +44,8 @@ class NormKind(Enum):
     """OLMo 2's: everything in fp32, the weight's product too, then cast back."""
     LAYER_PLAIN = "layer_norm_plain"
     """OLMo's: an fp32 layer norm that owns no parameters."""
+    LAYER_ONE_PLUS = "layer_norm_one_plus"
+    """Nemotron's: a layer norm with one plus its weight, in autocast's dtype."""
     LAYER_UPCAST = "layer_norm_upcast"
     """Cohere's: a layer norm written out in fp32, with a weight only."""
 
@@ -53,6 +57,8 @@ class NormSpec:
     kind: NormKind
     bias: bool = False
     """Whether it owns a bias beside its weight."""
+    weight: bool = True
+    """Whether it owns a weight (OPT can leave both out)."""
 
 
 class Projection(Enum):
@@ -62,8 +68,14 @@ class Projection(Enum):
     """Three linear layers."""
     FUSED_SPLIT = "fused_split"
     """One linear layer whose output is split into q, k and v, each contiguous in the columns."""
+    FUSED_SLICED = "fused_sliced"
+    """One linear layer, out of which q, k and v are sliced one by one (Phi-3)."""
     FUSED_INTERLEAVED = "fused_interleaved"
-    """One linear layer whose output is viewed per head, then split (GPT-NeoX, BLOOM)."""
+    """One linear layer whose output is viewed per head, then split (GPT-NeoX)."""
+    FUSED_SELECTED = "fused_selected"
+    """One linear layer whose output is viewed per head, each third indexed out (BLOOM)."""
+    FUSED_COPIED = "fused_copied"
+    """One linear layer whose output is split in blocks of heads, which are copied (CodeGen)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +84,34 @@ class RotarySpec:
 
     dim: int
     """Dimensions of each head that are rotated; the rest pass through."""
-    interleaved: bool = False
-    """Neighbouring pairs are rotated (GPT-J, Cohere) rather than the two halves."""
     upcast: bool = False
-    """Queries and keys are rotated in fp32 and cast back (ESM)."""
+    """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
+    full_tables: bool = False
+    """The tables stay in fp32, and what they rotated is cast back (OLMo)."""
+    expanded_tables: bool = False
+    """Every layer repeats each number of the tables for itself (GLM, Helium)."""
+    paired: bool = False
+    """Neighbouring numbers are turned by half of the tables' columns (DeepSeek-V3)."""
+    complex_numbers: bool = False
+    """Pairs are multiplied as complex numbers in fp32 (DeepSeek-V2)."""
+    joined: bool = False
+    """Heads are joined from a rotated part and the rest even where nothing rests (Phi-3)."""
+
+
+class PositionBias(Enum):
+    """What is added to the scores for the distance between two positions (T5)."""
+
+    NONE = "none"
+    LEARNED = "learned"
+    """Looked up in a table of the layer's own."""
+    EARLIER_LEARNED = "earlier_learned"
+    """What the stack's first layer looked up."""
+    ZEROS = "zeros"
+    """Zeros that the layer makes (UMT5's cross attention)."""
+    ZEROS_TRAINED = "zeros_trained"
+    """Zeros that require a gradient under checkpointing, for the layers that follow too (T5)."""
+    EARLIER_ZEROS = "earlier_zeros"
+    """What the stack's first layer made."""
 
 
 class AttentionForm(Enum):
@@ -107,6 +143,8 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     """Size of a head; ``num_heads * head_dim`` need not equal the hidden size."""
+    value_head_dim: int | None = None
+    """Size of a value's head, where it differs from the queries' and keys'."""
     projection: Projection = Projection.SEPARATE
     query_bias: bool = False
     key_bias: bool = False
@@ -117,24 +155,65 @@ class AttentionSpec:
     """A norm on queries and keys (Qwen3, OLMo 2)."""
     query_key_norm_per_head: bool = True
     """The norm runs over each head's dimensions rather than over all of them at once."""
+    query_key_norm_weight_per_head: bool = False
+    """Each head has a norm weight of its own (Cohere)."""
+    query_key_norm_last: bool = False
+    """The norm comes after the rotary embedding (Hunyuan)."""
+    query_scaled_by_position: bool = False
+    """Rotated queries are multiplied by a factor of their position (Ministral 3)."""
+    projection_clamped: bool = False
+    """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
     form: AttentionForm = AttentionForm.INTERFACE
     query_rescaled: bool = False
     """The queries are multiplied by the scale, and the scores by one (OPT)."""
+    weights_like_values: bool = False
+    """Without an fp32 softmax, its result is still cast to the values' dtype (GPT-2)."""
     causal: bool = True
     sliding_window: int | None = None
     alibi: bool = False
     softcap: bool = False
     """Scores pass through a tanh (Gemma 2): only eager attention can do that."""
+    position_bias: PositionBias = PositionBias.NONE
     relative_bias_buckets: int = 0
-    """Buckets of T5's learned relative position bias; 0 for none."""
+    """Rows of the table of a learned position bias (T5)."""
     dropout: float = 0.0
     """Probability on the attention weights."""
     fp32_softmax: bool = True
     """Eager attention computes the softmax in fp32 and casts back; BERT does not."""
-    scaled_query: bool = False
-    """The queries are scaled before they are rotated, not the scores (ESM)."""
-    additive_mask: bool = False
-    """The class makes a mask even where nothing is masked (LayoutLM)."""
+    padding_mask: bool = False
+    """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttentionSpec:
+    """DeepSeek's multi-head latent attention: keys and values come out of a narrow vector."""
+
+    num_heads: int
+    query_rank: int | None
+    """Width between the two layers that make the queries; None where one layer makes them."""
+    key_value_rank: int
+    plain_head_dim: int
+    """What is not rotated of a query's or key's head."""
+    value_head_dim: int
+    rotary: RotarySpec
+    """Its ``dim`` is the rest of the head; the keys share it."""
+    norm: NormSpec
+    """On the two narrow vectors."""
+    bias: bool = False
+    """The layers into the narrow vectors and out of the values have a bias."""
+    dropout: float = 0.0
+
+    @property
+    def scores(self) -> AttentionSpec:
+        """The attention that runs on the widened heads."""
+        return AttentionSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=self.plain_head_dim + self.rotary.dim,
+            value_head_dim=self.value_head_dim,
+            rotary=self.rotary,
+            dropout=self.dropout,
+        )
 
 
 class Activation(Enum):
@@ -143,6 +222,8 @@ class Activation(Enum):
     RELU = "relu"
     RELU_SQUARED = "relu2"
     GELU = "gelu"
+    GELU_PYTHON = "gelu_python"
+    """The exact form written out in Python with the error function (ESM)."""
     GELU_NEW = "gelu_new"
     """The tanh form written out in Python: several elementwise operations."""
     GELU_TANH = "gelu_pytorch_tanh"
@@ -167,6 +248,8 @@ class FeedForwardSpec:
     bias: bool = False
     activation_dropout: float = 0.0
     """Probability on the activations, before the last linear layer."""
+    output_cast: bool = False
+    """The activations are cast to the last weight's dtype, against autocast (T5)."""
 
 
 class RouterScore(Enum):
@@ -262,15 +345,23 @@ class NormPlacement(Enum):
 class LayerSpec:
     """One layer of a stack."""
 
-    attention: AttentionSpec
+    attention: AttentionSpec | LatentAttentionSpec
     feed_forward: FeedForwardSpec | MixtureSpec
     norm: NormSpec
     placement: NormPlacement = NormPlacement.PRE
     cross_attention: AttentionSpec | None = None
     dropout: float = 0.0
     """Probability on the outputs of attention and of the feed-forward network."""
+    attention_dropout_only: bool = False
+    """The feed-forward network's output is left out (ALBERT, XLM-RoBERTa-XL)."""
+    feed_forward_dropout_only: bool = False
+    """The attention's output is left out (DistilBERT)."""
+    own_modules: bool = False
+    """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
+    names_attended: bool = False
+    """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,6 +370,22 @@ class LayerRun:
 
     count: int
     layer: LayerSpec
+    shared: bool = False
+    """All of them are one layer's parameters (ALBERT)."""
+
+
+class PositionSource(Enum):
+    """Where the positions that an older decoder adds to its tokens come from."""
+
+    NONE = "none"
+    COUNTED = "counted"
+    """``arange``, one row for all sequences (GPT-2)."""
+    MASK_SUM = "mask_sum"
+    """The running sum of an attention mask, for every sequence (OPT)."""
+    BUFFER = "buffer"
+    """A buffer of ids; a sum with zero token types follows (GPT)."""
+    SINUSOIDS = "sinusoids"
+    """Rows of a fixed table that is not trained (XGLM)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,8 +396,18 @@ class EmbeddingSpec:
     """Width of the token table; differs from the hidden size where a projection follows."""
     num_positions: int = 0
     """Rows of a learned position table, offset included; 0 for none."""
+    position_source: PositionSource | None = None
+    """Set for older decoders, which embed in the model's own ``forward``."""
+    scaled_in_table: bool = False
+    """The token table multiplies what it looks up by a constant (XGLM)."""
     positions_from_ids: bool = False
     """Each sequence's positions are counted past its padding tokens (RoBERTa)."""
+    batched_positions: bool = False
+    """The positions are looked up for every sequence of the batch (BART's encoder)."""
+    fixed_positions: bool = False
+    """The position table holds sinusoids and is not trained (Pegasus)."""
+    own_table: bool = False
+    """A decoder has a token table of its own beside the encoder's (Marian)."""
     num_token_types: int = 0
     token_type_buffer: bool = False
     """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
@@ -300,6 +417,8 @@ class EmbeddingSpec:
     """Masked tokens' embeddings are zeroed and the others scaled up for it (ESM)."""
     own_module: bool = False
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
+    projection_in_encoder: bool = False
+    """A projection to the hidden size always follows, inside the encoder (ALBERT)."""
     projection_bias: bool = True
     """The projection to the hidden size, where there is one, has a bias."""
     norm: NormSpec | None = None
@@ -337,8 +456,12 @@ class Pooling(Enum):
     """What the base model's pooler made of the first token's."""
     MEAN = "mean"
     """Their mean."""
+    LAST = "last"
+    """The last end-of-sequence token's (BART, T5)."""
     MEAN_LOGITS = "mean_logits"
     """Every token is classified, and the logits averaged."""
+    LAST_LOGITS = "last_logits"
+    """Every token is classified without a bias, and the last one's logits taken (decoders)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -352,7 +475,11 @@ class ClassifierSpec:
     first_dropout: float = 0.0
     """Probability before the dense layer."""
     dropout: float = 0.0
-    """Probability before the last linear layer."""
+    """Probability before the last linear layer, for sequences."""
+    token_dropout: float = 0.0
+    """The same, for tokens."""
+    span_dropout: float = 0.0
+    """The same, for spans."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -368,6 +495,8 @@ class HeadSpec:
     softcap: bool = False
     scaled: bool = False
     """The hidden states are scaled before, or the logits after, the output matrix."""
+    logits_bias: bool = False
+    """A buffer is added to the logits (BART's ``final_logits_bias``)."""
     loss_upcast: bool = False
     """The masked-LM loss casts the logits to fp32 first."""
     bias_added: bool = False
@@ -378,9 +507,12 @@ class HeadSpec:
     """A dense layer on the first token, part of the base model (BERT)."""
     pooler_tasks: tuple[Task, ...] = ()
     """The other tasks whose class keeps the pooler."""
+    discriminator: Activation | None = None
+    """The activation of the head that tells replaced tokens from others (ELECTRA)."""
     contact_features: int = 0
     """Inputs of a regression on attention maps that no loss reaches (ESM)."""
     classifier: ClassifierSpec | None = None
+    """None for a decoder's: one linear layer over every token."""
 
 
 class Tying(Enum):
@@ -411,6 +543,8 @@ class ModelSpec:
     tying: Tying = Tying.CLEAR
     checkpoint_dtype: DType = DType.FP32
     """What the config says the published weights are held in."""
+    recomputes: bool = True
+    """The class can checkpoint its activations."""
     eager_attention_only: bool = False
     """The class has no other attention than the one written out in Python."""
     source: str = ""

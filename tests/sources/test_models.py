@@ -1,6 +1,8 @@
 """What a user may call a model, and in which order it is looked for."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,7 +168,12 @@ def test_a_yaml_spec_without_a_name_is_named_after_its_file(
 
 @pytest.mark.parametrize(
     ("extra", "name"),
-    [({}, "llama"), ({"name": "n"}, "n"), ({"_name_or_path": "a/b"}, "a/b"), ({"name": 3}, "llama")],
+    [
+        ({}, "llama"),
+        ({"name": "n"}, "n"),
+        ({"_name_or_path": "a/b"}, "a/b"),
+        ({"name": 3}, "llama"),
+    ],
 )
 def test_a_config_dict(reading: list[Reading], extra: dict[str, object], name: str) -> None:
     config = {**CONFIG, **extra}
@@ -254,7 +261,9 @@ def test_passes_the_options_on(reading: list[Reading]) -> None:
         pytest.param({"model": "t5-3b", "task": "causal"}, "Did you mean 'causal-lm'?", id="task"),
         pytest.param({"model": "t5-3b", "num_labels": 0}, "at least 1", id="no-labels"),
         pytest.param({"model": CONFIG, "revision": "v1"}, "revision is for", id="dict-revision"),
-        pytest.param({"model": "./a.json", "revision": "v1"}, "revision is for", id="path-revision"),
+        pytest.param(
+            {"model": "./a.json", "revision": "v1"}, "revision is for", id="path-revision"
+        ),
         pytest.param({"model": SPEC, "task": "base"}, "ModelSpec is complete", id="spec-task"),
         pytest.param({"model": SPEC, "num_labels": 3}, "ModelSpec is complete", id="spec-labels"),
         pytest.param({"model": None}, "not a NoneType", id="none"),
@@ -356,6 +365,7 @@ def test_the_keys_of_a_yaml_spec_are_those_of_the_named_family(
 ) -> None:
     (tmp_path / "spec.yaml").write_text("n_embd: 64")
     load_model("spec.yaml", family="gpt2")
+    assert reading[0].family == "gpt2"
     with pytest.raises(ConfigError, match="n_embd: is no key of a llama config"):
         load_model("spec.yaml", family="llama")
 
@@ -381,7 +391,7 @@ def test_the_hubs_refusal_suggests_a_builtin(
     monkeypatch.setattr(hub, "fetch_config", refuse)
     with pytest.raises(kind, match=r"the hub says no\. Did you mean the built-in 't5-3b'\?"):
         load_model("google/t5-3b")
-    with pytest.raises(kind, match="the hub says no$"):
+    with pytest.raises(kind, match=r"the hub says no$"):
         load_model("owner/entirely-different-0815")
 
 
@@ -391,8 +401,19 @@ def test_a_gated_model_is_no_slip(monkeypatch: pytest.MonkeyPatch) -> None:
         raise HubGatedError(msg)
 
     monkeypatch.setattr(hub, "fetch_config", refuse)
-    with pytest.raises(HubGatedError, match="it is gated$"):
+    with pytest.raises(HubGatedError, match=r"it is gated$"):
         load_model("meta-llama/Llama-3.1-8B-Private")
+
+
+def test_a_builtin_costs_no_library(checkout: Path) -> None:
+    code = (
+        "import sys, memplan; memplan.load_model('llama-3.1-8b');"
+        "print(sorted({'yaml', 'huggingface_hub', 'rich', 'typer', 'difflib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
 
 
 # --- with the real reader --------------------------------------------------------------------

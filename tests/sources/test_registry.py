@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from memplan.graph.counts import count_parameters
 from memplan.sources.defaults import class_defaults, known_keys
+from memplan.sources.models import load_model
 from memplan.sources.registry import (
     builtin_config,
     builtin_names,
@@ -179,6 +181,13 @@ def test_a_lookup_does_not_read_the_other_entries(monkeypatch: pytest.MonkeyPatc
 
 GOOD = {"hub_id": "a/good", "family": "gpt2", "architecture": "GPT2Model", "dtype": "float32",
         "sizes": {}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_equal_those_of_transformers(checkout: Path, name: str) -> None:
+    """The counts were made by transformers itself: see the file's ``source``."""
+    counted = json.loads((checkout / "tests" / "data" / "builtin_params.json").read_text())
+    assert count_parameters(load_model(name)).total == counted["total_params"][name]
 
 
 @pytest.mark.reference

@@ -7,6 +7,7 @@ transformers class come from ``memplan/data/config_defaults.json``; blocks from 
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Protocol, cast
 
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
 from memplan.graph.families.request import ReadRequest, deduce_model_type, resolve_task
@@ -18,6 +19,22 @@ FAMILY_MODULES: dict[str, str] = {
     "mistral": "llama",
     "qwen2": "llama",
     "qwen3": "llama",
+    "mixtral": "mixtures",
+    "qwen3_moe": "mixtures",
+    "qwen2_moe": "mixtures",
+    "olmoe": "mixtures",
+    "granitemoe": "mixtures",
+    "phimoe": "mixtures",
+    "dots1": "mixtures",
+    "glm4_moe": "mixtures",
+    "solar_open": "mixtures",
+    "ernie4_5_moe": "mixtures",
+    "minimax_m2": "mixtures",
+    "hy_v3": "mixtures",
+    "deepseek_v2": "latents",
+    "deepseek_v3": "latents",
+    "glm4_moe_lite": "latents",
+    "minicpm3": "latents",
 }
 """For each supported ``model_type``, the module of this package that reads it."""
 
@@ -79,5 +96,12 @@ def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _module(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    return import_module(f"memplan.graph.families.{name}")
+class FamilyModule(Protocol):
+    """What a module of this package provides."""
+
+    def read(self, reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+        """Fill in a ``ModelSpec`` from a config of any of the module's types."""
+
+
+def _module(name: str) -> FamilyModule:
+    return cast("FamilyModule", import_module(f"memplan.graph.families.{name}"))

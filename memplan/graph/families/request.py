@@ -13,6 +13,9 @@ _DTYPES = {
     "bfloat16": DType.BF16,
 }  # fmt: skip
 
+_OWN_PRETRAINING = frozenset({"electra"})
+"""Types whose ``ForPreTraining`` is no masked LM."""
+
 _TASK_SUFFIXES: tuple[tuple[str, Task], ...] = (
     ("ForSequenceClassification", Task.SEQUENCE_CLASSIFICATION),
     ("ForTokenClassification", Task.TOKEN_CLASSIFICATION),

@@ -1,0 +1,75 @@
+"""``memplan estimate --deepspeed``: the tables of DeepSpeed's own estimators."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from memplan.cli.options import OutputFormat, read_number
+from memplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from memplan.model.spec import ModelSpec
+
+
+def show_deepspeed_tables(
+    model: "ModelSpec | None",
+    *,
+    params: str | None,
+    largest_layer: str | None,
+    num_gpus: int,
+    num_nodes: int | None,
+    formula: str,
+    additional_buffer_factor: float,
+    output_format: OutputFormat,
+) -> None:
+    """Print both tables for a model, or for counts given by hand."""
+    from memplan.formulas.deepspeed import DeepSpeedFormula
+    from memplan.report.deepspeed import deepspeed_document, deepspeed_report, deepspeed_rows
+    from memplan.training.setup import TrainingSetup, coerce_enum
+
+    total, largest = _counts(model, params, largest_layer)
+    nodes = TrainingSetup(num_gpus=num_gpus, num_nodes=num_nodes).nodes
+    report = deepspeed_report(
+        total_params=total,
+        largest_layer_params=largest,
+        num_gpus_total=num_gpus,
+        num_nodes=nodes,
+        formula=coerce_enum("deepspeed_formula", formula, DeepSpeedFormula),
+        additional_buffer_factor=additional_buffer_factor,
+    )
+    if output_format is OutputFormat.TABLE:
+        from rich.console import Console
+
+        from memplan.report.deepspeed import print_deepspeed
+
+        print_deepspeed(Console(highlight=False), report)
+    elif output_format is OutputFormat.JSON:
+        import json
+
+        typer.echo(json.dumps(deepspeed_document(report), indent=2))
+    else:
+        from memplan.report.rows import rows_csv, rows_markdown
+
+        rows = deepspeed_rows(report)
+        typer.echo(rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows))
+
+
+def _counts(
+    model: "ModelSpec | None", params: str | None, largest_layer: str | None
+) -> tuple[int, int]:
+    """Total and largest-layer parameters: given by hand, or the base model's own."""
+    if params is not None:
+        if largest_layer is None:
+            msg = "--params: give --largest-layer too, the parameters of the largest layer"
+            raise UsageError(msg)
+        try:
+            return read_number(params), read_number(largest_layer)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    if model is None:
+        msg = "--deepspeed: name a MODEL, or give --params and --largest-layer"
+        raise UsageError(msg)
+    from memplan.graph.counts import count_parameters
+
+    counts = count_parameters(model)
+    return counts.base, counts.largest_layer

@@ -1,0 +1,256 @@
+"""``memplan estimate``."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memplan.cli.options import (
+    FamilyOption,
+    FormatOption,
+    GpuMemoryOption,
+    GpuOption,
+    NumGpusOption,
+    NumLabelsOption,
+    NumNodesOption,
+    OptionalModelArgument,
+    OutputFormat,
+    RevisionOption,
+    TaskOption,
+    TokenOption,
+)
+from memplan.cli.training_options import (
+    AttentionOption,
+    BatchSizeOption,
+    CheckpointingOption,
+    CompileOption,
+    DropoutOption,
+    EngineOption,
+    EngineOptionOption,
+    FreezeOption,
+    GradientAccumulationOption,
+    KernelScratchOption,
+    KernelsOption,
+    LossOption,
+    MlpOption,
+    NormOption,
+    OffloadOption,
+    OptimizerOption,
+    OutputsHeldOption,
+    PrecisionOption,
+    SeqLenOption,
+    TargetSeqLenOption,
+    UpcastOutputsOption,
+    ZeroOption,
+    parse_engine_options,
+)
+
+if TYPE_CHECKING:
+    from memplan.estimator import Estimate
+    from memplan.hardware.gpu import GpuSpec
+    from memplan.training.setup import TrainingSetup
+
+DEFAULT_GPUS = ("v100-32gb", "a100-80gb", "h100-80gb")
+"""What a run is judged by when no GPU is named."""
+DEEPSPEED_PANEL = "DeepSpeed's own tables"
+
+
+def _table_option(name: str, help_text: str, metavar: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=help_text, rich_help_panel=DEEPSPEED_PANEL)
+
+
+def estimate(
+    model: OptionalModelArgument = None,
+    num_gpus: NumGpusOption = 1,
+    num_nodes: NumNodesOption = None,
+    gpu: GpuOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    engine: EngineOption = None,
+    zero: ZeroOption = None,
+    offload: OffloadOption = None,
+    batch_size: BatchSizeOption = 1,
+    gradient_accumulation: GradientAccumulationOption = 1,
+    seq_len: SeqLenOption = None,
+    target_seq_len: TargetSeqLenOption = None,
+    precision: PrecisionOption = None,
+    optimizer: OptimizerOption = "adamw-fused",
+    checkpointing: CheckpointingOption = "none",
+    kernels: KernelsOption = "hf",
+    attention: AttentionOption = None,
+    norm: NormOption = None,
+    mlp: MlpOption = None,
+    loss: LossOption = None,
+    dropout: DropoutOption = None,
+    freeze: FreezeOption = "",
+    outputs_held: OutputsHeldOption = False,
+    upcast_outputs: UpcastOutputsOption = False,
+    compiled: CompileOption = False,
+    engine_option: EngineOptionOption = None,
+    kernel_scratch: KernelScratchOption = True,
+    task: TaskOption = None,
+    family: FamilyOption = None,
+    num_labels: NumLabelsOption = None,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    deepspeed: Annotated[
+        bool,
+        typer.Option(
+            "--deepspeed",
+            help="Print the ZeRO-2 and ZeRO-3 tables of DeepSpeed's estimators instead.",
+            rich_help_panel=DEEPSPEED_PANEL,
+        ),
+    ] = False,
+    deepspeed_formula: Annotated[
+        str,
+        _table_option("--deepspeed-formula", "documented, or current (since June 2024).", "NAME"),
+    ] = "documented",
+    additional_buffer_factor: Annotated[
+        float, _table_option("--additional-buffer-factor", "Factor on CPU memory.", "FACTOR")
+    ] = 1.5,
+    params: Annotated[
+        str | None, _table_option("--params", "Parameters, without a MODEL: 2851e6.", "N")
+    ] = None,
+    largest_layer: Annotated[
+        str | None, _table_option("--largest-layer", "Parameters of the largest layer.", "N")
+    ] = None,
+    output_format: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Estimate the memory of a training run, and say on which GPUs it fits."""
+    from memplan.sources.models import load_model
+    from memplan.training.setup import TrainingSetup
+
+    spec = None
+    if model is not None:
+        spec = load_model(
+            model, task, family=family, num_labels=num_labels, revision=revision, token=token
+        )
+    if deepspeed or params is not None:
+        from memplan.cli.deepspeed_tables import show_deepspeed_tables
+
+        show_deepspeed_tables(
+            spec,
+            params=params,
+            largest_layer=largest_layer,
+            num_gpus=num_gpus,
+            num_nodes=num_nodes,
+            formula=deepspeed_formula,
+            additional_buffer_factor=additional_buffer_factor,
+            output_format=output_format,
+        )
+        return
+    if spec is None:
+        from memplan.errors import UsageError
+
+        msg = "name a MODEL (memplan models lists the built-in ones), or give --params"
+        raise UsageError(msg)
+    base = TrainingSetup(
+        num_gpus=num_gpus,
+        num_nodes=num_nodes,
+        micro_batch_size=batch_size,
+        gradient_accumulation_steps=gradient_accumulation,
+        seq_len=seq_len,
+        target_seq_len=target_seq_len,
+        optimizer=optimizer,  # type: ignore[arg-type]
+        checkpointing=checkpointing,  # type: ignore[arg-type]
+        kernels=kernels,  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+        norm=norm,  # type: ignore[arg-type]
+        mlp=mlp,  # type: ignore[arg-type]
+        loss=loss,  # type: ignore[arg-type]
+        dropout=dropout,
+        freeze=freeze,  # type: ignore[arg-type]
+        outputs_held=outputs_held,
+        upcast_outputs=upcast_outputs,
+        compiled=compiled,
+        engine_options=parse_engine_options(engine_option),
+        kernel_scratch=kernel_scratch,
+    )
+    setups = _setups(base, precision=precision, engine=engine, zero=zero, offload=offload)
+    gpus = chosen_gpus(gpu, gpu_memory)
+    from memplan.estimator import estimate as estimate_memory
+
+    rows = [[estimate_memory(spec, setup, each) for each in gpus] for setup in setups]
+    _show(rows, output_format)
+
+
+def _setups(
+    base: "TrainingSetup",
+    *,
+    precision: str | None,
+    engine: str | None,
+    zero: str | None,
+    offload: str | None,
+) -> "list[TrainingSetup]":
+    """The setups to show: one where engine and stage are named, else all that are compared."""
+    from dataclasses import replace
+
+    from memplan.cli.ranges import parse_range
+    from memplan.search.comparison import comparison_setups
+    from memplan.training.precision import Engine, Precision
+    from memplan.training.setup import Offload, ZeroStage, coerce_enum
+
+    if precision is not None:
+        chosen = coerce_enum("precision", precision, Precision)
+        base = replace(base, precision=chosen, engine=_engine_for(base, chosen, engine))
+    stages = None
+    if zero is not None:
+        stages = tuple(
+            coerce_enum("zero", stage, ZeroStage) for stage in parse_range(zero, option="--zero")
+        )
+    return comparison_setups(
+        base,
+        engines=(coerce_enum("engine", engine, Engine),) if engine is not None else None,
+        stages=stages,
+        offload=coerce_enum("offload", offload, Offload) if offload is not None else None,
+    )
+
+
+def _engine_for(base: "TrainingSetup", precision: Any, engine: str | None) -> Any:
+    """An engine that trains in this precision, where none is named and the default one does not."""
+    from memplan.training.precision import PRECISIONS
+
+    engines = PRECISIONS[precision].engines
+    if engine is not None:
+        return engine
+    if base.chosen_engine in engines:
+        return base.engine
+    return min(engines, key=lambda each: each.value)
+
+
+def chosen_gpus(names: list[str] | None, memory: str | None) -> "list[GpuSpec]":
+    """The GPUs to judge by."""
+    from memplan.sources.catalog import load_gpu
+
+    chosen = [load_gpu(name) for name in names or ()]
+    if memory is not None:
+        from memplan.hardware.gpu import gpu_from_memory
+        from memplan.units import parse_bytes
+
+        chosen.append(gpu_from_memory(parse_bytes(memory)))
+    return chosen or [load_gpu(name) for name in DEFAULT_GPUS]
+
+
+def _show(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
+    if output_format is not OutputFormat.TABLE:
+        from memplan.estimator.estimate import SCHEMA_VERSION
+        from memplan.report.estimate import MARKDOWN_COLUMNS
+        from memplan.report.rows import rows_csv, rows_json, rows_markdown
+
+        flat = [each.to_dict() for row in rows for each in row]
+        if output_format is OutputFormat.JSON:
+            assumptions = rows[0][0].assumptions
+            typer.echo(rows_json(flat, schema_version=SCHEMA_VERSION, assumptions=assumptions))
+        elif output_format is OutputFormat.CSV:
+            typer.echo(rows_csv(flat))
+        else:
+            typer.echo(rows_markdown(flat, MARKDOWN_COLUMNS))
+        return
+    from rich.console import Console
+
+    from memplan.report.estimate import print_account, print_comparison
+
+    console = Console(highlight=False)
+    if len(rows) == 1:
+        print_account(console, rows[0])
+    else:
+        print_comparison(console, rows)
+

@@ -1,0 +1,104 @@
+"""Embeddings made in a module of their own, as BERT and its relatives do.
+
+The module's variables (the looked-up rows, their sum, the norm's result) live until it returns; the
+model holds what it returned until the encoder is done.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.operations import dropout, embedding, embedding_lookup, linear, norm
+from memplan.graph.tape import Gradient, Parameter, Tape, Tensor
+from memplan.model.spec import EmbeddingSpec, ModelSpec
+
+
+def module_embeddings(
+    t: Tape, model: ModelSpec, spec: EmbeddingSpec
+) -> tuple[Tensor, Parameter]:
+    """Tokens, types, positions and boxes, their sum, norm and dropout; the token table beside it."""
+    width = spec.embedding_size
+    tokens = t.options.batch_size * t.options.seq_len
+    table = t.parameter("word_embeddings.weight", model.vocab_size, width)
+    positions = _made(t, tokens, hold=False) if spec.positions_from_ids else None
+    x = embedding_lookup(t, table, tokens)
+    held = [x]
+    if spec.token_dropout:
+        x = _token_dropout(t, x)
+    if spec.num_token_types:
+        x = t.add(x, _token_types(t, spec, tokens, held))
+    if spec.num_positions:
+        rows = tokens if spec.positions_from_ids else t.options.seq_len
+        added = embedding(
+            t, "position_embeddings", spec.num_positions, width, rows, positions
+        )
+        held.append(added)
+        x = t.add(x, added)
+    if spec.num_box_positions:
+        x = _boxes(t, spec, x, tokens, held)
+    if spec.norm is not None:
+        x = norm(t, x, spec.norm, "norm", width)
+    x = dropout(t, x, spec.dropout)
+    t.touch(*held)
+    if not spec.projection_in_encoder:
+        x = project(t, model, spec, x)
+        t.hold(x)
+        return x, table
+    t.hold(x)
+    return project(t, model, spec, x), table
+
+
+def project(t: Tape, model: ModelSpec, spec: EmbeddingSpec, x: Tensor) -> Tensor:
+    """To the hidden size, where the embeddings are narrower (ELECTRA) or always (ALBERT)."""
+    width, hidden = spec.embedding_size, model.hidden_size
+    if width == hidden and not spec.projection_in_encoder:
+        return x
+    return linear(t, x, "projection", width, hidden, bias=spec.projection_bias)
+
+
+def _made(t: Tape, num_ids: int, *, hold: bool) -> Tensor:
+    """Integer indices that the model makes itself."""
+    ids = t.tensor(num_ids, DType.INT64)
+    t.record("indices", (), (ids,))
+    if hold:
+        t.hold(ids)
+    return ids
+
+
+def _token_types(t: Tape, spec: EmbeddingSpec, tokens: int, held: list[Tensor]) -> Tensor:
+    """Rows of the token-type table, for types that are all zero."""
+    once = spec.token_type_buffer and not spec.positions_from_ids
+    ids = _made(t, t.options.seq_len if once else tokens, hold=False)
+    rows = embedding(
+        t, "token_type_embeddings", spec.num_token_types, spec.embedding_size, tokens, ids
+    )
+    held.append(rows)
+    return rows
+
+
+def _boxes(
+    t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tensor]
+) -> Tensor:
+    """LayoutLM's tables of left, upper, right and lower edges, heights and widths."""
+    corners = _made(t, 4 * tokens, hold=True)
+    tables = [
+        t.parameter(f"{axis}_position_embeddings.weight", spec.num_box_positions, x.numel // tokens)
+        for axis in "xyhw"
+    ]
+    left_and_right, upper_and_lower, height, width = tables
+    for table in (left_and_right, upper_and_lower, left_and_right, upper_and_lower):
+        held.append(embedding_lookup(t, table, tokens, t.view(corners, tokens)))
+    for table in (height, width):
+        held.append(embedding_lookup(t, table, tokens, _made(t, tokens, hold=False)))
+    for rows in held[-6:]:
+        x = t.add(x, rows)
+    return x
+
+
+def _token_dropout(t: Tape, x: Tensor) -> Tensor:
+    """ESM's: masked tokens' rows are zeroed, the others scaled by how many there are."""
+    tokens = t.options.batch_size * t.options.seq_len
+    masked = t.tensor(tokens, DType.BOOL)
+    t.record("eq", (), (masked,))
+    zeroed = t.tensor(x.numel, x.dtype)
+    t.record("masked_fill", (x, masked), (zeroed,), saves=(masked,), gradients=(Gradient.FRESH, -2))
+    ratio = t.tensor(t.options.batch_size, DType.FP32)
+    t.record("mean", (), (ratio,))
+    return t.cast(t.mul(t.scale(zeroed), ratio), x.dtype)

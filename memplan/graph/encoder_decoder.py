@@ -1,0 +1,274 @@
+"""Encoder-decoders on the tape: two stacks, cross attention, the sequence-to-sequence loss.
+
+The decoder reads the encoder's output in every layer, so that output (``memory``) and its gradient
+outlive the segments that make and sum them. Its length is ``TapeOptions.target_seq_len``, that of
+the labels, which the class shifts right into the decoder's ids.
+"""
+
+from dataclasses import replace
+
+from memplan.dtypes import DType
+from memplan.graph.attention import Shape, attend
+from memplan.graph.blocks import StackContext, add_residual, feed_forward_of
+from memplan.graph.heads import classification
+from memplan.graph.model import attention_masks, output_matrix, split_runs
+from memplan.graph.operations import (
+    cross_entropy,
+    dropout,
+    embedding_lookup,
+    linear,
+    norm,
+)
+from memplan.graph.relative import learned_bias, zero_bias
+from memplan.graph.tape import Gradient, Parameter, Tape, TapeOptions, Tensor, allocated_bytes
+from memplan.model.spec import (
+    AttentionSpec,
+    EmbeddingSpec,
+    LayerSpec,
+    ModelSpec,
+    NormPlacement,
+    PositionBias,
+    StackSpec,
+    Task,
+)
+
+
+def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
+    """Write the training step of a model of two stacks on a new tape."""
+    if model.task is Task.SEQUENCE_CLASSIFICATION:
+        options = replace(options, target_seq_len=options.seq_len)
+    t = Tape(options)
+    encoder, decoder = model.stacks
+    source, target = options.seq_len, options.target_seq_len
+    labels = 1 if model.task is Task.SEQUENCE_CLASSIFICATION else target
+    t.inputs_bytes = sum(
+        allocated_bytes(options.batch_size * length, DType.INT64) for length in (source, labels)
+    )
+    context = StackContext(
+        hidden_size=model.hidden_size, batch=options.batch_size, seq_len=source
+    )
+    table = token_table(t, model, encoder)
+    memory = record_stack(t, model, encoder, context, table)
+    t.hold(memory)
+    context = StackContext(
+        hidden_size=model.hidden_size,
+        batch=options.batch_size,
+        seq_len=target,
+        memory=memory,
+        memory_len=source,
+    )
+    begin_embedding(t, decoder)
+    ids = t.tensor(options.batch_size * target, DType.INT64)
+    t.record("shift_right", (), (ids,))
+    if decoder.embedding is not None and decoder.embedding.own_table:
+        table = t.parameter("embed_tokens.weight", *table.shape)
+    x = record_stack(t, model, decoder, context, table, ids)
+    head(t, model, x, table)
+    t.release(memory)
+    return t
+
+
+def begin_embedding(t: Tape, stack: StackSpec) -> None:
+    """Start the segment of a stack's embedding."""
+    freeze = t.options.freeze
+    whole = freeze.encoder if stack.name == "encoder" else freeze.decoder
+    t.begin(f"{stack.name}.embed", frozen=freeze.embeddings or whole)
+
+
+def token_table(t: Tape, model: ModelSpec, stack: StackSpec) -> Parameter:
+    """Begin with the table that both stacks look their tokens up in."""
+    begin_embedding(t, stack)
+    width = model.hidden_size if stack.embedding is None else stack.embedding.embedding_size
+    return t.parameter("shared.weight", model.vocab_size, width)
+
+
+def record_stack(
+    t: Tape,
+    model: ModelSpec,
+    stack: StackSpec,
+    context: StackContext,
+    table: Parameter,
+    ids: Tensor | None = None,
+) -> Tensor:
+    """Embedding, layers and final norm of one stack, whose first segment has begun."""
+    first = t.segment.index
+    spec = stack.embedding or model.stacks[0].embedding
+    x = embed(t, spec or EmbeddingSpec(embedding_size=model.hidden_size), context, table, ids)
+    context.mask, _ = attention_masks(t, model, stack, context)
+    t.end(x)
+    for run in split_runs(t, stack):
+        t.begin(
+            f"{stack.name}.layers",
+            repeat=run.count,
+            checkpointed=run.checkpointed,
+            frozen=run.frozen,
+            x=x,
+        )
+        x = layer(t, x, run.layer, context)
+        t.end(x)
+    return finish(t, stack, x, context, first)
+
+
+def embed(
+    t: Tape, spec: EmbeddingSpec, context: StackContext, table: Parameter, ids: Tensor | None
+) -> Tensor:
+    """Tokens, scaled, and positions; their sum, norm and dropout."""
+    x = embedding_lookup(t, table, context.batch * context.seq_len, ids)
+    if spec.scaled:
+        x = t.scale(x)
+    t.hold(x)
+    if spec.num_positions:
+        x = t.add(x, positions(t, spec, context))
+    if spec.norm is not None:
+        x = norm(t, x, spec.norm, "layernorm_embedding", context.hidden_size)
+    return dropout(t, x, spec.dropout)
+
+
+def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
+    """Rows of the position table; a variable holds them until the stack is done."""
+    table = t.parameter(
+        "embed_positions.weight",
+        spec.num_positions,
+        context.hidden_size,
+        trainable=not spec.fixed_positions,
+    )
+    rows = context.seq_len * (context.batch if spec.batched_positions else 1)
+    numbers = t.tensor(rows, DType.INT64)
+    t.record("arange", (), (numbers,))
+    found = embedding_lookup(t, table, rows, numbers)
+    t.hold(found)
+    return found
+
+
+def finish(
+    t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: int
+) -> Tensor:
+    """The final norm and dropout; then what the stack's variables held is let go."""
+    freeze = t.options.freeze
+    whole = freeze.encoder if stack.name == "encoder" else freeze.decoder
+    t.begin(f"{stack.name}.norm", x=x, frozen=freeze.norm or whole)
+    if stack.final_norm is not None:
+        x = norm(t, x, stack.final_norm, "final_layer_norm", context.hidden_size)
+    x = dropout(t, x, stack.final_dropout)
+    for segment in t.segments[first:]:
+        made = [each for operation in segment.operations for each in operation.outputs]
+        for storage in dict.fromkeys(each.storage for each in made if each.storage.held):
+            if storage.segment == segment.index and storage is not x.storage:
+                t.segment.releases.append(storage)
+    t.end(x)
+    return x
+
+
+def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
+    """Self-attention, cross attention in a decoder, feed-forward."""
+    x = attention_sublayer(t, x, spec, context, cross=False)
+    if spec.cross_attention is not None:
+        # The same name takes both attentions' weights: the first ones go when the second come.
+        weights = t.segment.lingering
+        t.segment.lingering = []
+        x = attention_sublayer(t, x, spec, context, cross=True)
+        t.touch(*weights)
+    return feed_forward_sublayer(t, x, spec, context)
+
+
+def attention_sublayer(
+    t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cross: bool
+) -> Tensor:
+    """Attention with its norm before (T5, mBART) or after (BART) the residual sum."""
+    name = "cross_attn_layer_norm" if cross else "self_attn_layer_norm"
+    before = spec.placement is NormPlacement.PRE
+    normed = norm(t, x, spec.norm, name, context.hidden_size) if before else x
+    attended = attention(t, normed, spec, context, cross=cross)
+    t.touch(normed)
+    dropped = dropout(t, attended, spec.dropout)
+    out = add_residual(t, x, dropped, spec)
+    if spec.own_modules:
+        t.touch(normed, attended)
+    return out if before else norm(t, out, spec.norm, name, context.hidden_size)
+
+
+def feed_forward_sublayer(
+    t: Tape, x: Tensor, spec: LayerSpec, context: StackContext
+) -> Tensor:
+    """The feed-forward network with its norm before or after the residual sum."""
+    before = spec.placement is NormPlacement.PRE
+    normed = norm(t, x, spec.norm, "final_layer_norm", context.hidden_size) if before else x
+    fed = feed_forward_of(t, normed, spec, context)
+    dropped = dropout(t, fed, spec.dropout)
+    out = add_residual(t, x, dropped, spec)
+    if spec.own_modules:
+        t.touch(fed)
+    return out if before else norm(t, out, spec.norm, "final_layer_norm", context.hidden_size)
+
+
+def attention(
+    t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cross: bool
+) -> Tensor:
+    """Queries of the stack, keys and values of the stack or of the encoder's output."""
+    kind, read, length, name = spec.attention, x, context.seq_len, "self_attn"
+    if cross and spec.cross_attention is not None and context.memory is not None:
+        kind, read, length = spec.cross_attention, context.memory, context.memory_len
+        name = "cross_attn"
+    width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
+    query = linear(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias)
+    key = linear(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias)
+    value = linear(t, read, f"{name}.v_proj", hidden, width, bias=kind.value_bias)
+    bias = position_bias(t, kind, context, length, query.dtype, cross=cross)
+    shape = Shape(context.batch, context.seq_len, length, kind)
+    out = attend(t, query, key, value, shape, None if cross else context.mask, bias)
+    out = linear(t, out, f"{name}.o_proj", width, hidden, bias=kind.output_bias)
+    t.touch(query, key, value)
+    return out
+
+
+def position_bias(
+    t: Tape, spec: AttentionSpec, context: StackContext, keys: int, dtype: DType, *, cross: bool
+) -> Tensor | None:
+    """The bias of this layer, or the one that the stack's first layer made."""
+    kind = spec.position_bias
+    if kind is PositionBias.NONE:
+        return None
+    if kind in _EARLIER:
+        return context.cross_bias if cross else context.bias
+    if kind is PositionBias.LEARNED:
+        bias = learned_bias(t, spec, context.seq_len, keys, "self_attn")
+    else:
+        bias = zero_bias(t, spec, context.seq_len, keys, dtype)
+    if spec.shares_position_bias:
+        t.hold(bias)
+    if cross:
+        context.cross_bias = bias
+    else:
+        context.bias = bias
+    return bias
+
+
+_EARLIER = frozenset({PositionBias.EARLIER_LEARNED, PositionBias.EARLIER_ZEROS})
+
+
+def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
+    """Logits over the vocabulary, or of classes, and their loss."""
+    t.begin("head", x=x, frozen=t.options.freeze.head)
+    t.segment.component = "logits_and_loss"
+    loss = x
+    if model.task is Task.SEQUENCE_CLASSIFICATION:
+        loss = classification(t, model, x, None)
+    elif model.task is Task.SEQ2SEQ_LM:
+        scaled = t.scale(x) if model.head.scaled else x
+        logits = output_matrix(t, model, replace(model.head, scaled=False), scaled, table)
+        if model.head.logits_bias:
+            logits = biased_logits(t, logits, model.vocab_size)
+        loss = cross_entropy(t, logits)
+        t.touch(scaled, logits)
+    t.touch(x)
+    t.end(loss)
+
+
+def biased_logits(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
+    """Add ``final_logits_bias``, a buffer in the model's dtype: fp32 logits under autocast."""
+    dtype = logits.dtype if logits.dtype is t.compute else DType.FP32
+    t.buffers_bytes += allocated_bytes(vocab_size, DType.FP32)
+    out = t.tensor(logits.numel, dtype)
+    gradient = Gradient.ALIAS if dtype is logits.dtype else Gradient.FRESH
+    t.record("add_buffer", (logits,), (out,), gradients=(gradient,))
+    return out

@@ -1,0 +1,512 @@
+"""Encoders: BERT, RoBERTa and their relatives.
+
+They share an embedding of tokens, positions and types, layers with attention and a feed-forward
+network of biased linear layers, a pooler, a masked-LM head on the token table, and classification
+heads. What sets the types apart is a row of ``VARIATIONS``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from memplan.graph.families.llama import read_activation, read_attention
+from memplan.graph.families.llama import Variation as DecoderVariation
+from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
+from memplan.model.config import ConfigReader
+from memplan.model.spec import (
+    Activation,
+    AttentionSpec,
+    ClassifierSpec,
+    EmbeddingSpec,
+    FeedForwardSpec,
+    HeadSpec,
+    LayerRun,
+    LayerSpec,
+    ModelSpec,
+    NormKind,
+    NormPlacement,
+    NormSpec,
+    Pooling,
+    RotarySpec,
+    StackSpec,
+    Task,
+)
+
+LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
+"""``torch.nn.LayerNorm`` with weight and bias, as every one of them has it but EuroBERT."""
+
+TASKS = (
+    Task.MASKED_LM,
+    Task.BASE,
+    Task.SEQUENCE_CLASSIFICATION,
+    Task.TOKEN_CLASSIFICATION,
+    Task.QUESTION_ANSWERING,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variation:
+    """How one type differs from BERT (transformers 5.23, the class's modelling file)."""
+
+    positions: bool = True
+    """A learned table of positions; without it they are rotary, or none."""
+    positions_from_ids: bool = False
+    """Positions are counted from the ids and start behind the padding token's."""
+    token_type_buffer: bool = True
+    placement: NormPlacement = NormPlacement.POST
+    final_norm: bool = False
+    fp32_softmax: bool = False
+    padding_mask: bool = False
+    attention_bias: bool = True
+    gated: bool = False
+    pooler: bool = True
+    """The base model has one by default."""
+    pooler_tasks: tuple[Task, ...] = (Task.SEQUENCE_CLASSIFICATION,)
+    """The classes for a task that keep the pooler."""
+    head_activation: Activation | None = Activation.GELU
+    """Of the masked-LM head; None for the config's own."""
+    classifier_dense: Activation | None = None
+    """The activation of a dense layer in the classification head, which then has no pooler."""
+    classifier_first_dropout: bool = False
+    classifier_dropout_key: str = "classifier_dropout"
+    spare_bias: bool = True
+    """The head's bias is its own, tied to the output matrix's where their weights are tied."""
+    discriminator: bool = False
+    """Its pretraining tells which tokens were replaced (ELECTRA)."""
+    attention_dropout_only: bool = False
+    tasks: tuple[Task, ...] = TASKS
+
+
+_NO_POOLER: tuple[Task, ...] = ()
+
+ROBERTA = Variation(
+    positions_from_ids=True,
+    pooler_tasks=_NO_POOLER,
+    classifier_dense=Activation.TANH,
+    classifier_first_dropout=True,
+)
+
+VARIATIONS: dict[str, Variation] = {
+    "bert": Variation(head_activation=None),
+    "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+    "camembert": ROBERTA,
+    "xlm-roberta-xl": Variation(
+        positions_from_ids=True,
+        placement=NormPlacement.PRE,
+        final_norm=True,
+        attention_dropout_only=True,
+        pooler_tasks=_NO_POOLER,
+        classifier_dense=Activation.TANH,
+        classifier_first_dropout=True,
+    ),
+    "layoutlm": Variation(
+        token_type_buffer=False,
+        fp32_softmax=True,
+        padding_mask=True,
+        head_activation=None,
+        pooler_tasks=TASKS,
+        classifier_dropout_key="hidden_dropout_prob",
+    ),
+    "electra": Variation(
+        pooler=False,
+        pooler_tasks=_NO_POOLER,
+        classifier_dense=Activation.GELU,
+        classifier_first_dropout=True,
+        spare_bias=False,
+        discriminator=True,
+        tasks=(*TASKS, Task.PRETRAINING),
+    ),
+    "jina_embeddings_v3": Variation(
+        positions=False,
+        token_type_buffer=False,
+        pooler_tasks=_NO_POOLER,
+        classifier_dense=Activation.TANH,
+        classifier_first_dropout=True,
+    ),
+    "nomic_bert": Variation(
+        positions=False,
+        token_type_buffer=False,
+        attention_bias=False,
+        gated=True,
+        pooler=False,
+        head_activation=None,
+        tasks=tuple(task for task in TASKS if task is not Task.QUESTION_ANSWERING),
+    ),
+}
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of any type in ``VARIATIONS``, or of one with a reader of its own."""
+    own = OWN_READERS.get(request.model_type)
+    if own is not None:
+        return own(reader, request)
+    return read_encoder(reader, request, VARIATIONS[request.model_type])
+
+
+def read_encoder(reader: ConfigReader, request: ReadRequest, variation: Variation) -> ModelSpec:
+    """Read a config with BERT's names for its sizes."""
+    if reader.flag("is_decoder"):
+        raise reader.fail("is_decoder", "only the encoder is supported; remove it or set false")
+    task = reject_task(reader, request, *variation.tasks)
+    hidden_size = reader.integer("hidden_size")
+    embedding_size = hidden_size
+    if reader.has("embedding_size") or "embedding_size" in reader.defaults:
+        embedding_size = reader.integer("embedding_size")
+    attention = encoder_attention(reader, variation, hidden_size)
+    layer = LayerSpec(
+        attention=attention,
+        feed_forward=FeedForwardSpec(
+            intermediate_size=reader.integer("intermediate_size"),
+            activation=read_activation(reader, "hidden_act"),
+            gated=variation.gated,
+            bias=not variation.gated,
+        ),
+        norm=LAYER_NORM,
+        placement=variation.placement,
+        dropout=reader.number("hidden_dropout_prob"),
+        attention_dropout_only=variation.attention_dropout_only,
+    )
+    stack = StackSpec(
+        name="encoder",
+        runs=(LayerRun(count=reader.layers("num_hidden_layers"), layer=layer),),
+        embedding=encoder_embedding(reader, variation, embedding_size),
+        final_norm=LAYER_NORM if variation.final_norm else None,
+    )
+    return encoder_model(
+        reader, request, stack,
+        task=task, hidden_size=hidden_size,
+        head=encoder_head(reader, variation, embedding_size),
+        context_length=positions_for_tokens(reader, variation),
+    )  # fmt: skip
+
+
+def encoder_model(
+    reader: ConfigReader,
+    request: ReadRequest,
+    stack: StackSpec,
+    *,
+    task: Task,
+    hidden_size: int,
+    head: HeadSpec,
+    context_length: int,
+    recomputes: bool = True,
+) -> ModelSpec:
+    """An encoder around its one stack."""
+    return ModelSpec(
+        name=request.name,
+        family=request.model_type,
+        task=task,
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=hidden_size,
+        context_length=context_length,
+        stacks=(stack,),
+        head=head,
+        num_labels=request.labels(reader),
+        checkpoint_dtype=checkpoint_dtype(reader),
+        recomputes=recomputes,
+        source=reader.source,
+    )
+
+
+def positions_for_tokens(reader: ConfigReader, variation: Variation) -> int:
+    """Positions that tokens can take: those up to the padding token's own are skipped."""
+    positions = reader.integer("max_position_embeddings")
+    if not variation.positions_from_ids:
+        return positions
+    skipped = padding_id(reader) + 1
+    if positions <= skipped:
+        raise reader.fail("max_position_embeddings", f"{positions} leaves none behind padding")
+    return positions - skipped
+
+
+def padding_id(reader: ConfigReader) -> int:
+    """The padding token's id; RoBERTa's classes have 1."""
+    return reader.integer("pad_token_id", default=1, minimum=0)
+
+
+def encoder_attention(
+    reader: ConfigReader, variation: Variation, hidden_size: int
+) -> AttentionSpec:
+    """As many heads for keys as for queries, with a bias on everything."""
+    num_heads = reader.integer("num_attention_heads")
+    head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
+    bias = variation.attention_bias
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=head_dim,
+        query_bias=bias,
+        key_bias=bias,
+        value_bias=bias,
+        output_bias=bias,
+        rotary=None if variation.positions else RotarySpec(dim=head_dim),
+        causal=False,
+        dropout=reader.number("attention_probs_dropout_prob"),
+        fp32_softmax=variation.fp32_softmax,
+        padding_mask=variation.padding_mask,
+    )
+
+
+def encoder_embedding(
+    reader: ConfigReader, variation: Variation, embedding_size: int
+) -> EmbeddingSpec:
+    """The tables that are summed up; XLM-RoBERTa-XL alone has no norm behind them."""
+    boxes = reader.optional_integer("max_2d_position_embeddings")
+    return EmbeddingSpec(
+        embedding_size=embedding_size,
+        num_positions=reader.integer("max_position_embeddings") if variation.positions else 0,
+        positions_from_ids=variation.positions_from_ids,
+        num_token_types=reader.integer("type_vocab_size"),
+        token_type_buffer=variation.token_type_buffer,
+        num_box_positions=boxes or 0,
+        own_module=True,
+        norm=None if variation.placement is NormPlacement.PRE else LAYER_NORM,
+        dropout=reader.number("hidden_dropout_prob"),
+    )
+
+
+def encoder_head(
+    reader: ConfigReader, variation: Variation, embedding_size: int
+) -> HeadSpec:
+    """The masked-LM head, the pooler and the classification head."""
+    hidden_dropout = reader.number("hidden_dropout_prob")
+    dropout = reader.number(variation.classifier_dropout_key, default=hidden_dropout)
+    return HeadSpec(
+        tied=reader.flag("tie_word_embeddings", default=True),
+        bias=True,
+        transform=FeedForwardSpec(
+            intermediate_size=embedding_size,
+            activation=variation.head_activation or read_activation(reader, "hidden_act"),
+        ),
+        transform_norm=LAYER_NORM,
+        spare_bias=variation.spare_bias,
+        discriminator=read_activation(reader, "hidden_act") if variation.discriminator else None,
+        pooler=variation.pooler,
+        pooler_tasks=variation.pooler_tasks,
+        classifier=ClassifierSpec(
+            pooling=Pooling.FIRST if variation.classifier_dense else Pooling.POOLER,
+            dense=variation.classifier_dense,
+            first_dropout=dropout if variation.classifier_first_dropout else 0.0,
+            dropout=dropout,
+            token_dropout=dropout,
+        ),
+    )
+
+
+def read_distilbert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """DistilBERT: no token types, no pooler, names of its own."""
+    hidden_size = reader.integer("dim")
+    num_heads = reader.integer("n_heads")
+    head_dim = reader.divide("dim", hidden_size, "n_heads", num_heads)
+    act = read_activation(reader, "activation")
+    dropout = reader.number("dropout")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=head_dim,
+            query_bias=True,
+            key_bias=True,
+            value_bias=True,
+            output_bias=True,
+            causal=False,
+            dropout=reader.number("attention_dropout"),
+            fp32_softmax=False,
+        ),
+        feed_forward=FeedForwardSpec(
+            intermediate_size=reader.integer("hidden_dim"), activation=act, bias=True
+        ),
+        norm=LAYER_NORM,
+        placement=NormPlacement.POST,
+        dropout=dropout,
+        feed_forward_dropout_only=True,
+    )
+    positions = reader.integer("max_position_embeddings")
+    stack = StackSpec(
+        name="encoder",
+        runs=(LayerRun(count=reader.layers("n_layers"), layer=layer),),
+        embedding=EmbeddingSpec(
+            embedding_size=hidden_size,
+            num_positions=positions,
+            own_module=True,
+            norm=LAYER_NORM,
+            dropout=dropout,
+        ),
+        final_norm=None,
+    )
+    head = HeadSpec(
+        tied=reader.flag("tie_word_embeddings", default=True),
+        bias=True,
+        transform=FeedForwardSpec(intermediate_size=hidden_size, activation=act),
+        transform_norm=LAYER_NORM,
+        classifier=ClassifierSpec(
+            dense=Activation.RELU,
+            dropout=reader.number("seq_classif_dropout"),
+            token_dropout=dropout,
+            span_dropout=reader.number("qa_dropout"),
+        ),
+    )
+    return encoder_model(
+        reader, request, stack,
+        task=reject_task(reader, request, *TASKS), hidden_size=hidden_size, head=head,
+        context_length=positions,
+    )  # fmt: skip
+
+
+def read_albert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """ALBERT: groups of layers that share their parameters, behind a projection."""
+    if reader.integer("inner_group_num") != 1:
+        raise reader.fail("inner_group_num", "only 1 layer a group is supported")
+    variation = Variation(head_activation=None, classifier_dropout_key="classifier_dropout_prob")
+    hidden_size = reader.integer("hidden_size")
+    embedding_size = reader.integer("embedding_size")
+    layer = LayerSpec(
+        attention=encoder_attention(reader, variation, hidden_size),
+        feed_forward=FeedForwardSpec(
+            intermediate_size=reader.integer("intermediate_size"),
+            activation=read_activation(reader, "hidden_act"),
+            bias=True,
+        ),
+        norm=LAYER_NORM,
+        placement=NormPlacement.POST,
+        dropout=reader.number("hidden_dropout_prob"),
+        attention_dropout_only=True,
+    )
+    embedding = encoder_embedding(reader, variation, embedding_size)
+    stack = StackSpec(
+        name="encoder",
+        runs=tuple(
+            LayerRun(count=count, layer=layer, shared=True) for count in _group_sizes(reader)
+        ),
+        embedding=replace(embedding, projection_in_encoder=True),
+        final_norm=None,
+    )
+    return encoder_model(
+        reader, request, stack,
+        task=reject_task(reader, request, *TASKS), hidden_size=hidden_size,
+        head=encoder_head(reader, variation, embedding_size),
+        context_length=reader.integer("max_position_embeddings"),
+        recomputes=False,
+    )  # fmt: skip
+
+
+def _group_sizes(reader: ConfigReader) -> list[int]:
+    """How many layers run with each group's parameters (``AlbertTransformer.forward``)."""
+    num_layers = reader.layers("num_hidden_layers")
+    num_groups = reader.integer("num_hidden_groups", maximum=num_layers)
+    sizes = [0] * num_groups
+    for index in range(num_layers):
+        sizes[int(index / (num_layers / num_groups))] += 1
+    return sizes
+
+
+def read_esm(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """ESM: norms before, rotary or learned positions, its own GELU, a contact head."""
+    if reader.flag("is_folding_model"):
+        raise reader.fail("is_folding_model", "the folding trunk is not supported")
+    position_type = reader.text("position_embedding_type")
+    known = ("absolute", "rotary")
+    rotary = reader.choice("position_embedding_type", position_type, known) == "rotary"
+    variation = Variation(
+        positions=not rotary,
+        positions_from_ids=True,
+        placement=NormPlacement.PRE,
+        pooler_tasks=_NO_POOLER,
+        head_activation=Activation.GELU_PYTHON,
+        classifier_dense=Activation.TANH,
+        classifier_first_dropout=True,
+        classifier_dropout_key="hidden_dropout_prob",
+        spare_bias=False,
+    )
+    hidden_size = reader.integer("hidden_size")
+    attention = encoder_attention(reader, variation, hidden_size)
+    if attention.rotary is not None:
+        attention = replace(attention, rotary=replace(attention.rotary, upcast=True))
+    layer = LayerSpec(
+        attention=replace(attention, query_rescaled=True),
+        feed_forward=FeedForwardSpec(
+            intermediate_size=reader.integer("intermediate_size"),
+            activation=Activation.GELU_PYTHON,
+            bias=True,
+        ),
+        norm=LAYER_NORM,
+        placement=NormPlacement.PRE,
+        dropout=reader.number("hidden_dropout_prob"),
+    )
+    num_layers = reader.layers("num_hidden_layers")
+    stack = StackSpec(
+        name="encoder",
+        runs=(LayerRun(count=num_layers, layer=layer),),
+        embedding=_esm_embedding(reader, hidden_size, rotary=rotary),
+        final_norm=LAYER_NORM,
+    )
+    head = encoder_head(reader, variation, hidden_size)
+    tasks = tuple(task for task in TASKS if task is not Task.QUESTION_ANSWERING)
+    return encoder_model(
+        reader, request, stack,
+        task=reject_task(reader, request, *tasks), hidden_size=hidden_size,
+        head=replace(
+            head, bias_added=True, contact_features=num_layers * attention.num_heads
+        ),
+        context_length=positions_for_tokens(reader, variation),
+    )  # fmt: skip
+
+
+def _esm_embedding(reader: ConfigReader, hidden_size: int, *, rotary: bool) -> EmbeddingSpec:
+    return EmbeddingSpec(
+        embedding_size=hidden_size,
+        num_positions=0 if rotary else reader.integer("max_position_embeddings"),
+        positions_from_ids=True,
+        token_dropout=reader.flag("token_dropout"),
+        own_module=True,
+        norm=LAYER_NORM if reader.flag("emb_layer_norm_before") else None,
+    )
+
+
+def read_eurobert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """EuroBERT: Llama's layers, looking both ways."""
+    hidden_size = reader.integer("hidden_size")
+    norm = NormSpec(kind=NormKind.RMS)
+    attention = read_attention(reader, DecoderVariation(), hidden_size)
+    bias = reader.flag("mlp_bias")
+    layer = LayerSpec(
+        attention=replace(attention, causal=False),
+        feed_forward=FeedForwardSpec(
+            intermediate_size=reader.integer("intermediate_size"),
+            activation=read_activation(reader, "hidden_act"),
+            gated=True,
+            bias=bias,
+        ),
+        norm=norm,
+    )
+    stack = StackSpec(
+        name="encoder",
+        runs=(LayerRun(count=reader.layers("num_hidden_layers"), layer=layer),),
+        embedding=EmbeddingSpec(embedding_size=hidden_size),
+        final_norm=norm,
+    )
+    pooling = reader.choice("classifier_pooling", reader.text("classifier_pooling"), POOLINGS)
+    head = HeadSpec(
+        tied=reader.flag("tie_word_embeddings"),
+        bias=bias,
+        loss_upcast=True,
+        classifier=ClassifierSpec(pooling=POOLINGS[pooling], dense=Activation.GELU),
+    )
+    tasks = tuple(task for task in TASKS if task is not Task.QUESTION_ANSWERING)
+    return encoder_model(
+        reader, request, stack,
+        task=reject_task(reader, request, *tasks), hidden_size=hidden_size, head=head,
+        context_length=reader.integer("max_position_embeddings"),
+    )  # fmt: skip
+
+
+POOLINGS = {"bos": Pooling.FIRST, "mean": Pooling.MEAN, "late": Pooling.MEAN_LOGITS}
+"""EuroBERT's names."""
+
+OWN_READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
+    "distilbert": read_distilbert,
+    "albert": read_albert,
+    "esm": read_esm,
+    "eurobert": read_eurobert,
+}
+"""Types with names or parts of their own."""

@@ -1,0 +1,142 @@
+"""Decoders with DeepSeek's latent attention."""
+
+from dataclasses import dataclass
+
+from memplan.graph.families.llama import decoder_model, join_runs, read_activation
+from memplan.graph.families.mixtures import (
+    DEEPSEEK_ROUTER,
+    Mixture,
+    first_dense,
+    read_mixture,
+    typed_dense,
+)
+from memplan.graph.families.request import ReadRequest
+from memplan.model.config import ConfigReader
+from memplan.model.spec import (
+    EmbeddingSpec,
+    FeedForwardSpec,
+    HeadSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    ModelSpec,
+    NormKind,
+    NormSpec,
+    RotarySpec,
+    RouterSpec,
+    StackSpec,
+)
+
+NORM = NormSpec(kind=NormKind.RMS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latent:
+    """What one type's class fixes."""
+
+    mixture: Mixture | None = None
+    """The layers' experts; None: all layers are dense."""
+    complex_numbers: bool = False
+    """DeepSeek-V2's rotary embedding."""
+    paired: bool = False
+    """The rotary embedding takes neighbouring pairs where ``rope_interleave`` does not say no."""
+    residual_scaled: bool = False
+    head_scaled: bool = False
+    embedding_scaled: bool = False
+
+
+LATENTS: dict[str, Latent] = {
+    "deepseek_v2": Latent(
+        mixture=Mixture(
+            router=RouterSpec(fp32_product=True, fp32_logits=False, scaled=True),
+            normalizes=False,
+            shared_count="n_shared_experts",
+            dense=first_dense,
+        ),
+        complex_numbers=True,
+    ),
+    "deepseek_v3": Latent(
+        mixture=Mixture(
+            router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=first_dense
+        ),
+        paired=True,
+    ),
+    "glm4_moe_lite": Latent(
+        mixture=Mixture(
+            router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=typed_dense
+        ),
+        paired=True,
+    ),
+    "minicpm3": Latent(residual_scaled=True, head_scaled=True, embedding_scaled=True),
+}
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of any type in ``LATENTS``."""
+    kind = LATENTS[request.model_type]
+    hidden_size = reader.integer("hidden_size")
+    stack = StackSpec(
+        name="decoder",
+        runs=join_runs(_layers(reader, kind)),
+        embedding=EmbeddingSpec(embedding_size=hidden_size, scaled=kind.embedding_scaled),
+        final_norm=NORM,
+    )
+    head = HeadSpec(scaled=kind.head_scaled)
+    return decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
+
+
+def _layers(reader: ConfigReader, kind: Latent) -> list[LayerSpec]:
+    attention = read_latent_attention(reader, kind)
+    dense = LayerSpec(
+        attention=attention,
+        feed_forward=FeedForwardSpec(
+            intermediate_size=reader.integer("intermediate_size"),
+            activation=read_activation(reader, "hidden_act"),
+            gated=True,
+            bias=reader.flag("mlp_bias") and kind.mixture is None,
+        ),
+        norm=NORM,
+        residual_scaled=kind.residual_scaled,
+    )
+    count = reader.layers("num_hidden_layers")
+    mixture = kind.mixture
+    if mixture is None:
+        return [dense] * count
+    sparse = LayerSpec(
+        attention=attention, feed_forward=read_mixture(reader, mixture), norm=NORM
+    )
+    is_dense = mixture.dense or (lambda *_: False)
+    return [dense if is_dense(reader, number) else sparse for number in range(count)]
+
+
+def read_latent_attention(reader: ConfigReader, kind: Latent) -> LatentAttentionSpec:
+    """Widths of the narrow vectors and of the heads."""
+    return LatentAttentionSpec(
+        num_heads=reader.integer("num_attention_heads"),
+        query_rank=reader.optional_integer("q_lora_rank") if _has_rank(reader) else None,
+        key_value_rank=reader.integer("kv_lora_rank"),
+        plain_head_dim=reader.integer("qk_nope_head_dim"),
+        value_head_dim=_value_head_dim(reader),
+        rotary=RotarySpec(
+            dim=reader.integer("qk_rope_head_dim"),
+            complex_numbers=kind.complex_numbers,
+            paired=kind.paired and reader.flag("rope_interleave", default=True),
+        ),
+        norm=NORM,
+        bias=reader.flag("attention_bias"),
+        dropout=reader.number("attention_dropout"),
+    )
+
+
+def _has_rank(reader: ConfigReader) -> bool:
+    """A null in the config overrules the class's default (DeepSeek-V2-Lite)."""
+    return "q_lora_rank" not in reader.config or reader.config["q_lora_rank"] is not None
+
+
+def _value_head_dim(reader: ConfigReader) -> int:
+    value = reader.optional_integer("v_head_dim")
+    if value is not None:
+        return value
+    heads = reader.integer("num_attention_heads")
+    return reader.divide(
+        "hidden_size", reader.integer("hidden_size"), "num_attention_heads", heads
+    )

@@ -1,0 +1,147 @@
+"""What a task adds to an encoder: masked-LM heads, classification heads, their losses."""
+
+from memplan.dtypes import DType
+from memplan.graph.operations import (
+    activation,
+    cross_entropy,
+    dropout,
+    linear,
+    matmul_weight,
+    norm,
+)
+from memplan.graph.tape import Gradient, Parameter, Tape, Tensor
+from memplan.model.spec import Activation, ClassifierSpec, HeadSpec, ModelSpec, Pooling, Task
+
+
+def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
+    """A dense layer, activation and norm, then logits for every token; returns the loss."""
+    spec = model.head
+    width = table.shape[-1]
+    if spec.transform is not None:
+        size = spec.transform.intermediate_size
+        x = linear(t, x, "transform.dense", model.hidden_size, size, bias=True)
+        x = activation(t, x, spec.transform.activation)
+    if spec.transform_norm is not None:
+        x = norm(t, x, spec.transform_norm, "transform.norm", width)
+    logits = _decoder(t, model, spec, x, table)
+    loss = cross_entropy(t, t.cast(logits, DType.FP32) if spec.loss_upcast else logits)
+    t.touch(logits)
+    return loss
+
+
+def _decoder(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter) -> Tensor:
+    """Logits, through the token table where it is tied."""
+    vocab_size, width = model.vocab_size, table.shape[-1]
+    if spec.tied:
+        weight = table
+        t.tie(table, "decoder")
+    else:
+        weight = t.parameter("decoder.weight", vocab_size, width)
+        if spec.spare_bias:
+            t.parameter("predictions.bias", vocab_size).unused = True
+    if spec.bias_added:
+        added = t.parameter("predictions.bias", vocab_size)
+        return t.add(matmul_weight(t, x, weight), added)
+    bias = t.parameter("decoder.bias", vocab_size) if spec.bias else None
+    return matmul_weight(t, x, weight, bias)
+
+
+def pool(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
+    """BERT's pooler: a dense layer and a tanh on the first token."""
+    hidden = model.hidden_size
+    first = t.slice(x, t.options.batch_size * hidden)
+    pooled = linear(t, first, "pooler.dense", hidden, hidden, bias=True)
+    return activation(t, pooled, Activation.TANH)
+
+
+def base_parts(t: Tape, model: ModelSpec, x: Tensor) -> Tensor | None:
+    """What the base model owns behind its last layer; returns the pooled first token, if any.
+
+    Parts that no loss reaches are declared, not run: their tensors die with the forward pass.
+    """
+    spec = model.head
+    if spec.contact_features:
+        t.parameter("contact_head.weight", 1, spec.contact_features).unused = True
+        t.parameter("contact_head.bias", 1).unused = True
+    if not spec.pooler or (model.task is not Task.BASE and model.task not in spec.pooler_tasks):
+        return None
+    if model.task is Task.BASE or (
+        model.task is Task.SEQUENCE_CLASSIFICATION
+        and spec.classifier is not None
+        and spec.classifier.pooling is Pooling.POOLER
+    ):
+        return pool(t, model, x)
+    hidden = model.hidden_size
+    t.parameter("pooler.dense.weight", hidden, hidden).unused = True
+    t.parameter("pooler.dense.bias", hidden).unused = True
+    return None
+
+
+def classification(t: Tape, model: ModelSpec, x: Tensor, pooled: Tensor | None) -> Tensor:
+    """Classes of each sequence or of each token; returns the loss."""
+    spec = model.head.classifier or ClassifierSpec(pooling=Pooling.LAST_LOGITS)
+    if model.task is Task.SEQUENCE_CLASSIFICATION:
+        return cross_entropy(t, _sequence_logits(t, model, spec, x, pooled))
+    if model.task is Task.TOKEN_CLASSIFICATION:
+        x = dropout(t, x, spec.token_dropout)
+        return cross_entropy(t, _classify(t, model, x, bias=True))
+    x = dropout(t, x, spec.span_dropout)
+    return span_loss(t, _classify(t, model, x, bias=True), model.num_labels)
+
+
+def replaced_tokens(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
+    """ELECTRA's discriminator: one logit a token, and a binary cross-entropy."""
+    hidden = model.hidden_size
+    x = linear(t, x, "discriminator.dense", hidden, hidden, bias=True)
+    if model.head.discriminator is not None:
+        x = activation(t, x, model.head.discriminator)
+    logits = linear(t, x, "discriminator.dense_prediction", hidden, 1, bias=True)
+    if t.autocast is not None:
+        logits = t.cast(logits, DType.FP32)
+    labels = t.tensor(logits.numel, DType.FP32)
+    t.record("to", (), (labels,))
+    loss = t.tensor(1, logits.dtype)
+    t.record(
+        "binary_cross_entropy_with_logits", (logits, labels), (loss,),
+        saves=(logits, labels), gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    t.touch(logits)
+    return loss
+
+
+def _sequence_logits(
+    t: Tape, model: ModelSpec, spec: ClassifierSpec, x: Tensor, pooled: Tensor | None
+) -> Tensor:
+    hidden, batch = model.hidden_size, t.options.batch_size
+    if spec.pooling is Pooling.LAST_LOGITS:
+        logits = _classify(t, model, x, bias=False)
+        return t.slice(logits, batch * model.num_labels)
+    if spec.pooling is Pooling.FIRST:
+        x = t.slice(x, batch * hidden)
+    elif spec.pooling is Pooling.MEAN:
+        x = t.mean(x, t.options.seq_len)
+    elif pooled is not None:
+        x = pooled
+    if spec.dense is not None:
+        x = dropout(t, x, spec.first_dropout)
+        x = linear(t, x, "classifier.dense", hidden, hidden, bias=True)
+        x = activation(t, x, spec.dense)
+    logits = _classify(t, model, dropout(t, x, spec.dropout), bias=True)
+    if spec.pooling is Pooling.MEAN_LOGITS:
+        return t.mean(logits, t.options.seq_len)
+    return logits
+
+
+def _classify(t: Tape, model: ModelSpec, x: Tensor, *, bias: bool) -> Tensor:
+    return linear(t, x, "classifier", model.hidden_size, model.num_labels, bias=bias)
+
+
+def span_loss(t: Tape, logits: Tensor, num_labels: int) -> Tensor:
+    """Question answering: start and end scores copied apart, a cross-entropy of each, their mean."""
+    tokens = logits.numel // num_labels
+    start, end = t.split(logits, tokens, tokens)
+    first = t.elementwise("clone", start)
+    last = t.elementwise("clone", end)
+    loss = t.scale(t.add(cross_entropy(t, first), cross_entropy(t, last)))
+    t.touch(logits)
+    return loss

@@ -1,0 +1,143 @@
+"""Multi-head latent attention, as DeepSeek's classes in transformers 5.23 train with it.
+
+Hidden states pass through narrow vectors on their way to queries and to keys and values. Part of
+each head is rotated; the keys' rotated part is one vector that all heads share, copied into a new
+tensor beside their own parts. Query and value heads differ in size, so flash attention is not taken.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.attention import Shape, attend
+from memplan.graph.blocks import StackContext
+from memplan.graph.operations import linear, norm, rotary
+from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.model.spec import LatentAttentionSpec, RotarySpec
+
+
+def latent_attention(
+    t: Tape, x: Tensor, spec: LatentAttentionSpec, context: StackContext
+) -> Tensor:
+    """Queries, keys and values through their narrow vectors, attention, output projection."""
+    tokens = context.batch * context.seq_len
+    heads, rotated = spec.num_heads, spec.rotary.dim
+    query = latent_query(t, x, spec, context)
+    plain_query, turning_query = t.split(
+        by_head(t, query), tokens * heads * spec.plain_head_dim, tokens * heads * rotated
+    )
+    narrow = linear(
+        t, x, "self_attn.kv_a_proj_with_mqa", context.hidden_size,
+        spec.key_value_rank + rotated, bias=spec.bias,
+    )  # fmt: skip
+    latent, turning_key = t.split(narrow, tokens * spec.key_value_rank, tokens * rotated)
+    latent = norm(t, latent, spec.norm, "self_attn.kv_a_layernorm", spec.key_value_rank)
+    turned_query, turned_key = _turned(t, turning_query, turning_key, spec.rotary, context)
+    query_states = t.concatenate(plain_query, turned_query)
+    query_states.by_head = True
+    key, value = keys_and_values(t, latent, turned_key, spec, tokens)
+    shape = Shape(context.batch, context.seq_len, context.seq_len, spec.scores)
+    out = attend(t, query_states, key, value, shape, context.mask)
+    width = heads * spec.value_head_dim
+    out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.bias)
+    t.touch(query, turned_query, narrow, latent, turned_key, query_states, key, value)
+    return out
+
+
+def latent_query(
+    t: Tape, x: Tensor, spec: LatentAttentionSpec, context: StackContext
+) -> Tensor:
+    """One layer, or two with a norm on the narrow vector between them."""
+    width = spec.num_heads * (spec.plain_head_dim + spec.rotary.dim)
+    if spec.query_rank is None:
+        return linear(t, x, "self_attn.q_proj", context.hidden_size, width)
+    narrow = linear(
+        t, x, "self_attn.q_a_proj", context.hidden_size, spec.query_rank, bias=spec.bias
+    )
+    normed = norm(t, narrow, spec.norm, "self_attn.q_a_layernorm", spec.query_rank)
+    t.touch(narrow)
+    return linear(t, normed, "self_attn.q_b_proj", spec.query_rank, width)
+
+
+def by_head(t: Tape, x: Tensor) -> Tensor:
+    """A view with the heads before the rows; its gradient is copied back into rows."""
+    out = t.view(x, x.numel)
+    t.record("transpose", (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def keys_and_values(
+    t: Tape, latent: Tensor, turned: Tensor, spec: LatentAttentionSpec, tokens: int
+) -> tuple[Tensor, Tensor]:
+    """``expand_kv``: both out of the narrow vector, the keys copied together with what is shared."""
+    heads, plain, rotated = spec.num_heads, spec.plain_head_dim, spec.rotary.dim
+    both = linear(
+        t, latent, "self_attn.kv_b_proj", spec.key_value_rank, heads * (plain + spec.value_head_dim)
+    )
+    own, value = t.split(
+        by_head(t, both), tokens * heads * plain, tokens * heads * spec.value_head_dim
+    )
+    shared = t.view(turned, tokens * heads * rotated)
+    t.record("expand", (turned,), (shared,), gradients=(Gradient.FRESH,))
+    empty = t.tensor(tokens * heads * (plain + rotated), both.dtype)
+    t.record("new_empty", (), (empty,))
+    key = copy_into(t, copy_into(t, empty, own), shared)
+    key.by_head = True
+    t.touch(both)
+    return key, value
+
+
+def copy_into(t: Tape, base: Tensor, part: Tensor) -> Tensor:
+    """Fill a slice in place (``CopySlices``): backward copies the whole gradient, and the slice.
+
+    The copy of the whole, with the slice zeroed, is the gradient of what was there before.
+    """
+    out = t.view(base, base.numel)
+    whole = base.storage.num_bytes
+    zeros = -(-part.numel * part.dtype.num_bytes // 512) * 512
+    scratch = zeros if base.requires_grad else whole
+    t.record(
+        "copy_", (base, part), (out,), gradients=(Gradient.FRESH, Gradient.FRESH),
+        backward_scratch_bytes=scratch,
+    )  # fmt: skip
+    return out
+
+
+def _turned(
+    t: Tape, query: Tensor, key: Tensor, form: RotarySpec, context: StackContext
+) -> tuple[Tensor, Tensor]:
+    """The parts of queries and keys that are rotated."""
+    cos, sin = context.cos, context.sin
+    assert cos is not None
+    assert sin is not None
+    if form.complex_numbers:
+        return _turned_as_complex(t, query, key, cos)
+    turn = _turned_in_pairs if form.paired else rotary
+    return turn(t, query, cos, sin), turn(t, key, cos, sin)
+
+
+def _turned_in_pairs(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``apply_rotary_pos_emb_interleave``: even and odd numbers apart, joined in halves."""
+    half = x.numel // 2
+    even, odd = t.slice(x, half), t.slice(x, half)
+    first = _difference(t, t.mul(even, cos), t.mul(odd, sin))
+    second = t.add(t.mul(odd, cos), t.mul(even, sin))
+    return t.concatenate(first, second)
+
+
+def _difference(t: Tape, left: Tensor, right: Tensor) -> Tensor:
+    out = t.tensor(left.numel, left.dtype)
+    t.record("sub", (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
+    return out
+
+
+def _turned_as_complex(
+    t: Tape, query: Tensor, key: Tensor, table: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_emb`` of DeepSeek-V2: fp32 copies times a table of complex numbers."""
+    full = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
+    results: list[Tensor] = []
+    for original, x in zip((query, key), full, strict=True):
+        product = t.mul(x, table)
+        flat = t.view(product, product.numel)
+        t.record("view_as_real", (product,), (flat,), gradients=(Gradient.FRESH,))
+        results.append(t.cast(flat, original.dtype))
+    t.touch(*full)
+    return results[0], results[1]

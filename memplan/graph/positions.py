@@ -1,0 +1,93 @@
+"""Learned or fixed positions that a decoder adds to its token embeddings.
+
+What stays alive differs: a name in the model's ``forward`` holds the ids and the rows that were looked
+up until the last layer is done.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.operations import dropout, embedding, linear, norm
+from memplan.graph.tape import Tape, Tensor
+from memplan.model.spec import EmbeddingSpec, ModelSpec, PositionSource
+
+
+def decoder_embeddings(
+    t: Tape, model: ModelSpec, spec: EmbeddingSpec, looked_up: Tensor
+) -> Tensor:
+    """Looked-up tokens to the first layer's input: positions, projection, sum, dropout."""
+    x = looked_up
+    if spec.scaled_in_table:
+        x = t.scale(x)
+    added = _POSITIONS[spec.position_source](t, model, spec)
+    if spec.embedding_size != model.hidden_size:
+        x = linear(
+            t, x, "project_in", spec.embedding_size, model.hidden_size, bias=spec.projection_bias
+        )
+    t.hold(x)
+    x = x if added is None else t.add(x, added)
+    if spec.position_source is PositionSource.BUFFER:
+        x = t.shift(x)
+    if spec.norm is not None:
+        x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
+    return dropout(t, x, spec.dropout)
+
+
+def _none(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
+    del t, model, spec
+    return None
+
+
+def _made(t: Tape, name: str, numel: int, dtype: DType) -> Tensor:
+    made = t.tensor(numel, dtype)
+    t.record(name, (), (made,))
+    t.hold(made)
+    return made
+
+
+def _table(
+    t: Tape, model: ModelSpec, spec: EmbeddingSpec, num_ids: int, ids: Tensor | None
+) -> Tensor:
+    rows = embedding(
+        t, "embed_positions", spec.num_positions, model.hidden_size, num_ids, ids
+    )
+    t.hold(rows)
+    return rows
+
+
+def _counted(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
+    """GPT-2's: ``arange``, one row of ids for all sequences."""
+    ids = _made(t, "arange", t.options.seq_len, DType.INT64)
+    return _table(t, model, spec, t.options.seq_len, ids)
+
+
+def _summed(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
+    """OPT's: the running sum of an fp32 mask of ones, of every sequence; then the offset."""
+    tokens = t.options.batch_size * t.options.seq_len
+    _made(t, "ones", tokens, DType.FP32)
+    ids = _made(t, "to", tokens, DType.INT64)
+    shifted = t.tensor(tokens, DType.INT64)
+    t.record("add", (ids,), (shifted,))
+    return _table(t, model, spec, tokens, shifted)
+
+
+def _buffered(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
+    """GPT's: ids out of a buffer."""
+    ids = t.buffer(spec.num_positions, DType.INT64)
+    return _table(t, model, spec, t.options.seq_len, ids)
+
+
+def _sinusoids(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
+    """XGLM's: rows of a buffer, which nothing holds on to; the buffer is fp32 at first."""
+    t.buffer(spec.num_positions * model.hidden_size, t.compute)
+    _made(t, "arange", t.options.seq_len, DType.INT64)
+    rows = t.tensor(t.options.seq_len * model.hidden_size, t.compute)
+    t.record("index_select", (), (rows,))
+    return rows
+
+
+_POSITIONS = {
+    PositionSource.NONE: _none,
+    PositionSource.COUNTED: _counted,
+    PositionSource.MASK_SUM: _summed,
+    PositionSource.BUFFER: _buffered,
+    PositionSource.SINUSOIDS: _sinusoids,
+}

@@ -1,0 +1,71 @@
+"""T5's relative position bias: one number for each bucket of distances and each head.
+
+``T5Attention.compute_bias`` (transformers 5.23) sorts the distance of every pair of positions into a
+bucket and looks the buckets up in a small table, which gives a tensor of heads x queries x keys. The
+first layer of a stack does that and the others read its result, so its gradient is the sum of all
+layers'; UMT5's layers each have a table of their own. Cross attention has zeros instead.
+
+Eager attention adds the bias to the scores. sdpa gets it as an additive mask
+(``create_position_bias_mask``), which leaves only the memory-efficient and the math kernel.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.operations import embedding
+from memplan.graph.tape import Gradient, Tape, Tensor, allocated_bytes
+from memplan.model.spec import AttentionSpec, PositionBias
+
+_BUCKET_TEMPORARIES = 4
+"""int64 matrices alive at once in ``_relative_position_bucket``, its result and argument left out."""
+
+
+def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: str) -> Tensor:
+    """Look the bucket of every pair of positions up; the buckets are kept for backward."""
+    pairs = queries * keys
+    distances = t.tensor(pairs, DType.INT64)
+    t.record("sub", (), (distances,))
+    temporaries = _BUCKET_TEMPORARIES * allocated_bytes(pairs, DType.INT64)
+    if spec.causal:
+        temporaries -= allocated_bytes(pairs, DType.INT64)
+    buckets = t.tensor(pairs, DType.INT64)
+    t.record(
+        "relative_position_bucket", (distances,), (buckets,),
+        forward_scratch_bytes=temporaries + allocated_bytes(pairs, DType.BOOL),
+    )  # fmt: skip
+    bias = embedding(
+        t, f"{name}.relative_attention_bias", spec.relative_bias_buckets, spec.num_heads, pairs,
+        buckets,
+    )  # fmt: skip
+    t.touch(distances)
+    return bias
+
+
+def zero_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, dtype: DType) -> Tensor:
+    """The zeros of a layer without a table, in the queries' dtype.
+
+    Under gradient checkpointing ``T5Attention`` lets them require a gradient, which nothing uses.
+    """
+    bias = t.tensor(spec.num_heads * queries * keys, dtype)
+    t.record("zeros", (), (bias,))
+    if spec.position_bias is PositionBias.ZEROS_TRAINED and t.options.checkpointed_layers:
+        t.leaf(bias)
+    return bias
+
+
+def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
+    """The additive mask that sdpa is given: causal where the kernel can no longer be.
+
+    A looked-up bias has its heads innermost, so ``contiguous`` copies it in every layer.
+    """
+    mask = bias
+    if spec.causal:
+        pattern = t.tensor(pairs, DType.BOOL)
+        t.record("ge", (), (pattern,))
+        mask = t.tensor(bias.numel, bias.dtype)
+        t.record(
+            "where", (pattern, bias), (mask,), saves=(pattern,),
+            gradients=(Gradient.NONE, Gradient.FRESH),
+        )  # fmt: skip
+    return t.contiguous(mask) if spec.position_bias in _LEARNED else mask
+
+
+_LEARNED = frozenset({PositionBias.LEARNED, PositionBias.EARLIER_LEARNED})

@@ -1,0 +1,59 @@
+"""Rotary position embeddings on queries and keys, in the forms that transformers' classes have.
+
+All turn a vector by ``x * cos + turned(x) * sin``. They differ in the dtype it is done in, in where the
+tables come from, and in whether the result is joined from parts.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.operations import rotary
+from memplan.graph.tape import Tape, Tensor
+from memplan.model.spec import AttentionSpec, RotarySpec
+
+
+def rotate(
+    t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys, or the first dimensions of each of their heads, turned."""
+    form = spec.rotary
+    if form is None:
+        return query, key
+    if form.expanded_tables:
+        cos, sin = _expanded(t, cos), _expanded(t, sin)
+    sources = (query, key)
+    parts = [t.cast(x, DType.FP32) if form.upcast else x for x in sources]
+    halves = [_turn(t, x, form, spec.head_dim, cos, sin) for x in parts]
+    turned = [_joined(t, *each) for each in halves]
+    if form.upcast or form.full_tables:
+        rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
+        t.touch(*parts, *turned)
+    else:
+        rotated = turned
+    t.touch(query, key, cos, sin)
+    return rotated[0], rotated[1]
+
+
+def _expanded(t: Tape, table: Tensor) -> Tensor:
+    """The first half of each row, every number twice: made anew in each layer (GLM)."""
+    out = t.tensor(table.numel, table.dtype)
+    t.record("repeat_interleave", (table,), (out,))
+    return out
+
+
+def _turn(
+    t: Tape, x: Tensor, form: RotarySpec, head_dim: int, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """One of the two; where heads are turned in part, also what stays as it is."""
+    if form.dim == head_dim and not form.joined:
+        return rotary(t, x, cos, sin), None
+    turning = x if form.dim == head_dim else t.slice(x, x.numel // head_dim * form.dim)
+    passing = t.slice(x, x.numel // head_dim * (head_dim - form.dim))
+    return rotary(t, turning, cos, sin), passing
+
+
+def _joined(t: Tape, turned: Tensor, passing: Tensor | None) -> Tensor:
+    """Both parts in one tensor: ``cat`` writes head after head, whatever its inputs' strides."""
+    if passing is None:
+        return turned
+    out = t.concatenate(turned, passing)
+    out.by_head = True
+    return out

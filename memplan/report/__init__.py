@@ -1,0 +1,1 @@
+"""Answers rendered: tables for people; JSON, CSV and Markdown for scripts."""

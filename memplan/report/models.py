@@ -1,0 +1,116 @@
+"""The built-in models, and one model's parameters by component."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memplan.estimator.assumptions import tying_note
+from memplan.graph.counts import ParameterCounts
+from memplan.model.spec import ModelSpec, Tying
+from memplan.report.rows import rows_csv, rows_json, rows_markdown
+from memplan.units import format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MODELS_SCHEMA_VERSION = 1
+"""Raised when a key of a row changes its name or its meaning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CatalogRow:
+    """One built-in model, as the list shows it."""
+
+    name: str
+    family: str
+    hub_id: str
+    aliases: tuple[str, ...]
+
+
+def catalog_rows(models: Sequence[CatalogRow]) -> list[dict[str, object]]:
+    """The list as flat rows."""
+    return [
+        {"name": row.name, "family": row.family, "hub_id": row.hub_id, "aliases": row.aliases}
+        for row in models
+    ]
+
+
+def model_rows(model: ModelSpec, counts: ParameterCounts) -> list[dict[str, object]]:
+    """One model as a single flat row."""
+    row: dict[str, object] = {
+        "name": model.name,
+        "family": model.family,
+        "task": model.task.value,
+        "source": model.source,
+        "total_params": counts.total,
+        "base_model_params": counts.base,
+        "largest_layer_params": counts.largest_layer,
+        "untied_params": counts.untied,
+        "tying": model.tying.value,
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "context_length": model.context_length,
+        "checkpoint_dtype": model.checkpoint_dtype.label,
+    }
+    for name, count in counts.components:
+        row[f"{name.replace('-', '_')}_params"] = count
+    return [row]
+
+
+def write_rows(rows: Sequence[dict[str, object]], output_format: str) -> str:
+    """Rows as JSON, CSV or Markdown."""
+    if output_format == "json":
+        return rows_json(rows, schema_version=MODELS_SCHEMA_VERSION)
+    return rows_csv(rows) if output_format == "csv" else rows_markdown(rows)
+
+
+def print_catalog(console: "Console", models: Sequence[CatalogRow]) -> None:
+    """Print the list of built-in models."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("model", style="bold", no_wrap=True)
+    table.add_column("family", no_wrap=True)
+    table.add_column("on the Hugging Face hub", overflow="fold")
+    for row in models:
+        table.add_row(row.name, row.family, row.hub_id)
+    console.print(table)
+    console.print(
+        Text(f"{len(models)} models; `memplan models NAME` shows one's parameters", style="dim")
+    )
+
+
+def print_model(console: "Console", model: ModelSpec, counts: ParameterCounts) -> None:
+    """Print one model: its sizes, and where its parameters are."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text.assemble((model.name, "bold"), f"  {model.family}, {model.task.value}"))
+    console.print(Text(f"read from {model.source}", style="dim"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("component")
+    for name in ("parameters", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, count in counts.components:
+        table.add_row(name, f"{count:,}", f"{count / counts.total:.1%}")
+    table.add_section()
+    table.add_row("total", f"{counts.total:,}", format_count(counts.total), style="bold")
+    table.add_row("base model", f"{counts.base:,}", format_count(counts.base))
+    table.add_row("largest layer", f"{counts.largest_layer:,}", format_count(counts.largest_layer))
+    console.print(table)
+    for line in _shape_lines(model, counts):
+        console.print(Text(line, style="dim"))
+
+
+def _shape_lines(model: ModelSpec, counts: ParameterCounts) -> list[str]:
+    lines = [
+        f"{model.num_layers} layers, hidden size {model.hidden_size:,}, vocabulary "
+        f"{model.vocab_size:,}, context {model.context_length:,} tokens"
+    ]
+    if model.tying is Tying.AMBIGUOUS:
+        lines.append(tying_note(model, tied=counts.total, untied=counts.untied))
+    return lines

@@ -1,0 +1,73 @@
+"""Flat rows written for scripts: one JSON document, CSV, or a GitHub-flavoured Markdown table.
+
+All three carry the same rows under the same names in the same order; bytes are integers, an unknown
+value is ``null`` in JSON and empty elsewhere.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+Row = Mapping[str, object]
+
+
+def rows_json(
+    rows: Iterable[Row], *, schema_version: int, assumptions: Sequence[str] = ()
+) -> str:
+    """Write ``{"schema_version", "assumptions", "rows"}``."""
+    import json
+
+    document = {
+        "schema_version": schema_version,
+        "assumptions": list(assumptions),
+        "rows": list(rows),
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def csv_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield CSV lines, the names first; one row is held at a time."""
+    import csv
+    from io import StringIO
+
+    buffer = StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    for number, row in enumerate(rows):
+        if number == 0:
+            writer.writerow(row)
+        writer.writerow([cell(value) for value in row.values()])
+        yield buffer.getvalue().rstrip("\n")
+        buffer.seek(0)
+        buffer.truncate()
+
+
+def rows_csv(rows: Iterable[Row]) -> str:
+    """Write all rows as CSV."""
+    return "\n".join(csv_lines(rows))
+
+
+def rows_markdown(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
+    """Write a Markdown table, of all columns or of those named."""
+    if not rows:
+        return ""
+    header = list(names or rows[0])
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    lines += ["| " + " | ".join(_escaped(cell(row[name])) for name in header) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def cell(value: object) -> str:
+    """One value as text.
+
+    >>> cell(None), cell(True), cell(["a", "b"]), cell(12)
+    ('', 'true', 'a;b', '12')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ";".join(str(each) for each in value)
+    return str(value)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")

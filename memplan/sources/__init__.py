@@ -1,0 +1,1 @@
+"""Turns what a user names or writes into objects: models, GPUs, files."""
