@@ -59,7 +59,8 @@ bench: $(ENVIRONMENT)  ## Measure start-up against a minimal Typer app; fails wh
 	$(PYTHON) benchmarks/startup.py
 
 accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
-	$(PYTHON) -m pytest -m reference $(PYTEST_FLAGS)
+	$(PYTHON) -m pytest -m reference tests/accuracy --update-accuracy $(PYTEST_FLAGS)
+	$(PYTHON) -m cogapp -r README.md
 
 build: $(ENVIRONMENT)  ## Build the wheel and the source distribution into dist/
 	$(PYTHON) -m build

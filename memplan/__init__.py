@@ -9,17 +9,42 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
+    from memplan.errors import MemplanError
+    from memplan.estimator.estimate import Estimate, Verdict
+    from memplan.facade import estimate
+    from memplan.hardware.gpu import GpuSpec
+    from memplan.model.spec import ModelSpec
+    from memplan.sources.catalog import load_gpu
+    from memplan.sources.models import load_model
+    from memplan.training.setup import TrainingSetup
+
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Estimate": "memplan.estimator.estimate",
+    "GpuSpec": "memplan.hardware.gpu",
     "MemplanError": "memplan.errors",
+    "ModelSpec": "memplan.model.spec",
     "TrainingSetup": "memplan.training.setup",
+    "Verdict": "memplan.estimator.estimate",
+    "estimate": "memplan.facade",
     "load_gpu": "memplan.sources.catalog",
     "load_model": "memplan.sources.models",
 }
 """Public name -> the module that defines it."""
 
-__all__ = ["MemplanError", "TrainingSetup", "__version__", "load_gpu", "load_model"]
+__all__ = [
+    "Estimate",
+    "GpuSpec",
+    "MemplanError",
+    "ModelSpec",
+    "TrainingSetup",
+    "Verdict",
+    "__version__",
+    "estimate",
+    "load_gpu",
+    "load_model",
+]
 
 
 def __getattr__(name: str) -> "Any":

@@ -26,6 +26,9 @@ class Outcome:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt")
+    parser.addoption(
+        "--update-accuracy", action="store_true", help="rewrite the figures of the README's table"
+    )
     parser.addoption("--network", action="store_true", help="run the tests that need the hub")
 
 

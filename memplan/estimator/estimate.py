@@ -43,6 +43,8 @@ class Estimate:
     """Of the worst rank."""
     ranks: tuple[RankAccount, ...]
     """Where ranks differ, each one's account; else the same one."""
+    activations_bytes: int
+    """What the forward pass leaves behind for the backward pass, logits included [bytes]."""
     attention_kernel: str
     """What computes the attention scores in the end: flash, efficient, math or eager."""
     assumptions: tuple[str, ...]
@@ -114,6 +116,7 @@ class Estimate:
             "peak_bytes": self.peak_bytes,
             "peak_phase": self.peak_phase,
             "held_bytes": self.held_bytes,
+            "kept_after_forward_bytes": self.activations_bytes,
             "host_bytes": self.host_bytes,
             "total_low_bytes": total.low,
             "total_high_bytes": total.high,

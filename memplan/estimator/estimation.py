@@ -15,6 +15,7 @@ from memplan.memory.rank import RankInput
 from memplan.memory.runtime import workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk
 from memplan.model.spec import ModelSpec
+from memplan.training.kernels import SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import Recomputation, TrainingSetup
 
@@ -45,6 +46,7 @@ def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None)
         trainable_params=trainable_parameters(tape),
         account=account,
         ranks=(account,),
+        activations_bytes=passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(tape),
         assumptions=assumptions_of(model, setup, resolved),
         notes=notes_of(resolved, gpu),
@@ -74,6 +76,9 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         decomposed=not setup.kernel_scratch,
         flash_available=gpu is None or gpu.supports_flash_attention,
         checkpointed_layers=_checkpointed_layers(setup),
+        selective=setup.checkpointing is Recomputation.SELECTIVE,
+        outputs_held=setup.outputs_held,
+        upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
     )
 
@@ -82,6 +87,9 @@ def _checkpointed_layers(setup: TrainingSetup) -> float:
     checkpointing = setup.checkpointing
     if isinstance(checkpointing, float):
         return checkpointing
+    if checkpointing is Recomputation.SELECTIVE:
+        policy = setup.chosen_kernels.selective
+        return 1.0 if policy is SelectivePolicy.EVERY_OTHER_MATMUL else 0.0
     return 1.0 if checkpointing is Recomputation.FULL else 0.0
 
 

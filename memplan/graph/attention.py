@@ -11,6 +11,7 @@ from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.graph.operations import dropout, softmax
+from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Gradient, Tape, Tensor, allocated_bytes
 from memplan.model.spec import AttentionSpec
 from memplan.training.kernels import AttentionKernel
@@ -96,7 +97,11 @@ def attend(
     masked = mask is not None or bias is not None
     kernel = choose_kernel(t, shape, query.dtype, masked=masked)
     if kernel is ScoreKernel.EAGER:
-        return eager(t, query, key, value, shape, mask, bias)
+        start = len(t.segment.operations)
+        out = eager(t, query, key, value, shape, mask, bias)
+        if recomputes_core_attention(t):
+            t.segment.regions.append(region_since(t.segment, start))
+        return out
     if bias is not None:
         from memplan.graph.relative import bias_mask  # only for T5 and its kin
 
@@ -121,11 +126,21 @@ def attend(
 
 
 def expand_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
-    """``repeat_kv``: a copy of keys or values for every query head."""
+    """``repeat_kv``: a copy of keys or values for every query head; of a single head, a view."""
     if shape.groups == 1:
         return x
+    if shape.spec.num_kv_heads > 1:
+        return repeat_heads(t, x, shape)
+    out = t.view(x, x.numel * shape.groups)
+    t.record("expand", (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def repeat_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """``repeat_interleave``: a copy of keys or values for every query head."""
     out = t.tensor(x.numel * shape.groups, x.dtype)
     t.record("repeat_kv", (x,), (out,), gradients=(Gradient.FRESH,))
+    out.by_head = True
     return out
 
 
@@ -228,7 +243,8 @@ def math(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Te
     query, key, value = (t.cast(x, DType.FP32) for x in (query, key, value))
     query = t.scale(query)
     mask = _causal_bias(t, shape) if spec.causal else None
-    key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
+    if shape.groups > 1:
+        key, value = repeat_heads(t, key, shape), repeat_heads(t, value, shape)
     right, left = t.scale(key), merged_heads(t, query, shape)
     scores = batched_matmul(t, left, right, shape.scores, spec.head_dim)
     if mask is not None:
@@ -282,7 +298,7 @@ def eager(
     query = merged_heads(t, query, shape)
     key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held += (key, value)
-    key = merged_heads(t, key, shape) if shape.groups == 1 else key
+    key = merged_heads(t, key, shape)
     scores = t.scale(batched_matmul(t, query, key, shape.scores, spec.head_dim))
     if spec.softcap:
         scores = t.scale(t.elementwise("tanh", t.scale(scores), saves_output=True))
@@ -296,7 +312,7 @@ def eager(
         weights = t.cast(weights, held[2].dtype)
     t.touch(scores)
     weights = dropout(t, weights, spec.dropout)
-    value = merged_heads(t, value, shape) if shape.groups == 1 else value
+    value = merged_heads(t, value, shape)
     out = batched_matmul(t, weights, value, shape.outputs, shape.keys)
     out = t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
     t.touch(*held)

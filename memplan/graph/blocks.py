@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from memplan.graph.attention import Shape, attend
-from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.operations import activation, clamp, dropout, linear, norm
 from memplan.graph.rotary import rotate
 from memplan.graph.tape import Gradient, Tape, Tensor
 from memplan.model.spec import (
@@ -72,6 +72,8 @@ def self_attention(
 
         return own_attention(t, x, spec, context)
     query, key, value = project(t, x, spec, context)
+    if spec.projection_clamped:
+        query, key, value = (clamp(t, part) for part in (query, key, value))
     if spec.query_rescaled:
         query = t.scale(query)
     if not spec.query_key_norm_last:
@@ -81,6 +83,8 @@ def self_attention(
         query, key = rotate(t, query, key, spec, cos, sin)
     if spec.query_key_norm_last:
         query, key = _normalized(t, query, key, spec)
+    if spec.query_scaled_by_position:
+        query = _scaled_by_position(t, query, context)
     mask = context.mask if spec.sliding_window is None else context.sliding_mask
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     out = attend(t, query, key, value, shape, mask)
@@ -88,6 +92,13 @@ def self_attention(
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
     t.touch(x, query, key, value)
     return out
+
+
+def _scaled_by_position(t: Tape, query: Tensor, context: StackContext) -> Tensor:
+    """Ministral 3's: one factor for each position, the same for all heads."""
+    factors = t.tensor(context.seq_len, query.dtype)
+    t.record("position_factors", (), (factors,))
+    return t.mul(query, factors)
 
 
 def _normalized(
@@ -164,7 +175,7 @@ def feed_forward(
         middle = _gated(t, x, spec, hidden_size, name)
     else:
         up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
-        middle = activation(t, up, spec.activation)
+        middle = _activated(t, up, spec.activation, name)
         t.touch(up)
     middle = dropout(t, middle, spec.activation_dropout)
     if spec.output_cast:
@@ -172,6 +183,14 @@ def feed_forward(
     out = linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
     t.touch(x)
     return out
+
+
+def _activated(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:
+    if kind is Activation.XIELU:
+        from memplan.graph.xielu import xielu  # only for Apertus
+
+        return xielu(t, x, f"{name}.act_fn")
+    return activation(t, x, kind)
 
 
 def _gated(t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str) -> Tensor:
@@ -227,13 +246,21 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     """GPT-2's and Llama's order: norm, attention, sum; norm, feed-forward, sum."""
     hidden = context.hidden_size
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
-    attended = dropout(t, self_attention(t, normed, layer.attention, context), layer.dropout)
-    middle = add_residual(t, x, attended, layer)
+    attended = self_attention(t, normed, layer.attention, context)
+    attended = dropout(t, attended, layer.attention_output_dropout)
+    middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
+    t.touch(*context.attention_frame)
+    context.attention_frame = ()
     if layer.names_attended:
         t.linger(attended)
+        t.touch(normed)
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
-    fed = dropout(t, feed_forward_of(t, normed, layer, context), layer.dropout)
-    return add_residual(t, middle, fed, layer)
+    fed = feed_forward_of(t, normed, layer, context)
+    fed = dropout(t, fed, layer.feed_forward_output_dropout)
+    out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
+    if layer.names_attended:
+        t.touch(normed)
+    return out
 
 
 def add_residual(t: Tape, x: Tensor, added: Tensor, layer: LayerSpec) -> Tensor:
@@ -248,10 +275,15 @@ def add_residual(t: Tape, x: Tensor, added: Tensor, layer: LayerSpec) -> Tensor:
 def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """BERT's order: attention, sum, norm; feed-forward, sum, norm."""
     hidden = context.hidden_size
-    attended = dropout(t, self_attention(t, x, layer.attention, context), layer.dropout)
+    attended = self_attention(t, x, layer.attention, context)
+    attended = dropout(t, attended, layer.attention_output_dropout)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
-    fed = dropout(t, feed_forward_of(t, middle, layer, context), layer.dropout)
-    return norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
+    t.touch(attended)
+    fed = feed_forward_of(t, middle, layer, context)
+    fed = dropout(t, fed, layer.feed_forward_output_dropout)
+    out = norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
+    t.touch(fed, middle)
+    return out
 
 
 def sandwich_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
@@ -259,10 +291,12 @@ def sandwich_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     hidden = context.hidden_size
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = self_attention(t, normed, layer.attention, context)
-    middle = t.add(x, norm(t, attended, layer.norm, "post_attention_layernorm", hidden))
+    attended = norm(t, attended, layer.norm, "post_attention_layernorm", hidden)
+    middle = add_residual(t, x, attended, layer)
     normed = norm(t, middle, layer.norm, "pre_feedforward_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
-    return t.add(middle, norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden))
+    fed = norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden)
+    return add_residual(t, middle, fed, layer)
 
 
 def output_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
@@ -282,6 +316,13 @@ def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     if layer.placement is NormPlacement.PARALLEL:
         normed = norm(t, x, layer.norm, "post_attention_layernorm", hidden)
     fed = dropout(t, feed_forward_of(t, normed, layer, context), layer.dropout)
-    return t.add(t.add(fed, attended), x)
+    if layer.residual_first:
+        out = t.add(t.add(x, attended), fed)
+    else:
+        out = t.add(t.add(fed, attended), x)
+    t.touch(attended, fed)
+    if layer.placement is NormPlacement.PARALLEL_SHARED:
+        t.touch(normed)
+    return out
 
 

@@ -53,7 +53,7 @@ _LANGUAGE_MODELS = frozenset({Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM})
 def total_parameters(tape: Tape) -> int:
     """Parameters of all segments, repetitions included."""
     return sum(
-        parameter.numel * segment.repeat
+        parameter.numel * segment.num_copies
         for segment in tape.segments
         for parameter in segment.parameters
     )
@@ -62,7 +62,7 @@ def total_parameters(tape: Tape) -> int:
 def trainable_parameters(tape: Tape) -> int:
     """Those of them that are trained."""
     return sum(
-        parameter.numel * segment.repeat
+        parameter.numel * segment.num_copies
         for segment in tape.segments
         for parameter in segment.parameters
         if parameter.requires_grad
@@ -70,10 +70,12 @@ def trainable_parameters(tape: Tape) -> int:
 
 
 def module_parameters(segment: Segment) -> Counter[str]:
-    """Parameters that each module of a segment owns itself."""
+    """Parameters that each module of a segment owns itself, tied ones of earlier segments too."""
     owned: Counter[str] = Counter()
     for parameter in segment.parameters:
         owned[parameter.module] += parameter.numel
+    for module, weight in segment.tied:
+        owned[module] += weight.numel
     return owned
 
 
@@ -108,5 +110,5 @@ def component_parameters(tape: Tape) -> Counter[str]:
     found: Counter[str] = Counter()
     for segment in tape.segments:
         for parameter in segment.parameters:
-            found[component_of(segment, parameter)] += parameter.numel * segment.repeat
+            found[component_of(segment, parameter)] += parameter.numel * segment.num_copies
     return found

@@ -7,7 +7,7 @@ the labels, which the class shifts right into the decoder's ids.
 
 from dataclasses import replace
 
-from memplan.dtypes import DType
+from memplan.dtypes import DType, promote
 from memplan.graph.attention import Shape, attend
 from memplan.graph.blocks import StackContext, add_residual, feed_forward_of
 from memplan.graph.heads import classification
@@ -48,7 +48,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
         hidden_size=model.hidden_size, batch=options.batch_size, seq_len=source
     )
     table = token_table(t, model, encoder)
-    memory = record_stack(t, model, encoder, context, table)
+    memory = record_stack(t, model, encoder, context, stack_table(t, encoder, table))
     t.hold(memory)
     context = StackContext(
         hidden_size=model.hidden_size,
@@ -60,9 +60,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     begin_embedding(t, decoder)
     ids = t.tensor(options.batch_size * target, DType.INT64)
     t.record("shift_right", (), (ids,))
-    if decoder.embedding is not None and decoder.embedding.own_table:
-        table = t.parameter("embed_tokens.weight", *table.shape)
-    x = record_stack(t, model, decoder, context, table, ids)
+    x = record_stack(t, model, decoder, context, stack_table(t, decoder, table), ids)
     head(t, model, x, table)
     t.release(memory)
     return t
@@ -80,6 +78,14 @@ def token_table(t: Tape, model: ModelSpec, stack: StackSpec) -> Parameter:
     begin_embedding(t, stack)
     width = model.hidden_size if stack.embedding is None else stack.embedding.embedding_size
     return t.parameter("shared.weight", model.vocab_size, width)
+
+
+def stack_table(t: Tape, stack: StackSpec, shared: Parameter) -> Parameter:
+    """The shared table, or the stack's own, beside which the shared one serves nothing."""
+    if stack.embedding is None or not stack.embedding.own_table:
+        return shared
+    shared.unused = True
+    return t.parameter("embed_tokens.weight", *shared.shape)
 
 
 def record_stack(
@@ -146,16 +152,17 @@ def finish(
     """The final norm and dropout; then what the stack's variables held is let go."""
     freeze = t.options.freeze
     whole = freeze.encoder if stack.name == "encoder" else freeze.decoder
-    t.begin(f"{stack.name}.norm", x=x, frozen=freeze.norm or whole)
     if stack.final_norm is not None:
+        t.begin(f"{stack.name}.norm", x=x, frozen=freeze.norm or whole)
         x = norm(t, x, stack.final_norm, "final_layer_norm", context.hidden_size)
-    x = dropout(t, x, stack.final_dropout)
+        x = dropout(t, x, stack.final_dropout)
+        t.end(x)
     for segment in t.segments[first:]:
         made = [each for operation in segment.operations for each in operation.outputs]
         for storage in dict.fromkeys(each.storage for each in made if each.storage.held):
-            if storage.segment == segment.index and storage is not x.storage:
+            kept = storage is x.storage or any(storage is leaf.storage for leaf in t.leaves)
+            if storage.segment == segment.index and not kept:
                 t.segment.releases.append(storage)
-    t.end(x)
     return x
 
 
@@ -230,11 +237,11 @@ def position_bias(
         return None
     if kind in _EARLIER:
         return context.cross_bias if cross else context.bias
-    if kind is PositionBias.LEARNED:
+    if kind in {PositionBias.LEARNED, PositionBias.FIRST_LEARNED}:
         bias = learned_bias(t, spec, context.seq_len, keys, "self_attn")
     else:
         bias = zero_bias(t, spec, context.seq_len, keys, dtype)
-    if spec.shares_position_bias:
+    if kind in {PositionBias.FIRST_LEARNED, PositionBias.FIRST_ZEROS}:
         t.hold(bias)
     if cross:
         context.cross_bias = bias
@@ -266,8 +273,8 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
 
 def biased_logits(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     """Add ``final_logits_bias``, a buffer in the model's dtype: fp32 logits under autocast."""
-    dtype = logits.dtype if logits.dtype is t.compute else DType.FP32
-    t.buffers_bytes += allocated_bytes(vocab_size, DType.FP32)
+    dtype = promote(logits.dtype, t.options.weights)
+    t.buffers_bytes += allocated_bytes(vocab_size, t.options.weights)
     out = t.tensor(logits.numel, dtype)
     gradient = Gradient.ALIAS if dtype is logits.dtype else Gradient.FRESH
     t.record("add_buffer", (logits,), (out,), gradients=(gradient,))

@@ -118,6 +118,8 @@ def _sequence_logits(
         return t.slice(logits, batch * model.num_labels)
     if spec.pooling is Pooling.FIRST:
         x = t.slice(x, batch * hidden)
+    elif spec.pooling is Pooling.LAST:
+        x = _selected(t, x, batch * hidden)
     elif spec.pooling is Pooling.MEAN:
         x = t.mean(x, t.options.seq_len)
     elif pooled is not None:
@@ -130,6 +132,13 @@ def _sequence_logits(
     if spec.pooling is Pooling.MEAN_LOGITS:
         return t.mean(logits, t.options.seq_len)
     return logits
+
+
+def _selected(t: Tape, x: Tensor, numel: int) -> Tensor:
+    """Rows picked by a boolean index: a copy, whose gradient is put back into zeros."""
+    out = t.tensor(numel, x.dtype)
+    t.record("index", (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
 
 
 def _classify(t: Tape, model: ModelSpec, x: Tensor, *, bias: bool) -> Tensor:

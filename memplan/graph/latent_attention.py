@@ -37,7 +37,7 @@ def latent_attention(
     out = attend(t, query_states, key, value, shape, context.mask)
     width = heads * spec.value_head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.bias)
-    t.touch(query, turned_query, narrow, latent, turned_key, query_states, key, value)
+    t.touch(x, query, turned_query, narrow, latent, turned_key, query_states, key, value)
     return out
 
 

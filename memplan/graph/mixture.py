@@ -30,7 +30,7 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     if spec.routed_scaled:
         routed = t.scale(routed)
     if spec.shared is None:
-        t.touch(logits, weights)
+        t.touch(x, logits, weights, chosen)
         return routed
     if shared is None:
         shared = _shared(t, x, spec, hidden_size)
@@ -39,7 +39,7 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     if spec.fp32_sum:
         routed, shared = t.cast(routed, DType.FP32), t.cast(shared, DType.FP32)
     out = t.cast(t.add(routed, shared), x.dtype)
-    t.touch(routed, shared, logits, weights)
+    t.touch(x, routed, shared, logits, weights, chosen)
     return out
 
 
@@ -287,7 +287,7 @@ def routed_experts(
     ordered = take(t, weighted, inverse, weighted.numel)
     out = sum_of_rows(t, ordered, x.numel)
     result = t.cast(out, x.dtype)
-    t.touch(by_expert, ordered, out)
+    t.touch(by_expert, order, selected, row_weights, offsets, inner, inverse, ordered, out)
     return result
 
 

@@ -7,6 +7,7 @@ from memplan.dtypes import DType
 from memplan.graph.blocks import StackContext, decoder_layer
 from memplan.graph.embeddings import module_embeddings
 from memplan.graph.heads import base_parts, classification, masked_lm, replaced_tokens
+from memplan.graph.losses import GRADIENTS_IN_FORWARD, language_model_loss
 from memplan.graph.masks import additive_mask, causal_pattern, sliding_pattern
 from memplan.graph.operations import (
     activation,
@@ -24,6 +25,7 @@ from memplan.graph.operations import (
 from memplan.graph.positions import decoder_embeddings
 from memplan.graph.tape import Parameter, Tape, TapeOptions, Tensor
 from memplan.model.spec import (
+    AttentionForm,
     AttentionSpec,
     HeadSpec,
     LatentAttentionSpec,
@@ -35,6 +37,8 @@ from memplan.model.spec import (
 from memplan.training.kernels import AttentionKernel
 
 
+ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
+"""Attention that adds a bias made for the whole stack."""
 CLASSIFICATION_TASKS = frozenset(
     {Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
 )
@@ -84,9 +88,9 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     x = embedding_lookup(t, table, tokens)
     if spec.position_source is not None:
         return decoder_embeddings(t, model, spec, x), table
-    t.hold(x)
     if spec.scaled:
         x = t.scale(x)
+    t.hold(x)
     if spec.num_positions:
         rows = t.options.seq_len
         positions = t.tensor(rows, DType.INT64)
@@ -113,7 +117,16 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     rotary = next((spec.rotary for spec in _attentions(stack) if spec.rotary is not None), None)
     if rotary is not None:
         tables = complex_tables if rotary.complex_numbers else rotary_tables
-        context.cos, context.sin = tables(t, context.seq_len, rotary.dim, t.compute)
+        dtype = DType.FP32 if rotary.full_tables else t.compute
+        context.cos, context.sin = tables(t, context.seq_len, rotary.dim, dtype)
+        kinds = {spec.sliding_window is None for spec in _attentions(stack)}
+        if stack.local_rotary and len(kinds) > 1:
+            local = tables(t, context.seq_len, rotary.dim, dtype)
+            context.local_cos, context.local_sin = local
+    if any(spec.form in ALIBI_FORMS for spec in _attentions(stack)):
+        from memplan.graph.alibi import add_alibi  # only for BLOOM and MPT
+
+        add_alibi(t, _attentions(stack)[0], context)
     return context
 
 
@@ -133,6 +146,8 @@ def attention_masks(
     """
     if not all(spec.causal for spec in _attentions(stack)):
         return padding_mask(t, stack), None
+    if any(spec.form is AttentionForm.MASK_PRODUCT for spec in _attentions(stack)):
+        return None, None
     eager = t.kernels.attention is AttentionKernel.EAGER or model.eager_attention_only
     windows = [spec.sliding_window for spec in _attentions(stack) if spec.sliding_window]
     length = context.seq_len
@@ -162,16 +177,37 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
     """Every run of equal layers, split where only some are checkpointed."""
     t.end(x)
     for run in split_runs(t, stack):
+        x = run_layer(t, stack, run, x, context)
+    return x
+
+
+def run_layer(
+    t: Tape, stack: StackSpec, run: "TrainedRun", x: Tensor, context: StackContext
+) -> Tensor:
+    """A run's layers: written down once and repeated where they are all alike.
+
+    They are not where one gives another dtype than it is given, as the first one does behind a
+    projection under autocast, or where the later ones own no parameters.
+    """
+    remaining = run.count
+    first = None
+    while remaining:
+        given = x
         t.begin(
             f"{stack.name}.layers",
-            repeat=run.count,
+            repeat=1 if run.shared else remaining,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
-            shared=run.shared,
+            again=first,
             x=x,
         )
         x = decoder_layer(t, x, run.layer, context)
         t.end(x)
+        if x.dtype is not given.dtype:
+            t.segment.repeat = 1
+        if run.shared and first is None:
+            first = t.segment
+        remaining -= t.segment.repeat
     return x
 
 
@@ -215,9 +251,13 @@ def _between(cuts: set[int], low: int, high: int) -> list[int]:
 
 def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """The final norm; then the stack's shared tensors are let go."""
-    t.begin(f"{stack.name}.norm", x=x, frozen=_norm_frozen(t, stack))
+    if stack.final_norm is not None or stack.final_dropout or stack.projected_out:
+        t.begin(f"{stack.name}.norm", x=x, frozen=_norm_frozen(t, stack))
     if stack.final_norm is not None:
         x = norm(t, x, stack.final_norm, "norm", context.hidden_size)
+    if stack.projected_out and stack.embedding is not None:
+        width = stack.embedding.embedding_size
+        x = linear(t, x, "project_out", context.hidden_size, width)
     x = dropout(t, x, stack.final_dropout)
     for segment in t.segments:
         for operation in segment.operations:
@@ -245,11 +285,26 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     elif model.task in CLASSIFICATION_TASKS:
         loss = classification(t, model, x, pooled)
     elif model.task is Task.CAUSAL_LM:
-        logits = output_matrix(t, model, model.head, x, table)
-        loss = causal_lm_loss(t, logits, model.vocab_size)
+        loss = causal_lm(t, model, x, table)
     else:
         loss = x if pooled is None else pooled
     t.end(loss)
+
+
+def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
+    """The loss of a decoder, by the kernels' way to it."""
+    if t.kernels.loss in GRADIENTS_IN_FORWARD:
+        weight = table
+        if not model.head.tied:
+            weight = t.parameter("lm_head.weight", model.vocab_size, table.shape[-1])
+        return language_model_loss(t, x, weight, model.vocab_size, lambda hidden: hidden)
+    return language_model_loss(
+        t,
+        x,
+        table,
+        model.vocab_size,
+        lambda hidden: output_matrix(t, model, model.head, hidden, table),
+    )
 
 
 def output_matrix(
@@ -257,6 +312,8 @@ def output_matrix(
 ) -> Tensor:
     """Hidden states to logits, through the token table where it is tied."""
     width = table.shape[-1]
+    if spec.input_scaled:
+        x = t.scale(x)
     if spec.tied:
         bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
         logits = matmul_weight(t, x, table, bias)
@@ -264,6 +321,8 @@ def output_matrix(
         logits = linear(t, x, "lm_head", width, model.vocab_size, bias=spec.bias)
     if spec.softcap:
         logits = t.scale(t.elementwise("tanh", t.scale(logits), saves_output=True))
+    if spec.scaled:
+        logits = t.scale(logits)
     return logits
 
 

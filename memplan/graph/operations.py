@@ -214,6 +214,17 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
     return out
 
 
+def clamp(t: Tape, x: Tensor) -> Tensor:
+    """``x.clamp_()``: in place, so that backward needs a copy of what was there before."""
+    before = t.tensor(x.numel, x.dtype)
+    after = t.view(x, x.numel)
+    t.record(
+        "clamp_", (x,), (after, before), saves=(before,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=2 * allocated_bytes(x.numel, DType.BOOL),
+    )  # fmt: skip
+    return after
+
+
 def dropout(t: Tape, x: Tensor, probability: float) -> Tensor:
     """Keep a one-byte mask per element; nothing happens at probability 0."""
     if t.options.dropout is not None:
@@ -249,6 +260,8 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
         return t.elementwise("gelu", x, saves_input=True)
     if kind is Activation.TANH:
         return t.elementwise("tanh", x, saves_output=True)
+    if kind is Activation.GELU_PYTHON:
+        return gelu_python(t, x)
     if kind is Activation.GELU_NEW:
         return gelu_new(t, x)
     if kind is Activation.GELU_FAST:
@@ -259,6 +272,21 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
         rectified = t.elementwise("relu", x, saves_output=True)
         return t.square(rectified if t.autocast is None else t.cast(rectified, DType.FP32))
     return bloom_gelu(t, x)
+
+
+def gelu_python(t: Tape, x: Tensor) -> Tensor:
+    """The exact GELU written out: a half of x, times one plus an error function.
+
+    The error function's derivative is an expression of four intermediate tensors
+    (tools/autograd/derivatives.yaml, ``erf``).
+    """
+    half, inner = t.scale(x), t.scale(x)
+    curve = t.tensor(x.numel, x.dtype)
+    t.record(
+        "erf", (inner,), (curve,), saves=(inner,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=4 * curve.storage.num_bytes,
+    )  # fmt: skip
+    return t.mul(half, t.shift(curve))
 
 
 def gelu_new(t: Tape, x: Tensor) -> Tensor:

@@ -2,75 +2,88 @@
 
 GPT, GPT-Neo, GPT-J, CodeGen, BLOOM, MPT and XGLM never call transformers' shared attention
 functions, so the choice of kernel does not reach them: all of them make s x s tensors. Each function
-writes down one ``forward`` of transformers 5.23.
+writes down what one class of transformers 5.23 does.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from memplan.dtypes import DType
 from memplan.graph.attention import Shape, batched_matmul, merged_heads
 from memplan.graph.blocks import StackContext, project
 from memplan.graph.operations import dropout, linear, rotary, softmax
 from memplan.graph.tape import Gradient, Tape, Tensor
-from memplan.model.spec import AttentionForm, AttentionSpec
+from memplan.model.spec import AttentionForm, AttentionSpec, Projection
 
-Scores = Callable[[Tape, Tensor, Tensor, Shape, StackContext], Tensor]
+
+@dataclass(slots=True)
+class Frame:
+    """What the variables of the functions hold until they return."""
+
+    inner: list[Tensor] = field(default_factory=list)
+    """Until the values are weighted: ``_attn``."""
+    outer: list[Tensor] = field(default_factory=list)
+    """Until the output projection is done: ``forward``."""
+
+
+Scores = Callable[[Tape, Tensor, Tensor, Shape, StackContext, Frame], Tensor]
 """Queries and keys to attention weights, before dropout."""
+
+FOLDING = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.CLAMPED_SCORES})
+"""Forms that fold the heads into the batch before anything else."""
+UNCAST = frozenset({AttentionForm.MASK_PRODUCT, AttentionForm.CLAMPED_SCORES})
+"""Forms that leave the weights in the dtype of their softmax, and return none of them."""
 
 
 def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext) -> Tensor:
     """Queries, keys and values, the class's own scores, the weighted values, the output."""
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     query, key, value = project(t, x, spec, context)
-    held = [query, key, value]
+    frame = Frame(outer=[query, key, value])
     if spec.query_rescaled:
         query = t.scale(query)
-    if spec.rotary is not None:
-        query, key = _turned_pairs(t, query, key, spec, context)
-        held += [query, key]
-    query, key, value = _merged_early(t, query, key, value, shape)
-    dtype = value.dtype
-    weights = _SCORES[spec.form](t, query, key, shape, context)
-    weights = _cast_weights(t, weights, dtype, spec.form)
+    if spec.paired_rotary_dim:
+        query, key = _turned_pairs(t, query, key, spec, context, frame)
+    if spec.form in FOLDING:
+        query, key, value = (_folded(t, each, shape) for each in (query, key, value))
+    weights = _SCORES[spec.form](t, query, key, shape, context, frame)
+    if spec.form not in UNCAST:
+        weights = t.cast(weights, value.dtype)
     weights = dropout(t, weights, spec.dropout)
-    out = _weighted(t, weights, value, shape)
-    t.touch(weights)
+    product = _weighted(t, weights, value, shape)
+    t.touch(weights, *frame.inner)
+    out = t.contiguous(product) if shape.batch == 1 else t.scale(product, "clone")
+    if spec.form in UNCAST:
+        t.touch(weights)
+    else:
+        t.linger(weights)
     width = spec.num_heads * spec.head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
-    t.touch(*held, query, key, value)
-    t.linger(weights)
+    t.touch(x, query, key, value, *frame.outer)
+    if spec.form is AttentionForm.ALIBI_PRODUCT:
+        context.attention_frame = tuple(frame.outer)
     return out
-
-
-def _merged_early(
-    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape
-) -> tuple[Tensor, Tensor, Tensor]:
-    """BLOOM and XGLM fold heads into the batch before any product, so before autocast's casts."""
-    if shape.spec.form not in {AttentionForm.ALIBI_PRODUCT, AttentionForm.CLAMPED_SCORES}:
-        return query, key, value
-    merged = [_folded(t, x, shape) for x in (query, key, value)]
-    return merged[0], merged[1], merged[2]
 
 
 def _folded(t: Tape, x: Tensor, shape: Shape) -> Tensor:
-    """``reshape(batch * heads, rows, columns)``: a copy unless there is one sequence."""
-    out = t.slice(x, x.numel) if shape.batch == 1 else t.scale(x, "clone")
+    """``reshape(batch * heads, rows, columns)``: a copy unless there is one sequence.
+
+    The gradient goes back in rows by another copy, but not where it is scattered into a whole
+    tensor anyway.
+    """
+    if shape.spec.projection is Projection.FUSED_SELECTED:
+        out = t.view(x, x.numel) if shape.batch == 1 else t.contiguous(x)
+    else:
+        out = t.slice(x, x.numel) if shape.batch == 1 else t.scale(x, "clone")
     out.by_head = True
     return out
-
-
-def _cast_weights(t: Tape, weights: Tensor, dtype: DType, form: AttentionForm) -> Tensor:
-    if form in {AttentionForm.MASK_PRODUCT, AttentionForm.CLAMPED_SCORES}:
-        return weights
-    return t.cast(weights, dtype)
 
 
 def _weighted(t: Tape, weights: Tensor, value: Tensor, shape: Shape) -> Tensor:
     spec = shape.spec
     value = merged_heads(t, value, shape)
     numel = shape.rows * spec.num_heads * spec.head_dim
-    out = batched_matmul(t, weights, value, numel, shape.keys)
-    return t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
+    return batched_matmul(t, weights, value, numel, shape.keys)
 
 
 def _product(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tensor:
@@ -78,90 +91,15 @@ def _product(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tensor:
     return batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
 
 
-def _added_mask(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
-    return scores if context.mask is None else t.add(scores, context.mask)
-
-
-def _wide_product(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tensor:
+def _wide_product(t: Tape, query: Tensor, key: Tensor, shape: Shape, frame: Frame) -> Tensor:
     """The product of fp32 copies, which autocast takes back to 16 bits."""
     query, key = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
-    scores = _product(t, query, key, shape)
-    t.linger(query)
-    t.linger(key)
-    return scores
+    frame.inner += [query, key]
+    return _product(t, query, key, shape)
 
 
-def _fp32_scores(
-    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext
-) -> Tensor:
-    """GPT-J's ``_attn``: divided, then masked."""
-    scores = t.scale(_wide_product(t, query, key, shape), "div")
-    return _softmax(t, _added_mask(t, scores, context))
-
-
-def _fp32_scores_divided(
-    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext
-) -> Tensor:
-    """CodeGen's ``_attn``: masked, then divided."""
-    scores = _added_mask(t, _wide_product(t, query, key, shape), context)
-    return _softmax(t, t.scale(scores, "div"))
-
-
-def _fp32_scores_masked(
-    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext
-) -> Tensor:
-    """GPT-Neo's ``_attn``: ``where`` with its buffer, then the mask as well."""
-    scores = t.scale(_wide_product(t, query, key, shape), "where")
-    return _softmax(t, _added_mask(t, scores, context))
-
-
-def _mask_product(
-    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext
-) -> Tensor:
-    """GPT's ``_attn``: times an fp32 buffer of ones and zeros, plus its complement."""
-    del context
-    scores = t.scale(_product(t, query, key, shape), "div")
-    pattern = t.buffer(spec.num_positions**2, DType.FP32)
-    product = t.mul(scores, pattern)
-    complement = t.scale(t.shift(pattern))
-    return _softmax(t, t.add(product, complement))
-
-
-def _alibi_product(
-    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext
-) -> Tensor:
-    """BLOOM's: one ``baddbmm`` of bias, queries and keys; both sums live to the module's end."""
-    assert context.alibi is not None
-    scores = batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
-    summed = _added_mask(t, scores, context)
-    weights = softmax(t, summed, dtype=DType.FP32)
-    context.attention_frame = (scores, summed)
-    return weights
-
-
-def _alibi_sum(
-    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext
-) -> Tensor:
-    """MPT's: an fp32 bias is added, then masked scores are filled."""
-    assert context.alibi is not None
-    scores = t.add(t.scale(_product(t, query, key, shape)), context.alibi)
-    filled = t.scale(scores, "masked_fill")
-    weights = softmax(t, t.cast(filled, DType.FP32))
-    t.linger(filled)
-    return weights
-
-
-def _clamped_scores(
-    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext
-) -> Tensor:
-    """XGLM's: ``torch.max`` with the lowest number keeps the masked scores."""
-    scores = _added_mask(t, batched_matmul(t, query, key, shape.scores, shape.spec.head_dim), context)
-    clamped = t.tensor(scores.numel, scores.dtype)
-    t.record(
-        "maximum", (scores,), (clamped,), saves=(scores,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=clamped.storage.num_bytes * 2,
-    )  # fmt: skip
-    return _softmax(t, clamped)
+def _masked(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
+    return scores if context.mask is None else t.add(scores, context.mask)
 
 
 def _softmax(t: Tape, scores: Tensor) -> Tensor:
@@ -170,13 +108,146 @@ def _softmax(t: Tape, scores: Tensor) -> Tensor:
     return weights
 
 
+def _fp32_scores(
+    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
+) -> Tensor:
+    """``GPTJAttention._attn``: divided, then masked."""
+    scores = t.scale(_wide_product(t, query, key, shape, frame), "div")
+    return _softmax(t, _masked(t, scores, context))
+
+
+def _fp32_scores_divided(
+    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
+) -> Tensor:
+    """``CodeGenAttention._attn``: masked, then divided."""
+    scores = _masked(t, _wide_product(t, query, key, shape, frame), context)
+    return _softmax(t, t.scale(scores, "div"))
+
+
+def _fp32_scores_masked(
+    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
+) -> Tensor:
+    """``GPTNeoSelfAttention._attn``: ``where`` with a buffer, then the mask as well."""
+    t.buffer(shape.spec.buffer_positions**2, DType.BOOL)
+    scores = t.scale(_wide_product(t, query, key, shape, frame), "where")
+    return _softmax(t, _masked(t, scores, context))
+
+
+def _mask_product(
+    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
+) -> Tensor:
+    """GPT's ``_attn``: times a buffer of ones and zeros, plus its complement."""
+    del context, frame
+    buffer = t.buffer(shape.spec.buffer_positions**2, t.compute)
+    pattern = t.view(buffer, shape.queries * shape.keys)
+    scores = t.scale(_product(t, query, key, shape), "div")
+    product = t.mul(scores, pattern)
+    complement = t.scale(t.shift(pattern))
+    summed = t.add(product, complement)
+    t.touch(scores)
+    return _softmax(t, summed)
+
+
+def _alibi_product(
+    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
+) -> Tensor:
+    """``BloomAttention``: one ``baddbmm`` of bias, queries and keys; all names live to the end."""
+    scores = batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
+    summed = _masked(t, scores, context)
+    frame.outer += [scores, summed]
+    return softmax(t, summed, dtype=DType.FP32)
+
+
+def _alibi_sum(
+    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
+) -> Tensor:
+    """``MptAttention``: an fp32 bias is added, masked scores are filled."""
+    scores = t.scale(_product(t, query, key, shape))
+    if context.alibi is not None:
+        bias = t.view(context.alibi, shape.spec.num_heads * shape.keys)
+        scores = t.add(scores, bias)
+    filled = _filled(t, scores, context)
+    frame.outer.append(filled)
+    return softmax(t, t.cast(filled, DType.FP32))
+
+
+def _filled(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
+    """``masked_fill``: keeps the mask."""
+    if context.mask is None:
+        return scores
+    out = t.tensor(scores.numel, scores.dtype)
+    t.record(
+        "masked_fill", (scores, context.mask), (out,), saves=(context.mask,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return out
+
+
+def _clamped_scores(
+    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
+) -> Tensor:
+    """``XGLMAttention``: ``torch.max`` with the lowest number keeps the masked scores.
+
+    Its gradient is halved where both are equal and zero where the scores are lower: one tensor and
+    two comparisons beside the result (torch's derivatives.yaml, ``maximum``).
+    """
+    del frame
+    product = batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
+    scores = _masked(t, product, context)
+    clamped = t.tensor(scores.numel, scores.dtype)
+    t.record(
+        "maximum", (scores,), (clamped,), saves=(scores,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=clamped.storage.num_bytes + 2 * clamped.numel,
+    )  # fmt: skip
+    return _softmax(t, clamped)
+
+
 def _turned_pairs(
-    t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec, context: StackContext
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    spec: AttentionSpec,
+    context: StackContext,
+    frame: Frame,
 ) -> tuple[Tensor, Tensor]:
-    """GPT-J's rotary form: neighbouring pairs of the first dimensions, tables made per layer."""
-    del context
-    assert spec.rotary is not None
+    """Neighbouring pairs of the first dimensions, with tables that each layer makes for itself."""
+    dim = spec.paired_rotary_dim
+    table = _sines(t, spec, context, key.dtype, frame)
+    turned, passing = [], []
+    for x in (key, query):
+        cos, sin = (_repeated(t, table) for _ in range(2))
+        part = t.slice(x, x.numel // spec.head_dim * dim)
+        turned.append(rotary(t, part, cos, sin))
+        t.touch(cos, sin)
+        passing.append(t.slice(x, x.numel // spec.head_dim * (spec.head_dim - dim)))
+    key, query = (t.concatenate(*parts) for parts in zip(turned, passing, strict=True))
+    frame.outer += [*turned, table]
     return query, key
+
+
+def _sines(
+    t: Tape, spec: AttentionSpec, context: StackContext, dtype: DType, frame: Frame
+) -> Tensor:
+    """Sines and cosines of the positions: GPT-J gathers them out of a copy of its table."""
+    dim = spec.paired_rotary_dim
+    t.buffer(spec.buffer_positions * dim, DType.FP32)
+    rows = t.tensor(context.seq_len * dim, DType.FP32)
+    if spec.form is not AttentionForm.FP32_SCORES:
+        t.record("index", (), (rows,))
+        return rows
+    copy = t.tensor(spec.buffer_positions * dim, DType.FP32)
+    ids = t.tensor(context.seq_len * dim, DType.INT64)
+    t.record("repeat", (), (copy, ids))
+    t.record("gather", (copy, ids), (rows,))
+    frame.outer += [copy, ids]
+    return t.cast(rows, dtype)
+
+
+def _repeated(t: Tape, table: Tensor) -> Tensor:
+    """``repeat_interleave`` of one half of the table."""
+    out = t.tensor(table.numel, table.dtype)
+    t.record("repeat_interleave", (table,), (out,))
+    return out
 
 
 _SCORES: dict[AttentionForm, Scores] = {

@@ -15,6 +15,8 @@ def decoder_embeddings(
 ) -> Tensor:
     """Looked-up tokens to the first layer's input: positions, projection, sum, dropout."""
     x = looked_up
+    if spec.mask_buffer:
+        t.buffer(spec.num_positions**2, DType.BOOL)
     if spec.scaled_in_table:
         x = t.scale(x)
     added = _POSITIONS[spec.position_source](t, model, spec)

@@ -46,7 +46,7 @@ def zero_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, dtype: DTyp
     """
     bias = t.tensor(spec.num_heads * queries * keys, dtype)
     t.record("zeros", (), (bias,))
-    if spec.position_bias is PositionBias.ZEROS_TRAINED and t.options.checkpointed_layers:
+    if spec.position_bias is PositionBias.FIRST_ZEROS and t.options.checkpointed_layers:
         t.leaf(bias)
     return bias
 
@@ -68,4 +68,6 @@ def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
     return t.contiguous(mask) if spec.position_bias in _LEARNED else mask
 
 
-_LEARNED = frozenset({PositionBias.LEARNED, PositionBias.EARLIER_LEARNED})
+_LEARNED = frozenset(
+    {PositionBias.LEARNED, PositionBias.FIRST_LEARNED, PositionBias.EARLIER_LEARNED}
+)

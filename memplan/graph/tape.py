@@ -135,6 +135,10 @@ class Gradient(IntEnum):
     """A new tensor of the input's size."""
 
 
+    SAVED = -3
+    """A storage the operation kept in forward, handed over as it is; in the order of ``saved``."""
+
+
 class Operation:
     """One recorded operation."""
 
@@ -178,13 +182,24 @@ class Operation:
         """One of its own outputs is kept, so recomputation must run it to get there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A stretch of a segment that is computed again on its own in backward."""
+
+    start: int
+    stop: int
+    """One past its last operation."""
+    dropped: frozenset[Storage]
+    """What only the region's own backward pass needs."""
+
+
 class Segment:
     """A stretch of operations: the embedding, one layer of a run, the head."""
 
     __slots__ = (
         "checkpointed", "component", "external_reads", "external_saves", "index", "input",
-        "lingering", "name", "operations", "output", "parameters", "releases", "repeat", "shared",
-        "tied",
+        "kept_outputs", "lingering", "name", "operations", "output", "parameters", "regions",
+        "releases", "repeat", "tied",
     )  # fmt: skip
 
     def __init__(self, name: str, index: int, *, repeat: int, checkpointed: bool) -> None:
@@ -208,14 +223,16 @@ class Segment:
         """What variables hold until the segment ends."""
         self.tied: list[tuple[str, Parameter]] = []
         """Modules of this segment, and the weights of earlier ones that they own too."""
-        self.shared = False
-        """Every repetition runs with the same parameters (ALBERT)."""
         self.component = "activations"
+        self.regions: list[Region] = []
+        """Stretches that are recomputed on their own."""
+        self.kept_outputs: frozenset[Storage] = frozenset()
+        """In a checkpointed segment, what its policy keeps all the same."""
 
     @property
     def num_copies(self) -> int:
         """How many sets of its parameters the model owns."""
-        return 1 if self.shared else self.repeat
+        return self.repeat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,6 +256,12 @@ class TapeOptions:
     """The GPU runs flash attention (sm_80 or newer)."""
     checkpointed_layers: float = 0.0
     """Share of layers whose activations are recomputed."""
+    selective: bool = False
+    """Checkpointing is selective, by the kernels' policy."""
+    outputs_held: bool = False
+    """The training loop keeps the logits until after backward."""
+    upcast_outputs: bool = False
+    """The training loop copies the logits to fp32."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
 
@@ -254,6 +277,7 @@ class Tape:
         self.decomposed = options.decomposed
         self.frozen = False
         """Parameters declared from here on are not trained."""
+        self._again: Segment | None = None
         self.segments: list[Segment] = []
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
         self.inputs_bytes = 0
@@ -273,22 +297,30 @@ class Tape:
         repeat: int = 1,
         checkpointed: bool = False,
         frozen: bool = False,
-        shared: bool = False,
+        again: Segment | None = None,
         x: Tensor | None = None,
     ) -> None:
-        """Start a segment that reads ``x``, the output of the one before."""
+        """Start a segment that reads ``x``, the output of the one before.
+
+        With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
+        """
+        self._again = again
         self.frozen = frozen
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed
         )
         self.segment.input = x
-        self.segment.shared = shared
         self.segments.append(self.segment)
 
     def end(self, output: Tensor) -> None:
         """Finish the segment; ``output`` is what the next one reads."""
         self.touch(*self.segment.lingering)
         self.segment.output = output
+        if self.segment.checkpointed:
+            from memplan.graph.selective import keeps_every_other_matmul, kept_outputs
+
+            if keeps_every_other_matmul(self):
+                self.segment.kept_outputs = kept_outputs(self.segment)
 
     def hold(self, tensor: Tensor) -> None:
         """Keep a tensor alive beyond its last reader, until ``release``: an outer variable."""
@@ -329,6 +361,8 @@ class Tape:
         experts: ExpertShare | None = None,
     ) -> Parameter:
         """Declare a weight of the present segment, owned by ``module`` (by default its prefix)."""
+        if self._again is not None:
+            return next(each for each in self._again.parameters if each.name == name)
         made = Parameter(
             name,
             shape,

@@ -23,6 +23,8 @@ class ComponentKind(Enum):
     GRADIENTS = ("gradients", Lifetime.LONG)
     MASTER_WEIGHTS = ("master_weights", Lifetime.LONG)
     OPTIMIZER_STATES = ("optimizer_states", Lifetime.LONG)
+    BUFFERS = ("buffers", Lifetime.LONG)
+    """Tables that the model keeps beside its weights: masks, positions."""
     INPUTS = ("inputs", Lifetime.LONG)
     """Token ids and labels."""
     ACTIVATIONS = ("activations", Lifetime.MEDIUM)

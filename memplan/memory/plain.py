@@ -33,7 +33,15 @@ def plain_account(given: RankInput) -> RankAccount:
 
 def load_entries(given: RankInput) -> list[Entry]:
     """What is there once the model is on the GPU."""
-    return [Entry(ComponentKind.PARAMETERS, parameter_bytes(given.tape), "every weight once")]
+    return [
+        Entry(ComponentKind.PARAMETERS, parameter_bytes(given.tape), "every weight once"),
+        buffer_entry(given.tape),
+    ]
+
+
+def buffer_entry(tape: Tape) -> Entry:
+    """Tables that the model keeps beside its weights."""
+    return Entry(ComponentKind.BUFFERS, tape.buffers_bytes, "masks and position tables")
 
 
 def state_entries(given: RankInput) -> list[Entry]:
@@ -50,6 +58,7 @@ def state_entries(given: RankInput) -> list[Entry]:
             states,
             f"{optimizer.num_states} x {given.formats.optimizer_states.label} per trained parameter",
         ),
+        buffer_entry(given.tape),
         Entry(ComponentKind.INPUTS, given.tape.inputs_bytes, "token ids and labels"),
     ]
 
@@ -76,7 +85,7 @@ def _phase(name: str, states: list[Entry], height: Height, given: RankInput) -> 
 def parameter_bytes(tape: Tape) -> int:
     """Every parameter as the tape holds it, each rounded up to the allocator's block [bytes]."""
     return sum(
-        parameter.storage.num_bytes * segment.repeat
+        parameter.storage.num_bytes * segment.num_copies
         for segment in tape.segments
         for parameter in segment.parameters
     )
@@ -86,7 +95,7 @@ def trainable_state_bytes(given: RankInput) -> int:
     """One optimizer state for every trained parameter [bytes]."""
     dtype = given.formats.optimizer_states
     return sum(
-        allocated_bytes(parameter.numel, dtype) * segment.repeat
+        allocated_bytes(parameter.numel, dtype) * segment.num_copies
         for segment in given.tape.segments
         for parameter in segment.parameters
         if parameter.requires_grad
@@ -96,7 +105,7 @@ def trainable_state_bytes(given: RankInput) -> int:
 def trained_tensors(tape: Tape) -> int:
     """How many tensors the optimizer steps."""
     return sum(
-        segment.repeat
+        segment.num_copies
         for segment in tape.segments
         for parameter in segment.parameters
         if parameter.requires_grad

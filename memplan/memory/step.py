@@ -11,7 +11,7 @@ over them. ``plain_step`` is the account of a loop without an engine, where grad
 from dataclasses import dataclass, field, replace
 
 from memplan.graph.tape import Parameter, Segment, Storage, Tape, Tensor
-from memplan.memory.walk import BackwardWalk, ForwardWalk, Interval, Level, recomputation_stop
+from memplan.memory.walk import BackwardWalk, ForwardWalk, Interval, Level
 
 LOSS_COMPONENT = "logits_and_loss"
 """``Segment.component`` of the head."""
@@ -234,8 +234,11 @@ class StepWalk:
         intervals: list[Interval] = []
         recomputed = 0
         if segment.checkpointed:
-            again = walk.run(stop=recomputation_stop(segment))
-            intervals.append(Interval(peak=again.peak, parameter=None, gradient_bytes=0))
+            again = walk.recompute()
+            end = Level(saved_bytes=again.end.total_bytes)
+            intervals.append(
+                Interval(peak=again.peak, parameter=None, gradient_bytes=0, end=end)
+            )
             recomputed = again.end.total_bytes
         back = BackwardWalk(
             segment,
@@ -246,6 +249,7 @@ class StepWalk:
         ).run()
         for interval in back.intervals:
             interval.peak.saved_bytes += recomputed
+            interval.end.saved_bytes += recomputed
         intervals += back.intervals
         saved = back.end.saved_bytes + recomputed
         given = segment.input.storage if segment.input is not None else None

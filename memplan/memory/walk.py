@@ -10,10 +10,18 @@ A profile is relative to the bytes alive when the segment begins, so equal layer
 repeated by arithmetic.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memplan.dtypes import DType
-from memplan.graph.tape import Gradient, Operation, Parameter, Segment, Storage, Tensor
+from memplan.graph.tape import (
+    Gradient,
+    Operation,
+    Parameter,
+    Region,
+    Segment,
+    Storage,
+    Tensor,
+)
 
 
 @dataclass(slots=True)
@@ -58,6 +66,8 @@ class Interval:
     """Whose gradient is finished; None after the last one."""
     gradient_bytes: int
     """Size of that gradient; 0 where it was added to one that was there."""
+    end: Level
+    """What is alive when it ends, the gradient just finished left out too."""
 
 
 @dataclass(slots=True)
@@ -70,7 +80,10 @@ class BackwardProfile:
 
 
 class ForwardWalk:
-    """Forward over one segment, keeping what backward needs, or (checkpointed) nothing."""
+    """Forward over one segment, keeping what backward needs, or (checkpointed) little or nothing.
+
+    ``saves`` counts, for each storage that stays, the operations that keep it.
+    """
 
     def __init__(self, segment: Segment, *, keep: bool) -> None:
         self.segment = segment
@@ -80,18 +93,55 @@ class ForwardWalk:
                 for storage in operation.saved:
                     self.saves[storage] = self.saves.get(storage, 0) + 1
 
-    def run(self, *, stop: int | None = None) -> ForwardProfile:
-        """Walk the operations, or those before ``stop``."""
-        segment, saves = self.segment, self.saves
+    def run(self) -> ForwardProfile:
+        """Walk all operations, as the forward pass does."""
+        kept = self.saves
+        if self.segment.checkpointed:
+            kept = dict.fromkeys(self.segment.kept_outputs, 1)
+        elif self.segment.regions:
+            kept = self._outside_regions()
+        return self._walk(self.segment.operations, kept, present=frozenset())
+
+    def recompute(self) -> ForwardProfile:
+        """Walk again what a checkpointed segment runs in its backward pass.
+
+        What policy kept in the first pass is there already; what only the second pass reads of it
+        is let go. Nothing but what backward needs is alive at the end.
+        """
+        present = self.segment.kept_outputs
+        operations = self.segment.operations
+        if not present:
+            operations = operations[: recomputation_stop(self.segment)]
+        profile = self._walk(operations, self.saves, present=present)
+        spent = sum(storage.num_bytes for storage in present if storage not in self.saves)
+        profile.end = Level(saved_bytes=profile.end.saved_bytes - spent)
+        return profile
+
+    def _outside_regions(self) -> dict[Storage, int]:
+        """What stays in the first pass where regions are recomputed on their own."""
+        dropped = {storage for region in self.segment.regions for storage in region.dropped}
+        return {storage: count for storage, count in self.saves.items() if storage not in dropped}
+
+    def _walk(
+        self,
+        operations: Sequence[Operation],
+        saves: dict[Storage, int],
+        *,
+        present: frozenset[Storage],
+    ) -> ForwardProfile:
+        segment = self.segment
         index = segment.index
         output = segment.output.storage if segment.output is not None else None
-        operations = segment.operations if stop is None else segment.operations[:stop]
         dying: list[list[Storage]] = [[] for _ in segment.operations]
         live = saved = peak = peak_saved = cached = 0
         for position, operation in enumerate(operations):
             for tensor in operation.outputs:
                 storage = tensor.storage
-                if storage.segment == index and not _is_alias(operation, storage):
+                if (
+                    storage.segment == index
+                    and storage not in present
+                    and not _is_alias(operation, storage)
+                ):
                     size = storage.num_bytes
                     live += size
                     if storage in saves:
@@ -104,8 +154,6 @@ class ForwardWalk:
                 peak, peak_saved = live + operation.forward_scratch_bytes, saved
             for storage in dying[position]:
                 live -= storage.num_bytes
-        if stop is not None:
-            live = saved
         given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
             peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
@@ -168,6 +216,7 @@ class BackwardWalk:
         self.saved = 0
         self.peak = Level()
         self.intervals: list[Interval] = []
+        self.handed_over: set[Storage] = set()
         self.buffers: dict[Tensor, _GradientBuffer] = {}
 
     def run(self) -> BackwardProfile:
@@ -178,7 +227,11 @@ class BackwardWalk:
             self.buffers[segment.output].num_bytes = segment.output.storage.num_bytes
         for tensor, size in self.shared.items():
             self.buffers[tensor] = _GradientBuffer(size)
-        for operation in reversed(segment.operations):
+        replays = {region.stop - 1: region for region in segment.regions}
+        for position in range(len(segment.operations) - 1, -1, -1):
+            if position in replays:
+                self._replay(replays[position])
+            operation = segment.operations[position]
             if operation.gradients:
                 self._step(operation)
         for tensor, buffer in self.buffers.items():
@@ -192,6 +245,13 @@ class BackwardWalk:
             end=Level(saved_bytes=self.saved, other_bytes=self.live - self.saved),
         )
 
+    def _replay(self, region: Region) -> None:
+        """Compute a region's dropped storages again, just before its backward pass."""
+        again = sum(storage.num_bytes for storage in region.dropped)
+        self.live += again
+        self.saved += again
+        self._mark(0)
+
     def _mark(self, extra: int) -> None:
         if self.live + extra > self.peak.total_bytes:
             self.peak = Level(
@@ -199,11 +259,17 @@ class BackwardWalk:
             )
 
     def _close(self, parameter: Parameter | None, gradient_bytes: int) -> None:
-        self.intervals.append(
-            Interval(peak=self.peak, parameter=parameter, gradient_bytes=gradient_bytes)
-        )
         self.live -= gradient_bytes
-        self.peak = Level(saved_bytes=self.saved, other_bytes=self.live - self.saved)
+        other = self.live - self.saved
+        self.intervals.append(
+            Interval(
+                peak=self.peak,
+                parameter=parameter,
+                gradient_bytes=gradient_bytes,
+                end=Level(saved_bytes=self.saved, other_bytes=other),
+            )
+        )
+        self.peak = Level(saved_bytes=self.saved, other_bytes=other)
 
     def _release(self, buffer: _GradientBuffer) -> None:
         buffer.references -= 1
@@ -219,6 +285,7 @@ class BackwardWalk:
         made: list[tuple[Tensor, _GradientBuffer]] = []
         if incoming:
             temporaries = 0
+            handed_over = iter(operation.saved)
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=True):
                 if not tensor.requires_grad or kind == Gradient.NONE:
                     continue
@@ -226,6 +293,9 @@ class BackwardWalk:
                     incoming[0].references += 1
                     made.append((tensor, incoming[0]))
                     continue
+                if kind == Gradient.SAVED:
+                    self._hand_over(next(handed_over))
+                    kind = Gradient.FRESH
                 temporaries += kind
                 buffer = _GradientBuffer(_gradient_bytes(tensor))
                 self.live += buffer.num_bytes
@@ -234,13 +304,19 @@ class BackwardWalk:
         for storage in operation.saved:
             count = self.saves[storage] - 1
             self.saves[storage] = count
-            if count == 0:
+            if count == 0 and storage not in self.handed_over:
                 self.live -= storage.num_bytes
                 self.saved -= storage.num_bytes
         for buffer in incoming:
             self._release(buffer)
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
+
+    def _hand_over(self, storage: Storage) -> None:
+        """A gradient made in the forward pass: what was kept becomes the gradient itself."""
+        self.handed_over.add(storage)
+        self.live -= storage.num_bytes
+        self.saved -= storage.num_bytes
 
     def _deliver(self, tensor: Tensor, buffer: _GradientBuffer) -> None:
         if isinstance(tensor, Parameter):

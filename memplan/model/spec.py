@@ -103,13 +103,15 @@ class PositionBias(Enum):
 
     NONE = "none"
     LEARNED = "learned"
-    """Looked up in a table of the layer's own."""
+    """Looked up in a table of the layer's own (UMT5)."""
+    FIRST_LEARNED = "first_learned"
+    """The same, for the layers that follow too (T5)."""
     EARLIER_LEARNED = "earlier_learned"
     """What the stack's first layer looked up."""
     ZEROS = "zeros"
     """Zeros that the layer makes (UMT5's cross attention)."""
-    ZEROS_TRAINED = "zeros_trained"
-    """Zeros that require a gradient under checkpointing, for the layers that follow too (T5)."""
+    FIRST_ZEROS = "first_zeros"
+    """The same for the layers that follow too; under checkpointing they need a gradient (T5)."""
     EARLIER_ZEROS = "earlier_zeros"
     """What the stack's first layer made."""
 
@@ -168,6 +170,10 @@ class AttentionSpec:
     """The queries are multiplied by the scale, and the scores by one (OPT)."""
     weights_like_values: bool = False
     """Without an fp32 softmax, its result is still cast to the values' dtype (GPT-2)."""
+    paired_rotary_dim: int = 0
+    """Neighbouring pairs of a head's first dimensions are rotated (GPT-J); 0 for none."""
+    buffer_positions: int = 0
+    """Rows of the causal mask or of the rotary table that each module owns as a buffer."""
     causal: bool = True
     sliding_window: int | None = None
     alibi: bool = False
@@ -233,6 +239,8 @@ class Activation(Enum):
     SILU = "silu"
     TANH = "tanh"
     BLOOM_GELU = "bloom_gelu"
+    XIELU = "xielu"
+    """Two parabolas and an exponential, with two trained numbers (Apertus)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,10 +364,24 @@ class LayerSpec:
     """The feed-forward network's output is left out (ALBERT, XLM-RoBERTa-XL)."""
     feed_forward_dropout_only: bool = False
     """The attention's output is left out (DistilBERT)."""
+
+    @property
+    def attention_output_dropout(self) -> float:
+        """Probability on the output of attention."""
+        return 0.0 if self.feed_forward_dropout_only else self.dropout
+
+    @property
+    def feed_forward_output_dropout(self) -> float:
+        """Probability on the output of the feed-forward network."""
+        return 0.0 if self.attention_dropout_only else self.dropout
     own_modules: bool = False
     """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
+    residual_first: bool = False
+    """Side by side, attention's output is the first to be added to the residual (StableLM)."""
+    residual_normed: bool = False
+    """The residual is the norm's output, not its input (an option of BLOOM)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
 
@@ -398,6 +420,8 @@ class EmbeddingSpec:
     """Rows of a learned position table, offset included; 0 for none."""
     position_source: PositionSource | None = None
     """Set for older decoders, which embed in the model's own ``forward``."""
+    mask_buffer: bool = False
+    """The model owns a boolean matrix over all positions (GPT-BigCode)."""
     scaled_in_table: bool = False
     """The token table multiplies what it looks up by a constant (XGLM)."""
     positions_from_ids: bool = False
@@ -407,7 +431,7 @@ class EmbeddingSpec:
     fixed_positions: bool = False
     """The position table holds sinusoids and is not trained (Pegasus)."""
     own_table: bool = False
-    """A decoder has a token table of its own beside the encoder's (Marian)."""
+    """The stack has a token table of its own; the one that both would share is unused (BART)."""
     num_token_types: int = 0
     token_type_buffer: bool = False
     """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
@@ -438,8 +462,12 @@ class StackSpec:
     """None where the stack shares the other one's embedding entirely (T5's decoder)."""
     final_norm: NormSpec | None
     final_dropout: float = 0.0
+    projected_out: bool = False
+    """The result is projected back to the width of the token table (OPT-350m)."""
     mixed_masks: bool = False
     """The class makes the full causal mask even where every layer has a window (Qwen2, Gemma 2)."""
+    local_rotary: bool = False
+    """Layers with a window have rotary tables of their own (Gemma 3)."""
 
     @property
     def num_layers(self) -> int:
@@ -493,6 +521,8 @@ class HeadSpec:
     """A dense layer and an activation before the output matrix (BERT's masked-LM head)."""
     transform_norm: NormSpec | None = None
     softcap: bool = False
+    input_scaled: bool = False
+    """The hidden states are multiplied by a constant before the output matrix (MiniCPM)."""
     scaled: bool = False
     """The hidden states are scaled before, or the logits after, the output matrix."""
     logits_bias: bool = False

@@ -51,6 +51,15 @@ class LossKernel(Enum):
     """Megatron's: fp32 logits turned into their softmax in place."""
 
 
+class SelectivePolicy(Enum):
+    """What selective checkpointing computes again."""
+
+    EVERY_OTHER_MATMUL = "every_other_matmul"
+    """torchtitan: attention outputs and every other linear layer's are kept."""
+    CORE_ATTENTION = "core_attention"
+    """Megatron: only scores, softmax and dropout of the attention are computed again."""
+
+
 class KernelPreset(Enum):
     """Code bases with a choice of kernels of their own."""
 
@@ -70,8 +79,8 @@ class Kernels:
     loss: LossKernel = LossKernel.EAGER
     fused_rotary: bool = False
     """Rotary embeddings in one kernel."""
-    expanded_key_values: bool = False
-    """Grouped keys and values are repeated for every query head before attention."""
+    selective: SelectivePolicy = SelectivePolicy.EVERY_OTHER_MATMUL
+    """What ``checkpointing: selective`` means."""
 
 
 KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
@@ -79,7 +88,10 @@ KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
     # torchtitan 0.3.0: nn.RMSNorm, SDPA, rotary in complex numbers, eager SwiGLU, chunked loss off.
     KernelPreset.TORCHTITAN: Kernels(norm=NormKernel.FUSED, fused_rotary=True),
     KernelPreset.MEGATRON: Kernels(
-        attention=AttentionKernel.EAGER, norm=NormKernel.FUSED, loss=LossKernel.PARALLEL_FUSED
+        attention=AttentionKernel.EAGER,
+        norm=NormKernel.FUSED,
+        loss=LossKernel.PARALLEL_FUSED,
+        selective=SelectivePolicy.CORE_ATTENTION,
     ),
     KernelPreset.LIGER: Kernels(
         norm=NormKernel.FUSED,

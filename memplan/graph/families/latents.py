@@ -40,7 +40,7 @@ class Latent:
     paired: bool = False
     """The rotary embedding takes neighbouring pairs where ``rope_interleave`` does not say no."""
     residual_scaled: bool = False
-    head_scaled: bool = False
+    head_input_scaled: bool = False
     embedding_scaled: bool = False
 
 
@@ -66,7 +66,7 @@ LATENTS: dict[str, Latent] = {
         ),
         paired=True,
     ),
-    "minicpm3": Latent(residual_scaled=True, head_scaled=True, embedding_scaled=True),
+    "minicpm3": Latent(residual_scaled=True, head_input_scaled=True, embedding_scaled=True),
 }
 
 
@@ -80,7 +80,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         embedding=EmbeddingSpec(embedding_size=hidden_size, scaled=kind.embedding_scaled),
         final_norm=NORM,
     )
-    head = HeadSpec(scaled=kind.head_scaled)
+    head = HeadSpec(input_scaled=kind.head_input_scaled)
     return decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
 
 

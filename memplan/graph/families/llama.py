@@ -133,7 +133,7 @@ def read_activation(reader: ConfigReader, *keys: str) -> Activation:
     return known[reader.choice(keys[0], name, known)]
 
 
-ACTIVATION_NAMES = {"swish": "silu", "gelu_python": "gelu", "gelu_pytorch": "gelu"}
+ACTIVATION_NAMES = {"swish": "silu", "gelu_pytorch": "gelu"}
 """Other names of the same function (transformers' ACT2FN)."""
 
 

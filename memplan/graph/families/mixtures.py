@@ -319,6 +319,9 @@ def _rotated(reader: ConfigReader, kind: Mixture, head_dim: int) -> int:
     if kind.partial_rotary is None:
         return head_dim
     share = reader.number("partial_rotary_factor", default=kind.partial_rotary)
+    dim = reader.optional_integer("rotary_dim")
+    if dim is not None:
+        share = dim / head_dim
     for key in ("rope_parameters", "rope_scaling"):
         nested = reader.mapping(key)
         value = nested.get("partial_rotary_factor") if nested is not None else None

@@ -74,10 +74,11 @@ def deduce_model_type(config: Mapping[str, object], *, source: str) -> str:
 
 def resolve_task(reader: ConfigReader, model_type: str, task: Task | None) -> Task | None:
     """The task asked for, or the one the config's first architecture names."""
-    del model_type
     if task is not None:
         return task
     for architecture in reader.texts("architectures"):
+        if architecture.endswith("ForPreTraining") and model_type in _OWN_PRETRAINING:
+            return Task.PRETRAINING
         for suffix, found in _TASK_SUFFIXES:
             if architecture.endswith(suffix):
                 return found

@@ -1,0 +1,200 @@
+"""DeepSpeed's own settings, by its own names, with its defaults (0.19.8, ``runtime/zero/config.py``).
+
+``"auto"`` is what the Hugging Face integration fills in (transformers 5.23,
+``integrations/deepspeed.py``, ``trainer_config_finalize``): a bucket of hidden_size squared, a
+prefetch bucket of 0.9 times that, a persistence threshold of ten times hidden_size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError, did_you_mean
+from memplan.training.setup import TrainingSetup, ZeroStage
+
+AUTO = "auto"
+"""The value that the integration replaces."""
+UNLIMITED = 2**63 - 1
+"""``sys.maxsize`` of the engine's machine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepSpeedOptions:
+    """The settings that decide how many bytes a rank holds; sizes are in elements."""
+
+    reduce_bucket_size: int = 500_000_000
+    """Gradients reduced at once."""
+    overlap_comm: bool = False
+    """A second bucket is filled while the first is reduced (stages 1 and 2). The engine's default
+    is true for stage 3, where it only moves work to another stream."""
+    prefetch_bucket_size: int = 50_000_000
+    """Parameters gathered ahead of their use."""
+    param_persistence_threshold: int = 100_000
+    """Parameters up to this size stay gathered."""
+    model_persistence_threshold: int = UNLIMITED
+    """All parameters that stay gathered, at most."""
+    max_live_parameters: int = 1_000_000_000
+    """No prefetch beyond this many gathered parameters."""
+    max_reuse_distance: int = 1_000_000_000
+    """A parameter used again within this many is not released."""
+    sub_group_size: int = 1_000_000_000
+    """Elements that the stage 3 optimizer updates at once."""
+    gather_16bit_weights_on_model_save: bool = False
+    """Saving gathers the whole model on rank 0."""
+    allgather_sequential: bool = False
+    """Parameters are gathered one by one, without a flat buffer."""
+    round_robin_gradients: bool = False
+    """Parameters are dealt to the ranks in turn (stages 1 and 2)."""
+    grad_accum_dtype: DType | None = None
+    """Of accumulated gradients; None: the weights'."""
+    immediate_grad_update: bool = False
+    """BF16_Optimizer adds each gradient to the fp32 one as soon as it is there."""
+    check_gradient_norm: bool = True
+    """The step takes the norm of the gradients (stages 1 and 2)."""
+    zero_init: bool = False
+    """The model is built inside ``deepspeed.zero.Init``."""
+    pin_memory: bool = True
+    """Offloaded optimizer states are page-locked; so since 0.19.5."""
+    param_pin_memory: bool = True
+    """The same for offloaded parameters."""
+    optimizer_buffer_count: int = 4
+    """Buffers of the largest sub-group's size, in swapping to NVMe."""
+    param_buffer_count: int = 5
+    """Buffers in swapping parameters to NVMe."""
+    param_buffer_size: int = 100_000_000
+    """Elements of each of them."""
+    param_max_in_cpu: int = 1_000_000_000
+    """Parameters that stay in CPU memory in spite of NVMe offload."""
+    left_out: tuple[str, ...] = ()
+    """Settings that change memory and are not modelled, in words."""
+
+
+def _count(name: str, value: object) -> int:
+    """A whole number; ``5e8`` counts as one, and YAML reads it as a string."""
+    number = value
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        msg = f"engine_options: {name} must be a whole number of 0 or more, got {value!r}"
+        raise SetupError(msg)
+    return number
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        msg = f"engine_options: {name} must be true or false, got {value!r}"
+        raise SetupError(msg)
+    return value
+
+
+_DTYPES = {
+    "fp32": DType.FP32, "bf16": DType.BF16, "fp16": DType.FP16,
+    "float32": DType.FP32, "bfloat16": DType.BF16, "float16": DType.FP16,
+}  # fmt: skip
+
+
+def _dtype(name: str, value: object) -> DType | None:
+    if value is None or isinstance(value, DType):
+        return value
+    found = _DTYPES.get(str(value).lower())
+    if found is None:
+        msg = f"engine_options: {name} must be fp32, bf16 or fp16, got {value!r}"
+        raise SetupError(msg)
+    return found
+
+
+_MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
+    "reduce_bucket_size": ("reduce_bucket_size", _count),
+    "overlap_comm": ("overlap_comm", _flag),
+    "stage3_prefetch_bucket_size": ("prefetch_bucket_size", _count),
+    "stage3_param_persistence_threshold": ("param_persistence_threshold", _count),
+    "stage3_model_persistence_threshold": ("model_persistence_threshold", _count),
+    "stage3_max_live_parameters": ("max_live_parameters", _count),
+    "stage3_max_reuse_distance": ("max_reuse_distance", _count),
+    "sub_group_size": ("sub_group_size", _count),
+    "stage3_gather_16bit_weights_on_model_save": ("gather_16bit_weights_on_model_save", _flag),
+    "stage3_allgather_sequential": ("allgather_sequential", _flag),
+    "round_robin_gradients": ("round_robin_gradients", _flag),
+    "grad_accum_dtype": ("grad_accum_dtype", _dtype),
+    "immediate_grad_update": ("immediate_grad_update", _flag),
+    "compute_grad_norm": ("check_gradient_norm", _flag),
+    "zero_init": ("zero_init", _flag),
+    "pin_memory": ("pin_memory", _flag),
+    "offload_optimizer.pin_memory": ("pin_memory", _flag),
+    "offload_optimizer.buffer_count": ("optimizer_buffer_count", _count),
+    "offload_param.pin_memory": ("param_pin_memory", _flag),
+    "offload_param.buffer_count": ("param_buffer_count", _count),
+    "offload_param.buffer_size": ("param_buffer_size", _count),
+    "offload_param.max_in_cpu": ("param_max_in_cpu", _count),
+}
+"""The engine's name of each setting that is modelled: our field, and how its value is read."""
+
+_WITHOUT_EFFECT = frozenset({
+    "allgather_bucket_size", "allgather_partitions", "parameter_alignment",
+    "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters",
+    "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings",
+    "enable_sanity_checks", "offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write",
+    "offload_optimizer.fast_init", "gradient_clipping", "communication_data_type",
+    "use_multi_rank_bucket_allreduce", "reduce_scatter",
+})  # fmt: skip
+"""Settings that move no bytes worth counting: with torch 1.13 or newer the all-gather of updated
+parameters is in place, and the alignment pads fewer than eight elements per parameter."""
+
+_UNMODELLED: dict[str, object] = {
+    "contiguous_gradients": True, "zero_hpz_partition_size": 1, "zero_quantized_weights": False,
+    "zero_quantized_nontrainable_weights": False, "zero_quantized_gradients": False,
+    "stage3_module_granularity_threshold": 0, "stage3_use_all_reduce_for_fetch_params": False,
+    "offload_optimizer.ratio": 1.0, "offload_optimizer.super_offload": False,
+    "bf16_master_weights_and_grads": False, "bf16_optimizer_states": False,
+    "fp16_master_weights_and_grads": False, "zenflow": None, "leaf_module": None,
+}  # fmt: skip
+"""Settings that do change memory and are not modelled, with the only value that is."""
+
+OPTION_NAMES: tuple[str, ...] = (*_MODELLED, *sorted(_WITHOUT_EFFECT), *_UNMODELLED)
+"""Every name that ``engine_options`` takes with DeepSpeed."""
+
+
+def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
+    """The engine's settings for a resolved setup.
+
+    ``hidden_size`` is what ``"auto"`` is filled in from. Raises ``SetupError`` for names that the
+    engine does not have and for values that it refuses.
+    """
+    auto = _auto_values(hidden_size)
+    fields: dict[str, object] = {"overlap_comm": setup.zero_stage is ZeroStage.PARAMETERS}
+    left_out = []
+    for name, given in dict(setup.engine_options).items():
+        value = given
+        if value == AUTO:
+            value = auto.get(name)
+            if value is None:
+                continue
+        if name in _MODELLED:
+            field, read = _MODELLED[name]
+            if value is not None:
+                fields[field] = read(name, value)
+        elif name in _UNMODELLED:
+            if value != _UNMODELLED[name]:
+                left_out.append(f"{name}={value} (not modelled)")
+        elif name not in _WITHOUT_EFFECT:
+            msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
+            raise SetupError(msg)
+    options = replace(DeepSpeedOptions(left_out=tuple(left_out)), **fields)  # type: ignore[arg-type]
+    if not options.reduce_bucket_size:
+        msg = "engine_options: reduce_bucket_size must be at least 1"
+        raise SetupError(msg)
+    return options
+
+
+def _auto_values(hidden_size: int) -> dict[str, int]:
+    square = hidden_size * hidden_size
+    return {
+        "reduce_bucket_size": square,
+        "stage3_prefetch_bucket_size": int(0.9 * square),
+        "stage3_param_persistence_threshold": 10 * hidden_size,
+    }

@@ -1,0 +1,75 @@
+"""The highest moment of a replay, and what it is made of."""
+
+from dataclasses import dataclass
+
+from memplan.memory.account import ComponentKind, Entry
+from memplan.memory.deepspeed.timeline import Moment
+from memplan.memory.step import Height
+
+
+@dataclass(slots=True)
+class EngineBytes:
+    """What the engine itself holds at one moment, beside what it holds between steps."""
+
+    gradients: int = 0
+    buckets: int = 0
+    temporaries: int = 0
+    gathered: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.gradients + self.buckets + self.temporaries + self.gathered
+
+
+@dataclass(slots=True)
+class Peak:
+    """The highest moment seen so far."""
+
+    total_bytes: int = -1
+    moment: Moment | None = None
+    """In backward, where it is."""
+    at_end: bool = False
+    """At the end of that moment, when the engine takes the gradient."""
+    engine: EngineBytes | None = None
+    height: Height | None = None
+    """Outside backward, what the model itself holds."""
+
+    def offer(
+        self,
+        level_bytes: int,
+        *,
+        gradients: int = 0,
+        buckets: int = 0,
+        temporaries: int = 0,
+        gathered: int = 0,
+        moment: Moment | None = None,
+        at_end: bool = False,
+        height: Height | None = None,
+    ) -> None:
+        """Take this moment if it is higher than every one before."""
+        total = level_bytes + gradients + buckets + temporaries + gathered
+        if total > self.total_bytes:
+            self.total_bytes = total
+            self.moment = moment
+            self.at_end = at_end
+            self.engine = EngineBytes(gradients, buckets, temporaries, gathered)
+            self.height = height
+
+
+def engine_entries(engine: EngineBytes) -> list[Entry]:
+    """The engine's share of a peak."""
+    return [
+        Entry(ComponentKind.GRADIENTS, engine.gradients, "not reduced yet, or kept by this rank"),
+        Entry(
+            ComponentKind.COMMUNICATION_BUFFERS,
+            engine.buckets,
+            "reduce buckets, and the flat copy of a bucket while it is reduced",
+        ),
+        Entry(ComponentKind.TEMPORARIES, engine.temporaries, "copies that the engine makes"),
+        Entry(
+            ComponentKind.GATHERED_PARAMETERS,
+            engine.gathered,
+            "parameters gathered, and the flat buffers they come in",
+        ),
+    ]

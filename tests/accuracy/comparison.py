@@ -1,0 +1,108 @@
+"""How far estimates are from records, and what of that the README shows."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import MemplanError
+
+FIGURES_FILE = Path(__file__).parent.parent / "data" / "accuracy.json"
+"""The figures behind the README's table; ``make accuracy`` rewrites them."""
+
+Prediction = Callable[[dict[str, Any]], dict[str, int]]
+
+
+@dataclass
+class Comparison:
+    """Relative errors of every figure over a set of records."""
+
+    errors: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+    """For each figure, (absolute relative error, the record's id)."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Record id -> why memplan refused it."""
+    expressed_types: set[str] = field(default_factory=set)
+    all_types: Counter[str] = field(default_factory=Counter)
+    num_records: int = 0
+
+    @property
+    def num_expressed(self) -> int:
+        return self.num_records - len(self.refused)
+
+    def add(self, record: dict[str, Any], truth: dict[str, int], predict: Prediction) -> None:
+        """Compare one record; a refusal counts as one, anything else that is raised is a bug."""
+        self.num_records += 1
+        kind = record.get("model_type", "")
+        self.all_types[kind] += 1
+        try:
+            predicted = predict(record)
+        except MemplanError as error:
+            self.refused[record["id"]] = f"{kind}: {error}"
+            return
+        self.expressed_types.add(kind)
+        for name, value in predicted.items():
+            if name in truth:
+                error = abs(value - truth[name]) / max(truth[name], 1)
+                self.errors.setdefault(name, []).append((error, record["id"]))
+
+    def quantile(self, name: str, share: float) -> float:
+        """The error that this share of the expressed records does not exceed."""
+        ordered = sorted(error for error, _ in self.errors[name])
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def quantile_of_all(self, name: str, share: float) -> float:
+        """The same over all records, a refusal counting as infinitely wrong."""
+        ordered = sorted(error for error, _ in self.errors[name])
+        ordered += [float("inf")] * len(self.refused)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def worst(self, name: str) -> tuple[float, str]:
+        """The largest error, and whose."""
+        return max(self.errors[name])
+
+    def table(self) -> str:
+        """Everything, for the test's output."""
+        lines = [
+            f"{self.num_expressed} of {self.num_records} records, "
+            f"{len(self.expressed_types)} of {len(self.all_types)} model types",
+            f"{'figure':24s} {'median':>9s} {'p95':>9s} {'worst':>9s} {'p95 of all':>10s}",
+        ]
+        for name in self.errors:
+            worst, where = self.worst(name)
+            lines.append(
+                f"{name:24s} {self.quantile(name, 0.5):9.3%} {self.quantile(name, 0.95):9.3%} "
+                f"{worst:9.3%} {self.quantile_of_all(name, 0.95):10.3%}  {where}"
+            )
+        lines += [f"refused {name}: {why}" for name, why in sorted(self.refused.items())]
+        return "\n".join(lines)
+
+    def row(self, name: str) -> dict[str, Any]:
+        """What the README shows of one figure."""
+        return {
+            "records": self.num_expressed,
+            "of": self.num_records,
+            "median": round(self.quantile(name, 0.5), 5),
+            "p95": round(self.quantile(name, 0.95), 5),
+            "worst": round(self.worst(name)[0], 5),
+        }
+
+
+def read_records(path: Path) -> Iterable[dict[str, Any]]:
+    """One record a line."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def remember(section: str, rows: dict[str, dict[str, Any]], *, update: bool) -> None:
+    """Check a section of the figures against those committed, or rewrite it."""
+    figures = json.loads(FIGURES_FILE.read_text()) if FIGURES_FILE.exists() else {}
+    if update:
+        figures[section] = rows
+        FIGURES_FILE.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+        return
+    assert figures.get(section) == rows, (
+        "the README's accuracy table is out of date: run `make accuracy`"
+    )

@@ -1,0 +1,85 @@
+"""One training step on one GPU, against every record of ``activations.jsonl``."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.facade import estimate
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+from tests.accuracy.comparison import Comparison, read_records, remember
+
+TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
+PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
+
+# figure: (median, 95th percentile, worst) that the relative error may reach
+BARS = {
+    "bytes_before": (0.0001, 0.0001, 0.004),
+    "activations": (0.003, 0.015, 0.04),
+    "peak": (0.003, 0.015, 0.04),
+    "peak_forward": (0.003, 0.025, 0.04),
+    "peak_backward": (0.003, 0.025, 0.04),
+    "peak_step": (0.003, 0.025, 0.04),
+}
+
+
+def predict(record: dict[str, Any]) -> dict[str, int]:
+    """The record's figures, as memplan estimates them."""
+    settings = record["settings"]
+    setup = TrainingSetup(
+        engine="ddp",
+        micro_batch_size=settings["b"],
+        seq_len=settings["s"],
+        precision=PRECISIONS[settings["precision"]],
+        attention=settings["attn"],
+        checkpointing="full" if settings["ckpt"] else "none",
+        optimizer=settings["opt"].replace("_", "-"),
+        kernel_scratch=False,
+    )
+    answer = estimate(load_model(record["config"], TASKS[record["task"]]), setup)
+    return {
+        "params": answer.num_params,
+        "bytes_before": answer.held_bytes,
+        "activations": answer.activations_bytes,
+        "peak_forward": answer.phases["forward"].peak_bytes,
+        "peak_backward": answer.phases["backward"].peak_bytes,
+        "peak_step": answer.phases["step"].peak_bytes,
+        "peak": answer.peak_bytes,
+    }
+
+
+def compare(records: Path) -> Comparison:
+    comparison = Comparison()
+    for record in read_records(records):
+        comparison.add(record, record["truth"], predict)
+    return comparison
+
+
+@pytest.mark.reference
+def test_activations(
+    reference_dir: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison = compare(reference_dir / "activations.jsonl")
+    with capsys.disabled():
+        print(f"\nactivations.jsonl: {comparison.table()}")
+    assert comparison.num_expressed >= 0.8 * comparison.num_records
+    assert len(comparison.expressed_types) >= 0.6 * len(comparison.all_types)
+    assert comparison.worst("params")[0] == 0
+    for name, (median, p95, worst) in BARS.items():
+        assert comparison.quantile(name, 0.5) <= median, name
+        assert comparison.quantile(name, 0.95) <= p95, name
+        assert comparison.worst(name)[0] <= worst, name
+    remember(
+        "one GPU",
+        {name: comparison.row(name) for name in ("bytes_before", "activations", "peak")},
+        update=pytestconfig.getoption("--update-accuracy"),
+    )
+
+
+def test_representative_records(checkout: Path) -> None:
+    comparison = compare(checkout / "tests" / "data" / "activations.jsonl")
+    assert not comparison.refused
+    assert comparison.num_records >= 40
+    for name in BARS:
+        assert comparison.worst(name)[0] <= 0.015, comparison.worst(name)
