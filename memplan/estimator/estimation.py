@@ -129,4 +129,5 @@ _KERNEL_OPERATIONS = {
     "efficient_attention": "efficient",
     "tril": "math",
     "softmax": "eager",
+    "fused_softmax": "eager",
 }

@@ -98,7 +98,10 @@ def attend(
     kernel = choose_kernel(t, shape, query.dtype, masked=masked)
     if kernel is ScoreKernel.EAGER:
         start = len(t.segment.operations)
-        out = eager(t, query, key, value, shape, mask, bias)
+        if t.kernels.fused_elementwise:
+            out = eager_fused(t, query, key, value, shape)
+        else:
+            out = eager(t, query, key, value, shape, mask, bias)
         if recomputes_core_attention(t):
             t.segment.regions.append(region_since(t.segment, start))
         return out
@@ -318,6 +321,15 @@ def eager(
     t.touch(*held)
     t.linger(weights)
     return out
+
+
+def eager_fused(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+    """Megatron's core attention: one kernel scales, masks and normalizes the scores."""
+    spec = shape.spec
+    scores = batched_matmul(t, query, key, shape.scores, spec.head_dim)
+    weights = t.elementwise("fused_softmax", scores, saves_output=True)
+    weights = dropout(t, weights, spec.dropout)
+    return t.contiguous(batched_matmul(t, weights, value, shape.outputs, shape.keys))
 
 
 def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:

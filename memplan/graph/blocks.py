@@ -312,10 +312,12 @@ def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     """Attention and feed-forward side by side on the same input (GPT-NeoX, Phi, Cohere)."""
     hidden = context.hidden_size
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
-    attended = dropout(t, self_attention(t, normed, layer.attention, context), layer.dropout)
+    attended = self_attention(t, normed, layer.attention, context)
+    attended = dropout(t, attended, layer.attention_output_dropout)
     if layer.placement is NormPlacement.PARALLEL:
         normed = norm(t, x, layer.norm, "post_attention_layernorm", hidden)
-    fed = dropout(t, feed_forward_of(t, normed, layer, context), layer.dropout)
+    fed = feed_forward_of(t, normed, layer, context)
+    fed = dropout(t, fed, layer.feed_forward_output_dropout)
     if layer.residual_first:
         out = t.add(t.add(x, attended), fed)
     else:

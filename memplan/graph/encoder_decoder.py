@@ -132,16 +132,22 @@ def embed(
 
 def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
     """Rows of the position table; a variable holds them until the stack is done."""
-    table = t.parameter(
-        "embed_positions.weight",
-        spec.num_positions,
-        context.hidden_size,
-        trainable=not spec.fixed_positions,
-    )
     rows = context.seq_len * (context.batch if spec.batched_positions else 1)
     numbers = t.tensor(rows, DType.INT64)
     t.record("arange", (), (numbers,))
-    found = embedding_lookup(t, table, rows, numbers)
+    if spec.position_buffer:
+        size = spec.num_positions * context.hidden_size
+        t.buffers_bytes += allocated_bytes(size, t.options.weights)
+        found = t.tensor(rows * context.hidden_size, t.compute)
+        t.record("index_select", (numbers,), (found,))
+    else:
+        table = t.parameter(
+            "embed_positions.weight",
+            spec.num_positions,
+            context.hidden_size,
+            trainable=not spec.fixed_positions,
+        )
+        found = embedding_lookup(t, table, rows, numbers)
     t.hold(found)
     return found
 
@@ -224,7 +230,7 @@ def attention(
     shape = Shape(context.batch, context.seq_len, length, kind)
     out = attend(t, query, key, value, shape, None if cross else context.mask, bias)
     out = linear(t, out, f"{name}.o_proj", width, hidden, bias=kind.output_bias)
-    t.touch(query, key, value)
+    t.touch(query, key, value, *(() if bias is None else (bias,)))
     return out
 
 

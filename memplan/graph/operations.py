@@ -252,6 +252,8 @@ def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
 
 def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
     """A nonlinearity, in the steps its implementation takes."""
+    if t.kernels.fused_elementwise:
+        return t.elementwise(kind.value, x, saves_input=True)
     if kind is Activation.SILU:
         return t.elementwise("silu", x, saves_input=True, decomposed_copies=5)
     if kind is Activation.RELU:
@@ -300,9 +302,10 @@ def gelu_new(t: Tape, x: Tensor) -> Tensor:
 
 def gelu_fast(t: Tape, x: Tensor) -> Tensor:
     """The tanh GELU written with products only."""
+    half = t.scale(x)
     inner = t.mul(t.scale(x), t.shift(t.mul(t.scale(x), x)))
     curve = t.shift(t.elementwise("tanh", inner, saves_output=True))
-    return t.mul(t.scale(x), curve)
+    return t.mul(half, curve)
 
 
 def bloom_gelu(t: Tape, x: Tensor) -> Tensor:

@@ -72,7 +72,9 @@ def _folded(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     tensor anyway.
     """
     if shape.spec.projection is Projection.FUSED_SELECTED:
-        out = t.view(x, x.numel) if shape.batch == 1 else t.contiguous(x)
+        out = t.contiguous(x) if shape.batch > 1 else t.view(x, x.numel)
+        if shape.batch == 1:
+            t.record("view", (x,), (out,), gradients=(Gradient.ALIAS,))
     else:
         out = t.slice(x, x.numel) if shape.batch == 1 else t.scale(x, "clone")
     out.by_head = True

@@ -56,7 +56,7 @@ def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
 
     A looked-up bias has its heads innermost, so ``contiguous`` copies it in every layer.
     """
-    mask = bias
+    mask = pattern = bias
     if spec.causal:
         pattern = t.tensor(pairs, DType.BOOL)
         t.record("ge", (), (pattern,))
@@ -65,7 +65,10 @@ def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
             "where", (pattern, bias), (mask,), saves=(pattern,),
             gradients=(Gradient.NONE, Gradient.FRESH),
         )  # fmt: skip
-    return t.contiguous(mask) if spec.position_bias in _LEARNED else mask
+    if spec.position_bias in _LEARNED:
+        mask = t.contiguous(mask)
+    t.touch(pattern)
+    return mask
 
 
 _LEARNED = frozenset(

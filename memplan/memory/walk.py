@@ -283,8 +283,8 @@ class BackwardWalk:
             if (buffer := self.buffers.pop(tensor, None)) is not None
         ]
         made: list[tuple[Tensor, _GradientBuffer]] = []
+        temporaries = converted = 0
         if incoming:
-            temporaries = 0
             handed_over = iter(operation.saved)
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=True):
                 if not tensor.requires_grad or kind == Gradient.NONE:
@@ -300,13 +300,21 @@ class BackwardWalk:
                 buffer = _GradientBuffer(_gradient_bytes(tensor))
                 self.live += buffer.num_bytes
                 made.append((tensor, buffer))
-            self._mark(max(temporaries, operation.backward_scratch_bytes))
+                if kind:
+                    converted += buffer.num_bytes
+            if not self.segment.checkpointed:
+                converted = 0
+            self._mark(max(temporaries, operation.backward_scratch_bytes) - converted)
         for storage in operation.saved:
             count = self.saves[storage] - 1
             self.saves[storage] = count
             if count == 0 and storage not in self.handed_over:
                 self.live -= storage.num_bytes
                 self.saved -= storage.num_bytes
+        if converted:
+            # What was recomputed is let go by the formula itself, before the engine casts or sums
+            # what the formula returned (``validate_outputs``).
+            self._mark(temporaries)
         for buffer in incoming:
             self._release(buffer)
         for tensor, buffer in made:

@@ -430,6 +430,8 @@ class EmbeddingSpec:
     """The positions are looked up for every sequence of the batch (BART's encoder)."""
     fixed_positions: bool = False
     """The position table holds sinusoids and is not trained (Pegasus)."""
+    position_buffer: bool = False
+    """The position table is a buffer, no parameter (M2M-100)."""
     own_table: bool = False
     """The stack has a token table of its own; the one that both would share is unused (BART)."""
     num_token_types: int = 0

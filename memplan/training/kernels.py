@@ -79,6 +79,8 @@ class Kernels:
     loss: LossKernel = LossKernel.EAGER
     fused_rotary: bool = False
     """Rotary embeddings in one kernel."""
+    fused_elementwise: bool = False
+    """Softmax with its scale and mask, and each activation, in one kernel in the compute dtype."""
     selective: SelectivePolicy = SelectivePolicy.EVERY_OTHER_MATMUL
     """What ``checkpointing: selective`` means."""
 
@@ -91,6 +93,7 @@ KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
         attention=AttentionKernel.EAGER,
         norm=NormKernel.FUSED,
         loss=LossKernel.PARALLEL_FUSED,
+        fused_elementwise=True,
         selective=SelectivePolicy.CORE_ATTENTION,
     ),
     KernelPreset.LIGER: Kernels(

@@ -32,8 +32,9 @@ class Variation:
     placement: NormPlacement = NormPlacement.POST
     """``PRE`` comes with a final norm on each stack."""
     embedding_norm: bool = True
-    position_offset: int | None = 2
-    """Rows of the position table beside the positions; None: the table is a buffer (M2M-100)."""
+    position_offset: int = 2
+    """Rows of the position table beside the positions."""
+    position_buffer: bool = False
     fixed_positions: bool = False
     batched_positions: bool = True
     """The encoder looks positions up for every sequence of the batch."""
@@ -69,10 +70,13 @@ VARIATIONS: dict[str, Variation] = {
     "m2m_100": Variation(
         placement=NormPlacement.PRE,
         embedding_norm=False,
-        position_offset=None,
+        position_buffer=True,
         logits_bias=False,
     ),
 }
+
+DROPOUT = 0.1
+"""What every class of this module fills in."""
 
 _NORM = NormSpec(kind=NormKind.LAYER, bias=True)
 
@@ -136,17 +140,15 @@ def read_embedding(
     reader: ConfigReader, variation: Variation, name: str, *, tied: bool
 ) -> EmbeddingSpec:
     """Scaled tokens and positions; without tying, each stack has a token table too."""
-    rows = 0
-    if variation.position_offset is not None:
-        rows = reader.integer("max_position_embeddings") + variation.position_offset
     return EmbeddingSpec(
         embedding_size=reader.integer("d_model"),
-        num_positions=rows,
+        num_positions=reader.integer("max_position_embeddings") + variation.position_offset,
         batched_positions=variation.batched_positions and name == "encoder",
         fixed_positions=variation.fixed_positions,
+        position_buffer=variation.position_buffer,
         own_table=not tied,
         norm=_NORM if variation.embedding_norm else None,
-        dropout=reader.number("dropout"),
+        dropout=reader.number("dropout", default=DROPOUT),
         scaled=True,
     )
 
@@ -180,5 +182,5 @@ def read_layer(reader: ConfigReader, variation: Variation, name: str) -> LayerSp
         ),
         norm=_NORM,
         placement=variation.placement,
-        dropout=reader.number("dropout"),
+        dropout=reader.number("dropout", default=DROPOUT),
     )

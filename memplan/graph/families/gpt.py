@@ -62,6 +62,7 @@ class Form:
     query_rescaled: bool = False
     names_attended: bool = False
     residual_first: bool = False
+    feed_forward_dropout_only: bool = False
     context_keys: tuple[str, ...] = ("max_position_embeddings",)
     classified: bool = True
     """The class has a variant for sequence classification."""
@@ -81,7 +82,6 @@ _GPTJ = Form(
     head_bias=True,
     paired_rotary=True,
 )
-_NEOX_DROPOUT = ("attention_dropout", "hidden_dropout", "")
 
 FORMS: dict[str, Form] = {
     "openai-gpt": replace(
@@ -171,7 +171,8 @@ FORMS: dict[str, Form] = {
     "persimmon": Form(
         projection=Projection.FUSED_SELECTED,
         activation_keys=("hidden_act",),
-        dropout_keys=_NEOX_DROPOUT,
+        dropout_keys=("attention_dropout", "hidden_dropout", ""),
+        feed_forward_dropout_only=True,
         rotated_share=0.5,
         rotary_joined=True,
     ),
@@ -181,7 +182,8 @@ FORMS: dict[str, Form] = {
         feed_forward_bias=False,
         gated=True,
         activation_keys=("hidden_act",),
-        dropout_keys=_NEOX_DROPOUT,
+        dropout_keys=("attention_dropout", "hidden_dropout", ""),
+        feed_forward_dropout_only=True,
         rotated_share=0.25,
         rotary_joined=True,
         residual_first=True,
@@ -252,6 +254,7 @@ def read_layer(
         dropout=(
             attention.dropout if shared_dropout else _probability(reader, form.dropout_keys[1])
         ),
+        feed_forward_dropout_only=form.feed_forward_dropout_only,
         names_attended=form.names_attended,
         residual_first=form.residual_first,
         residual_normed=reader.flag("apply_residual_connection_post_layernorm"),

@@ -70,7 +70,8 @@ class Reduction:
         self.owned_bytes = 0
         """This rank's gradients, once their buffer is allocated."""
         self.unreduced_bytes = 0
-        """Gradients that wait in their own memory (stage 1)."""
+        """Gradients in their own memory that have not come to the bucket yet: those that wait for
+        the end of backward, or of earlier micro-steps."""
 
     @property
     def gradients_bytes(self) -> int:
@@ -101,8 +102,10 @@ class Reduction:
         settings = self.settings
         copy = self._flat_copy_numel() * settings.element_bytes
         level = moment.end_bytes
-        held = self.gradients_bytes + arriving_bytes + moment.waiting_bytes
         largest = self._largest_owned_slice()
+        if largest and settings.slice_copy_bytes:
+            self.owned_bytes = settings.owned_bytes
+        held = self.gradients_bytes + arriving_bytes + moment.waiting_bytes
         extra = largest * settings.slice_copy_bytes
         self._offer(peak, moment, level, held, copy, extra)
         if largest:
@@ -122,8 +125,6 @@ class Reduction:
             if settings.at_boundary:
                 self._offer(peak, moment, level, held, 0, largest * NORM_BYTES)
             return
-        if settings.slice_copy_bytes:
-            self.owned_bytes = settings.owned_bytes
         if not self.owned_bytes:
             self.owned_bytes = settings.owned_bytes
             self._offer(peak, moment, level, held + self.owned_bytes, 0, 0)
@@ -176,24 +177,21 @@ def reduce_while_backward(
     """
     peak = Peak()
     reduction = Reduction(settings, partition, numels)
-    carried, buckets = carried_bytes, carried_buckets_bytes
+    reduction.unreduced_bytes = carried_bytes
+    buckets = carried_buckets_bytes
     for moment in timeline.moments:
         peak.offer(
             moment.peak_bytes,
-            gradients=carried + reduction.gradients_bytes + moment.waiting_bytes,
+            gradients=reduction.gradients_bytes + moment.waiting_bytes,
             buckets=buckets,
             moment=moment,
         )
         if moment.weight >= 0:
             buckets = settings.buckets_bytes
             if gradients_added:
-                carried -= moment.gradient_bytes
-            reduction.stale_bytes += carried
+                reduction.unreduced_bytes -= moment.gradient_bytes
             reduction.add(moment.weight, moment.gradient_bytes, peak, moment)
-            reduction.stale_bytes -= carried
-    last = timeline.moments[-1]
-    reduction.stale_bytes += carried
-    reduction.reduce(0, peak, last)
+    reduction.reduce(0, peak, timeline.moments[-1])
     return peak
 
 

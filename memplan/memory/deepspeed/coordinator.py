@@ -1,0 +1,195 @@
+"""Stage 3's fetching, prefetching and releasing of parameters.
+
+A replay of ``runtime/zero/partitioned_param_coordinator.py`` with a complete trace, as from the
+third pass on. A module's fetch waits for its own parameters, then starts gathering the ones that
+the trace needs next, up to ``prefetch_bucket_size`` elements, while no more than
+``max_live_parameters`` are gathered. While it looks for them it passes over parameters that are still
+there, and those are then not released before that use: this, more than ``max_reuse_distance``, is
+what keeps gathered parameters across the turn from forward to backward.
+
+Several parameters gathered at once come in one flat buffer and are then copied out one by one; the
+buffer lives until the module of the last of them has run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memplan.graph.tape import ALLOCATION_ROUNDING
+from memplan.memory.deepspeed.partition import shard_numel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchSettings:
+    """What the coordinator goes by; sizes in elements."""
+
+    num_ranks: int
+    weight_bytes: int
+    prefetch_bucket_size: int
+    max_live_parameters: int
+    max_reuse_distance: int
+    sequential: bool
+    """``stage3_allgather_sequential``: no flat buffers."""
+    offloaded: bool
+    """The shards are in CPU memory."""
+
+    @property
+    def gathers(self) -> bool:
+        """On one rank a parameter is a view of its shard, unless that is on the CPU."""
+        return self.num_ranks > 1 or self.offloaded
+
+
+class _Handle:
+    """One all-gather under way."""
+
+    __slots__ = ("copied", "flat_bytes", "members", "waiting")
+
+    def __init__(self, members: list[int], flat_bytes: int) -> None:
+        self.members = members
+        self.flat_bytes = flat_bytes
+        self.copied = flat_bytes == 0
+        self.waiting = len(members)
+
+
+class Coordinator:
+    """Which parameters are gathered, and the bytes they take."""
+
+    def __init__(
+        self, settings: FetchSettings, numels: Sequence[int], trace: Sequence[Sequence[int]]
+    ) -> None:
+        self.settings = settings
+        self.numels = numels
+        self.trace = trace
+        """For each step, the parameters of the module that runs, in order."""
+        self.gathered_bytes = 0
+        self.transient_bytes = 0
+        """The highest extra of the last fetch: shards on their way from the CPU."""
+        self.step = 0
+        self.available = 0
+        """Elements gathered, as the engine counts them."""
+        self.sizes: dict[int, int] = {}
+        """Bytes of each gathered parameter; 0 while it is in a flat buffer only."""
+        self.handles: dict[int, _Handle] = {}
+        self.fetched_for = [-1] * len(numels)
+        """The last step that a parameter has been fetched for, or passed over for."""
+        self.queue = [(weight, step) for step, needed in enumerate(trace) for weight in needed]
+        self.head = 0
+        self._prepare_reuse()
+
+    def _prepare_reuse(self) -> None:
+        self.traversed = [0]
+        """Elements of all steps before each one."""
+        self.uses: dict[int, list[int]] = {}
+        """The steps that need each parameter."""
+        for step, needed in enumerate(self.trace):
+            total = self.traversed[-1]
+            for weight in needed:
+                total += self.numels[weight]
+                self.uses.setdefault(weight, []).append(step)
+            self.traversed.append(total)
+        self.next_use = dict.fromkeys(self.uses, 0)
+
+    def fetch(self) -> None:
+        """The module of the present step is about to run."""
+        needed = self.trace[self.step]
+        self.transient_bytes = 0
+        missing = [weight for weight in needed if weight not in self.sizes]
+        if missing:
+            self._gather(missing)
+        for weight in needed:
+            self._wait(weight)
+
+    def prefetch(self) -> None:
+        """After a fetch: start gathering what comes next, and count the step."""
+        fetched_for, queue = self.fetched_for, self.queue
+        num_own = sum(1 for weight in self.trace[self.step] if fetched_for[weight] < self.step)
+        for weight, step in queue[self.head : self.head + num_own]:
+            fetched_for[weight] = step
+        self.head += num_own
+        settings = self.settings
+        limit = min(
+            settings.max_live_parameters - self.available, settings.prefetch_bucket_size
+        )
+        found: list[int] = []
+        numel = 0
+        head, count = self.head, len(queue)
+        while numel < limit and head < count:
+            weight, step = queue[head]
+            head += 1
+            if fetched_for[weight] < step:
+                fetched_for[weight] = step
+            if weight not in self.sizes and weight not in found:
+                found.append(weight)
+                numel += self.numels[weight]
+        self.head = head
+        if found:
+            self._gather(found)
+        self.step += 1
+
+    def release(self, weights: Sequence[int]) -> None:
+        """A module is done: let go what is not needed soon."""
+        step = self.step
+        for weight in weights:
+            if weight in self.sizes and not self._is_kept(weight, step):
+                self.gathered_bytes -= self.sizes.pop(weight)
+                self.available -= self.numels[weight]
+
+    def _is_kept(self, weight: int, step: int) -> bool:
+        if self.fetched_for[weight] >= step:
+            return True
+        uses = self.uses[weight]
+        place = self.next_use[weight]
+        while place < len(uses) and uses[place] < step:
+            place += 1
+        self.next_use[weight] = place
+        if place == len(uses):
+            return False
+        distance = self.traversed[uses[place]] - self.traversed[step]
+        return distance < self.settings.max_reuse_distance
+
+    def _gather(self, weights: list[int]) -> None:
+        settings = self.settings
+        self.available += sum(self.numels[weight] for weight in weights)
+        if settings.num_ranks == 1 or settings.sequential or len(weights) == 1:
+            for weight in weights:
+                size = self._padded_bytes(self.numels[weight])
+                self.sizes[weight] = size
+                self.gathered_bytes += size
+        else:
+            padded = sum(
+                shard_numel(self.numels[weight], settings.num_ranks) for weight in weights
+            )
+            flat = self._padded_bytes(padded * settings.num_ranks)
+            handle = _Handle(sorted(weights), flat)
+            self.gathered_bytes += flat
+            for weight in weights:
+                self.sizes[weight] = 0
+                self.handles[weight] = handle
+        if settings.offloaded and settings.num_ranks > 1:
+            shards = sum(shard_numel(self.numels[each], settings.num_ranks) for each in weights)
+            self.transient_bytes = max(self.transient_bytes, shards * settings.weight_bytes)
+
+    def _wait(self, weight: int) -> None:
+        handle = self.handles.pop(weight, None)
+        if handle is None:
+            return
+        if not handle.copied:
+            handle.copied = True
+            for member in handle.members:
+                size = _rounded(self.numels[member] * self.settings.weight_bytes)
+                self.sizes[member] = size
+                self.gathered_bytes += size
+        handle.waiting -= 1
+        if not handle.waiting:
+            self.spent_bytes += handle.flat_bytes
+            self.gathered_bytes -= handle.flat_bytes
+
+    spent_bytes = 0
+    """Flat buffers let go by the last fetch: they were there while it copied."""
+
+    def _padded_bytes(self, numel: int) -> int:
+        ranks = self.settings.num_ranks
+        return _rounded(shard_numel(numel, ranks) * ranks * self.settings.weight_bytes)
+
+
+def _rounded(num_bytes: int) -> int:
+    return -(-num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING

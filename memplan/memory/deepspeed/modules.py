@@ -1,0 +1,196 @@
+"""Which modules with parameters run, and when: what stage 3 hangs its hooks on.
+
+A module's parameters are fetched before its first operation and let go after its last one, in the
+forward pass, in backward, and when a checkpointed layer runs again. Parameters that stay gathered
+(``stage3_param_persistence_threshold``) need neither, so modules with no others are left out.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from memplan.graph.tape import Gradient, Operation, Parameter, Segment, Tape
+from memplan.memory.deepspeed.partition import ModelWeights
+from memplan.memory.walk import ForwardWalk, recomputation_stop
+
+
+class Act(IntEnum):
+    """What happens to a rank's memory next."""
+
+    FETCH = 0
+    """A module's parameters are needed; the operand is the module."""
+    RELEASE = 1
+    """They are not needed any more."""
+    LEVEL = 2
+    """Activations pass through a level; the operand is its height above the segment's start."""
+    INTERVAL = 3
+    """One interval of the backward walk; the operand is its number."""
+
+
+@dataclass(slots=True)
+class Module:
+    """One module with parameters that have to be gathered, in one repetition of its segment."""
+
+    weights: list[tuple[int, int]]
+    """For each parameter its number in the first repetition and the step to the next."""
+
+
+@dataclass(slots=True)
+class SegmentScript:
+    """What one repetition of a segment does, in order."""
+
+    forward: list[tuple[Act, int]] = field(default_factory=list)
+    backward: list[tuple[Act, int]] = field(default_factory=list)
+    modules: list[Module] = field(default_factory=list)
+
+
+def write_scripts(
+    tape: Tape, weights: ModelWeights, *, persistent: frozenset[Parameter]
+) -> list[SegmentScript]:
+    """The scripts of all segments, in the tape's order."""
+    return [_Writer(segment, weights, persistent).write() for segment in tape.segments]
+
+
+class _Writer:
+    def __init__(
+        self, segment: Segment, weights: ModelWeights, persistent: frozenset[Parameter]
+    ) -> None:
+        self.segment = segment
+        self.weights = weights
+        self.script = SegmentScript()
+        self.names: dict[str, int] = {}
+        self.owners = {each: module for module, each in segment.tied}
+        for each in segment.parameters:
+            self.owners[each] = each.module
+        self.modules_of: list[list[int]] = [
+            self._modules(operation, persistent) for operation in segment.operations
+        ]
+
+    def write(self) -> SegmentScript:
+        segment = self.segment
+        walk = ForwardWalk(segment, keep=not segment.checkpointed)
+        count = len(segment.operations)
+        self.script.forward = self._run(_levels(segment, walk, count), count, cut=False)
+        self.script.backward = self._back()
+        return self.script
+
+    def _modules(self, operation: Operation, persistent: frozenset[Parameter]) -> list[int]:
+        found: list[int] = []
+        for tensor in operation.inputs:
+            if isinstance(tensor, Parameter) and tensor not in persistent:
+                name = self.owners.get(tensor, tensor.module)
+                number = self.names.get(name)
+                if number is None:
+                    number = self.names[name] = len(self.script.modules)
+                    self.script.modules.append(Module([]))
+                place = self._place(tensor)
+                if place not in self.script.modules[number].weights:
+                    self.script.modules[number].weights.append(place)
+                if number not in found:
+                    found.append(number)
+        return found
+
+    def _place(self, parameter: Parameter) -> tuple[int, int]:
+        own = self.weights.segments[self.segment.index]
+        position = own.positions.get(parameter)
+        if position is None:
+            return self.weights.owners[parameter], 0
+        stride = 0 if self.segment.shared else own.stride
+        return own.first + position, stride
+
+    def _run(
+        self, levels: list[tuple[int, int]], stop: int, *, cut: bool
+    ) -> list[tuple[Act, int]]:
+        """Forward: fetch, the levels in between, release; ``cut`` short before ``stop``'s module
+        is over."""
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for position, modules in enumerate(self.modules_of[: stop + cut]):
+            for module in modules:
+                first.setdefault(module, position)
+                last[module] = position
+        acts: list[tuple[Act, int]] = []
+        peak = 0
+        for position, modules in enumerate(self.modules_of[: stop + cut]):
+            for module in modules:
+                if first[module] == position:
+                    if peak:
+                        acts.append((Act.LEVEL, peak))
+                        peak = 0
+                    acts.append((Act.FETCH, module))
+            if position < len(levels):
+                peak = max(peak, levels[position][0])
+            closing = [module for module in modules if last[module] == position]
+            if closing and position < stop:
+                acts.append((Act.LEVEL, peak))
+                peak = levels[position][1]
+                acts += [(Act.RELEASE, module) for module in closing]
+        if peak:
+            acts.append((Act.LEVEL, peak))
+        return acts
+
+    def _back(self) -> list[tuple[Act, int]]:
+        segment = self.segment
+        first: dict[int, int] = {}
+        final: dict[int, int] = {}
+        order = range(len(segment.operations) - 1, -1, -1)
+        for position in order:
+            if segment.operations[position].gradients:
+                for module in self.modules_of[position]:
+                    first.setdefault(module, position)
+                    final[module] = position
+        acts: list[tuple[Act, int]] = []
+        interval = 0
+        again: list[tuple[Act, int]] = []
+        if segment.checkpointed:
+            again = self._recompute()
+            interval = 1
+        for position in order:
+            operation = segment.operations[position]
+            if not operation.gradients:
+                continue
+            for module in self.modules_of[position]:
+                if first[module] == position:
+                    acts.append((Act.FETCH, module))
+            if again and (operation.saved or self.modules_of[position]):
+                acts += again
+                again = []
+            for tensor, kind in zip(operation.inputs, operation.gradients, strict=True):
+                if isinstance(tensor, Parameter) and tensor.requires_grad and kind != Gradient.NONE:
+                    acts.append((Act.INTERVAL, interval))
+                    interval += 1
+            acts += [
+                (Act.RELEASE, module)
+                for module in self.modules_of[position]
+                if final[module] == position
+            ]
+        acts += again
+        acts.append((Act.INTERVAL, interval))
+        return acts
+
+    def _recompute(self) -> list[tuple[Act, int]]:
+        segment = self.segment
+        stop = recomputation_stop(segment)
+        walk = ForwardWalk(segment, keep=True)
+        return self._run(_levels(segment, walk, stop), stop, cut=True)
+
+
+def _levels(segment: Segment, walk: ForwardWalk, stop: int) -> list[tuple[int, int]]:
+    """For each operation, the level while it runs and after it, above the segment's start."""
+    dying: list[int] = [0] * (len(segment.operations) + 1)
+    output = segment.output.storage if segment.output is not None else None
+    live = 0
+    levels: list[tuple[int, int]] = []
+    for position, operation in enumerate(segment.operations[:stop]):
+        inputs = [tensor.storage for tensor in operation.inputs]
+        for tensor in operation.outputs:
+            storage = tensor.storage
+            if storage.segment != segment.index or storage in inputs:
+                continue
+            live += storage.num_bytes
+            kept = storage in walk.saves or storage.held or storage is output
+            if not kept and not storage.weight_cast:
+                dying[max(position, storage.last_read)] += storage.num_bytes
+        peak = live + operation.forward_scratch_bytes
+        live -= dying[position]
+        levels.append((peak, live))
+    return levels

@@ -1,0 +1,88 @@
+"""Reading an engine's own settings from ``TrainingSetup.engine_options``."""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from enum import Enum
+from typing import Any, TypeVar
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError, did_you_mean
+from memplan.training.setup import TrainingSetup, coerce_enum
+
+_Kind = TypeVar("_Kind", bound=Enum)
+
+_DTYPES = {
+    "fp32": DType.FP32, "float32": DType.FP32,
+    "bf16": DType.BF16, "bfloat16": DType.BF16,
+    "fp16": DType.FP16, "float16": DType.FP16,
+}  # fmt: skip
+
+
+class OptionReader:
+    """The options of one setup, each checked for its type when it is read."""
+
+    def __init__(self, setup: TrainingSetup, known: Iterable[str]) -> None:
+        self.engine = setup.chosen_engine.value
+        self.values = dict(setup.engine_options)
+        names = list(known)
+        for name in self.values:
+            if name not in names:
+                msg = (
+                    f"engine_options: {self.engine} has no option {name!r}."
+                    f"{did_you_mean(name, names)} It has {', '.join(names)}"
+                )
+                raise SetupError(msg)
+
+    def boolean(self, name: str, default: Any) -> Any:
+        """True or false; ``default`` where it is not given or null."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise self._wrong(name, value, "true or false")
+
+    def positive(self, name: str, default: int) -> int:
+        """A whole number from 1 up."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(name, value, "a whole number from 1 up")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A number above 0."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise self._wrong(name, value, "a number above 0")
+        return float(value)
+
+    def member(self, name: str, default: _Kind) -> _Kind:
+        """A member of the default's enum, by its value."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        return coerce_enum(f"engine_options: {name}", value, type(default))
+
+    def dtype(self, name: str, default: DType | None) -> DType | None:
+        """A floating format by its name; None where it is not given."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        found = value if isinstance(value, DType) else _DTYPES.get(str(value).split(".")[-1])
+        if found is None or not found.is_floating:
+            raise self._wrong(name, value, "fp32, bf16 or fp16")
+        return found
+
+    def _wrong(self, name: str, value: object, wanted: str) -> SetupError:
+        return SetupError(f"engine_options: {name}: expected {wanted}, got {value!r}")
+
+
+def option_names(kind: Any) -> tuple[str, ...]:
+    """The names of an options class's fields."""
+    return tuple(field.name for field in fields(kind))

@@ -1,0 +1,148 @@
+"""What ``fully_shard`` and the code bases around it are set to."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError
+from memplan.memory.engine_options import OptionReader, option_names
+from memplan.training.precision import PRECISIONS
+from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup
+
+
+class Wrapping(Enum):
+    """Which modules are units of their own."""
+
+    LAYERS = "layers"
+    """Each layer; everything else belongs to the root."""
+    ACCELERATE = "accelerate"
+    """Each layer, the embedding, and final norm with output matrix, which stay gathered (accelerate
+    1.15, ``fsdp2_prepare_model``)."""
+    TORCHTITAN = "torchtitan"
+    """The same units (torchtitan 0.3.0, ``apply_fsdp``)."""
+
+
+class StateDictType(Enum):
+    """How a checkpoint is written."""
+
+    FULL = "full_state_dict"
+    """Gathered tensor by tensor and kept by rank 0 on the CPU."""
+    SHARDED = "sharded_state_dict"
+    """Every rank writes its own shards."""
+
+
+class InitDevice(Enum):
+    """Where the whole model lies before it is sharded."""
+
+    CPU = "cpu"
+    """Each rank loads all of it into CPU RAM, and its units pass over the GPU one by one."""
+    META = "meta"
+    """Nowhere: shards are filled from a checkpoint (torchtitan; accelerate's
+    ``cpu_ram_efficient_loading``, with which one rank of the job reads it)."""
+    CUDA = "cuda"
+    """On the GPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fsdp2Options:
+    """Settings that decide what FSDP2 holds; the field names are the option names."""
+
+    reshard_after_forward: bool | None = True
+    """None: torch's own default, every unit but the root."""
+    reduce_dtype: DType | None = None
+    """What gradients are reduced in; None: the format that they are computed in."""
+    wrapping: Wrapping = Wrapping.LAYERS
+    data_parallel_replicate_degree: int = 1
+    """Copies of the sharded model (HSDP)."""
+    sync_each_batch: bool = True
+    """Reduce at every micro-batch; else at the last one only, and whole gradients pile up."""
+    reduce_scatter_max_input_buffers: int = 1
+    """Reduce-scatter inputs that are kept alive (``set_reduce_scatter_max_input_buffers``)."""
+    pin_memory: bool = True
+    """Pin offloaded shards."""
+    autocast: bool = False
+    """The forward pass also runs under autocast."""
+    init_device: InitDevice = InitDevice.CPU
+    state_dict_type: StateDictType = StateDictType.FULL
+
+    @classmethod
+    def of(cls, setup: TrainingSetup) -> "Fsdp2Options":
+        """Read them from a setup.
+
+        Raises ``SetupError`` for options that do not exist or cannot be.
+        """
+        read = OptionReader(setup, option_names(cls))
+        wrapping = read.member("wrapping", Wrapping.LAYERS)
+        made = cls(
+            reshard_after_forward=_reshard(setup, read),
+            reduce_dtype=read.dtype("reduce_dtype", _default_reduce_dtype(setup, wrapping)),
+            wrapping=wrapping,
+            data_parallel_replicate_degree=_replicas(setup, read),
+            sync_each_batch=read.boolean("sync_each_batch", wrapping is not Wrapping.ACCELERATE),
+            reduce_scatter_max_input_buffers=read.positive("reduce_scatter_max_input_buffers", 1),
+            pin_memory=read.boolean("pin_memory", default=True),
+            autocast=read.boolean("autocast", default=False),
+            init_device=read.member("init_device", InitDevice.CPU),
+            state_dict_type=read.member("state_dict_type", StateDictType.FULL),
+        )
+        check_offload(setup)
+        return made
+
+    def shard_degree(self, setup: TrainingSetup) -> int:
+        """Ranks over which each parameter is spread."""
+        return setup.data_parallel // self.data_parallel_replicate_degree
+
+
+def _reshard(setup: TrainingSetup, read: OptionReader) -> bool | None:
+    strategy = setup.fsdp_strategy
+    if strategy is FsdpStrategy.NO_SHARD:
+        msg = (
+            "fsdp_strategy: FSDP2 always shards; "
+            "for whole parameters on each GPU take the engine ddp, or fsdp1 with no_shard"
+        )
+        raise SetupError(msg)
+    keeps = strategy is FsdpStrategy.SHARD_GRAD_OP
+    if str(read.values.get("reshard_after_forward")).lower() in ("auto", "default"):
+        return False if keeps else None
+    reshard: bool = read.boolean("reshard_after_forward", not keeps)
+    if keeps and reshard:
+        msg = "fsdp_strategy: shard_grad_op means reshard_after_forward false; give one of the two"
+        raise SetupError(msg)
+    return reshard
+
+
+def _default_reduce_dtype(setup: TrainingSetup, wrapping: Wrapping) -> DType | None:
+    """fp32 where the shards are fp32 (torchtitan); accelerate gives the compute format."""
+    formats = PRECISIONS[setup.chosen_precision]
+    if wrapping is Wrapping.ACCELERATE:
+        return None
+    return DType.FP32 if formats.weights is not formats.compute else None
+
+
+def _replicas(setup: TrainingSetup, read: OptionReader) -> int:
+    default = setup.nodes if setup.fsdp_strategy is FsdpStrategy.HYBRID else 1
+    replicas = read.positive("data_parallel_replicate_degree", default)
+    if setup.data_parallel % replicas:
+        msg = (
+            f"engine_options: data_parallel_replicate_degree: {setup.data_parallel} data-parallel "
+            f"ranks cannot be split into {replicas} equal groups; give a divisor"
+        )
+        raise SetupError(msg)
+    return replicas
+
+
+def check_offload(setup: TrainingSetup) -> None:
+    """Refuse what FSDP cannot offload.
+
+    Raises ``SetupError``.
+    """
+    for name in ("offload_param", "offload_optimizer"):
+        if getattr(setup, name) is Offload.NVME:
+            msg = f"{name}: FSDP offloads to cpu only; deepspeed can use nvme"
+            raise SetupError(msg)
+    if setup.offload_optimizer is Offload.CPU and setup.offload_param is not Offload.CPU:
+        msg = (
+            "offload_optimizer: FSDP offloads parameters, gradients and optimizer states together; "
+            "set offload_param to cpu"
+        )
+        raise SetupError(msg)

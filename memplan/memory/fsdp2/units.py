@@ -1,0 +1,193 @@
+"""Units of FSDP2: which parameters are gathered and reduced together, and the sizes of that.
+
+Parameters are split along their first dimension into equal chunks, the last ones padded (torch 2.13,
+``_fsdp_param.py``: ``_init_sharded_param``); the figures are rank 0's, whose chunks are full.
+"""
+
+from dataclasses import dataclass, field
+
+from memplan.dtypes import DType
+from memplan.graph.tape import Parameter, Segment, Tape, allocated_bytes
+from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
+from memplan.memory.rank import RankInput
+from memplan.units import ceil_div
+
+ROOT, EMBEDDING, TAIL = "root", "embedding", "tail"
+
+
+@dataclass(slots=True)
+class Unit:
+    """Parameters that are gathered and reduced together, and what they take on one rank [bytes]."""
+
+    name: str
+    reshard: bool
+    num_copies: int = 1
+    """Equal units: the layers of a run."""
+    parameters: list[Parameter] = field(default_factory=list)
+    gathered_bytes: int = 0
+    """The parameters whole, each a tensor of its own, in the compute format."""
+    all_gather_bytes: int = 0
+    """The flat result of the all-gather."""
+    copy_in_bytes: int = 0
+    """The shards in the compute format, the input of the all-gather; 0 where they are in it already."""
+    upload_bytes: int = 0
+    """On the way from an offloaded shard to the all-gather's input, beside what is made of it."""
+    shard_bytes: int = 0
+    """The shards as they are kept."""
+    largest_bytes: int = 0
+    """The largest parameter, whole, in the format it is kept in."""
+    whole_bytes: int = 0
+    """All parameters, whole, in the format they are kept in."""
+    whole_gradient_bytes: int = 0
+    """Whole gradients in the format they are reduced in, each a tensor of its own."""
+    reduce_input_bytes: int = 0
+    reduce_output_bytes: int = 0
+    gradient_shard_bytes: int = 0
+    """The shards' gradients: views of one tensor."""
+    state_bytes: int = 0
+    """One optimizer state of the shards."""
+    num_trained: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitFormats:
+    """The formats that decide a unit's sizes."""
+
+    degree: int
+    """Ranks over which a parameter is spread."""
+    kept: DType
+    compute: DType
+    reduce: DType
+    states: DType
+    offloaded: bool
+
+    @classmethod
+    def of(cls, given: RankInput, options: Fsdp2Options, *, offloaded: bool) -> "UnitFormats":
+        """Those of a setup."""
+        formats = given.formats
+        return cls(
+            degree=options.shard_degree(given.setup),
+            kept=formats.weights,
+            compute=formats.compute,
+            reduce=options.reduce_dtype or formats.compute,
+            states=formats.optimizer_states,
+            offloaded=offloaded,
+        )
+
+
+@dataclass(slots=True)
+class Units:
+    """All units of a model."""
+
+    root: Unit
+    layers: dict[int, Unit]
+    """For each segment of layers, by its index."""
+    embedding: Unit | None = None
+    tail: Unit | None = None
+    """Final norm and output matrix; the tied embedding too."""
+    of_parameter: dict[Parameter, Unit] = field(default_factory=dict)
+
+    def all(self) -> list[Unit]:
+        """Those that own parameters, the root first."""
+        found = [self.root, self.embedding, *self.layers.values(), self.tail]
+        return [unit for unit in found if unit is not None and unit.parameters]
+
+
+def is_layer(segment: Segment) -> bool:
+    """Whether the segment is a run of layers, each of which is wrapped."""
+    return segment.name.endswith(".layers")
+
+
+def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units:
+    """Sort a model's parameters into units and measure them."""
+    reshard = options.reshard_after_forward
+    root = Unit(ROOT, reshard=bool(reshard))
+    units = Units(root=root, layers={})
+    if options.wrapping is not Wrapping.LAYERS:
+        root.reshard = False
+        tied = _tied_embedding(tape)
+        units.tail = Unit(TAIL, reshard=False)
+        units.embedding = units.tail if tied else Unit(EMBEDDING, reshard=reshard is not False)
+    for segment in tape.segments:
+        if is_layer(segment):
+            unit = Unit(
+                segment.name, reshard=reshard is not False, num_copies=segment.num_copies
+            )
+            units.layers[segment.index] = unit
+            unit.parameters = list(segment.parameters)
+            units.of_parameter.update(dict.fromkeys(segment.parameters, unit))
+            continue
+        for parameter in segment.parameters:
+            unit = _owner(units, segment, parameter)
+            unit.parameters.append(parameter)
+            units.of_parameter[parameter] = unit
+    if units.embedding is units.tail:
+        units.embedding = None
+    for unit in units.all():
+        _measure(unit, formats)
+    return units
+
+
+def _owner(units: Units, segment: Segment, parameter: Parameter) -> Unit:
+    if units.embedding is not None and _is_token_table(segment, parameter):
+        return units.embedding
+    if units.tail is not None and (
+        segment.name.endswith(".norm") or parameter.name.startswith("lm_head")
+    ):
+        return units.tail
+    return units.root
+
+
+def _is_token_table(segment: Segment, parameter: Parameter) -> bool:
+    return segment.name == "embed" and parameter is segment.parameters[0]
+
+
+def _tied_embedding(tape: Tape) -> bool:
+    """Whether a later segment reads the token table."""
+    first = tape.segments[0]
+    if not first.parameters:
+        return False
+    table = first.parameters[0]
+    return any(
+        table in operation.inputs
+        for segment in tape.segments[1:]
+        for operation in segment.operations
+    )
+
+
+def _measure(unit: Unit, formats: UnitFormats) -> None:
+    degree = formats.degree
+    kept, compute, reduce = formats.kept, formats.compute, formats.reduce
+    chunk_total = reduced = 0
+    for parameter in unit.parameters:
+        chunk = shard_numel(parameter, degree)
+        chunk_total += chunk
+        shard_bytes = allocated_bytes(chunk, kept)
+        whole = allocated_bytes(parameter.numel, kept)
+        unit.shard_bytes += shard_bytes
+        unit.whole_bytes += whole
+        unit.largest_bytes = max(unit.largest_bytes, whole)
+        unit.gathered_bytes += allocated_bytes(chunk * degree, compute)
+        if formats.offloaded:
+            unit.upload_bytes = max(unit.upload_bytes, shard_bytes)
+        if parameter.requires_grad and not parameter.unused:
+            reduced += chunk
+            unit.num_trained += 1
+            unit.state_bytes += allocated_bytes(chunk, formats.states)
+            unit.whole_gradient_bytes += allocated_bytes(parameter.numel, reduce)
+    if compute is not kept or formats.offloaded:
+        unit.copy_in_bytes = allocated_bytes(chunk_total, compute)
+    if compute is kept:
+        unit.upload_bytes = 0
+    unit.all_gather_bytes = allocated_bytes(chunk_total * degree, compute)
+    unit.reduce_input_bytes = allocated_bytes(reduced * degree, reduce)
+    unit.reduce_output_bytes = allocated_bytes(reduced, reduce)
+    unit.gradient_shard_bytes = allocated_bytes(reduced, kept)
+
+
+def shard_numel(parameter: Parameter, degree: int) -> int:
+    """Elements of the largest of a parameter's chunks along its first dimension [elements]."""
+    if not parameter.shape:
+        return parameter.numel
+    first = parameter.shape[0]
+    return ceil_div(first, degree) * (parameter.numel // first)
