@@ -156,15 +156,22 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
     out = t.tensor(query.numel, query.dtype)
     out.by_head = query.by_head and not padding
     statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
+    random_state = _random_state(t)
     t.record(
-        "flash_attention", (query, key, value), (out, statistics),
-        saves=(query, key, value, out, statistics), gradients=(Gradient.FRESH,) * 3,
+        "flash_attention", (query, key, value), (out, statistics, *random_state),
+        saves=(query, key, value, out, statistics, *random_state),
+        gradients=(Gradient.FRESH,) * 3,
         backward_scratch_bytes=flash_backward_scratch_bytes(t, shape),
         flops=_score_flops(shape),
     )  # fmt: skip
     if padding:
         out = t.contiguous(t.slice(out, shape.rows * shape.spec.num_heads * head_dim))
     return out
+
+
+def _random_state(t: Tape) -> tuple[Tensor, Tensor]:
+    """Seed and offset from which backward draws the dropout again, there even without one."""
+    return t.tensor(2, DType.INT64), t.tensor(1, DType.INT64)
 
 
 def _pad(t: Tape, x: Tensor, head_dim: int, padding: int) -> Tensor:
@@ -205,6 +212,7 @@ def efficient(
     out = t.tensor(shape.outputs, query.dtype)
     padded = -(-shape.queries // EFFICIENT_STATISTICS_MULTIPLE) * EFFICIENT_STATISTICS_MULTIPLE
     statistics = t.tensor(shape.batch * shape.spec.num_heads * padded, DType.FP32)
+    random_state = _random_state(t)
     inputs: tuple[Tensor, ...] = (query, key, value)
     if mask is not None:
         inputs += (mask,)
@@ -212,7 +220,8 @@ def efficient(
     if mask is not None:
         gradients += (Gradient.FRESH if mask.requires_grad else Gradient.NONE,)
     t.record(
-        "efficient_attention", inputs, (out, statistics), saves=(*inputs, out, statistics),
+        "efficient_attention", inputs, (out, statistics, *random_state),
+        saves=(*inputs, out, statistics, *random_state),
         gradients=gradients, flops=_score_flops(shape),
     )  # fmt: skip
     return out
@@ -319,7 +328,8 @@ def eager(
     out = batched_matmul(t, weights, value, shape.outputs, shape.keys)
     out = t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
     t.touch(*held)
-    t.linger(weights)
+    if spec.names_weights:
+        t.linger(weights)
     return out
 
 

@@ -276,13 +276,17 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     """BERT's order: attention, sum, norm; feed-forward, sum, norm."""
     hidden = context.hidden_size
     attended = self_attention(t, x, layer.attention, context)
+    if layer.names_attended:
+        t.linger(attended)
     attended = dropout(t, attended, layer.attention_output_dropout)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
     t.touch(attended)
     fed = feed_forward_of(t, middle, layer, context)
     fed = dropout(t, fed, layer.feed_forward_output_dropout)
     out = norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
-    t.touch(fed, middle)
+    if not layer.names_attended:
+        t.touch(fed)
+    t.touch(middle)
     return out
 
 

@@ -24,6 +24,7 @@ from memplan.graph.tape import Gradient, Parameter, Tape, TapeOptions, Tensor, a
 from memplan.model.spec import (
     AttentionSpec,
     EmbeddingSpec,
+    HalfClamp,
     LayerSpec,
     ModelSpec,
     NormPlacement,
@@ -174,14 +175,31 @@ def finish(
 
 def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     """Self-attention, cross attention in a decoder, feed-forward."""
+    each = spec.half_clamp is HalfClamp.SUBLAYERS
     x = attention_sublayer(t, x, spec, context, cross=False)
+    x = clamped(t, x) if each else x
     if spec.cross_attention is not None:
         # The same name takes both attentions' weights: the first ones go when the second come.
         weights = t.segment.lingering
         t.segment.lingering = []
         x = attention_sublayer(t, x, spec, context, cross=True)
         t.touch(*weights)
-    return feed_forward_sublayer(t, x, spec, context)
+        x = clamped(t, x) if each else x
+    x = feed_forward_sublayer(t, x, spec, context)
+    return x if spec.half_clamp is HalfClamp.NEVER else clamped(t, x)
+
+
+def clamped(t: Tape, x: Tensor) -> Tensor:
+    """Clamp fp16 hidden states: the input is kept, and compared with both bounds in backward."""
+    if x.dtype is not DType.FP16:
+        return x
+    comparisons = 3 if t.decomposed else 2
+    out = t.tensor(x.numel, x.dtype)
+    t.record(
+        "clamp", (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=comparisons * allocated_bytes(x.numel, DType.BOOL),
+    )  # fmt: skip
+    return out
 
 
 def attention_sublayer(

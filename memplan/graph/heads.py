@@ -63,7 +63,7 @@ def base_parts(t: Tape, model: ModelSpec, x: Tensor) -> Tensor | None:
     if spec.contact_features:
         t.parameter("contact_head.weight", 1, spec.contact_features).unused = True
         t.parameter("contact_head.bias", 1).unused = True
-    if not spec.pooler or (model.task is not Task.BASE and model.task not in spec.pooler_tasks):
+    if model.task not in spec.pooler_tasks:
         return None
     if model.task is Task.BASE or (
         model.task is Task.SEQUENCE_CLASSIFICATION

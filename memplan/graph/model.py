@@ -187,7 +187,8 @@ def run_layer(
     """A run's layers: written down once and repeated where they are all alike.
 
     They are not where one gives another dtype than it is given, as the first one does behind a
-    projection under autocast, or where the later ones own no parameters.
+    projection under autocast, where the first trained one stands behind frozen ones, or where the
+    later ones own no parameters.
     """
     remaining = run.count
     first = None
@@ -203,7 +204,7 @@ def run_layer(
         )
         x = decoder_layer(t, x, run.layer, context)
         t.end(x)
-        if x.dtype is not given.dtype:
+        if x.dtype is not given.dtype or x.requires_grad is not given.requires_grad:
             t.segment.repeat = 1
         if run.shared and first is None:
             first = t.segment
@@ -314,6 +315,7 @@ def output_matrix(
     width = table.shape[-1]
     if spec.input_scaled:
         x = t.scale(x)
+        t.linger(x)
     if spec.tied:
         bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
         logits = matmul_weight(t, x, table, bias)

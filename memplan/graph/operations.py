@@ -25,6 +25,7 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     out_features, in_features = weight.shape[-2:]
     factor = t.cast_weight(weight)
     addend = t.cast_weight(bias) if bias is not None else None
+    given = x
     if t.autocast is not None:
         x = t.cast(x, t.autocast)
     rows = x.numel // in_features
@@ -43,6 +44,7 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
         "linear", inputs, (out,), saves=saves, gradients=gradients,
         flops=2 * rows * in_features * out_features,
     )  # fmt: skip
+    t.touch(given)
     return out
 
 
@@ -95,9 +97,10 @@ def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) 
 
 
 def _native_layer_norm(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
-    if t.autocast is not None:
-        x = t.cast(x, DType.FP32)
-    return _layer_norm_kernel(t, x, width, weights)
+    full = t.cast(x, DType.FP32) if t.autocast is not None else x
+    out = _layer_norm_kernel(t, full, width, weights)
+    t.touch(x)
+    return out
 
 
 def _layer_norm_kernel(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:

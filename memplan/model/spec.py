@@ -186,6 +186,8 @@ class AttentionSpec:
     """Probability on the attention weights."""
     fp32_softmax: bool = True
     """Eager attention computes the softmax in fp32 and casts back; BERT does not."""
+    names_weights: bool = True
+    """The layer has a name for eager attention's weights, so that they live until it ends."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
 
@@ -349,6 +351,16 @@ class NormPlacement(Enum):
     """Attention and feed-forward read one normalized input (Phi, Cohere)."""
 
 
+class HalfClamp(Enum):
+    """Where a layer clamps hidden states that are held in fp16, lest they be infinite."""
+
+    NEVER = "never"
+    SUBLAYERS = "sublayers"
+    """After each residual sum (T5)."""
+    LAYER = "layer"
+    """After the layer's last one (mBART's encoder)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSpec:
     """One layer of a stack."""
@@ -374,6 +386,7 @@ class LayerSpec:
     def feed_forward_output_dropout(self) -> float:
         """Probability on the output of the feed-forward network."""
         return 0.0 if self.attention_dropout_only else self.dropout
+    half_clamp: HalfClamp = HalfClamp.NEVER
     own_modules: bool = False
     """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
@@ -535,10 +548,8 @@ class HeadSpec:
     """The output matrix's bias is a separate sum, owned by the head (ESM)."""
     spare_bias: bool = False
     """An untied output matrix leaves the head's own bias unused (BERT)."""
-    pooler: bool = False
-    """A dense layer on the first token, part of the base model (BERT)."""
     pooler_tasks: tuple[Task, ...] = ()
-    """The other tasks whose class keeps the pooler."""
+    """Tasks whose class has a pooler: a dense layer and a tanh on the first token (BERT)."""
     discriminator: Activation | None = None
     """The activation of the head that tells replaced tokens from others (ELECTRA)."""
     contact_features: int = 0

@@ -13,6 +13,7 @@ from memplan.model.spec import (
     AttentionSpec,
     EmbeddingSpec,
     FeedForwardSpec,
+    HalfClamp,
     HeadSpec,
     LayerRun,
     LayerSpec,
@@ -30,7 +31,7 @@ class Variation:
     """How one type differs from BART, where its config does not say so."""
 
     placement: NormPlacement = NormPlacement.POST
-    """``PRE`` comes with a final norm on each stack."""
+    """``PRE`` comes with a final norm on each stack, and an encoder that clamps fp16."""
     embedding_norm: bool = True
     position_offset: int = 2
     """Rows of the position table beside the positions."""
@@ -169,7 +170,9 @@ def read_layer(reader: ConfigReader, variation: Variation, name: str) -> LayerSp
         dropout=reader.number("attention_dropout"),
         fp32_softmax=False,
     )
+    clamps = variation.placement is NormPlacement.PRE and name == "encoder"
     return LayerSpec(
+        half_clamp=HalfClamp.LAYER if clamps else HalfClamp.NEVER,
         attention=attention,
         cross_attention=replace(attention, causal=False) if name == "decoder" else None,
         feed_forward=FeedForwardSpec(

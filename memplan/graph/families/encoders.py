@@ -58,10 +58,10 @@ class Variation:
     padding_mask: bool = False
     attention_bias: bool = True
     gated: bool = False
-    pooler: bool = True
-    """The base model has one by default."""
-    pooler_tasks: tuple[Task, ...] = (Task.SEQUENCE_CLASSIFICATION,)
-    """The classes for a task that keep the pooler."""
+    pooler_tasks: tuple[Task, ...] = (Task.BASE, Task.SEQUENCE_CLASSIFICATION)
+    """Tasks whose class has the pooler."""
+    names_weights: bool = True
+    names_attended: bool = False
     head_activation: Activation | None = Activation.GELU
     """Of the masked-LM head; None for the config's own."""
     classifier_dense: Activation | None = None
@@ -76,11 +76,11 @@ class Variation:
     tasks: tuple[Task, ...] = TASKS
 
 
-_NO_POOLER: tuple[Task, ...] = ()
+_BASE_ONLY = (Task.BASE,)
 
 ROBERTA = Variation(
     positions_from_ids=True,
-    pooler_tasks=_NO_POOLER,
+    pooler_tasks=_BASE_ONLY,
     classifier_dense=Activation.TANH,
     classifier_first_dropout=True,
 )
@@ -95,21 +95,21 @@ VARIATIONS: dict[str, Variation] = {
         placement=NormPlacement.PRE,
         final_norm=True,
         attention_dropout_only=True,
-        pooler_tasks=_NO_POOLER,
+        pooler_tasks=_BASE_ONLY,
         classifier_dense=Activation.TANH,
         classifier_first_dropout=True,
     ),
     "layoutlm": Variation(
         token_type_buffer=False,
         fp32_softmax=True,
+        names_weights=False,
         padding_mask=True,
         head_activation=None,
         pooler_tasks=TASKS,
         classifier_dropout_key="hidden_dropout_prob",
     ),
     "electra": Variation(
-        pooler=False,
-        pooler_tasks=_NO_POOLER,
+        pooler_tasks=(),
         classifier_dense=Activation.GELU,
         classifier_first_dropout=True,
         spare_bias=False,
@@ -117,9 +117,10 @@ VARIATIONS: dict[str, Variation] = {
         tasks=(*TASKS, Task.PRETRAINING),
     ),
     "jina_embeddings_v3": Variation(
+        names_attended=True,
         positions=False,
         token_type_buffer=False,
-        pooler_tasks=_NO_POOLER,
+        pooler_tasks=_BASE_ONLY,
         classifier_dense=Activation.TANH,
         classifier_first_dropout=True,
     ),
@@ -128,7 +129,8 @@ VARIATIONS: dict[str, Variation] = {
         token_type_buffer=False,
         attention_bias=False,
         gated=True,
-        pooler=False,
+        pooler_tasks=(Task.SEQUENCE_CLASSIFICATION,),
+        names_attended=True,
         head_activation=None,
         tasks=tuple(task for task in TASKS if task is not Task.QUESTION_ANSWERING),
     ),
@@ -165,6 +167,7 @@ def read_encoder(reader: ConfigReader, request: ReadRequest, variation: Variatio
         placement=variation.placement,
         dropout=reader.number("hidden_dropout_prob"),
         attention_dropout_only=variation.attention_dropout_only,
+        names_attended=variation.names_attended,
     )
     stack = StackSpec(
         name="encoder",
@@ -243,6 +246,7 @@ def encoder_attention(
         causal=False,
         dropout=reader.number("attention_probs_dropout_prob"),
         fp32_softmax=variation.fp32_softmax,
+        names_weights=variation.names_weights,
         padding_mask=variation.padding_mask,
     )
 
@@ -281,7 +285,6 @@ def encoder_head(
         transform_norm=LAYER_NORM,
         spare_bias=variation.spare_bias,
         discriminator=read_activation(reader, "hidden_act") if variation.discriminator else None,
-        pooler=variation.pooler,
         pooler_tasks=variation.pooler_tasks,
         classifier=ClassifierSpec(
             pooling=Pooling.FIRST if variation.classifier_dense else Pooling.POOLER,
@@ -411,12 +414,13 @@ def read_esm(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         positions=not rotary,
         positions_from_ids=True,
         placement=NormPlacement.PRE,
-        pooler_tasks=_NO_POOLER,
+        pooler_tasks=_BASE_ONLY,
         head_activation=Activation.GELU_PYTHON,
         classifier_dense=Activation.TANH,
         classifier_first_dropout=True,
         classifier_dropout_key="hidden_dropout_prob",
         spare_bias=False,
+        names_weights=False,
     )
     hidden_size = reader.integer("hidden_size")
     attention = encoder_attention(reader, variation, hidden_size)

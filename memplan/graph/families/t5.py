@@ -16,6 +16,7 @@ from memplan.model.spec import (
     ClassifierSpec,
     EmbeddingSpec,
     FeedForwardSpec,
+    HalfClamp,
     HeadSpec,
     LayerRun,
     LayerSpec,
@@ -161,6 +162,7 @@ def read_layer(reader: ConfigReader, variation: Variation, *, decoder: bool) -> 
         feed_forward=read_feed_forward(reader, dropout),
         norm=NormSpec(kind=NormKind.RMS_T5),
         dropout=dropout,
+        half_clamp=HalfClamp.SUBLAYERS,
         own_modules=True,
     )
 

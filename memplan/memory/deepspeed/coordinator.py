@@ -61,8 +61,9 @@ class Coordinator:
         self.trace = trace
         """For each step, the parameters of the module that runs, in order."""
         self.gathered_bytes = 0
-        self.transient_bytes = 0
-        """The highest extra of the last fetch: shards on their way from the CPU."""
+        self.high_bytes = 0
+        """The highest that the last fetch rose to: parameters, flat buffers and, from the CPU,
+        the shards on their way."""
         self.step = 0
         self.available = 0
         """Elements gathered, as the engine counts them."""
@@ -91,7 +92,7 @@ class Coordinator:
     def fetch(self) -> None:
         """The module of the present step is about to run."""
         needed = self.trace[self.step]
-        self.transient_bytes = 0
+        self.high_bytes = self.gathered_bytes
         missing = [weight for weight in needed if weight not in self.sizes]
         if missing:
             self._gather(missing)
@@ -122,6 +123,7 @@ class Coordinator:
                 numel += self.numels[weight]
         self.head = head
         if found:
+            self.high_bytes = 0
             self._gather(found)
         self.step += 1
 
@@ -166,7 +168,8 @@ class Coordinator:
                 self.handles[weight] = handle
         if settings.offloaded and settings.num_ranks > 1:
             shards = sum(shard_numel(self.numels[each], settings.num_ranks) for each in weights)
-            self.transient_bytes = max(self.transient_bytes, shards * settings.weight_bytes)
+            arriving = self.gathered_bytes + shards * settings.weight_bytes
+            self.high_bytes = max(self.high_bytes, arriving)
 
     def _wait(self, weight: int) -> None:
         handle = self.handles.pop(weight, None)
@@ -179,12 +182,10 @@ class Coordinator:
                 self.sizes[member] = size
                 self.gathered_bytes += size
         handle.waiting -= 1
+            self.high_bytes = max(self.high_bytes, self.gathered_bytes)
+        handle.waiting -= 1
         if not handle.waiting:
-            self.spent_bytes += handle.flat_bytes
             self.gathered_bytes -= handle.flat_bytes
-
-    spent_bytes = 0
-    """Flat buffers let go by the last fetch: they were there while it copied."""
 
     def _padded_bytes(self, numel: int) -> int:
         ranks = self.settings.num_ranks

@@ -45,6 +45,10 @@ class BackwardTimeline:
         level = interval.end if at_end else interval.peak
         return stage.start_of(moment.repetition).plus(level, loss=stage.loss)
 
+    def start(self, moment: Moment) -> Height:
+        """What is alive when the moment's repetition begins."""
+        return self.passes.backward[moment.place].start_of(moment.repetition)
+
 
 def expand_backward(passes: StepPasses, weights: ModelWeights) -> BackwardTimeline:
     """Write every repetition out."""

@@ -47,6 +47,8 @@ class Unit:
     state_bytes: int = 0
     """One optimizer state of the shards."""
     num_trained: int = 0
+    shards: list[int] = field(default_factory=list)
+    """Each parameter's shard as it is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +91,11 @@ class Units:
 
     def all(self) -> list[Unit]:
         """Those that own parameters, the root first."""
-        found = [self.root, self.embedding, *self.layers.values(), self.tail]
+        return [*self.single(), *(unit for unit in self.layers.values() if unit.parameters)]
+
+    def single(self) -> list[Unit]:
+        """Those beside the layers that own parameters, in the order of the module tree."""
+        found = [self.root, self.embedding, self.tail]
         return [unit for unit in found if unit is not None and unit.parameters]
 
 
@@ -165,6 +171,7 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
         shard_bytes = allocated_bytes(chunk, kept)
         whole = allocated_bytes(parameter.numel, kept)
         unit.shard_bytes += shard_bytes
+        unit.shards.append(chunk * kept.num_bytes)
         unit.whole_bytes += whole
         unit.largest_bytes = max(unit.largest_bytes, whole)
         unit.gathered_bytes += allocated_bytes(chunk * degree, compute)

@@ -1,0 +1,211 @@
+"""The account of one rank under FSDP2."""
+
+from memplan.errors import SetupError
+from memplan.graph.tape import allocated_bytes
+from memplan.memory.account import ComponentKind, Entry, HostMemory, Phase, RankAccount, make_phase
+from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType
+from memplan.memory.fsdp2.replay import Gradients, MicroBatch
+from memplan.memory.fsdp2.units import Unit, UnitFormats, Units, find_units
+from memplan.memory.host import pinned_bytes
+from memplan.memory.moments import Moments
+from memplan.memory.plain import buffer_entry, scratch_entry
+from memplan.memory.rank import RankInput
+from memplan.training.optimizers import OPTIMIZERS
+from memplan.training.setup import Offload
+from memplan.units import ceil_div
+
+
+def fsdp2_account(given: RankInput) -> RankAccount:
+    """The account of a rank whose model is sharded with ``fully_shard``.
+
+    Raises ``SetupError`` for options that do not exist or cannot be.
+    """
+    options = Fsdp2Options.of(given.setup)
+    check_degrees(given)
+    offloaded = given.setup.offload_param is Offload.CPU
+    formats = UnitFormats.of(given, options, offloaded=offloaded)
+    units = find_units(given.tape, options, formats)
+    states = state_entries(given, units, offloaded=offloaded)
+    scratch = scratch_entry(given)
+    forward, backward = _passes(given, options, units, formats)
+    phases = (
+        make_phase("load", load_entries(given, options, units, offloaded=offloaded)),
+        make_phase("forward", [*states, *forward.entries(), scratch]),
+        make_phase("backward", [*states, *backward.entries(), scratch]),
+        make_phase("step", [*states, *_step_entries(given, units, offloaded=offloaded), scratch]),
+        _save_phase(options, units, [*states, scratch]),
+    )
+    return RankAccount(
+        phases=phases,
+        held_bytes=sum(entry.num_bytes for entry in states) + given.scratch_bytes,
+        host=_host(given, options, units, offloaded=offloaded),
+    )
+
+
+def check_degrees(given: RankInput) -> None:
+    """Refuse parallelism that the engine's account does not hold.
+
+    Raises ``SetupError``.
+    """
+    setup = given.setup
+    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
+        if getattr(setup, name) > 1:
+            msg = f"{name}: not modelled with {setup.chosen_engine.value} yet; leave it at 1"
+            raise SetupError(msg)
+
+
+def _passes(
+    given: RankInput, options: Fsdp2Options, units: Units, formats: UnitFormats
+) -> tuple[Moments, Moments]:
+    """The fullest moments of forward and backward over all kinds of micro-batch."""
+    forward: Moments | None = None
+    backward: Moments | None = None
+    for gradients in _micro_batches(given, options):
+        replay = MicroBatch(
+            units,
+            formats,
+            given.passes,
+            gradients=gradients,
+            replicated=options.data_parallel_replicate_degree > 1,
+            max_reduce_inputs=options.reduce_scatter_max_input_buffers,
+        )
+        replay.run()
+        forward = _fuller(forward, replay.forward_moments)
+        backward = _fuller(backward, replay.backward_moments)
+    assert forward is not None
+    assert backward is not None
+    return forward, backward
+
+
+def _fuller(one: Moments | None, other: Moments) -> Moments:
+    return other if one is None or other.best_bytes > one.best_bytes else one
+
+
+def _micro_batches(given: RankInput, options: Fsdp2Options) -> list[Gradients]:
+    """Every kind of micro-batch of one step."""
+    steps = given.setup.gradient_accumulation_steps
+    if steps == 1:
+        return [Gradients.NONE_REDUCED]
+    if options.sync_each_batch:
+        return [Gradients.NONE_REDUCED, Gradients.SHARDS_REDUCED]
+    kinds = [Gradients.NONE_KEPT, Gradients.WHOLE_REDUCED]
+    if steps > 2:
+        kinds.append(Gradients.WHOLE_KEPT)
+    return kinds
+
+
+def state_entries(given: RankInput, units: Units, *, offloaded: bool) -> list[Entry]:
+    """What a rank's GPU holds between steps."""
+    entries = [
+        buffer_entry(given.tape),
+        Entry(ComponentKind.INPUTS, given.tape.inputs_bytes, "token ids and labels"),
+    ]
+    if offloaded:
+        return entries
+    formats = given.formats
+    optimizer = OPTIMIZERS[given.setup.optimizer]
+    return [
+        Entry(ComponentKind.PARAMETERS, shard_bytes(units), f"{formats.weights.label} shards"),
+        Entry(
+            ComponentKind.OPTIMIZER_STATES,
+            optimizer_bytes(given, units),
+            f"{optimizer.num_states} x {formats.optimizer_states.label} of the shards",
+        ),
+        *entries,
+    ]
+
+
+def shard_bytes(units: Units) -> int:
+    """All of a rank's shards [bytes]."""
+    return _total(units, "shard_bytes")
+
+
+def _total(units: Units, name: str) -> int:
+    return sum(int(getattr(unit, name)) * unit.num_copies for unit in units.all())
+
+
+def optimizer_bytes(given: RankInput, units: Units) -> int:
+    """The optimizer's states and step counters of the shards [bytes]."""
+    optimizer = OPTIMIZERS[given.setup.optimizer]
+    counters = 0
+    if optimizer.has_step_counter:
+        each = allocated_bytes(1, given.formats.optimizer_states)
+        counters = each * _total(units, "num_trained")
+    return optimizer.num_states * _total(units, "state_bytes") + counters
+
+
+def _step_entries(given: RankInput, units: Units, *, offloaded: bool) -> list[Entry]:
+    if offloaded:
+        return []
+    copies = OPTIMIZERS[given.setup.optimizer].num_step_copies
+    return [
+        Entry(
+            ComponentKind.GRADIENTS, _total(units, "gradient_shard_bytes"), "of the rank's shards"
+        ),
+        Entry(
+            ComponentKind.TEMPORARIES,
+            copies * _total(units, "state_bytes"),
+            "copies the optimizer makes of a state",
+        ),
+    ]
+
+
+def load_entries(
+    given: RankInput, options: Fsdp2Options, units: Units, *, offloaded: bool
+) -> list[Entry]:
+    """The GPU while the model is sharded, unit by unit, the root last."""
+    whole = 0
+    if options.init_device is InitDevice.CUDA:
+        whole = _total(units, "whole_bytes")
+    elif options.init_device is InitDevice.CPU:
+        whole = max((unit.whole_bytes for unit in _root_last(units)), default=0)
+    shards = 0 if offloaded else shard_bytes(units)
+    return [
+        Entry(ComponentKind.PARAMETERS, shards, f"{given.formats.weights.label} shards"),
+        buffer_entry(given.tape),
+        Entry(ComponentKind.GATHERED_PARAMETERS, whole, "whole parameters that are being sharded"),
+    ]
+
+
+def _root_last(units: Units) -> list[Unit]:
+    return units.all()
+
+
+def _save_phase(options: Fsdp2Options, units: Units, held: list[Entry]) -> Phase:
+    """Writing a checkpoint: a full one gathers tensor after tensor on the GPU."""
+    largest = 0
+    if options.state_dict_type is StateDictType.FULL:
+        largest = max((unit.largest_bytes for unit in units.all()), default=0)
+    gathered = Entry(
+        ComponentKind.GATHERED_PARAMETERS, largest, "the largest tensor of a full checkpoint"
+    )
+    return make_phase("save", [*held, gathered])
+
+
+def _host(
+    given: RankInput, options: Fsdp2Options, units: Units, *, offloaded: bool
+) -> HostMemory:
+    """CPU RAM: what is offloaded, and the whole model while it is loaded or saved."""
+    held = 0
+    if offloaded:
+        held = optimizer_bytes(given, units) + _offloaded_bytes(options, units)
+    whole = _total(units, "whole_bytes")
+    node_share = ceil_div(whole, given.setup.gpus_per_node)
+    load = {
+        InitDevice.CPU: whole,
+        # One rank reads the checkpoint for all.
+        InitDevice.META: node_share,
+        InitDevice.CUDA: 0,
+    }[options.init_device]
+    saved = node_share if options.state_dict_type is StateDictType.FULL else 0
+    return HostMemory(held_bytes=held + saved, load_bytes=load)
+
+
+def _offloaded_bytes(options: Fsdp2Options, units: Units) -> int:
+    """Shards and their gradients on the CPU; pinned blocks are powers of two."""
+    total = 0
+    for unit in units.all():
+        for shard in unit.shards:
+            size = pinned_bytes(shard) if options.pin_memory else shard
+            total += 2 * size * unit.num_copies
+    return total

@@ -1,0 +1,73 @@
+"""Frozen parameters: no gradient, no state, and nothing kept that only they needed."""
+
+import pytest
+
+from memplan.errors import SetupError
+from memplan.facade import estimate
+from memplan.training.freezing import FrozenParts
+from memplan.training.setup import TrainingSetup
+
+MODEL = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024,
+    "num_attention_heads": 8, "num_hidden_layers": 6, "vocab_size": 4096,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+LAYER = 4 * 512 * 512 + 3 * 512 * 1024 + 2 * 512
+TABLE = 4096 * 512
+
+
+def answer(freeze: str, **settings: object):
+    setup = TrainingSetup(
+        precision="bf16", seq_len=256, freeze=freeze, kernel_scratch=False, **settings
+    )
+    return estimate(MODEL, setup)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "trained"),
+    [
+        ("", 2 * TABLE + 6 * LAYER + 512),
+        ("embeddings", TABLE + 6 * LAYER + 512),
+        ("embeddings,layers.0-3", TABLE + 2 * LAYER + 512),
+        ("layers.2", 2 * TABLE + 5 * LAYER + 512),
+        ("layers,norm", 2 * TABLE),
+        ("embeddings,layers,norm", TABLE),
+        ("head", TABLE + 6 * LAYER + 512),
+    ],
+)
+def test_trained_parameters(freeze: str, trained: int) -> None:
+    assert answer(freeze).trainable_params == trained
+
+
+def test_nothing_is_kept_below_the_first_trained_layer() -> None:
+    whole = answer("").activations_bytes
+    half = answer("embeddings,layers.0-2").activations_bytes
+    head_only = answer("embeddings,layers,norm").activations_bytes
+    assert head_only < half < whole
+    logits_and_their_input = 256 * 4096 * 4 + 256 * 512 * 2
+    assert head_only <= logits_and_their_input + 256 * 8 + 2048
+
+
+def test_frozen_layers_above_trained_ones_pass_gradients_on() -> None:
+    """Their products still need the weights, but no longer their inputs."""
+    whole = answer("").activations_bytes
+    frozen_top = answer("layers.3-5").activations_bytes
+    assert answer("embeddings,layers.0-2").activations_bytes < frozen_top < whole
+
+
+def test_gradients_and_states_follow_what_is_trained() -> None:
+    step = answer("embeddings,layers.0-2").phases["step"].components
+    trained = TABLE + 3 * LAYER + 512
+    assert step["gradients"] == 2 * trained
+    assert step["optimizer_states"] >= 2 * 2 * trained
+
+
+@pytest.mark.parametrize("text", ["layer.0-3", "layers.3-1", "layers.x", "everything"])
+def test_bad_parts(text: str) -> None:
+    with pytest.raises(SetupError, match="freeze"):
+        FrozenParts.parse(text)
+
+
+def test_parts_are_written_as_they_are_read() -> None:
+    text = "embeddings,head,layers.0-7"
+    assert str(FrozenParts.parse(text)) == text

@@ -1,0 +1,55 @@
+"""The tape against autograd's textbook lessons."""
+
+import pytest
+
+from memplan.dtypes import DType
+from memplan.graph.tape import Tape, TapeOptions, Tensor, allocated_bytes
+from memplan.memory.step import StepWalk
+from memplan.units import GIB
+
+
+def leaf(t: Tape, numel: int, *, requires_grad: bool) -> Tensor:
+    """A tensor that was there before."""
+    made = t.tensor(numel, DType.FP32, requires_grad=requires_grad)
+    made.storage.segment = -1
+    return made
+
+
+@pytest.mark.parametrize(("x_grad", "y_grad", "kept"), [(0, 0, 0), (1, 1, 2), (1, 0, 1)])
+def test_product_of_sums(x_grad: int, y_grad: int, kept: int) -> None:
+    """``(x + 1) * (y + 1)`` on 1 GiB tensors holds 0, 2 or 1 GiB after the forward pass."""
+    t = Tape(TapeOptions())
+    t.begin("expression")
+    x = leaf(t, GIB // 4, requires_grad=bool(x_grad))
+    y = leaf(t, GIB // 4, requires_grad=bool(y_grad))
+    out = t.mul(t.shift(x), t.shift(y))
+    t.end(out)
+    after = StepWalk(t).run().after_forward.total_bytes
+    assert after - GIB == kept * GIB  # the output itself is alive too
+
+
+def test_chained_sigmoids() -> None:
+    """Five sigmoids keep each one's output: 4 GiB more than the last one."""
+    t = Tape(TapeOptions())
+    t.begin("expression")
+    x = leaf(t, GIB // 4, requires_grad=True)
+    for _ in range(5):
+        x = t.elementwise("sigmoid", x, saves_output=True)
+    t.end(x)
+    assert StepWalk(t).run().after_forward.total_bytes - GIB == 4 * GIB
+
+
+def test_a_storage_counts_once_however_many_operations_keep_it() -> None:
+    t = Tape(TapeOptions())
+    t.begin("expression")
+    x = t.shift(leaf(t, 1024, requires_grad=True))
+    first = t.elementwise("silu", x, saves_input=True)
+    second = t.elementwise("gelu", x, saves_input=True)
+    t.end(t.add(first, second))
+    kept = StepWalk(t).run().after_forward.total_bytes
+    assert kept == 4096 + 4096  # x once, and the sum
+
+
+@pytest.mark.parametrize(("numel", "size"), [(1, 512), (128, 512), (129, 1024), (0, 0)])
+def test_allocations_are_rounded_to_512_bytes(numel: int, size: int) -> None:
+    assert allocated_bytes(numel, DType.FP32) == size
