@@ -216,7 +216,7 @@ def efficient(
     inputs: tuple[Tensor, ...] = (query, key, value)
     if mask is not None:
         inputs += (mask,)
-    gradients = (Gradient.FRESH,) * 3
+    gradients: tuple[int, ...] = (Gradient.FRESH,) * 3
     if mask is not None:
         gradients += (Gradient.FRESH if mask.requires_grad else Gradient.NONE,)
     t.record(
@@ -311,7 +311,10 @@ def eager(
     key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held += (key, value)
     key = merged_heads(t, key, shape)
-    scores = t.scale(batched_matmul(t, query, key, shape.scores, spec.head_dim))
+    if spec.upcast_reordered:
+        scores = _reordered_scores(t, query, key, shape)
+    else:
+        scores = t.scale(batched_matmul(t, query, key, shape.scores, spec.head_dim))
     if spec.softcap:
         scores = t.scale(t.elementwise("tanh", t.scale(scores), saves_output=True))
     for added in (bias, mask):
@@ -320,9 +323,11 @@ def eager(
     weights = softmax(t, scores, dtype=DType.FP32 if spec.fp32_softmax else None)
     if spec.fp32_softmax:
         weights = t.cast(weights, held[0].dtype)
+        t.touch(scores)
     elif spec.weights_like_values:
         weights = t.cast(weights, held[2].dtype)
-    t.touch(scores)
+    else:
+        t.touch(scores)
     weights = dropout(t, weights, spec.dropout)
     value = merged_heads(t, value, shape)
     out = batched_matmul(t, weights, value, shape.outputs, shape.keys)
@@ -331,6 +336,20 @@ def eager(
     if spec.names_weights:
         t.linger(weights)
     return out
+
+
+def _reordered_scores(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tensor:
+    """GPT-2's ``reorder_and_upcast_attn``: an fp32 ``baddbmm`` outside autocast, into a new tensor."""
+    blank = t.tensor(shape.scores, DType.FP32)
+    t.record("empty", (), (blank,))
+    query, key = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
+    scores = t.tensor(shape.scores, DType.FP32)
+    t.record(
+        "baddbmm", (query, key), (scores,), saves=(query, key), gradients=(Gradient.FRESH,) * 2,
+        flops=2 * shape.scores * shape.spec.head_dim,
+    )  # fmt: skip
+    t.touch(blank)
+    return scores
 
 
 def eager_fused(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:

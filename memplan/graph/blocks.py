@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from memplan.graph.attention import Shape, attend
 from memplan.graph.operations import activation, clamp, dropout, linear, norm
+from memplan.graph.output_gate import gate_states, gated_output
 from memplan.graph.rotary import rotate
 from memplan.graph.tape import Gradient, Tape, Tensor
 from memplan.model.spec import (
@@ -15,6 +16,7 @@ from memplan.model.spec import (
     LayerSpec,
     MixtureSpec,
     NormPlacement,
+    OutputGate,
     Projection,
 )
 from memplan.training.kernels import FeedForwardKernel
@@ -72,6 +74,9 @@ def self_attention(
 
         return own_attention(t, x, spec, context)
     query, key, value = project(t, x, spec, context)
+    gate = None
+    if spec.output_gate is OutputGate.SIGMOID:
+        gate = gate_states(t, x, spec, context.hidden_size)
     if spec.projection_clamped:
         query, key, value = (clamp(t, part) for part in (query, key, value))
     if spec.query_rescaled:
@@ -88,9 +93,13 @@ def self_attention(
     mask = context.mask if spec.sliding_window is None else context.sliding_mask
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     out = attend(t, query, key, value, shape, mask)
+    if spec.output_gate is not OutputGate.NONE:
+        out = gated_output(t, x, out, gate, spec, context.hidden_size)
     width = spec.num_heads * spec.head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
     t.touch(x, query, key, value)
+    if gate is not None:
+        t.touch(gate)
     return out
 
 

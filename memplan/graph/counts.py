@@ -90,19 +90,25 @@ def largest_layer_parameters(tape: Tape) -> int:
 def component_of(segment: Segment, parameter: Parameter) -> str:
     """Which part of a model, as people speak of it, a parameter belongs to."""
     module = parameter.module
-    if segment.name == "embed" or "embed" in module:
+    if segment.name.endswith("embed"):
         return "embeddings"
     if segment.name == "head":
         return "head"
-    if "norm" in module:
-        return "norms"
-    if "cross_attn" in module:
-        return "cross-attention"
-    if "attn" in module or "attention" in module:
-        return "attention"
-    if "expert" in module or "router" in module:
-        return "experts"
+    for part, component in _COMPONENTS:
+        if part in f"{module}.":
+            return component
     return "feed-forward"
+
+
+_COMPONENTS = (
+    ("norm", "norms"),
+    ("cross_attn", "cross-attention"),
+    ("attn", "attention"),
+    ("expert", "experts"),
+    ("mlp.gate.", "router"),
+    ("router", "router"),
+)
+"""What stands in a module's name, and the component it belongs to; the first match counts."""
 
 
 def component_parameters(tape: Tape) -> Counter[str]:

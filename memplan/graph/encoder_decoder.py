@@ -8,6 +8,7 @@ the labels, which the class shifts right into the decoder's ids.
 from dataclasses import replace
 
 from memplan.dtypes import DType, promote
+from memplan.errors import UnsupportedOperationError
 from memplan.graph.attention import Shape, attend
 from memplan.graph.blocks import StackContext, add_residual, feed_forward_of
 from memplan.graph.heads import classification
@@ -45,9 +46,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     t.inputs_bytes = sum(
         allocated_bytes(options.batch_size * length, DType.INT64) for length in (source, labels)
     )
-    context = StackContext(
-        hidden_size=model.hidden_size, batch=options.batch_size, seq_len=source
-    )
+    context = StackContext(hidden_size=model.hidden_size, batch=options.batch_size, seq_len=source)
     table = token_table(t, model, encoder)
     memory = record_stack(t, model, encoder, context, stack_table(t, encoder, table))
     t.hold(memory)
@@ -153,9 +152,7 @@ def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
     return found
 
 
-def finish(
-    t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: int
-) -> Tensor:
+def finish(t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: int) -> Tensor:
     """The final norm and dropout; then what the stack's variables held is let go."""
     freeze = t.options.freeze
     whole = freeze.encoder if stack.name == "encoder" else freeze.decoder
@@ -218,9 +215,7 @@ def attention_sublayer(
     return out if before else norm(t, out, spec.norm, name, context.hidden_size)
 
 
-def feed_forward_sublayer(
-    t: Tape, x: Tensor, spec: LayerSpec, context: StackContext
-) -> Tensor:
+def feed_forward_sublayer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     """The feed-forward network with its norm before or after the residual sum."""
     before = spec.placement is NormPlacement.PRE
     normed = norm(t, x, spec.norm, "final_layer_norm", context.hidden_size) if before else x
@@ -232,14 +227,16 @@ def feed_forward_sublayer(
     return out if before else norm(t, out, spec.norm, "final_layer_norm", context.hidden_size)
 
 
-def attention(
-    t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cross: bool
-) -> Tensor:
+def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cross: bool) -> Tensor:
     """Queries of the stack, keys and values of the stack or of the encoder's output."""
-    kind, read, length, name = spec.attention, x, context.seq_len, "self_attn"
+    read, length, name = x, context.seq_len, "self_attn"
+    kind = spec.attention
     if cross and spec.cross_attention is not None and context.memory is not None:
         kind, read, length = spec.cross_attention, context.memory, context.memory_len
         name = "cross_attn"
+    if not isinstance(kind, AttentionSpec):
+        msg = "latent attention between two stacks is not written down yet"
+        raise UnsupportedOperationError(msg)
     width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
     query = linear(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias)
     key = linear(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias)

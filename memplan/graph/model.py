@@ -31,6 +31,7 @@ from memplan.model.spec import (
     LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
+    RotarySpec,
     StackSpec,
     Task,
 )
@@ -114,20 +115,36 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         seq_len=t.options.seq_len,
     )
     context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
-    rotary = next((spec.rotary for spec in _attentions(stack) if spec.rotary is not None), None)
+    rotary = _first_rotary(stack)
     if rotary is not None:
         tables = complex_tables if rotary.complex_numbers else rotary_tables
         dtype = DType.FP32 if rotary.full_tables else t.compute
         context.cos, context.sin = tables(t, context.seq_len, rotary.dim, dtype)
-        kinds = {spec.sliding_window is None for spec in _attentions(stack)}
-        if stack.local_rotary and len(kinds) > 1:
-            local = tables(t, context.seq_len, rotary.dim, dtype)
-            context.local_cos, context.local_sin = local
+        local = _local_rotary(stack)
+        if local is not None:
+            context.local_cos, context.local_sin = tables(t, context.seq_len, local.dim, dtype)
     if any(spec.form in ALIBI_FORMS for spec in _attentions(stack)):
         from memplan.graph.alibi import add_alibi  # only for BLOOM and MPT
 
         add_alibi(t, _attentions(stack)[0], context)
     return context
+
+
+def _first_rotary(stack: StackSpec) -> RotarySpec | None:
+    """The rotary embedding of layers without a window, where those with one have their own."""
+    specs = [spec for spec in _attentions(stack) if spec.rotary is not None]
+    if _local_rotary(stack) is not None:
+        specs = [spec for spec in specs if spec.sliding_window is None]
+    return specs[0].rotary if specs else None
+
+
+def _local_rotary(stack: StackSpec) -> RotarySpec | None:
+    """The rotary embedding of layers with a window, where both kinds have tables of their own."""
+    specs = [spec for spec in _attentions(stack) if spec.rotary is not None]
+    local = [spec.rotary for spec in specs if spec.sliding_window is not None]
+    if not stack.local_rotary or not local or len(local) == len(specs):
+        return None
+    return local[0]
 
 
 def _attentions(stack: StackSpec) -> list[AttentionSpec]:
@@ -155,7 +172,7 @@ def attention_masks(
     if eager and (stack.mixed_masks or len(windows) < len(stack.runs)):
         full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
         t.hold(full)
-    if windows and (eager or length >= min(windows)):
+    if (windows or stack.spare_window_mask) and (eager or length >= min(windows, default=0)):
         sliding = sliding_pattern(t, length, length)
         if eager:
             sliding = additive_mask(t, sliding, context.batch, t.compute)

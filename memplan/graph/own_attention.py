@@ -39,7 +39,7 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     """Queries, keys and values, the class's own scores, the weighted values, the output."""
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     query, key, value = project(t, x, spec, context)
-    frame = Frame(outer=[query, key, value])
+    frame = Frame(outer=[] if spec.form is AttentionForm.CLAMPED_SCORES else [query, key, value])
     if spec.query_rescaled:
         query = t.scale(query)
     if spec.paired_rotary_dim:
@@ -49,20 +49,29 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     weights = _SCORES[spec.form](t, query, key, shape, context, frame)
     if spec.form not in UNCAST:
         weights = t.cast(weights, value.dtype)
-    weights = dropout(t, weights, spec.dropout)
+    probabilities, weights = weights, dropout(t, weights, spec.dropout)
     product = _weighted(t, weights, value, shape)
     t.touch(weights, *frame.inner)
     out = t.contiguous(product) if shape.batch == 1 else t.scale(product, "clone")
-    if spec.form in UNCAST:
-        t.touch(weights)
-    else:
-        t.linger(weights)
+    _name_weights(t, probabilities, weights, spec.form, frame)
     width = spec.num_heads * spec.head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
     t.touch(x, query, key, value, *frame.outer)
     if spec.form is AttentionForm.ALIBI_PRODUCT:
         context.attention_frame = tuple(frame.outer)
     return out
+
+
+def _name_weights(
+    t: Tape, probabilities: Tensor, weights: Tensor, form: AttentionForm, frame: Frame
+) -> None:
+    """Hold the weights as long as the class's variables do."""
+    if form is AttentionForm.CLAMPED_SCORES:
+        frame.outer.append(weights)
+        t.linger(probabilities)
+    elif form is not AttentionForm.MASK_PRODUCT:
+        t.linger(weights)
+        t.carry(weights)
 
 
 def _folded(t: Tape, x: Tensor, shape: Shape) -> Tensor:

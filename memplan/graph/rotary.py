@@ -11,9 +11,18 @@ from memplan.model.spec import AttentionSpec, RotarySpec
 
 
 def rotate(
-    t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec, cos: Tensor, sin: Tensor
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    spec: AttentionSpec,
+    cos: Tensor,
+    sin: Tensor,
+    frame: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys, or the first dimensions of each of their heads, turned."""
+    """Queries and keys, or the first dimensions of each of their heads, turned.
+
+    Parts that the caller's own variables hold on to are appended to ``frame``.
+    """
     form = spec.rotary
     if form is None:
         return query, key
@@ -23,6 +32,8 @@ def rotate(
     parts = [t.cast(x, DType.FP32) if form.upcast else x for x in sources]
     halves = [_turn(t, x, form, spec.head_dim, cos, sin) for x in parts]
     turned = [_joined(t, *each) for each in halves]
+    if form.names_parts and frame is not None:
+        frame += [part for each in halves for part in each if part is not None]
     if form.upcast or form.full_tables:
         rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
         t.touch(*parts, *turned)

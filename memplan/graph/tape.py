@@ -197,7 +197,7 @@ class Segment:
     """A stretch of operations: the embedding, one layer of a run, the head."""
 
     __slots__ = (
-        "checkpointed", "component", "external_reads", "external_saves", "index", "input",
+        "carried", "checkpointed", "component", "external_reads", "external_saves", "index", "input",
         "kept_outputs", "lingering", "name", "operations", "output", "parameters", "regions",
         "releases", "repeat", "tied",
     )  # fmt: skip
@@ -219,6 +219,8 @@ class Segment:
         """Those of them that its operations keep for backward."""
         self.releases: list[Storage] = []
         """Storages of earlier segments that are let go when this one ends."""
+        self.carried: Storage | None = None
+        """What the model holds of one repetition until the next one ends, kept or not."""
         self.lingering: list[Tensor] = []
         """What variables hold until the segment ends."""
         self.tied: list[tuple[str, Parameter]] = []
@@ -346,6 +348,10 @@ class Tape:
         tensor.requires_grad = True
         self.hold(tensor)
         self.leaves.append(tensor)
+
+    def carry(self, tensor: Tensor) -> None:
+        """Note that the model's own variable holds a tensor until the next layer has returned."""
+        self.segment.carried = tensor.storage
 
     def tie(self, weight: Parameter, module: str) -> None:
         """Note that a module of the present segment owns an earlier segment's weight too."""

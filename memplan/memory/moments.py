@@ -71,7 +71,7 @@ class Moments:
 
     def entries(self) -> list[Entry]:
         """The fullest moment by component."""
-        height, held = self.height, self._held
+        height, held = level_off(self.height), self._held
         return [
             Entry(
                 ComponentKind.GRADIENTS,
@@ -98,6 +98,30 @@ class Moments:
                 "inside or between operations",
             ),
         ]
+
+
+def level_off(height: Height) -> Height:
+    """The same total without a negative part.
+
+    The passes book a tensor's release where it is found, which may be another part than the one its
+    making was booked to.
+    """
+    parts = [height.activations_bytes, height.temporaries_bytes, height.loss_bytes]
+    for index, part in enumerate(parts):
+        for other in range(len(parts)):
+            if part < 0 < parts[other]:
+                taken = min(-part, parts[other])
+                parts[other] -= taken
+                part += taken
+        parts[index] = part
+    if min(parts) < 0:
+        parts = [max(0, part) for part in parts]
+    return Height(
+        activations_bytes=parts[0],
+        temporaries_bytes=parts[1],
+        loss_bytes=parts[2],
+        gradients_bytes=height.gradients_bytes,
+    )
 
 
 def moved_forward(each: ForwardPass, repetition: int) -> Level:

@@ -172,11 +172,14 @@ class StepWalk:
         later = profile.end.total_bytes - freed
         # The first layer's input may be held by an outer variable, and then outlives the layer.
         first = later + (freed if given is not None and self._outlives(given) else 0)
+        carried = 0
+        if segment.carried is not None and segment.checkpointed:
+            carried = segment.carried.num_bytes
         made = ForwardPass(
             segment=segment,
             start=self.level,
             peak=profile.peak,
-            first_bytes=first,
+            first_bytes=first + carried,
             later_bytes=later,
         )
         self.passes.forward.append(made)

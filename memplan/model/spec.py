@@ -96,6 +96,8 @@ class RotarySpec:
     """Pairs are multiplied as complex numbers in fp32 (DeepSeek-V2)."""
     joined: bool = False
     """Heads are joined from a rotated part and the rest even where nothing rests (Phi-3)."""
+    names_parts: bool = False
+    """The attention module's own variables hold both parts until it returns (Phi)."""
 
 
 class PositionBias(Enum):
@@ -137,6 +139,18 @@ class AttentionForm(Enum):
     """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
 
+class OutputGate(Enum):
+    """What attention's output is multiplied by, before the output projection."""
+
+    NONE = "none"
+    SIGMOID = "sigmoid"
+    """Of a linear layer that runs with the queries' (AFMoE)."""
+    SOFTPLUS = "softplus"
+    """In fp32, of a linear layer that runs after attention (Laguna)."""
+    SOFTPLUS_PER_HEAD = "softplus_per_head"
+    """One number for each head (Laguna)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
     """Multi-head or grouped-query attention."""
@@ -165,11 +179,14 @@ class AttentionSpec:
     """Rotated queries are multiplied by a factor of their position (Ministral 3)."""
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
+    output_gate: OutputGate = OutputGate.NONE
     form: AttentionForm = AttentionForm.INTERFACE
     query_rescaled: bool = False
     """The queries are multiplied by the scale, and the scores by one (OPT)."""
     weights_like_values: bool = False
     """Without an fp32 softmax, its result is still cast to the values' dtype (GPT-2)."""
+    upcast_reordered: bool = False
+    """Eager attention multiplies fp32 copies outside autocast (an option of GPT-2)."""
     paired_rotary_dim: int = 0
     """Neighbouring pairs of a head's first dimensions are rotated (GPT-J); 0 for none."""
     buffer_positions: int = 0
@@ -258,6 +275,8 @@ class FeedForwardSpec:
     bias: bool = False
     activation_dropout: float = 0.0
     """Probability on the activations, before the last linear layer."""
+    inline: bool = False
+    """Run in the layer's own ``forward``, where its result takes its input's name (OPT)."""
     output_cast: bool = False
     """The activations are cast to the last weight's dtype, against autocast (T5)."""
 
@@ -481,6 +500,8 @@ class StackSpec:
     """The result is projected back to the width of the token table (OPT-350m)."""
     mixed_masks: bool = False
     """The class makes the full causal mask even where every layer has a window (Qwen2, Gemma 2)."""
+    spare_window_mask: bool = False
+    """The class makes the sliding mask even where no layer has a window (Qwen2-MoE)."""
     local_rotary: bool = False
     """Layers with a window have rotary tables of their own (Gemma 3)."""
 

@@ -124,7 +124,7 @@ def read_model(
     Raises ``ConfigError`` for a config that cannot be right, ``UnsupportedFamilyError`` for a kind
     of model that no module reads.
     """
-    model_type = family or deduce_model_type(config, source=source)
+    model_type = family or deduce_model_type(config, source=source, known=FAMILY_MODULES)
     module_name = FAMILY_MODULES.get(model_type)
     if module_name is None:
         msg = (

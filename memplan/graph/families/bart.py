@@ -79,16 +79,18 @@ VARIATIONS: dict[str, Variation] = {
 DROPOUT = 0.1
 """What every class of this module fills in."""
 
+SHARED_KEY = "share_encoder_decoder_embeddings"
+"""Marian's switch between one token table and two."""
+
 _NORM = NormSpec(kind=NormKind.LAYER, bias=True)
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``VARIATIONS``."""
     variation = VARIATIONS[request.model_type]
-    if not reader.flag("share_encoder_decoder_embeddings", default=True):
-        raise reader.fail(
-            "share_encoder_decoder_embeddings", "false is not supported: two vocabularies"
-        )
+    if not reader.flag(SHARED_KEY, default=True):
+        problem = "false is not supported: the stacks would have a vocabulary each"
+        raise reader.fail(SHARED_KEY, problem)
     tasks: tuple[Task, ...] = (Task.SEQ2SEQ_LM, Task.BASE)
     if variation.classifies:
         tasks += (Task.SEQUENCE_CLASSIFICATION,)
@@ -121,9 +123,7 @@ def num_labels(reader: ConfigReader, request: ReadRequest, variation: Variation)
     return request.labels(reader) if said else variation.num_labels
 
 
-def read_stack(
-    reader: ConfigReader, variation: Variation, name: str, *, tied: bool
-) -> StackSpec:
+def read_stack(reader: ConfigReader, variation: Variation, name: str, *, tied: bool) -> StackSpec:
     """The encoder, or the decoder with its cross attention."""
     return StackSpec(
         name=name,

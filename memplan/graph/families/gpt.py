@@ -309,6 +309,7 @@ def _attention(
         query_key_norm_weight_per_head=model_type == "stablelm" and reader.flag("qk_layernorm"),
         fp32_softmax=form.fp32_softmax,
         weights_like_values=not form.fp32_softmax,
+        upcast_reordered=reader.flag("reorder_and_upcast_attn"),
         query_rescaled=form.query_rescaled,
         dropout=_attention_dropout(reader, form),
         sliding_window=_window(reader, model_type),

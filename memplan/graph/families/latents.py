@@ -51,6 +51,7 @@ LATENTS: dict[str, Latent] = {
             normalizes=False,
             shared_count="n_shared_experts",
             dense=first_dense,
+            grouped_by=("topk_method", "group_limited_greedy"),
         ),
         complex_numbers=True,
     ),

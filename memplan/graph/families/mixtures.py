@@ -84,6 +84,16 @@ class Mixture:
     window_switch: bool = False
     """Sliding windows need ``use_sliding_window``."""
     residual_scaled: bool = False
+    mixed_masks: bool = False
+    """The full causal mask is made even where no layer uses it."""
+    spare_window_mask: bool = False
+    """The sliding mask is made even where no layer uses it."""
+    local_rotary: bool = False
+    """Layers with a window have rotary tables of their own."""
+    rotates_local_only: bool = False
+    """Only layers with a window have positions (AFMoE)."""
+    grouped_by: tuple[str, str] | None = None
+    """Which key must have which value for groups to be ruled out; None leaves it to the row."""
 
 
 def first_dense(reader: ConfigReader, number: int) -> bool:
@@ -168,6 +178,8 @@ MIXTURES: dict[str, Mixture] = {
         dense=_qwen_dense,
         sliding=_qwen2_sliding,
         window_switch=True,
+        mixed_masks=True,
+        spare_window_mask=True,
     ),
     "olmoe": Mixture(
         router=QWEN_ROUTER,
@@ -262,6 +274,9 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             embedding_size=hidden_size, scaled=reader.raw("embedding_multiplier") is not None
         ),
         final_norm=kind.norm,
+        mixed_masks=kind.mixed_masks,
+        spare_window_mask=kind.spare_window_mask,
+        local_rotary=kind.local_rotary,
     )
     head = HeadSpec(
         bias=reader.flag("lm_head_bias", "use_bias"), scaled=reader.raw("logits_scaling") is not None
@@ -391,6 +406,9 @@ def _router(reader: ConfigReader, kind: Mixture) -> RouterSpec:
         normalizes = reader.flag("norm_topk_prob")
     if not normalizes:
         router = replace(router, normalization=Normalization.NONE)
+    if kind.grouped_by is not None:
+        key, value = kind.grouped_by
+        router = replace(router, grouped=reader.text(key) == value)
     if kind.jitter is not None:
         key, times = kind.jitter
         if reader.number(key) > 0:

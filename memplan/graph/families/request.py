@@ -1,6 +1,6 @@
 """What a family's reader is asked for, and how task and type are found out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memplan.dtypes import DType
@@ -57,14 +57,26 @@ class ReadRequest:
         return reader.integer("num_labels", default=2)
 
 
-def deduce_model_type(config: Mapping[str, object], *, source: str) -> str:
-    """The config's ``model_type``, or what its ``architectures`` imply.
+def deduce_model_type(
+    config: Mapping[str, object], *, source: str, known: Iterable[str] = ()
+) -> str:
+    """The config's ``model_type``, or which of the ``known`` ones its ``architectures`` imply.
 
     Raises ``ConfigError`` where neither is there.
+
+    >>> deduce_model_type({"architectures": ["T5Model"]}, source="a file", known=["t5"])
+    't5'
     """
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type:
         return model_type
+    plain = {each.replace("-", "").replace("_", ""): each for each in known}
+    architectures = config.get("architectures")
+    for architecture in architectures if isinstance(architectures, list) else ():
+        for ending in ("For", "LMHead", "WithLMHead", "Model"):
+            found = plain.get(str(architecture).partition(ending)[0].lower())
+            if found is not None:
+                return found
     msg = (
         f"{source}: model_type: is missing, so the kind of model is unknown; "
         "add it to the file or name it with --family"

@@ -88,10 +88,9 @@ def reject_lone_encoder(reader: ConfigReader, request: ReadRequest) -> None:
     if request.task is None and any(
         each.endswith("EncoderModel") for each in reader.texts("architectures")
     ):
-        raise reader.fail(
-            "architectures",
-            "an encoder alone is not supported; for the whole model choose --task seq2seq-lm",
-        )
+        key = "architectures"
+        problem = "an encoder alone is not supported; for the whole model choose --task seq2seq-lm"
+        raise reader.fail(key, problem)
 
 
 def as_sequence_to_sequence(reader: ConfigReader, request: ReadRequest) -> ReadRequest:
@@ -117,44 +116,52 @@ def read_stack(
     norm = NormSpec(kind=NormKind.RMS_T5)
     dropout = reader.number("dropout_rate")
     decoder = name == "decoder"
-    first = read_layer(reader, variation, decoder=decoder)
-    if variation.bias_per_layer:
-        runs: tuple[LayerRun, ...] = (LayerRun(count=num_layers, layer=first),)
-    else:
+    first = read_layer(reader, _biases(variation, first=True), decoder=decoder)
+    runs: tuple[LayerRun, ...] = (LayerRun(count=num_layers, layer=first),)
+    if not variation.bias_per_layer:
+        later = read_layer(reader, _biases(variation, first=False), decoder=decoder)
         runs = (LayerRun(count=1, layer=first),)
         if num_layers > 1:
-            runs += (LayerRun(count=num_layers - 1, layer=later(first)),)
+            runs += (LayerRun(count=num_layers - 1, layer=later),)
     return StackSpec(
         name=name,
         runs=runs,
-        embedding=(
-            None if decoder else EmbeddingSpec(embedding_size=hidden_size, dropout=dropout)
-        ),
+        embedding=(None if decoder else EmbeddingSpec(embedding_size=hidden_size, dropout=dropout)),
         final_norm=norm,
         final_dropout=dropout,
     )
 
 
-def read_layer(reader: ConfigReader, variation: Variation, *, decoder: bool) -> LayerSpec:
-    """A stack's first layer."""
+def _biases(variation: Variation, *, first: bool) -> tuple[PositionBias, PositionBias]:
+    """Position biases of a layer's self-attention and of its cross attention."""
+    if variation.bias_per_layer:
+        return PositionBias.LEARNED, PositionBias.ZEROS
+    if first:
+        return PositionBias.FIRST_LEARNED, PositionBias.FIRST_ZEROS
+    return PositionBias.EARLIER_LEARNED, PositionBias.EARLIER_ZEROS
+
+
+def read_layer(
+    reader: ConfigReader, biases: tuple[PositionBias, PositionBias], *, decoder: bool
+) -> LayerSpec:
+    """One layer of the encoder or of the decoder."""
     dropout = reader.number("dropout_rate")
     num_heads = reader.integer("num_heads")
-    per_layer = variation.bias_per_layer
-    attention = AttentionSpec(
+    learned, zeros = biases
+    cross = AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=reader.integer("d_kv"),
-        causal=decoder,
-        position_bias=PositionBias.LEARNED if per_layer else PositionBias.FIRST_LEARNED,
-        relative_bias_buckets=reader.integer("relative_attention_num_buckets"),
+        causal=False,
+        position_bias=zeros,
         dropout=dropout,
         fp32_softmax=False,
     )
-    cross = replace(
-        attention,
-        causal=False,
-        position_bias=PositionBias.ZEROS if per_layer else PositionBias.FIRST_ZEROS,
-        relative_bias_buckets=0,
+    attention = replace(
+        cross,
+        causal=decoder,
+        position_bias=learned,
+        relative_bias_buckets=reader.integer("relative_attention_num_buckets"),
     )
     return LayerSpec(
         attention=attention,
@@ -167,37 +174,18 @@ def read_layer(reader: ConfigReader, variation: Variation, *, decoder: bool) -> 
     )
 
 
-def later(first: LayerSpec) -> LayerSpec:
-    """A layer that reads the position biases of its stack's first one."""
-    cross = first.cross_attention
-    return replace(
-        first,
-        attention=replace(
-            first.attention,
-            position_bias=PositionBias.EARLIER_LEARNED,
-            relative_bias_buckets=0,
-        ),
-        cross_attention=(
-            None if cross is None else replace(cross, position_bias=PositionBias.EARLIER_ZEROS)
-        ),
-    )
-
-
 def read_feed_forward(reader: ConfigReader, dropout: float) -> FeedForwardSpec:
     """``relu``, ``gated-gelu`` (with the tanh form) or any other ``[gated-]activation``."""
-    projection = reader.text("feed_forward_proj", default="relu")
+    key = "feed_forward_proj"
+    projection = reader.text(key, default="relu")
     gate, _, name = projection.rpartition("-")
     if gate not in ("", "gated"):
-        raise reader.fail(
-            "feed_forward_proj", f"expected 'relu' or 'gated-gelu', got {projection!r}"
-        )
+        raise reader.fail(key, f"expected 'relu' or 'gated-gelu', got {projection!r}")
     if projection == "gated-gelu":
         name = Activation.GELU_NEW.value
     return FeedForwardSpec(
         intermediate_size=reader.integer("d_ff"),
-        activation=named_activation(
-            reader, "feed_forward_proj", reader.text("dense_act_fn", default=name)
-        ),
+        activation=named_activation(reader, key, reader.text("dense_act_fn", default=name)),
         gated=reader.flag("is_gated_act", default=gate == "gated"),
         activation_dropout=dropout,
         output_cast=True,

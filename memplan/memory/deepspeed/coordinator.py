@@ -89,8 +89,15 @@ class Coordinator:
             self.traversed.append(total)
         self.next_use = dict.fromkeys(self.uses, 0)
 
-    def fetch(self) -> None:
-        """The module of the present step is about to run."""
+    def enter(self) -> int:
+        """The module of the present step is about to run: the highest that gathering rises to."""
+        self._fetch()
+        self._prefetch()
+        self.step += 1
+        return self.high_bytes
+
+    def _fetch(self) -> None:
+        """Wait for the module's own parameters."""
         needed = self.trace[self.step]
         self.high_bytes = self.gathered_bytes
         missing = [weight for weight in needed if weight not in self.sizes]
@@ -99,8 +106,8 @@ class Coordinator:
         for weight in needed:
             self._wait(weight)
 
-    def prefetch(self) -> None:
-        """After a fetch: start gathering what comes next, and count the step."""
+    def _prefetch(self) -> None:
+        """Start gathering what comes next."""
         fetched_for, queue = self.fetched_for, self.queue
         num_own = sum(1 for weight in self.trace[self.step] if fetched_for[weight] < self.step)
         for weight, step in queue[self.head : self.head + num_own]:
@@ -123,9 +130,8 @@ class Coordinator:
                 numel += self.numels[weight]
         self.head = head
         if found:
-            self.high_bytes = 0
             self._gather(found)
-        self.step += 1
+            self.high_bytes = max(self.high_bytes, self.gathered_bytes)
 
     def release(self, weights: Sequence[int]) -> None:
         """A module is done: let go what is not needed soon."""
@@ -181,7 +187,6 @@ class Coordinator:
                 size = _rounded(self.numels[member] * self.settings.weight_bytes)
                 self.sizes[member] = size
                 self.gathered_bytes += size
-        handle.waiting -= 1
             self.high_bytes = max(self.high_bytes, self.gathered_bytes)
         handle.waiting -= 1
         if not handle.waiting:

@@ -94,7 +94,7 @@ class _Writer:
         position = own.positions.get(parameter)
         if position is None:
             return self.weights.owners[parameter], 0
-        stride = 0 if self.segment.shared else own.stride
+        stride = own.stride if self.segment.num_copies > 1 else 0
         return own.first + position, stride
 
     def _run(

@@ -57,6 +57,28 @@ class Peak:
             self.height = height
 
 
+def balanced(height: Height) -> Height:
+    """The same level without negative parts.
+
+    Backward turns what was kept into gradients on their way, which the walk counts apart: one part
+    may sink below nothing while the other rises.
+    """
+    activations, loss = height.activations_bytes, height.loss_bytes
+    temporaries = height.temporaries_bytes
+    if temporaries < 0:
+        activations, temporaries = activations + temporaries, 0
+    if activations < 0:
+        loss, activations = loss + activations, 0
+    if loss < 0:
+        temporaries, loss = temporaries + loss, 0
+    return Height(
+        activations_bytes=activations,
+        loss_bytes=max(0, loss),
+        gradients_bytes=height.gradients_bytes,
+        temporaries_bytes=max(0, temporaries),
+    )
+
+
 def engine_entries(engine: EngineBytes) -> list[Entry]:
     """The engine's share of a peak."""
     return [

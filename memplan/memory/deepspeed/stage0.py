@@ -1,13 +1,17 @@
 """Stage 0: nothing is sharded (``FP16_Optimizer``, runtime/fp16/fused_optimizer.py, also for bf16).
 
-Legend: W bytes of a weight, Φ trained parameters. Held: WΦ flat weights, 4Φ master weights, the
-optimizer's states, made at once. After backward the gradients are all-reduced through a copy of at
-most 5e8 elements and one parameter more (engine.py, ``buffered_allreduce_fallback``); the bucket
-sizes of ``zero_optimization`` have no part in it.
+Legend: W bytes of a weight, Φ trained parameters. Held: WΦ flat weights, 4Φ master weights and the
+optimizer's states, which are made at once. After backward the gradients are all-reduced through a
+copy of at most 5e8 elements and one parameter more (engine.py, ``buffered_allreduce_fallback``); the
+bucket sizes of ``zero_optimization`` have no part in it. The step casts every gradient to fp32 and
+then flattens the casts, with the gradients still there. In fp32 there is no wrapper: parameters and
+gradients are the optimizer's own.
 """
 
 from collections.abc import Sequence
 
+from memplan.memory.account import ComponentKind, Entry, RankAccount, make_phase
+from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.timeline import BackwardTimeline
 
@@ -15,8 +19,66 @@ ALLREDUCE_BUCKET = 500_000_000
 """Elements of the engine's own bucket; a constant of engine.py."""
 
 
+def replicated_account(job: Job) -> RankAccount:
+    """Every rank holds everything."""
+    numel = job.weights.num_trained
+    wrapped = job.given.formats.master_weights
+    states = job.num_states * MASTER_BYTES * numel
+    held = [
+        Entry(ComponentKind.PARAMETERS, job.model_bytes, "every weight, on every rank"),
+        Entry(
+            ComponentKind.MASTER_WEIGHTS,
+            MASTER_BYTES * numel if wrapped else 0,
+            "an fp32 copy of each trained parameter",
+        ),
+        Entry(ComponentKind.OPTIMIZER_STATES, states, f"{job.num_states} x fp32 a parameter"),
+    ]
+    gradients = Entry(ComponentKind.GRADIENTS, job.trained_bytes, "one for each parameter")
+    bucket = job.weight_bytes * allreduce_bucket_numel(job.weights.trained_numels)
+    carried = job.trained_bytes if job.accumulates else 0
+    peak = backward_peak(
+        job.timeline,
+        carried_bytes=carried,
+        gradients_bytes=job.trained_bytes,
+        bucket_bytes=bucket,
+    )
+    forward = Peak()
+    height = job.forward_height
+    forward.offer(height.total_bytes, gradients=carried, height=height)
+    casts = 2 * MASTER_BYTES * numel if wrapped else 0
+    phases = (
+        make_phase("load", [*held, _first_step(job)]),
+        job.peak_phase("forward", held, forward),
+        job.peak_phase("backward", held, peak),
+        job.phase(
+            "step",
+            held,
+            gradients,
+            Entry(
+                ComponentKind.TEMPORARIES,
+                max(casts, casts // 2 + job.step_copies_bytes * numel),
+                "gradients cast to fp32, then flattened",
+            ),
+        ),
+        job.phase("save", held),
+    )
+    return RankAccount(
+        rank=job.rank, phases=phases, held_bytes=job.phase("held", held).peak_bytes
+    )
+
+
+def _first_step(job: Job) -> Entry:
+    return Entry(
+        ComponentKind.GRADIENTS,
+        MASTER_BYTES * job.weights.num_trained,
+        "fp32 zeros for the step that makes the states",
+    )
+
+
 def allreduce_bucket_numel(numels: Sequence[int], limit: int = ALLREDUCE_BUCKET) -> int:
     """The largest bucket: parameters in order until there are more than ``limit`` [elements].
+
+    One parameter alone is not copied.
 
     >>> allreduce_bucket_numel([3, 3, 3, 1], limit=5)
     6

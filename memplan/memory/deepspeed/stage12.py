@@ -1,239 +1,211 @@
-"""Stages 1 and 2: gradients through buckets (runtime/zero/stage_1_and_2.py).
+"""Stages 1 and 2: optimizer states are sharded, in stage 2 gradients too.
 
-At the first gradient of a backward pass one bucket is allocated, two with ``overlap_comm``. Stage 2
-(and stage 1 with ``overlap_comm``) moves each gradient into the bucket as it comes; stage 1 lets all
-of them accumulate and reduces afterwards, in the order of the parameters. A full bucket is reduced
-through a second, flat copy (``allreduce_bucket``), but for one whose gradients all belong to one
-rank: flattening one tensor is no copy. Then the gradients of parameters that touch this rank's part
-move into a buffer of their own, which is allocated whole at the first of them, and the rest is let
-go. A gradient larger than the bucket stays where it is until the next reduction.
+Legend: W bytes of a weight, Φ trained parameters, P one rank's part of the flat buffer, G the
+parameters that touch it, whole, S the largest piece of one of them inside it, n the largest
+parameter. Held: WΦ weights, 4P master weights and states; with the optimizer on the CPU, WΦ and a
+staging buffer Wn. The step holds the G gradients; it takes the norm of one after the other in fp64
+(8S), or flattens them (WP) and casts the result to fp32 (4P), whichever is more
+(runtime/zero/stage_1_and_2.py, ``step``).
 """
 
 from dataclasses import dataclass
 
-from memplan.graph.tape import ALLOCATION_ROUNDING
+from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
+from memplan.memory.deepspeed.host import replicated_host
+from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
-from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
-
-NORM_BYTES = 8
-"""Bytes of an element while a gradient's norm is taken: fp64 (runtime/utils.py,
-``get_norm_dtype``)."""
+from memplan.memory.deepspeed.reduction import (
+    NORM_BYTES,
+    ReductionSettings,
+    reduce_after_backward,
+    reduce_while_backward,
+)
+from memplan.training.setup import ZeroStage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReductionSettings:
-    """How stages 1 and 2 reduce gradients."""
+class _Plan:
+    """Sizes that the phases share."""
 
-    bucket_numel: int
-    num_buckets: int
-    """2 with ``overlap_comm``."""
-    element_bytes: int
-    """Of a gradient as it is reduced."""
-    keeps_all: bool
-    """Stage 1: a gradient that is not this rank's is let go only when the epilogue runs."""
-    offloads: bool
-    """This rank's gradients go to the CPU at every reduction."""
-    at_boundary: bool
-    """The last backward pass before an optimizer step."""
-    owned_bytes: int
-    """The buffer of this rank's gradients: whole parameters (0 with offload)."""
-    slice_copy_bytes: int
-    """Bytes per element by which a reduced slice is copied into an fp32 buffer; 0 without one."""
-
-    @property
-    def buckets_bytes(self) -> int:
-        """All buckets."""
-        size = self.bucket_numel * self.element_bytes
-        return self.num_buckets * (-(-size // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING)
+    partition: FlatPartition
+    settings: ReductionSettings
+    sharded_gradients: bool
+    """Stage 2."""
+    carried_bytes: int
+    """Gradients that earlier micro-steps leave."""
+    carried_buckets_bytes: int
+    """Buckets that they leave (stage 1, whose bucket waits for the reduction)."""
 
 
-class Reduction:
-    """The engine's bucket during one backward pass."""
+def sharded_states_account(job: Job) -> RankAccount:
+    """The account of stages 1 and 2."""
+    plan = _plan(job)
+    held = _held(job, plan)
+    forward = Peak()
+    height = job.forward_height
+    forward.offer(
+        height.total_bytes,
+        gradients=plan.carried_bytes,
+        buckets=plan.carried_buckets_bytes,
+        height=height,
+    )
+    phases = (
+        make_phase("load", _load(job, plan)),
+        job.peak_phase("forward", held, forward),
+        job.peak_phase("backward", held, _backward(job, plan)),
+        job.peak_phase("step", held, _step(job, plan)),
+        job.phase("save", held),
+    )
+    return RankAccount(
+        rank=job.rank,
+        phases=phases,
+        held_bytes=job.phase("held", held).peak_bytes,
+        host=_host(job, plan),
+    )
 
-    def __init__(
-        self, settings: ReductionSettings, partition: FlatPartition, numels: list[int]
-    ) -> None:
-        self.settings = settings
-        self.partition = partition
-        self.numels = numels
-        self.filled = 0
-        """Elements in the bucket."""
-        self.waiting: list[int] = []
-        """Their parameters."""
-        self.one_rank = -1
-        """The rank whose part holds all of them; -2 where there is none such."""
-        self.large_bytes = 0
-        """A gradient larger than the bucket, in its own memory."""
-        self.stale_bytes = 0
-        """Such gradients that stage 1 does not let go."""
-        self.owned_bytes = 0
-        """This rank's gradients, once their buffer is allocated."""
-        self.unreduced_bytes = 0
-        """Gradients in their own memory that have not come to the bucket yet: those that wait for
-        the end of backward, or of earlier micro-steps."""
 
-    @property
-    def gradients_bytes(self) -> int:
-        """Every gradient outside the buckets."""
-        return self.owned_bytes + self.large_bytes + self.stale_bytes + self.unreduced_bytes
+def _plan(job: Job) -> _Plan:
+    options = job.options
+    partition = FlatPartition(
+        job.weights,
+        num_ranks=job.num_ranks,
+        rank=job.rank,
+        round_robin=options.round_robin_gradients,
+    )
+    stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
+    wide = job.gradient_bytes > job.weight_bytes
+    owned = job.weight_bytes * partition.whole_numel
+    if wide:
+        owned = job.gradient_bytes * partition.size
+    if job.offloads_optimizer:
+        owned = 0
+    settings = ReductionSettings(
+        bucket_numel=options.reduce_bucket_size,
+        num_buckets=2 if options.overlap_comm else 1,
+        element_bytes=job.weight_bytes if stage2 else job.gradient_bytes,
+        keeps_all=not stage2,
+        offloads=job.offloads_optimizer,
+        at_boundary=True,
+        owned_bytes=owned,
+        slice_copy_bytes=job.gradient_bytes if wide else 0,
+    )
+    carried = buckets = 0
+    if job.accumulates:
+        carried = owned if stage2 else job.gradient_bytes * job.weights.num_trained
+        buckets = 0 if stage2 else settings.buckets_bytes
+    return _Plan(
+        partition=partition,
+        settings=settings,
+        sharded_gradients=stage2,
+        carried_bytes=carried,
+        carried_buckets_bytes=buckets,
+    )
 
-    def add(self, weight: int, gradient_bytes: int, peak: Peak, moment: Moment) -> None:
-        """Take a gradient, reducing what is there where it does not fit in."""
-        numel = self.numels[weight]
-        if self.filled + numel > self.settings.bucket_numel:
-            self.reduce(gradient_bytes, peak, moment)
-        if numel > self.settings.bucket_numel:
-            self.large_bytes = gradient_bytes
-        if self.waiting:
-            if self.partition.last_rank[weight] != self.one_rank:
-                self.one_rank = -2
-        else:
-            self.one_rank = self.partition.last_rank[weight]
-        if self.partition.first_rank[weight] != self.one_rank:
-            self.one_rank = -2
-        self.waiting.append(weight)
-        self.filled += numel
 
-    def reduce(self, arriving_bytes: int, peak: Peak, moment: Moment) -> None:
-        """Reduce what waits; ``arriving_bytes`` is the gradient that did not fit."""
-        if not self.waiting:
-            return
-        settings = self.settings
-        copy = self._flat_copy_numel() * settings.element_bytes
-        level = moment.end_bytes
-        largest = self._largest_owned_slice()
-        if largest and settings.slice_copy_bytes:
-            self.owned_bytes = settings.owned_bytes
-        held = self.gradients_bytes + arriving_bytes + moment.waiting_bytes
-        extra = largest * settings.slice_copy_bytes
-        self._offer(peak, moment, level, held, copy, extra)
-        if largest:
-            self._take_owned(level, held, largest, peak, moment)
-        if self.large_bytes:
-            if settings.keeps_all and not largest:
-                self.stale_bytes += self.large_bytes
-            self.large_bytes = 0
-        self.waiting = []
-        self.filled = 0
-
-    def _take_owned(
-        self, level: int, held: int, largest: int, peak: Peak, moment: Moment
-    ) -> None:
-        settings = self.settings
-        if settings.offloads:
-            if settings.at_boundary:
-                self._offer(peak, moment, level, held, 0, largest * NORM_BYTES)
-            return
-        if not self.owned_bytes:
-            self.owned_bytes = settings.owned_bytes
-            self._offer(peak, moment, level, held + self.owned_bytes, 0, 0)
-
-    def _offer(
-        self, peak: Peak, moment: Moment, level: int, held: int, copy: int, extra: int
-    ) -> None:
-        peak.offer(
-            level,
-            gradients=held,
-            buckets=self.settings.buckets_bytes + copy,
-            temporaries=extra,
-            moment=moment,
-            at_end=True,
+def _held(job: Job, plan: _Plan) -> list[Entry]:
+    flat = job.weight_bytes * plan.partition.numel + job.frozen_bytes
+    part = plan.partition.size
+    entries = [Entry(ComponentKind.PARAMETERS, flat, "every weight, on every rank")]
+    if job.offloads_optimizer:
+        staging = Entry(
+            ComponentKind.COMMUNICATION_BUFFERS,
+            job.largest_bytes,
+            "a staging buffer of the largest parameter's size",
         )
-
-    def _largest_owned_slice(self) -> int:
-        return max((self.partition.slice_numel(index) for index in self.waiting), default=0)
-
-    def _flat_copy_numel(self) -> int:
-        """Elements of the flat copy: none for a single slice; more than a bucket goes in parts."""
-        if self.one_rank >= 0:
-            return 0
-        if self.filled <= self.settings.bucket_numel:
-            return self.filled
-        largest = filled = count = 0
-        for piece in self.partition.cuts(self.waiting[0]):
-            filled += piece
-            count += 1
-            if filled > self.settings.bucket_numel:
-                largest = max(largest, filled if count > 1 else 0)
-                filled = count = 0
-        return max(largest, filled if count > 1 else 0)
+        return [*entries, staging]
+    states = rounded(MASTER_BYTES * part)
+    return [
+        *entries,
+        Entry(ComponentKind.MASTER_WEIGHTS, states, "fp32, this rank's part of the flat buffer"),
+        Entry(
+            ComponentKind.OPTIMIZER_STATES,
+            job.num_states * states,
+            f"{job.num_states} x fp32 of the same part",
+        ),
+    ]
 
 
-def reduce_while_backward(
-    timeline: BackwardTimeline,
-    settings: ReductionSettings,
-    partition: FlatPartition,
-    numels: list[int],
-    *,
-    carried_bytes: int,
-    carried_buckets_bytes: int,
-    gradients_added: bool,
-) -> Peak:
-    """Gradients move into the bucket as they come.
+def _load(job: Job, plan: _Plan) -> list[Entry]:
+    """Flattening keeps two copies of the weights; then come master weights and zero gradients."""
+    flat = job.weight_bytes * plan.partition.numel
+    part = plan.partition.size
+    weights = Entry(ComponentKind.PARAMETERS, flat + job.frozen_bytes, "the flat buffer")
+    if not job.offloads_optimizer and 2 * MASTER_BYTES * part > job.trained_bytes:
+        return [
+            weights,
+            Entry(ComponentKind.MASTER_WEIGHTS, MASTER_BYTES * part, "fp32, this rank's part"),
+            Entry(ComponentKind.GRADIENTS, MASTER_BYTES * part, "fp32 zeros, for a moment"),
+        ]
+    copy = Entry(
+        ComponentKind.TEMPORARIES,
+        job.trained_bytes,
+        "the weights before they are flattened (on the CPU where the GPU has no room for both)",
+    )
+    return [weights, copy]
 
-    ``carried_bytes`` are gradients of earlier micro-steps. With ``gradients_added`` the new ones
-    are added to them one by one (stage 1), and leave with them.
-    """
-    peak = Peak()
-    reduction = Reduction(settings, partition, numels)
-    reduction.unreduced_bytes = carried_bytes
-    buckets = carried_buckets_bytes
-    for moment in timeline.moments:
-        peak.offer(
-            moment.peak_bytes,
-            gradients=reduction.gradients_bytes + moment.waiting_bytes,
-            buckets=buckets,
-            moment=moment,
+
+def _backward(job: Job, plan: _Plan) -> Peak:
+    numels = job.weights.numels
+    if plan.sharded_gradients or job.options.overlap_comm:
+        return reduce_while_backward(
+            job.timeline,
+            plan.settings,
+            plan.partition,
+            numels,
+            carried_bytes=plan.carried_bytes,
+            carried_buckets_bytes=plan.carried_buckets_bytes,
+            gradients_added=not plan.sharded_gradients,
         )
+    sizes = [0] * len(numels)
+    for moment in job.timeline.moments:
         if moment.weight >= 0:
-            buckets = settings.buckets_bytes
-            if gradients_added:
-                reduction.unreduced_bytes -= moment.gradient_bytes
-            reduction.add(moment.weight, moment.gradient_bytes, peak, moment)
-    reduction.reduce(0, peak, timeline.moments[-1])
-    return peak
+            sizes[moment.weight] = moment.gradient_bytes
+    return reduce_after_backward(
+        job.timeline,
+        plan.settings,
+        plan.partition,
+        numels,
+        carried=job.accumulates,
+        gradient_sizes=sizes,
+    )
 
 
-def reduce_after_backward(
-    timeline: BackwardTimeline,
-    settings: ReductionSettings,
-    partition: FlatPartition,
-    numels: list[int],
-    *,
-    carried: bool,
-    gradient_sizes: list[int],
-) -> Peak:
-    """Stage 1 without overlap: all gradients accumulate first.
-
-    ``carried``: they and the bucket are there from earlier micro-steps. ``gradient_sizes``: bytes of
-    each parameter's gradient, 0 where it has none.
-    """
+def _step(job: Job, plan: _Plan) -> Peak:
+    """The update itself, or what lies between two micro-steps where that is more."""
+    partition, wide = plan.partition, plan.settings.slice_copy_bytes
     peak = Peak()
-    total = sum(gradient_sizes)
-    finished = total if carried else 0
-    buckets = settings.buckets_bytes if carried else 0
-    for moment in timeline.moments:
-        peak.offer(
-            moment.peak_bytes,
-            gradients=finished + moment.waiting_bytes,
-            buckets=buckets,
-            moment=moment,
-        )
-        if moment.weight >= 0:
-            buckets = settings.buckets_bytes
-            if not carried:
-                finished += moment.gradient_bytes
-    last = timeline.moments[-1]
-    peak.offer(last.end_bytes, gradients=total, buckets=buckets, moment=last, at_end=True)
-    if not settings.at_boundary:
+    peak.offer(0, gradients=plan.carried_bytes, buckets=plan.carried_buckets_bytes)
+    if job.offloads_optimizer:
         return peak
-    reduction = Reduction(settings, partition, numels)
-    reduction.unreduced_bytes = total
-    for weight in partition.order:
-        size = gradient_sizes[weight]
-        if size:
-            reduction.unreduced_bytes -= size
-            reduction.add(weight, size, peak, last)
-    reduction.reduce(0, peak, last)
+    owned = plan.settings.owned_bytes
+    if job.options.check_gradient_norm:
+        peak.offer(
+            0,
+            gradients=owned,
+            temporaries=rounded(NORM_BYTES * partition.largest_slice),
+        )
+    flat = 0 if wide or len(partition.owned) == 1 else job.weight_bytes * partition.size
+    cast = 0 if wide else MASTER_BYTES * partition.size
+    peak.offer(0, gradients=owned, temporaries=flat + cast)
+    alone = MASTER_BYTES * partition.size
+    peak.offer(0, gradients=alone, temporaries=job.step_copies_bytes * partition.size)
     return peak
+
+
+def _host(job: Job, plan: _Plan) -> HostMemory:
+    if not job.offloads_optimizer:
+        return HostMemory(load_bytes=job.model_bytes)
+    partition = plan.partition
+    accumulated = 0
+    if job.accumulates and plan.sharded_gradients:
+        accumulated = job.weight_bytes * partition.whole_numel
+    return replicated_host(
+        model_bytes=job.model_bytes,
+        weight_bytes=job.weight_bytes,
+        part_numel=partition.size,
+        largest_numel=job.weights.largest_trained,
+        num_states=job.num_states,
+        kept_gradients_bytes=accumulated,
+        pinned=job.options.pin_memory,
+    )

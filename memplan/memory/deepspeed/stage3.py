@@ -1,253 +1,275 @@
-"""Stage 3: parameters are sharded too (runtime/zero/stage3.py).
+"""Stage 3: parameters, gradients and optimizer states are sharded (runtime/zero/stage3.py).
 
-Each parameter is cut into equal shards, one element of padding at most. Held: the shards, fp32
-master weights and states of them, a gradient for each shard, and one reduce bucket, all allocated
-once. A full bucket is reduce-scattered through a copy in which the shards of each rank stand
-together (``comm/coalesced_collectives.py``), but for a single gradient that divides evenly.
+Legend: W bytes of a weight, P elements of this rank's shards (one of padding for each parameter at
+most), n the largest parameter, R ``reduce_bucket_size``. Held: WP shards, 4P master weights and
+states, WP gradients and the bucket WR, all allocated once, and after a step the parameters that
+stay gathered. The step lets those go, takes the norm of one shard after the other in fp64, and for
+each sub-group flattens its gradients (WP') and casts them to fp32 (4P').
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings
-from memplan.memory.deepspeed.modules import Act, SegmentScript
-from memplan.memory.deepspeed.partition import shard_numel
+from memplan.graph.tape import Parameter, allocated_bytes
+from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
+from memplan.memory.deepspeed.coordinator import FetchSettings
+from memplan.memory.deepspeed.host import sharded_host
+from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
+from memplan.memory.deepspeed.modules import write_scripts
+from memplan.memory.deepspeed.partition import shard_numel, sub_groups
 from memplan.memory.deepspeed.peak import Peak
-from memplan.memory.deepspeed.stage12 import NORM_BYTES
-from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
-from memplan.memory.step import BackwardPass, StepPasses
-from memplan.memory.walk import Level
-
-NORM_CHUNK = 250_000_000
-"""Elements whose norm is taken at once with offload (``_constant_buffered_norm2``)."""
+from memplan.memory.deepspeed.reduction import NORM_BYTES
+from memplan.memory.deepspeed.sharded_step import ScatterSettings, StepReplay
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScatterSettings:
-    """How stage 3 reduces gradients."""
+class _Plan:
+    """Sizes that the phases share."""
 
-    num_ranks: int
-    bucket_numel: int
-    element_bytes: int
-    """Of a gradient as it is reduced."""
-    cast_bytes: int
-    """Of an element of a reduced shard that is cast for accumulation; 0 without a cast."""
-    offloads: bool
-    """Shards' gradients go to the CPU."""
+    shards: list[int]
+    """Of every parameter [elements]."""
+    trained: list[int]
+    """Of the trained ones."""
+    groups: list[int]
+    """Of each sub-group."""
+    persistent: frozenset[Parameter]
+    persistent_bytes: int
+    bucket_bytes: int
+
+    @property
+    def total(self) -> int:
+        """Of all trained parameters [elements]."""
+        return sum(self.trained)
 
 
-class StepReplay:
-    """Forward and backward of one micro-step, with the coordinator and the bucket."""
+def sharded_account(job: Job) -> RankAccount:
+    """The account of stage 3."""
+    plan = _plan(job)
+    made = _made(job, plan)
+    held = [*made, *_after_step(job, plan)]
+    replay = StepReplay(
+        passes=job.given.passes,
+        timeline=job.timeline,
+        scripts=write_scripts(job.given.tape, job.weights, persistent=plan.persistent),
+        numels=job.weights.numels,
+        fetching=_fetching(job),
+        scattering=_scattering(job),
+    )
+    forward = replay.forward()
+    phases = (
+        make_phase("load", _load(job, plan, made)),
+        job.peak_phase("forward", held, forward),
+        job.peak_phase("backward", held, replay.backward()),
+        job.peak_phase("step", held[: len(held) - 1], _step(job, plan)),
+        job.phase("save", held, _gathered_for_saving(job)),
+    )
+    return RankAccount(
+        rank=job.rank,
+        phases=phases,
+        held_bytes=job.phase("held", held).peak_bytes,
+        host=_host(job, plan),
+    )
 
-    def __init__(
-        self,
-        *,
-        passes: StepPasses,
-        timeline: BackwardTimeline,
-        scripts: Sequence[SegmentScript],
-        numels: list[int],
-        fetching: FetchSettings,
-        scattering: ScatterSettings,
-    ) -> None:
-        self.passes = passes
-        self.timeline = timeline
-        self.scripts = scripts
-        self.numels = numels
-        self.scattering = scattering
-        self.gathers = fetching.gathers
-        trace = self._trace() if self.gathers else []
-        self.coordinator = Coordinator(fetching, numels, trace)
-        self.filled = 0
-        """Elements in the reduce bucket."""
-        self.waiting: list[int] = []
-        """Their parameters."""
-        self.large_bytes = 0
-        """A gradient larger than the bucket, in its own memory until the next reduction."""
 
-    # -- the trace -------------------------------------------------------------------------------
+def _plan(job: Job) -> _Plan:
+    weights = job.weights
+    shards = [shard_numel(numel, job.num_ranks) for numel in weights.numels]
+    trained = [
+        shard for shard, kept in zip(shards, weights.trainable, strict=True) if kept
+    ]
+    persistent, persistent_bytes = _persistent(job)
+    return _Plan(
+        shards=shards,
+        trained=trained,
+        groups=sub_groups(trained, limit=job.options.sub_group_size),
+        persistent=persistent,
+        persistent_bytes=persistent_bytes,
+        bucket_bytes=rounded(job.weight_bytes * job.options.reduce_bucket_size),
+    )
 
-    def _trace(self) -> list[list[int]]:
-        """The parameters that each step needs, in the order that the hooks fire."""
-        trace: list[list[int]] = []
-        for stage in self.passes.forward:
-            script = self.scripts[stage.segment.index]
-            needed = [script.modules[each].weights for act, each in script.forward if not act]
-            for copy in range(stage.segment.repeat):
-                trace += [_numbers(weights, copy) for weights in needed]
-        done: dict[int, int] = {}
-        for stage in self.passes.backward:
-            script = self.scripts[stage.segment.index]
-            needed = [script.modules[each].weights for act, each in script.backward if not act]
-            for copy in _copies(stage, done):
-                trace += [_numbers(weights, copy) for weights in needed]
-        return trace
 
-    # -- forward ---------------------------------------------------------------------------------
+def _persistent(job: Job) -> tuple[frozenset[Parameter], int]:
+    """Parameters that stay gathered, and their bytes (parameter_offload.py,
+    ``mark_persistent_parameters``); on one rank they are views of their shards."""
+    options = job.options
+    kept: set[Parameter] = set()
+    size = total = 0
+    for segment in job.given.tape.segments:
+        for parameter in segment.parameters:
+            fits = total + parameter.numel * segment.num_copies <= options.model_persistence_threshold
+            if parameter.numel <= options.param_persistence_threshold and fits:
+                kept.add(parameter)
+                total += parameter.numel * segment.num_copies
+                size += parameter.storage.num_bytes * segment.num_copies
+    gathers = job.num_ranks > 1 or job.offloads_param
+    return frozenset(kept), size if gathers else 0
 
-    def forward(self) -> Peak:
-        """The forward pass."""
-        peak = Peak()
-        coordinator = self.coordinator
-        for stage in self.passes.forward:
-            if not self.gathers:
-                for height in stage.heights():
-                    peak.offer(height.total_bytes, height=height)
-                continue
-            script = self.scripts[stage.segment.index]
-            level = stage.start.total_bytes
-            best = peak.total_bytes
-            for copy in range(stage.segment.repeat):
-                now = level
-                for act, operand in script.forward:
-                    if act is Act.LEVEL:
-                        now = level + operand
-                        gathered = coordinator.gathered_bytes
-                    elif act is Act.FETCH:
-                        coordinator.fetch()
-                        gathered = coordinator.high_bytes
-                        coordinator.prefetch()
-                    else:
-                        coordinator.release(_numbers(script.modules[operand].weights, copy))
-                        continue
-                    if now + gathered > best:
-                        best = now + gathered
-                        height = stage.start.plus(
-                            Level(saved_bytes=now - stage.start.total_bytes), loss=stage.loss
-                        )
-                        peak.offer(now, gathered=gathered, height=height)
-                level += stage.later_bytes if copy else stage.first_bytes
+
+def _made(job: Job, plan: _Plan) -> list[Entry]:
+    """What is there once the engine is set up."""
+    shards = 0 if job.offloads_param else sum(plan.shards)
+    states = 0 if job.offloads_optimizer else plan.total
+    return [
+        Entry(ComponentKind.PARAMETERS, job.weight_bytes * shards, "this rank's shards"),
+        Entry(ComponentKind.MASTER_WEIGHTS, MASTER_BYTES * states, "fp32, of the same shards"),
+        Entry(
+            ComponentKind.GRADIENTS,
+            job.gradient_bytes * states,
+            "one for each shard, allocated once",
+        ),
+        Entry(
+            ComponentKind.COMMUNICATION_BUFFERS,
+            plan.bucket_bytes,
+            "the reduce bucket, allocated once",
+        ),
+    ]
+
+
+def _after_step(job: Job, plan: _Plan) -> list[Entry]:
+    """What the first step adds; the last entry is what the next one lets go at first."""
+    states = 0 if job.offloads_optimizer else job.num_states * MASTER_BYTES * plan.total
+    return [
+        Entry(ComponentKind.OPTIMIZER_STATES, states, f"{job.num_states} x fp32 of the shards"),
+        Entry(
+            ComponentKind.GATHERED_PARAMETERS,
+            plan.persistent_bytes,
+            "small parameters that stay gathered (stage3_param_persistence_threshold)",
+        ),
+    ]
+
+
+def _fetching(job: Job) -> FetchSettings:
+    options = job.options
+    return FetchSettings(
+        num_ranks=job.num_ranks,
+        weight_bytes=job.weight_bytes,
+        prefetch_bucket_size=options.prefetch_bucket_size,
+        max_live_parameters=options.max_live_parameters,
+        max_reuse_distance=options.max_reuse_distance,
+        sequential=options.allgather_sequential,
+        offloaded=job.offloads_param,
+    )
+
+
+def _scattering(job: Job) -> ScatterSettings:
+    return ScatterSettings(
+        num_ranks=job.num_ranks,
+        bucket_numel=job.options.reduce_bucket_size,
+        element_bytes=job.weight_bytes,
+        cast_bytes=job.gradient_bytes if job.gradient_bytes != job.weight_bytes else 0,
+        offloads=job.offloads_optimizer,
+    )
+
+
+def _load(job: Job, plan: _Plan, made: list[Entry]) -> list[Entry]:
+    """The highest of: the model sharded parameter by parameter, the fp32 copies, the hooks."""
+    candidates = [_hooks(job, plan, made), _master(job, plan)]
+    if not job.options.zero_init:
+        candidates.append(_sharding(job, plan))
+    return max(candidates, key=lambda entries: sum(each.num_bytes for each in entries))
+
+
+def _hooks(job: Job, plan: _Plan, made: list[Entry]) -> list[Entry]:
+    """Hooks are hung on each parameter while it is gathered."""
+    largest = shard_numel(job.weights.largest_trained, job.num_ranks) * job.num_ranks
+    gathered = Entry(
+        ComponentKind.GATHERED_PARAMETERS,
+        allocated_bytes(largest, job.given.formats.weights),
+        "the largest parameter, gathered to hang a hook on it",
+    )
+    arriving = Entry(
+        ComponentKind.TEMPORARIES,
+        job.weight_bytes * max(plan.shards) if job.offloads_param else 0,
+        "its shard, from the CPU",
+    )
+    return [*made, gathered, arriving]
+
+
+def _master(job: Job, plan: _Plan) -> list[Entry]:
+    """Each sub-group's fp32 copy is cloned; then there is one fp32 gradient of the largest."""
+    if job.offloads_optimizer:
+        return []
+    largest = max(plan.groups)
+    before_last = plan.total - plan.groups[-1]
+    cloning = before_last + 2 * plan.groups[-1]
+    extra = max(cloning - plan.total, largest)
+    return [
+        Entry(ComponentKind.PARAMETERS, job.weight_bytes * sum(plan.shards), "shards"),
+        Entry(ComponentKind.MASTER_WEIGHTS, MASTER_BYTES * plan.total, "fp32, of the shards"),
+        Entry(
+            ComponentKind.GRADIENTS, MASTER_BYTES * extra, "fp32 zeros of the largest sub-group"
+        ),
+    ]
+
+
+def _sharding(job: Job, plan: _Plan) -> list[Entry]:
+    """Without zero.Init the whole model comes to the GPU and is cut up there."""
+    whole = highest = job.model_bytes
+    width = job.weight_bytes
+    keeps = not job.offloads_param
+    for numel, shard in zip(job.weights.numels, plan.shards, strict=True):
+        if keeps:
+            whole += width * shard
+            highest = max(highest, whole)
+        whole -= width * numel
+    return [
+        Entry(
+            ComponentKind.PARAMETERS,
+            highest,
+            "the whole model, before it is sharded (zero.Init avoids this)",
+        )
+    ]
+
+
+def _step(job: Job, plan: _Plan) -> Peak:
+    peak = Peak()
+    peak.offer(0, gathered=plan.persistent_bytes)
+    if job.offloads_optimizer:
         return peak
-
-    # -- backward --------------------------------------------------------------------------------
-
-    def backward(self) -> Peak:
-        """The backward pass, after ``forward``."""
-        peak = Peak()
-        after = self.passes.after_forward
-        peak.offer(after.total_bytes, gathered=self.coordinator.gathered_bytes, height=after)
-        done: dict[int, int] = {}
-        position = 0
-        moments = self.timeline.moments
-        for stage in self.passes.backward:
-            script = self.scripts[stage.segment.index]
-            count = len(stage.intervals)
-            for copy in _copies(stage, done):
-                self._back(stage, script, copy, moments[position : position + count], peak)
-                position += count
-        last = moments[-1]
-        self._reduce(last, 0, peak)
-        return peak
-
-    def _back(
-        self,
-        stage: BackwardPass,
-        script: SegmentScript,
-        copy: int,
-        moments: Sequence[Moment],
-        peak: Peak,
-    ) -> None:
-        if not self.gathers:
-            for moment in moments:
-                self._pass(moment, peak)
-            return
-        coordinator = self.coordinator
-        start = self._start(stage, moments[0])
-        now = moments[0]
-        level = start
-        for act, operand in script.backward:
-            if act is Act.INTERVAL:
-                now = moments[operand]
-                self._pass(now, peak)
-                level = now.end_bytes + now.waiting_bytes
-            elif act is Act.FETCH:
-                coordinator.fetch()
-                if coordinator.high_bytes:
-                    self._offer(peak, now, level, coordinator.high_bytes)
-                coordinator.prefetch()
-            elif act is Act.LEVEL:
-                level = start + operand
-                self._offer(peak, now, level, coordinator.gathered_bytes)
-            else:
-                coordinator.release(_numbers(script.modules[operand].weights, copy))
-
-    def _start(self, stage: BackwardPass, first: Moment) -> int:
-        """The level at which a repetition begins [bytes]."""
-        total = stage.start.total_bytes + first.repetition * stage.change.total_bytes
-        return total + first.waiting_bytes
-
-    def _offer(self, peak: Peak, moment: Moment, level: int, gathered: int) -> None:
-        if level + gathered + self.large_bytes > peak.total_bytes:
-            height = self.timeline.start(moment)
-            rest = level - height.total_bytes - moment.waiting_bytes
-            inside = height.plus(Level(saved_bytes=rest), loss=False)
-            peak.offer(
-                level - moment.waiting_bytes,
-                gradients=self.large_bytes + moment.waiting_bytes,
-                gathered=gathered,
-                height=inside,
-            )
-
-    def _pass(self, moment: Moment, peak: Peak) -> None:
-        peak.offer(
-            moment.peak_bytes,
-            gradients=self.large_bytes + moment.waiting_bytes,
-            gathered=self.coordinator.gathered_bytes,
-            moment=moment,
-        )
-        if moment.weight < 0:
-            return
-        numel, limit = self.numels[moment.weight], self.scattering.bucket_numel
-        if self.filled and self.filled + numel > limit:
-            self._reduce(moment, moment.gradient_bytes, peak)
-        if numel > limit:
-            self.large_bytes = moment.gradient_bytes
-        self.waiting.append(moment.weight)
-        self.filled += numel
-
-    def _reduce(self, moment: Moment, arriving_bytes: int, peak: Peak) -> None:
-        """Reduce-scatter what waits; ``arriving_bytes`` is the gradient that did not fit."""
-        if not self.waiting:
-            return
-        flat, extra = reduction_bytes(
-            self.scattering, [self.numels[weight] for weight in self.waiting]
-        )
-        peak.offer(
-            moment.end_bytes,
-            gradients=self.large_bytes + arriving_bytes + moment.waiting_bytes,
-            buckets=flat,
-            temporaries=extra,
-            gathered=self.coordinator.gathered_bytes,
-            moment=moment,
-            at_end=True,
-        )
-        self.large_bytes = 0
-        self.waiting = []
-        self.filled = 0
+    peak.offer(
+        0, temporaries=rounded(NORM_BYTES * max(plan.trained, default=0))
+    )
+    largest = max(plan.groups, default=0)
+    cast = 0 if job.gradient_bytes == MASTER_BYTES else MASTER_BYTES * largest
+    peak.offer(0, temporaries=job.gradient_bytes * largest + cast)
+    copies = (MASTER_BYTES + job.step_copies_bytes) * largest
+    peak.offer(0, temporaries=copies)
+    return peak
 
 
-def reduction_bytes(settings: ScatterSettings, numels: Sequence[int]) -> tuple[int, int]:
-    """Copies that one reduction makes: the flat one, and those of this rank's shards [bytes]."""
-    ranks = settings.num_ranks
-    shards = [shard_numel(numel, ranks) for numel in numels]
-    flat = sum(shards) * ranks * settings.element_bytes
-    if len(numels) == 1 and not numels[0] % ranks:
-        flat = 0
-    extra = sum(shards) * settings.cast_bytes
-    if settings.offloads:
-        largest = max(shards)
-        extra += largest * settings.element_bytes
-        extra += min(largest, NORM_CHUNK) * NORM_BYTES
-    return flat, extra
+def _gathered_for_saving(job: Job) -> Entry:
+    """The module that is gathered while the 16-bit model is put together on rank 0."""
+    largest = 0
+    if job.options.gather_16bit_weights_on_model_save:
+        for segment in job.given.tape.segments:
+            modules: dict[str, list[int]] = {}
+            for each in segment.parameters:
+                modules.setdefault(each.module, []).append(each.storage.num_bytes)
+            for sizes in modules.values():
+                copies = 2 if len(sizes) > 1 and job.num_ranks > 1 else 1
+                largest = max(largest, copies * sum(sizes))
+    return Entry(
+        ComponentKind.GATHERED_PARAMETERS,
+        largest,
+        "one module at a time, on its way to rank 0's CPU",
+    )
 
 
-def _numbers(weights: Sequence[tuple[int, int]], copy: int) -> list[int]:
-    """A module's parameters in one repetition, in the order of the model's."""
-    return sorted([first + stride * copy for first, stride in weights])
-
-
-def _copies(stage: BackwardPass, done: dict[int, int]) -> range:
-    """The repetitions that a ``BackwardPass`` runs, the last layer first."""
-    before = done.get(stage.segment.index, 0)
-    done[stage.segment.index] = before + stage.repeats
-    first = stage.segment.repeat - 1 - before
-    return range(first, first - stage.repeats, -1)
+def _host(job: Job, plan: _Plan) -> HostMemory:
+    options = job.options
+    shards = job.weight_bytes * sum(plan.shards)
+    loading = shards if options.zero_init else job.model_bytes
+    if not job.offloads_optimizer:
+        kept = shards if job.offloads_param else 0
+        return HostMemory(held_bytes=kept, load_bytes=max(loading, shards + kept))
+    model = 0 if options.zero_init else job.model_bytes
+    if job.offloads_param:
+        model += shards
+    return sharded_host(
+        model_bytes=model,
+        weight_bytes=job.weight_bytes,
+        gradient_bytes=job.gradient_bytes,
+        groups=plan.groups,
+        num_states=job.num_states,
+        offloads_param=job.offloads_param,
+        pinned=options.pin_memory,
+    )

@@ -1,0 +1,41 @@
+"""The account of one DeepSpeed rank."""
+
+from dataclasses import replace
+
+from memplan.errors import SetupError
+from memplan.memory.account import HostMemory, RankAccount
+from memplan.memory.deepspeed.bf16_optimizer import bf16_optimizer_account, uses_bf16_optimizer
+from memplan.memory.deepspeed.job import Job, prepare_job
+from memplan.memory.deepspeed.stage0 import replicated_account
+from memplan.memory.deepspeed.stage3 import sharded_account
+from memplan.memory.deepspeed.stage12 import sharded_states_account
+from memplan.memory.rank import RankInput
+from memplan.training.setup import ZeroStage
+
+
+def deepspeed_account(given: RankInput, *, rank: int = 0) -> RankAccount:
+    """What one data-parallel rank of DeepSpeed 0.19 holds, phase by phase [bytes].
+
+    Raises ``SetupError`` for engine options that DeepSpeed does not have, or a rank that the setup
+    does not have.
+    """
+    job = prepare_job(given, rank=rank)
+    if not 0 <= rank < job.num_ranks:
+        msg = f"rank: must be from 0 to {job.num_ranks - 1}, got {rank}"
+        raise SetupError(msg)
+    made = _by_stage(job)
+    host = made.host
+    if not host.load_bytes:
+        host = HostMemory(held_bytes=host.held_bytes, load_bytes=job.model_bytes)
+    return replace(made, host=host, left_out=job.options.left_out)
+
+
+def _by_stage(job: Job) -> RankAccount:
+    stage = job.given.setup.zero_stage
+    if stage is ZeroStage.NONE:
+        return replicated_account(job)
+    if stage is ZeroStage.PARAMETERS:
+        return sharded_account(job)
+    if stage is ZeroStage.OPTIMIZER and uses_bf16_optimizer(job):
+        return bf16_optimizer_account(job)
+    return sharded_states_account(job)

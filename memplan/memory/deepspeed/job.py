@@ -1,0 +1,140 @@
+"""What every stage's account starts from: the model's parameters, the engine's settings, sizes."""
+
+from dataclasses import dataclass
+
+from memplan.graph.tape import ALLOCATION_ROUNDING, Tape
+from memplan.memory.account import ComponentKind, Entry, Phase, make_phase
+from memplan.memory.deepspeed.options import DeepSpeedOptions, read_options
+from memplan.memory.deepspeed.partition import ModelWeights
+from memplan.memory.deepspeed.peak import Peak, balanced, engine_entries
+from memplan.memory.deepspeed.timeline import BackwardTimeline, expand_backward
+from memplan.memory.plain import height_entries
+from memplan.memory.rank import RankInput
+from memplan.memory.step import Height
+from memplan.training.optimizers import OPTIMIZERS
+from memplan.training.setup import Offload
+
+MASTER_BYTES = 4
+"""Bytes of an element of the master weights, of each state and of the gradients of a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One rank of a DeepSpeed run."""
+
+    given: RankInput
+    options: DeepSpeedOptions
+    weights: ModelWeights
+    timeline: BackwardTimeline
+    rank: int
+    num_ranks: int
+    weight_bytes: int
+    """Of an element of a weight."""
+    gradient_bytes: int
+    """Of an element of an accumulated gradient."""
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Master weights and states are not on the GPU."""
+        return self.given.setup.offload_optimizer is not Offload.NONE
+
+    @property
+    def offloads_param(self) -> bool:
+        """Shards are not on the GPU."""
+        return self.given.setup.offload_param is not Offload.NONE
+
+    @property
+    def accumulates(self) -> bool:
+        """More than one micro-step before the optimizer's."""
+        return self.given.setup.gradient_accumulation_steps > 1
+
+    @property
+    def num_states(self) -> int:
+        """The optimizer's states for each element."""
+        return OPTIMIZERS[self.given.setup.optimizer].num_states
+
+    @property
+    def step_copies_bytes(self) -> int:
+        """Copies of a state that the optimizer makes in its step, for each element [bytes]."""
+        return MASTER_BYTES * OPTIMIZERS[self.given.setup.optimizer].num_step_copies
+
+    @property
+    def trained_bytes(self) -> int:
+        """All trained parameters, as weights."""
+        return self.weight_bytes * self.weights.num_trained
+
+    @property
+    def frozen_bytes(self) -> int:
+        """All others."""
+        return self.weight_bytes * self.weights.num_frozen
+
+    @property
+    def model_bytes(self) -> int:
+        """The whole model, as it is loaded."""
+        return self.trained_bytes + self.frozen_bytes
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest trained parameter."""
+        return rounded(self.weight_bytes * self.weights.largest_trained)
+
+    @property
+    def forward_height(self) -> Height:
+        """The forward pass at its highest, without the engine."""
+        heights = [each for stage in self.given.passes.forward for each in stage.heights()]
+        return max(heights, key=lambda height: height.total_bytes)
+
+    def inputs_entry(self) -> Entry:
+        """Token ids and labels."""
+        return Entry(ComponentKind.INPUTS, self.given.tape.inputs_bytes, "token ids and labels")
+
+    def scratch_entry(self) -> Entry:
+        """cuBLAS workspaces."""
+        return Entry(ComponentKind.KERNEL_SCRATCH, self.given.scratch_bytes, "cuBLAS workspaces")
+
+    def phase(self, name: str, held: list[Entry], *more: Entry) -> Phase:
+        """A phase in which the held states, the inputs and more are alive."""
+        return make_phase(name, [*held, self.inputs_entry(), *more, self.scratch_entry()])
+
+    def peak_phase(self, name: str, held: list[Entry], peak: Peak) -> Phase:
+        """A phase at the highest moment of a replay."""
+        height = peak.height
+        if peak.moment is not None:
+            height = self.timeline.height(peak.moment, at_end=peak.at_end)
+        entries = height_entries(balanced(height)) if height is not None else []
+        if peak.engine is not None:
+            entries += engine_entries(peak.engine)
+        return self.phase(name, held, *entries)
+
+
+def prepare_job(given: RankInput, *, rank: int) -> Job:
+    """Read the settings and write the parameters and the backward pass out."""
+    setup, formats = given.setup, given.formats
+    options = read_options(setup, hidden_size=hidden_size(given.tape))
+    weights = ModelWeights(given.tape)
+    accumulated = options.grad_accum_dtype or formats.gradients
+    return Job(
+        given=given,
+        options=options,
+        weights=weights,
+        timeline=expand_backward(given.passes, weights),
+        rank=rank,
+        num_ranks=setup.data_parallel * setup.context_parallel,
+        weight_bytes=formats.weights.num_bytes,
+        gradient_bytes=accumulated.num_bytes,
+    )
+
+
+def hidden_size(tape: Tape) -> int:
+    """The width of the residual stream: what a layer hands to the next, for each token."""
+    tokens = tape.options.batch_size * tape.options.seq_len
+    for segment in tape.segments:
+        if segment.name.endswith(".layers") and segment.output is not None:
+            return segment.output.numel // tokens
+    first = tape.segments[0]
+    return first.parameters[0].shape[-1] if first.parameters else 0
+
+
+def rounded(num_bytes: int) -> int:
+    """Up to the allocator's block [bytes]."""
+    return -(-num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING

@@ -1,0 +1,47 @@
+"""What each name in an estimate's row means: the documented schema of JSON and CSV."""
+
+from memplan.memory.account import COMPONENT_LABELS
+
+COLUMN_MEANINGS: dict[str, str] = {
+    "model": "name of the model",
+    "task": "what it is trained for",
+    "num_params": "all parameters, shared ones once",
+    "trainable_params": "those that are trained",
+    "gpu": "id of the GPU in the catalog",
+    "gpu_capacity_bytes": "memory that torch reports for it",
+    "num_gpus": "GPUs of the job",
+    "num_nodes": "nodes they are in",
+    "engine": "ddp, deepspeed, fsdp, fsdp1 or megatron",
+    "zero_stage": "DeepSpeed's stage, 0-3",
+    "fsdp_strategy": "what FSDP shards",
+    "offload_optimizer": "none, cpu or nvme",
+    "offload_param": "none, cpu or nvme",
+    "micro_batch_size": "sequences of one forward pass on one GPU",
+    "gradient_accumulation_steps": "micro-batches for each optimizer step",
+    "seq_len": "tokens of a sequence",
+    "target_seq_len": "tokens of a target sequence (encoder-decoders)",
+    "precision": "name of the combination of formats",
+    "optimizer": "name of the optimizer",
+    "checkpointing": "none, full, selective, or a share of layers",
+    "freeze": "parts that are not trained",
+    "attention_kernel": "what computes the scores: flash, efficient, math or eager",
+    "peak_bytes": "fullest moment of a training step, as max_memory_allocated counts it",
+    "peak_phase": "forward, backward or step",
+    "held_bytes": "between steps, once optimizer states exist",
+    "kept_after_forward_bytes": "what the forward pass leaves for the backward pass",
+    "host_bytes": "CPU RAM of one node, all its ranks together",
+    "total_low_bytes": "peak with the runtime's overhead, low end",
+    "total_high_bytes": "the same, high end",
+    "verdict": "fits, tight, OOM, or states fit",
+    "load_peak_bytes": "peak while the model is loaded and the engine set up",
+    "forward_peak_bytes": "peak of the forward pass",
+    "backward_peak_bytes": "peak of the backward pass",
+    "step_peak_bytes": "peak of the optimizer step",
+    "save_peak_bytes": "peak while a checkpoint is saved",
+    **{
+        f"{label}_bytes": f"{label.replace('_', ' ')} at the peak of the step"
+        for label in COMPONENT_LABELS
+    },
+    "left_out": "what the figures do not hold; empty when nothing is left out",
+}
+"""Version 1 (``schema_version``), in the order of the row."""

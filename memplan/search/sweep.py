@@ -1,0 +1,100 @@
+"""Every setup of a grid, estimated on every GPU: lazily, in a stable order, in flat memory."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from memplan.errors import SetupError
+from memplan.estimator import Estimate, estimate
+from memplan.estimator.assumptions import notes_of
+from memplan.estimator.estimation import tape_options
+from memplan.graph.tape import TapeOptions
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.runtime import workspace_bytes
+from memplan.model.spec import ModelSpec
+from memplan.search.grid import Grid, Impossible
+from memplan.training.setup import TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepResult:
+    """One setup of a sweep."""
+
+    estimates: tuple[Estimate, ...]
+    """On each GPU, in the order asked for; a single one without a verdict where none was."""
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """The setup, with every default filled in."""
+        return self.estimates[0].setup
+
+
+class Sweep:
+    """The results of a grid; estimates are made while it is iterated over.
+
+    Iterating raises ``SetupError`` at its end where not a single setup could be trained.
+    """
+
+    def __init__(self, model: ModelSpec, grid: Grid, gpus: Sequence[GpuSpec] = ()) -> None:
+        self.model = model
+        self.grid = grid
+        self.gpus = tuple(gpus)
+        self.num_combinations = grid.num_combinations
+        """Of all axes, those included that yield no result."""
+        self.num_tried = 0
+        """Combinations that were looked at so far."""
+        self.impossible: dict[str, int] = {}
+        """Why combinations cannot be trained, and how many for each reason; so far."""
+
+    def __iter__(self) -> Iterator[SweepResult]:
+        self.num_tried = found = 0
+        self.impossible = {}
+        for each in self.grid.combinations():
+            self.num_tried += 1
+            result = self._try(each)
+            if isinstance(result, SweepResult):
+                found += 1
+                yield result
+            elif result is not None:
+                self.impossible[result.reason] = self.impossible.get(result.reason, 0) + 1
+        if not found:
+            msg = next(iter(self.impossible), "the sweep leaves no setup: every one is excluded")
+            raise SetupError(msg)
+
+    def _try(
+        self, combination: TrainingSetup | Impossible | None
+    ) -> SweepResult | Impossible | None:
+        if not isinstance(combination, TrainingSetup):
+            return combination
+        try:
+            estimates = estimate_on_gpus(self.model, combination, self.gpus)
+        except SetupError as error:
+            return Impossible(str(error))
+        return SweepResult(estimates=estimates)
+
+
+def sweep(model: ModelSpec, grid: Grid, gpus: Sequence[GpuSpec] = ()) -> Sweep:
+    """Estimate every setup of a grid, on every GPU; nothing is computed until it is iterated."""
+    return Sweep(model, grid, gpus)
+
+
+def estimate_on_gpus(
+    model: ModelSpec, setup: TrainingSetup, gpus: Sequence[GpuSpec]
+) -> tuple[Estimate, ...]:
+    """One setup on several GPUs: a step is walked once for all that run the same kernels.
+
+    Without GPUs, one estimate without a verdict.
+    """
+    if len(gpus) < 2:
+        return (estimate(model, setup, gpus[0] if gpus else None),)
+    resolved = setup.resolve(model.context_length)
+    made: dict[tuple[TapeOptions, int], Estimate] = {}
+    found = []
+    for gpu in gpus:
+        alike = (tape_options(resolved, gpu), workspace_bytes(gpu.compute_capability))
+        known = made.get(alike)
+        if known is None:
+            known = made[alike] = estimate(model, setup, gpu)
+        else:
+            known = replace(known, gpu=gpu, notes=notes_of(resolved, gpu))
+        found.append(known)
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""Parameter counts, against transformers' own over every config of a supported type."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.graph.counts import count_parameters
+from memplan.graph.families import supported_families
+from memplan.sources.models import load_model
+from tests.accuracy.comparison import read_records, remember
+
+FIGURES = {
+    "total_params": "total",
+    "base_model_params": "base",
+    "largest_layer_params": "largest_layer",
+}
+
+# Classification heads whose number of labels the record's config does not hold.
+NUM_LABELS = {
+    "joeddav__xlm-roberta-large-xnli": 3,
+    "allenai__olmo-2-1124-7b-rm": 1,
+    "ludo33__eurobert210m_mobilite_v1": 7,
+    "qanastek__pos-french-camembert": 65,
+}
+# The folding trunk is a model of its own, and no language model.
+NOT_A_LANGUAGE_MODEL = {"facebook__esmfold_v1"}
+
+MAIN_TYPES = frozenset(
+    {
+        "gpt2", "gpt_neox", "opt", "bloom", "llama", "mistral", "mixtral", "qwen2", "qwen3",
+        "gemma", "gemma2", "phi3", "t5", "mt5", "bert", "roberta", "xlm-roberta", "xlm-roberta-xl",
+    }
+)  # fmt: skip
+
+
+def supported(record: dict[str, Any]) -> bool:
+    return (
+        record["model_type"] in supported_families()
+        and record["truth"]["status"] == "ok"
+        and record["name"] not in NOT_A_LANGUAGE_MODEL
+    )
+
+
+@pytest.mark.reference
+def test_counts(
+    reference_dir: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    off: list[str] = []
+    exact: Counter[str] = Counter()
+    records = [r for r in read_records(reference_dir / "hf_configs.jsonl") if supported(r)]
+    for record in records:
+        model = load_model(record["config"], num_labels=NUM_LABELS.get(record["name"]))
+        counts = count_parameters(model)
+        for figure, attribute in FIGURES.items():
+            found, wanted = getattr(counts, attribute), record["truth"][figure]
+            if found != wanted:
+                off.append(f"{record['name']}: {figure} {found}, not {wanted}")
+        untied = record["truth"].get("total_params_if_untied")
+        if record["truth"].get("tie_suspect") and counts.untied != untied:
+            off.append(f"{record['name']}: untied {counts.untied}, not {untied}")
+        exact[record["model_type"]] += 1
+    with capsys.disabled():
+        print(f"\nhf_configs.jsonl: {len(records)} configs of {len(exact)} types, {len(off)} off")
+    assert not off, "\n".join(off)
+    assert set(exact) >= MAIN_TYPES
+    remember(
+        "parameter counts",
+        {"total, base model, largest layer": {"records": len(records), "types": len(exact),
+                                              "off": len(off)}},
+        update=pytestconfig.getoption("--update-accuracy"),
+    )  # fmt: skip
+
+
+def test_both_totals_where_the_file_is_ambiguous() -> None:
+    """flan-T5 is tied by transformers 5; the published checkpoint holds both matrices."""
+    counts = count_parameters(load_model("flan-t5-base"))
+    assert (counts.total, counts.untied) == (222_903_552, 247_577_856)

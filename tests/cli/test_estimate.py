@@ -1,0 +1,133 @@
+"""``memplan estimate`` as a user types it."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+def test_account(run: Run) -> None:
+    done = run("estimate", "llama-3.2-1b", "--gpu", "h100", "--checkpointing", "full")
+    assert done.exit_code == 0
+    for words in ("llama-3.2-1b", "1.24B", "h100-sxm-80gb", "backward", "optimizer states", "fits"):
+        assert words in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_line_is_wider_than_the_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for arguments in (["estimate", "llama-3.2-1b"], ["estimate", "llama-3.2-1b", "--gpus", "8"]):
+        done = run(*arguments)
+        assert done.exit_code == 0
+        assert max(len(line) for line in done.stdout.splitlines()) <= width
+
+
+def test_json(run: Run) -> None:
+    done = run("estimate", "llama-3.2-1b", "--gpu", "h100", "--gpu", "v100", "--format", "json")
+    document = json.loads(done.stdout)
+    assert document["schema_version"] == 1
+    assert document["assumptions"]
+    assert [row["gpu"] for row in document["rows"]] == ["h100-sxm-80gb", "v100-sxm2-32gb"]
+    row = document["rows"][0]
+    parts = sum(
+        row[name]
+        for name in (
+            "parameters_bytes", "gradients_bytes", "optimizer_states_bytes", "inputs_bytes",
+            "activations_bytes", "logits_and_loss_bytes", "temporaries_bytes",
+            "kernel_scratch_bytes",
+        )
+    )  # fmt: skip
+    assert parts == row["peak_bytes"]
+
+
+def test_csv_and_markdown_hold_the_same_rows(run: Run) -> None:
+    arguments = ("estimate", "llama-3.2-1b", "--gpu", "h100", "--format")
+    row = json.loads(run(*arguments, "json").stdout)["rows"][0]
+    from_csv = next(csv.DictReader(io.StringIO(run(*arguments, "csv").stdout)))
+    assert from_csv["peak_bytes"] == str(row["peak_bytes"])
+    assert list(from_csv) == list(row)
+    assert str(row["peak_bytes"]) in run(*arguments, "markdown").stdout
+
+
+def test_deepspeed_tables(run: Run) -> None:
+    done = run("estimate", "t5-3b", "--gpus", "8", "--deepspeed")
+    for line in (
+        "127.48GB |   5.31GB | offload_optimizer=cpu",
+        "127.48GB |  15.93GB | offload_optimizer=none",
+        "71.71GB |   0.12GB |", "127.48GB |   0.12GB |", "63.74GB |   0.79GB |",
+        "127.48GB |   0.79GB |", "1.47GB |   6.10GB |", "127.48GB |   6.10GB |",
+    ):  # fmt: skip
+        assert line in done.stdout
+
+
+def test_deepspeed_tables_from_counts(run: Run) -> None:
+    done = run("estimate", "--params", "2851e6", "--largest-layer", "32e6", "--gpus", "8")
+    for figure in ("127.45GB |   5.31GB", "71.69GB |   0.12GB", "63.72GB |   0.78GB",
+                   "1.43GB |   6.09GB"):  # fmt: skip
+        assert figure in done.stdout
+
+
+def test_an_unlisted_card(run: Run) -> None:
+    done = run("estimate", "llama-3.2-1b", "--gpu-memory", "46GiB")
+    assert "46.00 GiB" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["t5-3bb"], 3, "t5-3b"),
+        (["llama-3.2-1b", "--gpu", "h1000"], 3, "Did you mean"),
+        (["llama-3.2-1b", "--gpus", "0"], 2, "--gpus"),
+        (["llama-3.2-1b", "--precision", "int3"], 3, "precision"),
+        (["llama-3.2-1b", "--precision", "bf16-master"], 0, ""),
+        (["llama-3.2-1b", "--batch-size", "0"], 3, "micro_batch_size"),
+        (["llama-3.2-1b", "--freeze", "tail"], 3, "freeze"),
+        (["llama-3.2-1b", "--gpu-memory", "46"], 2, "46GiB"),
+        (["llama-3.2-1b", "--batchsize", "2"], 2, "--batch-size"),
+        (["llama-3.2-1b", "--engine-option", "overlap_comm"], 2, "KEY=VALUE"),
+        ([], 2, "MODEL"),
+        (["--params", "5e9"], 2, "--largest-layer"),
+        (["llama-3.2-1b", "--deepspeed", "--gpus", "8", "--nodes", "3"], 3, "nodes"),
+        (["./nowhere/config.json"], 3, "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(
+    run: Run, arguments: list[str], code: int, words: str
+) -> None:
+    done = run("estimate", *arguments)
+    assert done.exit_code == code, done.stderr
+    if code:
+        assert done.stderr.count("\n") == 1
+        assert words in done.stderr
+        assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[1, 2]", "list"),
+        ("{", "JSON"),
+        ('{"model_type": "llama", "hidden_size": -4096}', "hidden_size"),
+        ('{"model_type": "llama", "num_hidden_layers": 1000000000000000000000000000000}',
+         "num_hidden_layers"),
+        ('{"model_type": "gpt2", "n_embd": 100, "n_head": 12}', "divisible"),
+        ('{"hidden_size": 4096}', "model_type"),
+        ('{"model_type": "llamma"}', "llama"),
+    ],
+)  # fmt: skip
+def test_bad_config_files(run: Run, tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    done = run("estimate", str(tmp_path))
+    assert done.exit_code == 3
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr

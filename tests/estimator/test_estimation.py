@@ -1,0 +1,137 @@
+"""The estimate as a whole: its parts agree with one another."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memplan
+from memplan.errors import SetupError
+from memplan.hardware.gpu import gpu_from_memory
+from memplan.report.schema import COLUMN_MEANINGS
+from memplan.training.setup import TrainingSetup
+
+SMALL = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
+    "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 1000,
+}  # fmt: skip
+
+SETUPS = st.fixed_dictionaries(
+    {
+        "micro_batch_size": st.integers(1, 4),
+        "seq_len": st.integers(1, 700),
+        "precision": st.sampled_from(["fp32", "bf16", "bf16-amp", "bf16-autocast", "fp16-amp"]),
+        "optimizer": st.sampled_from(["adamw-fused", "adamw-foreach", "sgd", "sgd-momentum"]),
+        "checkpointing": st.sampled_from(["none", "full", "selective", 0.5]),
+        "kernels": st.sampled_from(["hf", "torchtitan", "megatron", "liger"]),
+        "attention": st.sampled_from([None, "eager", "sdpa"]),
+        "kernel_scratch": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SETUPS)
+def test_a_peak_is_the_sum_of_its_components(values: dict[str, object]) -> None:
+    answer = memplan.estimate(SMALL, TrainingSetup(engine="ddp", **values))
+    for phase in answer.phases.values():
+        assert phase.peak_bytes == sum(phase.components.values())
+        assert all(entry.num_bytes > 0 for entry in phase.entries)
+    steps = [answer.phases[name].peak_bytes for name in ("forward", "backward", "step")]
+    assert answer.peak_bytes == max(steps)
+    assert answer.held_bytes <= answer.peak_bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(SETUPS)
+def test_more_tokens_never_need_less(values: dict[str, object]) -> None:
+    peaks = [
+        memplan.estimate(SMALL, TrainingSetup(engine="ddp", **{**values, **more})).peak_bytes
+        for more in ({}, {"micro_batch_size": 8}, {"micro_batch_size": 8, "seq_len": 1024})
+    ]
+    assert peaks == sorted(peaks)
+
+
+def test_checkpointing_keeps_less() -> None:
+    kept = [
+        memplan.estimate(
+            SMALL, TrainingSetup(precision="bf16", seq_len=512, checkpointing=value)
+        ).activations_bytes
+        for value in ("full", 0.5, "none")
+    ]
+    assert kept == sorted(kept)
+    assert len(set(kept)) == 3
+
+
+def test_the_row_is_documented() -> None:
+    row = memplan.estimate(SMALL, gpu="h100").to_dict()
+    assert list(row) == list(COLUMN_MEANINGS)
+    assert all(isinstance(row[name], int) for name in row if name.endswith("_bytes") and row[name])
+
+
+@pytest.mark.parametrize(
+    ("capacity", "verdict"),
+    [(10**8, "OOM"), (10**9, "tight"), (10**10, "fits")],
+)
+def test_verdict(capacity: int, verdict: str) -> None:
+    answer = memplan.estimate(SMALL, gpu=gpu_from_memory(capacity))
+    total = answer.total_bytes
+    expected = {
+        "OOM": total.low > capacity,
+        "tight": total.low <= capacity < total.high,
+        "fits": total.high <= capacity,
+    }
+    assert answer.verdict is not None
+    assert answer.verdict.value == verdict
+    assert expected[verdict]
+
+
+def test_without_a_gpu_there_is_no_verdict() -> None:
+    assert memplan.estimate(SMALL).verdict is None
+
+
+def test_an_old_gpu_runs_another_kernel() -> None:
+    """Flash attention needs sm_80; a grouped-query model falls to the math kernel on a V100."""
+    grouped = {**SMALL, "num_key_value_heads": 2}
+    kernels = {
+        gpu: memplan.estimate(grouped, gpu=gpu).attention_kernel for gpu in ("v100", "a100")
+    }
+    assert kernels == {"v100": "math", "a100": "flash"}
+
+
+def test_a_class_with_eager_attention_only_says_so() -> None:
+    assert memplan.estimate("bloom-560m", gpu="h100").attention_kernel == "eager"
+
+
+def test_defaults_are_told() -> None:
+    told = " ".join(memplan.estimate("llama-3.1-8b").assumptions)
+    for word in ("2048 tokens", "131072", "bf16-amp", "adamw-fused", "sdpa", "checkpointing none"):
+        assert word in told
+
+
+def test_compile_is_said_not_to_be_modelled() -> None:
+    answer = memplan.estimate(SMALL, TrainingSetup(compiled=True))
+    assert any("torch.compile" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"num_gpus": 0}, "num_gpus"),
+        ({"num_gpus": 8, "num_nodes": 3}, "evenly"),
+        ({"precision": "bf16-master"}, "bf16-master does not exist with the engine ddp"),
+        ({"engine": "deepsped"}, "Did you mean 'deepspeed'"),
+        ({"zero_stage": 2}, "only deepspeed"),
+        ({"num_gpus": 8, "zero_stage": 5}, "zero_stage"),
+        ({"seq_len": 0}, "seq_len"),
+        ({"micro_batch_size": True}, "micro_batch_size"),
+        ({"checkpointing": "some"}, "checkpointing"),
+        ({"checkpointing": 1.5}, "from 0 to 1"),
+        ({"offload_optimizer": "cpu"}, "cannot offload"),
+        ({"num_gpus": 8, "zero_stage": 2, "offload_param": "cpu"}, "stage 3"),
+        ({"num_gpus": 8, "tensor_parallel": 3}, "divisible"),
+        ({"dropout": 1.0}, "dropout"),
+    ],
+)
+def test_setups_that_cannot_be(values: dict[str, object], words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        TrainingSetup(**values)
