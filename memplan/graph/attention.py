@@ -66,7 +66,8 @@ class Shape:
 
 def choose_kernel(t: Tape, shape: Shape, dtype: DType, *, masked: bool) -> ScoreKernel:
     """Return the kernel that a call of this shape ends in."""
-    if t.kernels.attention is AttentionKernel.EAGER or shape.spec.softcap:
+    own = shape.spec.softcap or shape.spec.own_eager
+    if t.kernels.attention is AttentionKernel.EAGER or own:
         return ScoreKernel.EAGER
     if t.kernels.attention is AttentionKernel.FLASH:
         return ScoreKernel.FLASH
@@ -98,7 +99,11 @@ def attend(
     kernel = choose_kernel(t, shape, query.dtype, masked=masked)
     if kernel is ScoreKernel.EAGER:
         start = len(t.segment.operations)
-        if t.kernels.fused_elementwise:
+        if shape.spec.own_eager:
+            from memplan.graph.sinks import sink_attention  # only for gpt-oss and MiMo-V2
+
+            out = sink_attention(t, query, key, value, shape, mask)
+        elif t.kernels.fused_elementwise:
             out = eager_fused(t, query, key, value, shape)
         else:
             out = eager(t, query, key, value, shape, mask, bias)
@@ -306,7 +311,7 @@ def eager(
 ) -> Tensor:
     """transformers' ``eager_attention_forward``: fp32 softmax, cast back, dropout."""
     spec = shape.spec
-    held = (query, key, value)
+    held: tuple[Tensor, ...] = (query, key, value)
     query = merged_heads(t, query, shape)
     key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held += (key, value)

@@ -46,6 +46,10 @@ class StackContext:
     """Slopes times positions, for every head."""
     attention_frame: tuple[Tensor, ...] = ()
     """What an attention module still holds while it adds the residual itself (BLOOM)."""
+    distances: Tensor | None = None
+    """The table of relative distances (DeBERTa)."""
+    relative: Tensor | None = None
+    """The distance of each pair of tokens."""
     local_cos: Tensor | None = None
     local_sin: Tensor | None = None
     """Tables of their own for layers with a sliding window (Gemma 3)."""
@@ -73,7 +77,12 @@ def self_attention(
         from memplan.graph.own_attention import own_attention  # only for older classes
 
         return own_attention(t, x, spec, context)
+    if spec.distances is not None:
+        from memplan.graph.disentangled import disentangled_attention  # only for DeBERTa
+
+        return disentangled_attention(t, x, spec, context)
     query, key, value = project(t, x, spec, context)
+    frame: list[Tensor] = []
     gate = None
     if spec.output_gate is OutputGate.SIGMOID:
         gate = gate_states(t, x, spec, context.hidden_size)
@@ -85,7 +94,7 @@ def self_attention(
         query, key = _normalized(t, query, key, spec)
     if spec.rotary is not None:
         cos, sin = context.tables(spec)
-        query, key = rotate(t, query, key, spec, cos, sin)
+        query, key = rotate(t, query, key, spec, cos, sin, frame)
     if spec.query_key_norm_last:
         query, key = _normalized(t, query, key, spec)
     if spec.query_scaled_by_position:
@@ -95,9 +104,9 @@ def self_attention(
     out = attend(t, query, key, value, shape, mask)
     if spec.output_gate is not OutputGate.NONE:
         out = gated_output(t, x, out, gate, spec, context.hidden_size)
-    width = spec.num_heads * spec.head_dim
+    width = spec.num_heads * (spec.value_head_dim or spec.head_dim)
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
-    t.touch(x, query, key, value)
+    t.touch(x, query, key, value, *frame)
     if gate is not None:
         t.touch(gate)
     return out
@@ -141,16 +150,16 @@ def project(
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
-        return (
-            linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias),
-            linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias),
-            linear(t, x, "self_attn.v_proj", hidden, kv_size, bias=spec.value_bias),
-        )
+        query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
+        key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)
+        width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
+        value = linear(t, x, "self_attn.v_proj", hidden, width, bias=spec.value_bias)
+        return query, key, t.scale(value) if spec.value_scaled else value
     width = query_size + 2 * kv_size
     fused = linear(t, x, "self_attn.qkv_proj", hidden, width, bias=spec.query_bias)
     tokens = x.numel // hidden
     if spec.projection not in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}:
-        return _split_per_head(t, fused, spec.projection)
+        return _split_per_head(t, fused, spec.projection, spec.num_heads)
     sizes = (tokens * query_size, tokens * kv_size, tokens * kv_size)
     if spec.projection is Projection.FUSED_SLICED:
         query, key, value = (t.slice(fused, size) for size in sizes)
@@ -159,14 +168,19 @@ def project(
     return query, key, value
 
 
+CODEGEN_BLOCKS = 4
+"""Groups of heads that CodeGen's fused projection lays out one after another; with one head in each
+nothing needs to be copied (``CodeGenAttention.forward``, ``mp_num``)."""
+
+
 def _split_per_head(
-    t: Tape, fused: Tensor, projection: Projection
+    t: Tape, fused: Tensor, projection: Projection, num_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Thirds of every head's columns; all are views, except where ``reshape`` has to copy."""
     third = fused.numel // 3
     if projection is Projection.FUSED_SELECTED:
         return t.slice(fused, third), t.slice(fused, third), t.slice(fused, third)
-    if projection is Projection.FUSED_COPIED:
+    if projection is Projection.FUSED_COPIED and num_heads > CODEGEN_BLOCKS:
         query, value, key = (t.contiguous(part) for part in t.split(fused, third, third, third))
         t.touch(fused)
         return query, key, value
@@ -180,8 +194,9 @@ def feed_forward(
 ) -> Tensor:
     """Up, activation (times the gate), down."""
     inner = spec.intermediate_size
+    halves = x
     if spec.gated:
-        middle = _gated(t, x, spec, hidden_size, name)
+        middle, halves = _gated(t, x, spec, hidden_size, name)
     else:
         up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
         middle = _activated(t, up, spec.activation, name)
@@ -190,7 +205,10 @@ def feed_forward(
     if spec.output_cast:
         middle = t.cast(middle, t.compute)
     out = linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
-    t.touch(x)
+    if not spec.inline:
+        t.touch(x)
+    if spec.fused_gate_up:
+        t.touch(halves)
     return out
 
 
@@ -202,7 +220,10 @@ def _activated(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:
     return activation(t, x, kind)
 
 
-def _gated(t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str) -> Tensor:
+def _gated(
+    t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str
+) -> tuple[Tensor, Tensor]:
+    """The gated product, and the gate."""
     inner = spec.intermediate_size
     if spec.fused_gate_up:
         both = linear(t, x, f"{name}.gate_up_proj", hidden_size, 2 * inner, bias=spec.bias)
@@ -212,10 +233,10 @@ def _gated(t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: st
         up = None
     if t.kernels.feed_forward is FeedForwardKernel.FUSED:
         up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
-        return fused_gate(t, gate, up)
+        return fused_gate(t, gate, up), gate
     active = activation(t, gate, spec.activation)
     up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
-    return t.mul(active, up)
+    return t.mul(active, up), gate
 
 
 def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:
@@ -255,6 +276,8 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     """GPT-2's and Llama's order: norm, attention, sum; norm, feed-forward, sum."""
     hidden = context.hidden_size
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
+    if layer.names_normed:
+        t.linger(normed)
     attended = self_attention(t, normed, layer.attention, context)
     attended = dropout(t, attended, layer.attention_output_dropout)
     middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
@@ -266,6 +289,8 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
     fed = dropout(t, fed, layer.feed_forward_output_dropout)
+    if layer.dropout_inside:
+        t.touch(normed)
     out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
     if layer.names_attended:
         t.touch(normed)

@@ -10,9 +10,7 @@ from memplan.graph.tape import Gradient, Parameter, Tape, Tensor
 from memplan.model.spec import EmbeddingSpec, ModelSpec
 
 
-def module_embeddings(
-    t: Tape, model: ModelSpec, spec: EmbeddingSpec
-) -> tuple[Tensor, Parameter]:
+def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[Tensor, Parameter]:
     """Tokens, types, positions and boxes, their sum, norm and dropout; the token table beside it."""
     width = spec.embedding_size
     tokens = t.options.batch_size * t.options.seq_len
@@ -26,15 +24,15 @@ def module_embeddings(
         x = t.add(x, _token_types(t, spec, tokens, held))
     if spec.num_positions:
         rows = tokens if spec.positions_from_ids else t.options.seq_len
-        added = embedding(
-            t, "position_embeddings", spec.num_positions, width, rows, positions
-        )
+        added = embedding(t, "position_embeddings", spec.num_positions, width, rows, positions)
         held.append(added)
         x = t.add(x, added)
     if spec.num_box_positions:
         x = _boxes(t, spec, x, tokens, held)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "norm", width)
+    if spec.padding_product:
+        x = _times_mask(t, x, tokens)
     x = dropout(t, x, spec.dropout)
     t.touch(*held)
     if not spec.projection_in_encoder:
@@ -73,9 +71,7 @@ def _token_types(t: Tape, spec: EmbeddingSpec, tokens: int, held: list[Tensor]) 
     return rows
 
 
-def _boxes(
-    t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tensor]
-) -> Tensor:
+def _boxes(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tensor]) -> Tensor:
     """LayoutLM's tables of left, upper, right and lower edges, heights and widths."""
     corners = _made(t, 4 * tokens, hold=True)
     tables = [
@@ -90,6 +86,14 @@ def _boxes(
     for rows in held[-6:]:
         x = t.add(x, rows)
     return x
+
+
+def _times_mask(t: Tape, x: Tensor, tokens: int) -> Tensor:
+    """DeBERTa's: rows of padding become zero, though there be none."""
+    mask = t.tensor(tokens, x.dtype)
+    t.record("ones", (), (mask,))
+    t.hold(mask)
+    return t.mul(x, mask)
 
 
 def _token_dropout(t: Tape, x: Tensor) -> Tensor:

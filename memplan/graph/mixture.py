@@ -85,6 +85,8 @@ def route(
         return weights, chosen, logits
     if router.fp32_logits:
         logits = t.cast(logits, DType.FP32)
+    if router.softcap:
+        logits = t.scale(t.elementwise("tanh", t.scale(logits), saves_output=True))
     if router.score is RouterScore.SOFTMAX_SELECTED:
         best, chosen = top_k(t, logits, count)
         weights = softmax(t, best)
@@ -280,13 +282,15 @@ def routed_experts(
     selected = take(t, x, sources, rows * hidden_size)
     row_weights = take(t, weights, order, rows)
     offsets = _offsets(t, by_expert, spec.num_experts)
-    inner = expert_products(t, selected, offsets, by_expert, spec, hidden_size)
+    inner, bias = expert_products(t, selected, offsets, by_expert, spec, hidden_size)
     weighted = t.mul(inner, row_weights)
     inverse = t.tensor(rows, DType.INT64)
     t.record("arange", (), (inverse,), forward_scratch_bytes=inverse.storage.num_bytes)
     ordered = take(t, weighted, inverse, weighted.numel)
     out = sum_of_rows(t, ordered, x.numel)
     result = t.cast(out, x.dtype)
+    if bias is not None:
+        t.touch(bias)
     t.touch(by_expert, order, selected, row_weights, offsets, inner, inverse, ordered, out)
     return result
 
@@ -304,57 +308,59 @@ def _offsets(t: Tape, by_expert: Tensor, num_experts: int) -> Tensor:
 
 def expert_products(
     t: Tape, x: Tensor, offsets: Tensor, by_expert: Tensor, spec: MixtureSpec, hidden_size: int
-) -> Tensor:
-    """Every expert's gate and up, activation, and down, on the rows sorted by expert."""
+) -> tuple[Tensor, Tensor | None]:
+    """Every expert's gate and up, activation, and down, on the rows sorted by expert.
+
+    Also returns the rows of the last bias, which the caller's frame still holds.
+    """
     inner = spec.expert.intermediate_size
-    bias = spec.expert.bias
-    width = 2 * inner if spec.expert.gated else inner
-    name = "mlp.experts.gate_up_proj" if spec.expert.gated else "mlp.experts.up_proj"
-    both = _grouped_linear(t, x, offsets, by_expert, spec, name, hidden_size, width, bias=bias)
-    if spec.clamped_gate:
-        middle = clamped_gate(t, both)
-    elif spec.expert.gated:
-        gate, up = t.split(both, both.numel // 2, both.numel // 2)
-        middle = t.mul(activation(t, gate, spec.expert.activation), up)
-    else:
-        middle = activation(t, both, spec.expert.activation)
+    gated = spec.expert.gated
+    name = "mlp.experts.gate_up_proj" if gated else "mlp.experts.up_proj"
+    width = 2 * inner if gated else inner
+    experts = ExpertShare(spec.num_experts, spec.num_experts_per_token, 2 if gated else 1)
+    weight = t.parameter(name, spec.num_experts, width, hidden_size, experts=experts)
+    first_bias = _bias_rows(t, by_expert, spec, name, width)
+    both = _add_bias(t, grouped_matmul(t, x, weight, offsets), first_bias)
+    middle = _expert_activation(t, both, spec)
     t.touch(both)
-    return _grouped_linear(
-        t, middle, offsets, by_expert, spec, "mlp.experts.down_proj", inner, hidden_size, bias=bias
-    )
+    name = "mlp.experts.down_proj"
+    experts = ExpertShare(spec.num_experts, spec.num_experts_per_token)
+    weight = t.parameter(name, spec.num_experts, hidden_size, inner, experts=experts)
+    bias = _bias_rows(t, by_expert, spec, name, hidden_size)
+    if first_bias is not None:
+        t.touch(first_bias)
+    return _add_bias(t, grouped_matmul(t, middle, weight, offsets), bias), bias
 
 
-def _grouped_linear(
-    t: Tape,
-    x: Tensor,
-    offsets: Tensor,
-    by_expert: Tensor,
-    spec: MixtureSpec,
-    name: str,
-    in_features: int,
-    out_features: int,
-    *,
-    bias: bool,
-) -> Tensor:
-    """One product for each expert over its rows: keeps its input and all experts' weight."""
-    experts = ExpertShare(
-        spec.num_experts,
-        spec.num_experts_per_token,
-        2 if name.endswith("gate_up_proj") else 1,
+def _expert_activation(t: Tape, both: Tensor, spec: MixtureSpec) -> Tensor:
+    if spec.clamped_gate:
+        return clamped_gate(t, both)
+    if not spec.expert.gated:
+        return activation(t, both, spec.expert.activation)
+    gate, up = t.split(both, both.numel // 2, both.numel // 2)
+    return t.mul(activation(t, gate, spec.expert.activation), up)
+
+
+def _bias_rows(
+    t: Tape, by_expert: Tensor, spec: MixtureSpec, name: str, width: int
+) -> Tensor | None:
+    """Each row's own expert's bias, copied out of the table of all experts'."""
+    if not spec.expert.bias:
+        return None
+    experts = ExpertShare(spec.num_experts, spec.num_experts_per_token)
+    table = t.parameter(
+        f"{name}_bias", spec.num_experts, width, module="mlp.experts", experts=experts
     )
-    weight = t.parameter(name, spec.num_experts, out_features, in_features, experts=experts)
-    addend = None
-    if bias:
-        table = t.parameter(
-            f"{name}_bias", spec.num_experts, out_features, module="mlp.experts", experts=experts
-        )
-        addend = take(t, table, by_expert, x.numel // in_features * out_features)
-    out = grouped_matmul(t, x, weight, offsets)
-    if addend is None:
-        return out
-    summed = t.view(out, out.numel)
-    t.record("add_", (out, addend), (summed,), gradients=(Gradient.ALIAS, Gradient.ALIAS))
-    return summed
+    return take(t, table, by_expert, by_expert.numel * width)
+
+
+def _add_bias(t: Tape, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Add in place: the gradient of both is the output's own."""
+    if bias is None:
+        return x
+    out = t.view(x, x.numel)
+    t.record("add_", (x, bias), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS))
+    return out
 
 
 def grouped_matmul(t: Tape, x: Tensor, weight: Parameter, offsets: Tensor) -> Tensor:

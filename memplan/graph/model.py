@@ -89,9 +89,12 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     x = embedding_lookup(t, table, tokens)
     if spec.position_source is not None:
         return decoder_embeddings(t, model, spec, x), table
+    if spec.unscaled_held:
+        t.hold(x)
     if spec.scaled:
         x = t.scale(x)
-    t.hold(x)
+    if not spec.unscaled_held:
+        t.hold(x)
     if spec.num_positions:
         rows = t.options.seq_len
         positions = t.tensor(rows, DType.INT64)
@@ -119,7 +122,8 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     if rotary is not None:
         tables = complex_tables if rotary.complex_numbers else rotary_tables
         dtype = DType.FP32 if rotary.full_tables else t.compute
-        context.cos, context.sin = tables(t, context.seq_len, rotary.dim, dtype)
+        width = rotary.dim // 2 if rotary.halved else rotary.dim
+        context.cos, context.sin = tables(t, context.seq_len, width, dtype)
         local = _local_rotary(stack)
         if local is not None:
             context.local_cos, context.local_sin = tables(t, context.seq_len, local.dim, dtype)
@@ -127,6 +131,10 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.alibi import add_alibi  # only for BLOOM and MPT
 
         add_alibi(t, _attentions(stack)[0], context)
+    if any(spec.distances is not None for spec in _attentions(stack)):
+        from memplan.graph.disentangled import make_distances  # only for DeBERTa
+
+        make_distances(t, stack, context)
     return context
 
 

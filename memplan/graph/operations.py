@@ -67,6 +67,8 @@ def _norm(
     kind = spec.kind
     if kind is NormKind.LAYER and not spec.weight:
         return _native_layer_norm(t, x, width, ())
+    if kind is NormKind.LAYER and groups > 1:
+        return layer_norm_per_head(t, x, name, width, groups)
     if kind is NormKind.LAYER:
         return layer_norm(t, x, name, width, bias=spec.bias)
     if kind is NormKind.LAYER_ONE_PLUS:
@@ -75,6 +77,8 @@ def _norm(
         return layer_norm_plain(t, x, width)
     if kind is NormKind.LAYER_UPCAST:
         return layer_norm_upcast(t, x, name, width, groups)
+    if kind is NormKind.LAYER_DIVIDED:
+        return layer_norm_divided(t, x, name, width)
     weight = t.parameter(f"{name}.weight", width)
     if t.kernels.norm is NormKernel.FUSED:
         return rms_norm_fused(t, x, weight)
@@ -115,6 +119,19 @@ def _layer_norm_kernel(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ..
     return out
 
 
+def layer_norm_per_head(t: Tape, x: Tensor, name: str, width: int, heads: int) -> Tensor:
+    """StableLM's: heads are split, normalized one by one without a bias, and joined again."""
+    size = x.numel // heads
+    parts = [
+        layer_norm(t, part, f"{name}.norms.{index}", width, bias=False)
+        for index, part in enumerate(t.split(x, *(size,) * heads))
+    ]
+    out = t.concatenate(*parts)
+    out.by_head = True
+    t.touch(*parts)
+    return out
+
+
 def layer_norm_one_plus(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
     """Nemotron's: one is added to the weight; input, sum and bias are cast to autocast's dtype."""
     weight = t.shift(t.parameter(f"{name}.weight", width))
@@ -142,6 +159,24 @@ def layer_norm_upcast(t: Tape, x: Tensor, name: str, width: int, groups: int = 1
     product = t.mul(t.cast(weight, DType.FP32), scaled)
     out = t.cast(product, x.dtype)
     t.touch(mean, variance, product)
+    return out
+
+
+def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
+    """DeBERTa's: centred twice in fp32, divided by the root of the variance, cast back."""
+    full = t.cast(x, DType.FP32)
+    mean = t.mean(full, width)
+    variance = t.mean(t.square(t.add(full, mean)), width)
+    centred = t.add(full, mean)
+    root = t.elementwise("sqrt", t.shift(variance), saves_output=True)
+    quotient = t.tensor(centred.numel, DType.FP32)
+    t.record(
+        "div", (centred, root), (quotient,), saves=(centred, root),
+        gradients=(Gradient.FRESH, 4 * quotient.storage.num_bytes),
+    )  # fmt: skip
+    weighted = t.mul(t.parameter(f"{name}.weight", width), t.cast(quotient, x.dtype))
+    out = t.add(weighted, t.parameter(f"{name}.bias", width))
+    t.touch(mean, variance)
     return out
 
 
@@ -275,7 +310,9 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
         return t.mul(x, t.elementwise("sigmoid", t.scale(x), saves_output=True))
     if kind is Activation.RELU_SQUARED:
         rectified = t.elementwise("relu", x, saves_output=True)
-        return t.square(rectified if t.autocast is None else t.cast(rectified, DType.FP32))
+        out = t.square(rectified if t.autocast is None else t.cast(rectified, DType.FP32))
+        t.touch(rectified)
+        return out
     return bloom_gelu(t, x)
 
 

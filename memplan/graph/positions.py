@@ -10,16 +10,14 @@ from memplan.graph.tape import Tape, Tensor
 from memplan.model.spec import EmbeddingSpec, ModelSpec, PositionSource
 
 
-def decoder_embeddings(
-    t: Tape, model: ModelSpec, spec: EmbeddingSpec, looked_up: Tensor
-) -> Tensor:
+def decoder_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec, looked_up: Tensor) -> Tensor:
     """Looked-up tokens to the first layer's input: positions, projection, sum, dropout."""
     x = looked_up
     if spec.mask_buffer:
         t.buffer(spec.num_positions**2, DType.BOOL)
     if spec.scaled_in_table:
         x = t.scale(x)
-    added = _POSITIONS[spec.position_source](t, model, spec)
+    added = _POSITIONS[spec.position_source or PositionSource.NONE](t, model, spec)
     if spec.embedding_size != model.hidden_size:
         x = linear(
             t, x, "project_in", spec.embedding_size, model.hidden_size, bias=spec.projection_bias
@@ -48,9 +46,7 @@ def _made(t: Tape, name: str, numel: int, dtype: DType) -> Tensor:
 def _table(
     t: Tape, model: ModelSpec, spec: EmbeddingSpec, num_ids: int, ids: Tensor | None
 ) -> Tensor:
-    rows = embedding(
-        t, "embed_positions", spec.num_positions, model.hidden_size, num_ids, ids
-    )
+    rows = embedding(t, "embed_positions", spec.num_positions, model.hidden_size, num_ids, ids)
     t.hold(rows)
     return rows
 

@@ -10,9 +10,11 @@ Eager attention adds the bias to the scores. sdpa gets it as an additive mask
 """
 
 from memplan.dtypes import DType
+from memplan.errors import UnsupportedOperationError
 from memplan.graph.operations import embedding
 from memplan.graph.tape import Gradient, Tape, Tensor, allocated_bytes
 from memplan.model.spec import AttentionSpec, PositionBias
+from memplan.training.kernels import AttentionKernel
 
 _BUCKET_TEMPORARIES = 4
 """int64 matrices alive at once in ``_relative_position_bucket``, its result and argument left out."""
@@ -23,13 +25,10 @@ def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: st
     pairs = queries * keys
     distances = t.tensor(pairs, DType.INT64)
     t.record("sub", (), (distances,))
-    temporaries = _BUCKET_TEMPORARIES * allocated_bytes(pairs, DType.INT64)
-    if spec.causal:
-        temporaries -= allocated_bytes(pairs, DType.INT64)
     buckets = t.tensor(pairs, DType.INT64)
     t.record(
         "relative_position_bucket", (distances,), (buckets,),
-        forward_scratch_bytes=temporaries + allocated_bytes(pairs, DType.BOOL),
+        forward_scratch_bytes=_bucket_temporaries_bytes(spec, pairs),
     )  # fmt: skip
     bias = embedding(
         t, f"{name}.relative_attention_bias", spec.relative_bias_buckets, spec.num_heads, pairs,
@@ -37,6 +36,19 @@ def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: st
     )  # fmt: skip
     t.touch(distances)
     return bias
+
+
+def _bucket_temporaries_bytes(spec: AttentionSpec, pairs: int) -> int:
+    """What ``_relative_position_bucket`` holds at its fullest beside argument and result [bytes].
+
+    A comparison and some int64 matrices, one fewer where only one direction has buckets; UMT5 gives
+    the fp32 logarithms a name.
+    """
+    matrices = _BUCKET_TEMPORARIES - 1 if spec.causal else _BUCKET_TEMPORARIES
+    found = matrices * allocated_bytes(pairs, DType.INT64) + allocated_bytes(pairs, DType.BOOL)
+    if spec.position_bias is PositionBias.LEARNED:
+        found += allocated_bytes(pairs, DType.FP32)
+    return found
 
 
 def zero_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, dtype: DType) -> Tensor:
@@ -55,7 +67,12 @@ def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
     """The additive mask that sdpa is given: causal where the kernel can no longer be.
 
     A looked-up bias has its heads innermost, so ``contiguous`` copies it in every layer.
+
+    Raises ``UnsupportedOperationError`` for the flash-attention package, which takes no mask.
     """
+    if t.kernels.attention is AttentionKernel.FLASH:
+        msg = "flash attention cannot add a position bias (T5); choose attention sdpa or eager"
+        raise UnsupportedOperationError(msg)
     mask = pattern = bias
     if spec.causal:
         pattern = t.tensor(pairs, DType.BOOL)

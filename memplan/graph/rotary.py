@@ -6,7 +6,7 @@ tables come from, and in whether the result is joined from parts.
 
 from memplan.dtypes import DType
 from memplan.graph.operations import rotary
-from memplan.graph.tape import Tape, Tensor
+from memplan.graph.tape import Gradient, Tape, Tensor
 from memplan.model.spec import AttentionSpec, RotarySpec
 
 
@@ -54,11 +54,29 @@ def _turn(
     t: Tape, x: Tensor, form: RotarySpec, head_dim: int, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """One of the two; where heads are turned in part, also what stays as it is."""
+    if form.halved:
+        return _turned_halves(t, x, cos, sin), None
     if form.dim == head_dim and not form.joined:
         return rotary(t, x, cos, sin), None
     turning = x if form.dim == head_dim else t.slice(x, x.numel // head_dim * form.dim)
     passing = t.slice(x, x.numel // head_dim * (head_dim - form.dim))
     return rotary(t, turning, cos, sin), passing
+
+
+def _turned_halves(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """gpt-oss's ``_apply_rotary_emb``: the halves apart, each joined from two products."""
+    first, second = t.split(x, x.numel // 2, x.numel // 2)
+    left = _less(t, t.mul(first, cos), t.mul(second, sin))
+    right = t.add(t.mul(second, cos), t.mul(first, sin))
+    out = t.concatenate(left, right)
+    out.by_head = True
+    return out
+
+
+def _less(t: Tape, left: Tensor, right: Tensor) -> Tensor:
+    out = t.tensor(left.numel, left.dtype)
+    t.record("sub", (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
+    return out
 
 
 def _joined(t: Tape, turned: Tensor, passing: Tensor | None) -> Tensor:

@@ -100,11 +100,13 @@ class HostMemory:
     """Between steps, once the optimizer has run."""
     load_bytes: int = 0
     """While the model is loaded and the engine set up."""
+    save_bytes: int = 0
+    """While a checkpoint is written, what is held included."""
 
     @property
     def peak_bytes(self) -> int:
-        """The larger of the two."""
-        return max(self.held_bytes, self.load_bytes)
+        """The largest of them."""
+        return max(self.held_bytes, self.load_bytes, self.save_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,13 @@ over them. ``plain_step`` is the account of a loop without an engine, where grad
 from dataclasses import dataclass, field, replace
 
 from memplan.graph.tape import Parameter, Segment, Storage, Tape, Tensor
-from memplan.memory.walk import BackwardWalk, ForwardWalk, Interval, Level
+from memplan.memory.walk import (
+    BackwardWalk,
+    ForwardWalk,
+    Interval,
+    Level,
+    early_gradient_bytes,
+)
 
 LOSS_COMPONENT = "logits_and_loss"
 """``Segment.component`` of the head."""
@@ -216,12 +222,15 @@ class StepWalk:
         shared: dict[Tensor, int] = {}
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
+            own = frozenset(segment.parameters)
             while remaining:
                 known = len(shared)
                 finished = set(accumulated)
                 intervals, change = self._walk_back(segment, finished, shared)
                 # The first repetition makes the gradients of shared tensors, the rest add to them.
-                repeats = 1 if len(shared) != known else remaining
+                outer = {each for each in finished - accumulated if each not in own}
+                repeats = 1 if outer or len(shared) != known else remaining
+                accumulated |= outer
                 made = BackwardPass(segment, repeats, self.level, intervals, change)
                 self.passes.backward.append(made)
                 self.level = made.start_of(repeats)
@@ -239,6 +248,7 @@ class StepWalk:
         if segment.checkpointed:
             again = walk.recompute()
             end = Level(saved_bytes=again.end.total_bytes)
+            again.peak.other_bytes += early_gradient_bytes(segment)
             intervals.append(
                 Interval(peak=again.peak, parameter=None, gradient_bytes=0, end=end)
             )

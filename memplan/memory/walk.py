@@ -180,6 +180,28 @@ def recomputation_stop(segment: Segment) -> int:
     return 0
 
 
+def early_gradient_bytes(segment: Segment) -> int:
+    """Gradients that exist before anything kept is asked for, and so before it is computed again.
+
+    The last residual sum keeps nothing: under autocast it has cast its gradient for the 16-bit branch
+    when the operation before it sets off the recomputation [bytes].
+    """
+    num_bytes = 0
+    for operation in reversed(segment.operations):
+        if not operation.gradients:
+            continue
+        if operation.saved or _keeps_weight(operation):
+            break
+        pairs = list(zip(operation.inputs, operation.gradients, strict=True))
+        if any(kind == Gradient.ALIAS for _, kind in pairs):
+            num_bytes += sum(
+                _gradient_bytes(tensor)
+                for tensor, kind in pairs
+                if kind == Gradient.FRESH and tensor.requires_grad
+            )
+    return num_bytes
+
+
 def _keeps_weight(operation: Operation) -> bool:
     return operation.name in {"linear", "mul", "layer_norm"}
 

@@ -48,6 +48,8 @@ class NormKind(Enum):
     """Nemotron's: a layer norm with one plus its weight, in autocast's dtype."""
     LAYER_UPCAST = "layer_norm_upcast"
     """Cohere's: a layer norm written out in fp32, with a weight only."""
+    LAYER_DIVIDED = "layer_norm_divided"
+    """DeBERTa's: written out in fp32, divided by the root; weight and bias in the input's dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,8 @@ class RotarySpec:
     """Every layer repeats each number of the tables for itself (GLM, Helium)."""
     paired: bool = False
     """Neighbouring numbers are turned by half of the tables' columns (DeepSeek-V3)."""
+    halved: bool = False
+    """Heads are split in halves, turned by tables of half a head (gpt-oss)."""
     complex_numbers: bool = False
     """Pairs are multiplied as complex numbers in fp32 (DeepSeek-V2)."""
     joined: bool = False
@@ -152,6 +156,18 @@ class OutputGate(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DistanceSpec:
+    """What contents are compared with beside each other: how far apart they stand (DeBERTa)."""
+
+    max_distance: int
+    """Distances either way that have a row in the table; 0 for no table [tokens]."""
+    content_to_position: bool = False
+    position_to_content: bool = False
+    dropout: float = 0.0
+    """Probability on the table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
     """Multi-head or grouped-query attention."""
 
@@ -180,6 +196,12 @@ class AttentionSpec:
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
     output_gate: OutputGate = OutputGate.NONE
+    value_scaled: bool = False
+    """Values are multiplied by a constant (MiMo-V2)."""
+    own_eager: bool = False
+    """The class's eager attention subtracts the largest score first (gpt-oss, MiMo-V2)."""
+    sinks: bool = False
+    """A learned score of each head joins the softmax as one more key; with ``own_eager``."""
     form: AttentionForm = AttentionForm.INTERFACE
     query_rescaled: bool = False
     """The queries are multiplied by the scale, and the scores by one (OPT)."""
@@ -205,6 +227,8 @@ class AttentionSpec:
     """Eager attention computes the softmax in fp32 and casts back; BERT does not."""
     names_weights: bool = True
     """The layer has a name for eager attention's weights, so that they live until it ends."""
+    distances: DistanceSpec | None = None
+    """Scores of relative distances are added (DeBERTa)."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
 
@@ -315,6 +339,8 @@ class RouterSpec:
     """The weight is held in fp32 whatever the model's dtype (ERNIE 4.5)."""
     fp32_logits: bool = True
     """The logits are cast to fp32 before they are scored."""
+    softcap: bool = False
+    """The logits pass through a tanh."""
     correction: bool = False
     """A bias is added to the scores, for choosing only; it is a buffer."""
     correction_parameter: bool = False
@@ -410,6 +436,10 @@ class LayerSpec:
     """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
+    names_normed: bool = False
+    """A variable of the layer holds the first norm's output until the layer ends (StableLM)."""
+    dropout_inside: bool = False
+    """Dropout belongs to each sublayer's own module, which holds its input until then (GPT-2)."""
     residual_first: bool = False
     """Side by side, attention's output is the first to be added to the residual (StableLM)."""
     residual_normed: bool = False
@@ -471,6 +501,8 @@ class EmbeddingSpec:
     """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
     num_box_positions: int = 0
     """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
+    padding_product: bool = False
+    """The norm's result is multiplied by the attention mask (DeBERTa)."""
     token_dropout: bool = False
     """Masked tokens' embeddings are zeroed and the others scaled up for it (ESM)."""
     own_module: bool = False
@@ -483,6 +515,8 @@ class EmbeddingSpec:
     dropout: float = 0.0
     scaled: bool = False
     """The embeddings are multiplied by a constant (Gemma)."""
+    unscaled_held: bool = False
+    """The class keeps a name for the embeddings as they were before (AFMoE)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,7 @@ def largest_micro_batch(
     >>> from memplan.sources.models import load_model
     >>> setup = TrainingSetup(seq_len=512, checkpointing="full")
     >>> largest_micro_batch(load_model("gpt2"), setup, load_gpu("v100-16gb"))
-    36
+    32
     """
 
     def is_small_enough(size: int) -> bool:

@@ -86,6 +86,7 @@ FAMILY_MODULES: dict[str, str] = {
     "nomic_bert": "encoders",
     "eurobert": "encoders",
     "albert": "encoders",
+    "deberta": "encoders",
     "t5": "t5",
     "mt5": "t5",
     "umt5": "t5",
@@ -97,6 +98,10 @@ FAMILY_MODULES: dict[str, str] = {
     "blenderbot-small": "bart",
     "m2m_100": "bart",
     "plbart": "bart",
+    "afmoe": "mixtures",
+    "laguna": "mixtures",
+    "gpt_oss": "mixtures",
+    "mimo_v2_flash": "mixtures",
 }
 """For each supported ``model_type``, the module of this package that reads it."""
 

@@ -8,14 +8,15 @@ heads. What sets the types apart is a row of ``VARIATIONS``.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from memplan.graph.families.llama import read_activation, read_attention
 from memplan.graph.families.llama import Variation as DecoderVariation
+from memplan.graph.families.llama import read_activation, read_attention
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.config import ConfigReader
 from memplan.model.spec import (
     Activation,
     AttentionSpec,
     ClassifierSpec,
+    DistanceSpec,
     EmbeddingSpec,
     FeedForwardSpec,
     HeadSpec,
@@ -147,8 +148,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 def read_encoder(reader: ConfigReader, request: ReadRequest, variation: Variation) -> ModelSpec:
     """Read a config with BERT's names for its sizes."""
-    if reader.flag("is_decoder"):
-        raise reader.fail("is_decoder", "only the encoder is supported; remove it or set false")
+    require_flag(reader, "is_decoder", value=False, problem="only the encoder is supported")
     task = reject_task(reader, request, *variation.tasks)
     hidden_size = reader.integer("hidden_size")
     embedding_size = hidden_size
@@ -193,6 +193,7 @@ def encoder_model(
     head: HeadSpec,
     context_length: int,
     recomputes: bool = True,
+    eager_attention_only: bool = False,
 ) -> ModelSpec:
     """An encoder around its one stack."""
     return ModelSpec(
@@ -207,19 +208,27 @@ def encoder_model(
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=recomputes,
+        eager_attention_only=eager_attention_only,
         source=reader.source,
     )
 
 
 def positions_for_tokens(reader: ConfigReader, variation: Variation) -> int:
     """Positions that tokens can take: those up to the padding token's own are skipped."""
-    positions = reader.integer("max_position_embeddings")
+    key = "max_position_embeddings"
+    positions = reader.integer(key)
     if not variation.positions_from_ids:
         return positions
     skipped = padding_id(reader) + 1
     if positions <= skipped:
-        raise reader.fail("max_position_embeddings", f"{positions} leaves none behind padding")
+        raise reader.fail(key, f"{positions} leaves none behind the padding token's")
     return positions - skipped
+
+
+def require_flag(reader: ConfigReader, key: str, *, value: bool, problem: str) -> None:
+    """Refuse a config whose flag is not the one that is supported."""
+    if reader.flag(key, default=value) is not value:
+        raise reader.fail(key, f"{problem}; set it to {str(value).lower()}")
 
 
 def padding_id(reader: ConfigReader) -> int:
@@ -269,9 +278,7 @@ def encoder_embedding(
     )
 
 
-def encoder_head(
-    reader: ConfigReader, variation: Variation, embedding_size: int
-) -> HeadSpec:
+def encoder_head(reader: ConfigReader, variation: Variation, embedding_size: int) -> HeadSpec:
     """The masked-LM head, the pooler and the classification head."""
     hidden_dropout = reader.number("hidden_dropout_prob")
     dropout = reader.number(variation.classifier_dropout_key, default=hidden_dropout)
@@ -356,10 +363,79 @@ def read_distilbert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )  # fmt: skip
 
 
+def read_deberta(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """DeBERTa: attention to contents and distances, layer norms written out."""
+    require_flag(reader, "legacy", value=True, problem="the other head is not supported")
+    require_flag(reader, "talking_head", value=False, problem="is not supported")
+    hidden_size = reader.integer("hidden_size")
+    norm = NormSpec(kind=NormKind.LAYER_DIVIDED, bias=True)
+    dropout = reader.number("hidden_dropout_prob")
+    variation = Variation(pooler_tasks=(), head_activation=None, fp32_softmax=False)
+    layer = LayerSpec(
+        attention=replace(
+            encoder_attention(reader, variation, hidden_size),
+            distances=_distances(reader, dropout),
+        ),
+        feed_forward=FeedForwardSpec(
+            intermediate_size=reader.integer("intermediate_size"),
+            activation=read_activation(reader, "hidden_act"),
+            bias=True,
+        ),
+        norm=norm,
+        placement=NormPlacement.POST,
+        dropout=dropout,
+    )
+    positions = reader.integer("max_position_embeddings")
+    stack = StackSpec(
+        name="encoder",
+        runs=(LayerRun(count=reader.layers("num_hidden_layers"), layer=layer),),
+        embedding=EmbeddingSpec(
+            embedding_size=hidden_size,
+            num_positions=positions if reader.flag("position_biased_input") else 0,
+            num_token_types=reader.integer("type_vocab_size", minimum=0),
+            padding_product=True,
+            own_module=True,
+            norm=norm,
+            dropout=dropout,
+        ),
+        final_norm=None,
+    )
+    head = replace(
+        encoder_head(reader, variation, hidden_size),
+        classifier=ClassifierSpec(
+            dense=read_activation(reader, "pooler_hidden_act"),
+            first_dropout=reader.number("pooler_dropout"),
+            dropout=reader.number("cls_dropout", default=dropout),
+            token_dropout=dropout,
+        ),
+    )
+    return encoder_model(
+        reader, request, stack,
+        task=reject_task(reader, request, *TASKS), hidden_size=hidden_size, head=head,
+        context_length=positions, eager_attention_only=True,
+    )  # fmt: skip
+
+
+def _distances(reader: ConfigReader, dropout: float) -> DistanceSpec:
+    """Which scores of distances there are; ``pos_att_type`` is a list or joined by bars."""
+    if not reader.flag("relative_attention"):
+        return DistanceSpec(max_distance=0)
+    given = reader.raw("pos_att_type")
+    kinds = given.lower().split("|") if isinstance(given, str) else reader.texts("pos_att_type")
+    largest = reader.optional_integer("max_relative_positions", minimum=-1) or -1
+    return DistanceSpec(
+        max_distance=largest if largest > 0 else reader.integer("max_position_embeddings"),
+        content_to_position="c2p" in kinds,
+        position_to_content="p2c" in kinds,
+        dropout=dropout,
+    )
+
+
 def read_albert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """ALBERT: groups of layers that share their parameters, behind a projection."""
-    if reader.integer("inner_group_num") != 1:
-        raise reader.fail("inner_group_num", "only 1 layer a group is supported")
+    key = "inner_group_num"
+    if reader.integer(key) != 1:
+        raise reader.fail(key, "only 1 layer a group is supported")
     variation = Variation(head_activation=None, classifier_dropout_key="classifier_dropout_prob")
     hidden_size = reader.integer("hidden_size")
     embedding_size = reader.integer("embedding_size")
@@ -405,8 +481,9 @@ def _group_sizes(reader: ConfigReader) -> list[int]:
 
 def read_esm(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """ESM: norms before, rotary or learned positions, its own GELU, a contact head."""
-    if reader.flag("is_folding_model"):
-        raise reader.fail("is_folding_model", "the folding trunk is not supported")
+    require_flag(
+        reader, "is_folding_model", value=False, problem="the folding trunk is not supported"
+    )
     position_type = reader.text("position_embedding_type")
     known = ("absolute", "rotary")
     rotary = reader.choice("position_embedding_type", position_type, known) == "rotary"
@@ -510,6 +587,7 @@ POOLINGS = {"bos": Pooling.FIRST, "mean": Pooling.MEAN, "late": Pooling.MEAN_LOG
 OWN_READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
     "distilbert": read_distilbert,
     "albert": read_albert,
+    "deberta": read_deberta,
     "esm": read_esm,
     "eurobert": read_eurobert,
 }

@@ -56,6 +56,7 @@ class Form:
     """Part of each head that is rotated unless the config says otherwise; None: no rotary."""
     rotated_keys: tuple[str, ...] = ("partial_rotary_factor",)
     rotary_joined: bool = False
+    rotary_names_parts: bool = False
     paired_rotary: bool = False
     """``rotary_dim`` neighbouring pairs, as GPT-J does."""
     fp32_softmax: bool = True
@@ -63,6 +64,7 @@ class Form:
     names_attended: bool = False
     residual_first: bool = False
     feed_forward_dropout_only: bool = False
+    dropout_inside: bool = False
     context_keys: tuple[str, ...] = ("max_position_embeddings",)
     classified: bool = True
     """The class has a variant for sequence classification."""
@@ -167,6 +169,7 @@ FORMS: dict[str, Form] = {
         dropout_keys=("attention_dropout", "resid_pdrop", "embd_pdrop"),
         rotated_share=0.5,
         rotary_joined=True,
+        rotary_names_parts=True,
     ),
     "persimmon": Form(
         projection=Projection.FUSED_SELECTED,
@@ -175,6 +178,7 @@ FORMS: dict[str, Form] = {
         feed_forward_dropout_only=True,
         rotated_share=0.5,
         rotary_joined=True,
+        rotary_names_parts=True,
     ),
     "stablelm": Form(
         bias="use_qkv_bias",
@@ -186,6 +190,8 @@ FORMS: dict[str, Form] = {
         feed_forward_dropout_only=True,
         rotated_share=0.25,
         rotary_joined=True,
+        rotary_names_parts=True,
+        names_attended=True,
         residual_first=True,
     ),
     "starcoder2": Form(
@@ -194,6 +200,7 @@ FORMS: dict[str, Form] = {
         feed_forward_bias="use_bias",
         activation_keys=("hidden_act",),
         dropout_keys=("attention_dropout", "residual_dropout", "embedding_dropout"),
+        dropout_inside=True,
         rotated_share=1.0,
     ),
     "nemotron": Form(
@@ -239,9 +246,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )
 
 
-def read_layer(
-    reader: ConfigReader, form: Form, model_type: str, hidden_size: int
-) -> LayerSpec:
+def read_layer(reader: ConfigReader, form: Form, model_type: str, hidden_size: int) -> LayerSpec:
     """One layer, as its class and config make it."""
     weight = reader.flag("layer_norm_elementwise_affine", default=True)
     attention = _attention(reader, form, model_type, hidden_size)
@@ -255,7 +260,9 @@ def read_layer(
             attention.dropout if shared_dropout else _probability(reader, form.dropout_keys[1])
         ),
         feed_forward_dropout_only=form.feed_forward_dropout_only,
+        dropout_inside=form.dropout_inside,
         names_attended=form.names_attended,
+        names_normed=form.residual_first,
         residual_first=form.residual_first,
         residual_normed=reader.flag("apply_residual_connection_post_layernorm"),
     )
@@ -347,7 +354,7 @@ def _rotary(reader: ConfigReader, form: Form, head_dim: int) -> RotarySpec | Non
     dim = int(head_dim * share)
     if not 0 < dim <= head_dim:
         raise reader.fail(form.rotated_keys[0], f"leaves {dim} of {head_dim} dimensions")
-    return RotarySpec(dim=dim, joined=form.rotary_joined)
+    return RotarySpec(dim=dim, joined=form.rotary_joined, names_parts=form.rotary_names_parts)
 
 
 def _paired_rotary_dim(reader: ConfigReader, head_dim: int) -> int:
@@ -411,6 +418,7 @@ def _feed_forward(reader: ConfigReader, form: Form, hidden_size: int) -> FeedFor
         activation=_activation(reader, form),
         gated=form.gated,
         bias=_flag(reader, form.feed_forward_bias),
+        inline=form.attention is AttentionForm.INTERFACE and form.query_rescaled,
         activation_dropout=(
             reader.number("activation_dropout")
             if form.attention is AttentionForm.CLAMPED_SCORES

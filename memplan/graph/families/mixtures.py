@@ -3,7 +3,7 @@
 What a class fixes is a row of ``MIXTURES``; sizes come from the config.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from memplan.graph.families.llama import (
@@ -28,6 +28,7 @@ from memplan.model.spec import (
     NormKind,
     NormPlacement,
     NormSpec,
+    OutputGate,
     RotarySpec,
     RouterScore,
     RouterSpec,
@@ -43,6 +44,12 @@ DEEPSEEK_ROUTER = RouterSpec(
     scaled=True,
 )
 """DeepSeek-V3's: sigmoid scores, a correction bias, groups ruled out, weights normalized."""
+
+JOINED_ROTARY = RotarySpec(dim=0, joined=True)
+"""Heads are joined from a rotated part and the rest, even where nothing rests."""
+
+MAX_SOFTCAP = 1e9
+"""No cap on logits is larger."""
 
 QWEN_ROUTER = RouterSpec(
     fp32_logits=False, normalization=Normalization.IN_PLACE, cast_weights=True
@@ -90,6 +97,31 @@ class Mixture:
     """The sliding mask is made even where no layer uses it."""
     local_rotary: bool = False
     """Layers with a window have rotary tables of their own."""
+    local_partial_rotary: float = 1.0
+    """The same share in layers with a window."""
+    silent_partial_rotary: float = 1.0
+    """The share where the config has rope parameters, but not this one."""
+    output_gate: OutputGate = OutputGate.NONE
+    clamps: bool = False
+    """``clip_qkv`` clamps queries, keys and values (OLMoE)."""
+    query_key_norm_flag: bool = False
+    """``use_qk_norm`` switches norms on queries and keys on (GLM-4.5)."""
+    own_eager: bool = False
+    """The class has an eager attention of its own, and no other."""
+    sinks: bool = False
+    local_sinks: bool = False
+    """Only layers with a window have sinks (MiMo-V2)."""
+    local_key_value_factor: int = 1
+    """How many times more key/value heads layers with a window have (MiMo-V2)."""
+    value_head: bool = False
+    """Values have a head size of their own and are scaled (MiMo-V2)."""
+    clamped_gate: bool = False
+    expert_bias: bool = False
+    routed_scaled: bool = False
+    embedding_flag: str | None = None
+    """Which key switches the embedding's scaling on (AFMoE)."""
+    softcap_key: str | None = None
+    """Which key, above 0, switches the router's softcap on (Laguna)."""
     rotates_local_only: bool = False
     """Only layers with a window have positions (AFMoE)."""
     grouped_by: tuple[str, str] | None = None
@@ -147,6 +179,27 @@ def _after_window_layers(reader: ConfigReader, number: int) -> bool:
     return _typed_sliding(reader, number, lambda _, each: each >= late)
 
 
+def _afmoe_sliding(reader: ConfigReader, number: int) -> bool:
+    every = reader.integer("global_attn_every_n_layers", default=4)
+    return _typed_sliding(reader, number, lambda _, each: bool((each + 1) % every))
+
+
+def _even_sliding(reader: ConfigReader, number: int) -> bool:
+    return _typed_sliding(reader, number, lambda _, each: bool((each + 1) % 2))
+
+
+def _mimo_sliding(reader: ConfigReader, number: int) -> bool:
+    return _typed_sliding(reader, number, lambda _, each: each != 0 and bool((each + 1) % 6))
+
+
+def _never_sliding(reader: ConfigReader, number: int) -> bool:
+    return _typed_sliding(reader, number, lambda *_: False)
+
+
+def _dense_layers(reader: ConfigReader, number: int) -> bool:
+    return number < reader.integer("num_dense_layers", default=0, minimum=0)
+
+
 def _qwen2_sliding(reader: ConfigReader, number: int) -> bool:
     last = reader.integer("max_window_layers", default=0, minimum=0)
     return _typed_sliding(reader, number, lambda _, each: bool((each + 1) % 2) and each < last)
@@ -185,6 +238,7 @@ MIXTURES: dict[str, Mixture] = {
         router=QWEN_ROUTER,
         attention=Variation(query_key_norm=NormKind.RMS),
         query_key_norm_per_head=False,
+        clamps=True,
         expert_size="intermediate_size",
     ),
     "granitemoe": Mixture(
@@ -211,13 +265,16 @@ MIXTURES: dict[str, Mixture] = {
     "glm4_moe": Mixture(
         router=DEEPSEEK_ROUTER,
         attention=Variation(output_bias=False),
+        rotary=JOINED_ROTARY,
         partial_rotary=0.5,
+        query_key_norm_flag=True,
         shared_count="n_shared_experts",
         dense=first_dense,
     ),
     "solar_open": Mixture(
         router=DEEPSEEK_ROUTER,
         attention=Variation(output_bias=False),
+        rotary=JOINED_ROTARY,
         partial_rotary=1.0,
         shared_count="n_shared_experts",
     ),
@@ -242,6 +299,7 @@ MIXTURES: dict[str, Mixture] = {
         ),
         attention=Variation(qkv_bias=False, output_bias=False, query_key_norm=NormKind.RMS),
         query_key_norm_per_head=False,
+        rotary=JOINED_ROTARY,
         partial_rotary=1.0,
         normalizes=True,
         expert_size="intermediate_size",
@@ -260,6 +318,76 @@ MIXTURES: dict[str, Mixture] = {
         shared_count="num_shared_experts",
         dense=typed_dense,
     ),
+    "afmoe": Mixture(
+        router=RouterSpec(
+            score=RouterScore.SIGMOID,
+            correction_parameter=True,
+            normalization=Normalization.COPY,
+            scaled=True,
+        ),
+        attention=Variation(query_key_norm=NormKind.RMS_UPCAST),
+        norm=NormSpec(kind=NormKind.RMS_UPCAST),
+        placement=NormPlacement.SANDWICH,
+        normalizes=True,
+        shared_count="num_shared_experts",
+        shared_first=True,
+        output_gate=OutputGate.SIGMOID,
+        dense=_dense_layers,
+        sliding=_afmoe_sliding,
+        rotates_local_only=True,
+        mixed_masks=True,
+        spare_window_mask=True,
+        embedding_flag="mup_enabled",
+    ),
+    "laguna": Mixture(
+        router=RouterSpec(
+            score=RouterScore.SIGMOID,
+            correction_parameter=True,
+            normalization=Normalization.COPY,
+            cast_weights=True,
+        ),
+        attention=Variation(query_key_norm=NormKind.RMS),
+        rotary=JOINED_ROTARY,
+        partial_rotary=0.5,
+        local_rotary=True,
+        normalizes=True,
+        shared_size="shared_expert_intermediate_size",
+        shared_first=True,
+        routed_scaled=True,
+        output_gate=OutputGate.SOFTPLUS,
+        softcap_key="moe_router_logit_softcapping",
+        dense=typed_dense,
+        sliding=_never_sliding,
+    ),
+    "gpt_oss": Mixture(
+        router=RouterSpec(score=RouterScore.SOFTMAX_SELECTED, bias=True, fp32_logits=False),
+        norm=NormSpec(kind=NormKind.RMS_UPCAST),
+        rotary=RotarySpec(dim=0, halved=True),
+        normalizes=False,
+        expert_size="intermediate_size",
+        expert_bias=True,
+        clamped_gate=True,
+        own_eager=True,
+        sinks=True,
+        sliding=_even_sliding,
+        mixed_masks=True,
+        spare_window_mask=True,
+    ),
+    "mimo_v2_flash": Mixture(
+        router=DEEPSEEK_ROUTER,
+        attention=Variation(output_bias=False),
+        rotary=JOINED_ROTARY,
+        partial_rotary=0.334,
+        local_partial_rotary=0.334,
+        silent_partial_rotary=0.334,
+        local_rotary=True,
+        own_eager=True,
+        local_sinks=True,
+        local_key_value_factor=2,
+        value_head=True,
+        dense=typed_dense,
+        sliding=_mimo_sliding,
+    ),
 }
 
 
@@ -271,7 +399,8 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         name="decoder",
         runs=join_runs(_layers(reader, kind, hidden_size)),
         embedding=EmbeddingSpec(
-            embedding_size=hidden_size, scaled=reader.raw("embedding_multiplier") is not None
+            embedding_size=hidden_size, scaled=_scales_embedding(reader, kind),
+            unscaled_held=kind.embedding_flag is not None,
         ),
         final_norm=kind.norm,
         mixed_masks=kind.mixed_masks,
@@ -281,29 +410,41 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     head = HeadSpec(
         bias=reader.flag("lm_head_bias", "use_bias"), scaled=reader.raw("logits_scaling") is not None
     )
-    return decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
+    model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
+    return replace(model, eager_attention_only=kind.own_eager)
+
+
+def _scales_embedding(reader: ConfigReader, kind: Mixture) -> bool:
+    if kind.embedding_flag is not None:
+        return reader.flag(kind.embedding_flag)
+    return reader.raw("embedding_multiplier") is not None
 
 
 def _layers(reader: ConfigReader, kind: Mixture, hidden_size: int) -> list[LayerSpec]:
-    """Every layer: with or without a window, dense or a mixture."""
-    attention = mixture_attention(reader, kind, hidden_size)
+    """Every layer: with or without a window, dense or a mixture, with its own number of heads."""
     window = _window(reader, kind)
-    local = replace(attention, sliding_window=window)
     mixture = read_mixture(reader, kind)
-    made: dict[tuple[bool, bool], LayerSpec] = {}
+    count = reader.layers("num_hidden_layers")
+    heads = reader.integers("num_attention_heads_per_layer", minimum=1)
+    if heads and len(heads) < count:
+        raise reader.fail("num_attention_heads_per_layer", f"names {len(heads)} layers of {count}")
+    made: dict[tuple[bool, bool, int], LayerSpec] = {}
     layers: list[LayerSpec] = []
-    for number in range(reader.layers("num_hidden_layers")):
+    for number in range(count):
         sliding = window is not None and kind.sliding is not None and kind.sliding(reader, number)
         dense = kind.dense is not None and kind.dense(reader, number)
-        if (sliding, dense) not in made:
-            made[sliding, dense] = LayerSpec(
-                attention=local if sliding else attention,
+        key = (sliding, dense, heads[number] if heads else 0)
+        if key not in made:
+            made[key] = LayerSpec(
+                attention=mixture_attention(
+                    reader, kind, hidden_size, window=window if sliding else None, heads=key[2]
+                ),
                 feed_forward=_dense(reader) if dense else mixture,
                 norm=kind.norm,
                 placement=kind.placement,
                 residual_scaled=kind.residual_scaled,
             )
-        layers.append(made[sliding, dense])
+        layers.append(made[key])
     return layers
 
 
@@ -313,26 +454,59 @@ def _window(reader: ConfigReader, kind: Mixture) -> int | None:
     return reader.optional_integer("sliding_window")
 
 
-def mixture_attention(reader: ConfigReader, kind: Mixture, hidden_size: int) -> AttentionSpec:
-    """Attention as the type has it: biases, norms on queries and keys, rotated share."""
+def mixture_attention(
+    reader: ConfigReader, kind: Mixture, hidden_size: int, *, window: int | None, heads: int
+) -> AttentionSpec:
+    """Attention as the type has it: biases, norms on queries and keys, rotated share, window.
+
+    ``heads`` is the layer's own number of query heads; 0 leaves it to the config.
+    """
     variation = kind.attention
     if variation.qkv_bias is None:
         variation = replace(variation, qkv_bias=reader.flag(kind.bias_key))
     attention = read_attention(reader, variation, hidden_size)
+    local = window is not None
+    if local and kind.local_key_value_factor > 1:
+        attention = replace(
+            attention, num_kv_heads=attention.num_kv_heads * kind.local_key_value_factor
+        )
+    if heads:
+        attention = replace(attention, num_heads=heads)
+        reader.divide("num_attention_heads_per_layer", heads, "heads", attention.num_kv_heads)
+    rotary = None
+    if local or not kind.rotates_local_only:
+        rotated = _rotated(reader, kind, attention.head_dim, local=local)
+        rotary = replace(kind.rotary, dim=rotated)
     attention = replace(
         attention,
         query_key_norm_per_head=kind.query_key_norm_per_head,
-        rotary=replace(kind.rotary, dim=_rotated(reader, kind, attention.head_dim)),
+        rotary=rotary,
+        sliding_window=window,
+        output_gate=_output_gate(reader, kind),
+        projection_clamped=kind.clamps and reader.raw("clip_qkv") is not None,
+        own_eager=kind.own_eager,
+        sinks=kind.sinks or (kind.local_sinks and local),
+        value_head_dim=reader.optional_integer("v_head_dim") if kind.value_head else None,
+        value_scaled=kind.value_head,
     )
-    if reader.flag("use_qk_norm") and kind.partial_rotary is not None:
+    if kind.query_key_norm_flag and reader.flag("use_qk_norm"):
         attention = replace(attention, query_key_norm=NormSpec(kind=NormKind.RMS))
     return attention
 
 
-def _rotated(reader: ConfigReader, kind: Mixture, head_dim: int) -> int:
+def _output_gate(reader: ConfigReader, kind: Mixture) -> OutputGate:
+    """Laguna's ``gating`` says whether each head has one gate or each of its numbers."""
+    if kind.output_gate is OutputGate.SOFTPLUS and reader.raw("gating") in {True, "per-head"}:
+        return OutputGate.SOFTPLUS_PER_HEAD
+    return kind.output_gate
+
+
+def _rotated(reader: ConfigReader, kind: Mixture, head_dim: int, *, local: bool) -> int:
     """Dimensions of a head that are rotated."""
     if kind.partial_rotary is None:
         return head_dim
+    if kind.local_rotary:
+        return int(head_dim * _typed_share(reader, kind, kind.partial_rotary, local=local))
     share = reader.number("partial_rotary_factor", default=kind.partial_rotary)
     dim = reader.optional_integer("rotary_dim")
     if dim is not None:
@@ -343,6 +517,19 @@ def _rotated(reader: ConfigReader, kind: Mixture, head_dim: int) -> int:
         if isinstance(value, int | float):
             share = float(value)
     return int(head_dim * share)
+
+
+def _typed_share(
+    reader: ConfigReader, kind: Mixture, partial_rotary: float, *, local: bool
+) -> float:
+    """The rotated share of layers of one kind: each has rope parameters of its own."""
+    share = kind.local_partial_rotary if local else partial_rotary
+    parameters = reader.mapping("rope_parameters")
+    if parameters is None:
+        return share
+    own = parameters.get("sliding_attention" if local else "full_attention")
+    value = own.get("partial_rotary_factor") if isinstance(own, Mapping) else None
+    return float(value) if isinstance(value, int | float) else kind.silent_partial_rotary
 
 
 def _dense(reader: ConfigReader) -> FeedForwardSpec:
@@ -371,7 +558,10 @@ def read_mixture(reader: ConfigReader, kind: Mixture) -> MixtureSpec:
     size = reader.integer(kind.expert_size)
     shared = _shared_size(reader, kind, size)
     expert = FeedForwardSpec(
-        intermediate_size=size, activation=_activation(reader), gated=True
+        intermediate_size=size,
+        activation=_activation(reader),
+        gated=True,
+        bias=kind.expert_bias,
     )
     return MixtureSpec(
         num_experts=num_experts,
@@ -385,6 +575,8 @@ def read_mixture(reader: ConfigReader, kind: Mixture) -> MixtureSpec:
         ),
         shared_first=kind.shared_first,
         shared_gate=kind.shared_gate,
+        clamped_gate=kind.clamped_gate,
+        routed_scaled=kind.routed_scaled,
         fp32_sum=reader.flag("enable_moe_fp32_combine"),
     )
 
@@ -409,6 +601,8 @@ def _router(reader: ConfigReader, kind: Mixture) -> RouterSpec:
     if kind.grouped_by is not None:
         key, value = kind.grouped_by
         router = replace(router, grouped=reader.text(key) == value)
+    if kind.softcap_key is not None and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0:
+        router = replace(router, softcap=True)
     if kind.jitter is not None:
         key, times = kind.jitter
         if reader.number(key) > 0:

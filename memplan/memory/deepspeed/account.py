@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from memplan.errors import SetupError
-from memplan.memory.account import HostMemory, RankAccount
+from memplan.memory.account import RankAccount
 from memplan.memory.deepspeed.bf16_optimizer import bf16_optimizer_account, uses_bf16_optimizer
 from memplan.memory.deepspeed.job import Job, prepare_job
 from memplan.memory.deepspeed.stage0 import replicated_account
@@ -13,21 +13,22 @@ from memplan.memory.rank import RankInput
 from memplan.training.setup import ZeroStage
 
 
-def deepspeed_account(given: RankInput, *, rank: int = 0) -> RankAccount:
+def deepspeed_account(
+    given: RankInput, *, rank: int = 0, capacity_bytes: int | None = None
+) -> RankAccount:
     """What one data-parallel rank of DeepSpeed 0.19 holds, phase by phase [bytes].
+
+    ``capacity_bytes`` of the GPU, where it is known, decides whether stages 1 and 2 flatten the
+    weights there or, without room for two copies, on the CPU.
 
     Raises ``SetupError`` for engine options that DeepSpeed does not have, or a rank that the setup
     does not have.
     """
-    job = prepare_job(given, rank=rank)
+    job = prepare_job(given, rank=rank, capacity_bytes=capacity_bytes)
     if not 0 <= rank < job.num_ranks:
         msg = f"rank: must be from 0 to {job.num_ranks - 1}, got {rank}"
         raise SetupError(msg)
-    made = _by_stage(job)
-    host = made.host
-    if not host.load_bytes:
-        host = HostMemory(held_bytes=host.held_bytes, load_bytes=job.model_bytes)
-    return replace(made, host=host, left_out=job.options.left_out)
+    return replace(_by_stage(job), left_out=job.options.left_out)
 
 
 def _by_stage(job: Job) -> RankAccount:

@@ -8,6 +8,7 @@ at once for the all-reduce (2Φ).
 """
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
+from memplan.memory.deepspeed.host import saved_bytes
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
@@ -60,7 +61,10 @@ def bf16_optimizer_account(job: Job) -> RankAccount:
         rank=job.rank,
         phases=phases,
         held_bytes=job.phase("held", held).peak_bytes,
-        host=HostMemory(load_bytes=job.model_bytes),
+        host=HostMemory(
+            load_bytes=job.model_bytes,
+            save_bytes=saved_bytes(job, part_numel=partition.size),
+        ),
     )
 
 

@@ -91,41 +91,42 @@ class Coordinator:
 
     def enter(self) -> int:
         """The module of the present step is about to run: the highest that gathering rises to."""
-        self._fetch()
-        self._prefetch()
+        needed = self.trace[self.step]
+        self.high_bytes = self.gathered_bytes
+        if needed:
+            self._fetch(needed)
+        limit = self.settings.max_live_parameters - self.available
+        if limit > 0 and self.head < len(self.queue):
+            self._prefetch(min(limit, self.settings.prefetch_bucket_size))
         self.step += 1
         return self.high_bytes
 
-    def _fetch(self) -> None:
-        """Wait for the module's own parameters."""
-        needed = self.trace[self.step]
-        self.high_bytes = self.gathered_bytes
+    def _fetch(self, needed: Sequence[int]) -> None:
+        """Wait for the module's own parameters, and take them off the queue."""
         missing = [weight for weight in needed if weight not in self.sizes]
         if missing:
             self._gather(missing)
         for weight in needed:
-            self._wait(weight)
+            if weight in self.handles:
+                self._wait(weight)
+        fetched_for, step = self.fetched_for, self.step
+        num_own = sum([1 for weight in needed if fetched_for[weight] < step])
+        if num_own:
+            for weight, last_step in self.queue[self.head : self.head + num_own]:
+                fetched_for[weight] = last_step
+            self.head += num_own
 
-    def _prefetch(self) -> None:
-        """Start gathering what comes next."""
-        fetched_for, queue = self.fetched_for, self.queue
-        num_own = sum(1 for weight in self.trace[self.step] if fetched_for[weight] < self.step)
-        for weight, step in queue[self.head : self.head + num_own]:
-            fetched_for[weight] = step
-        self.head += num_own
-        settings = self.settings
-        limit = min(
-            settings.max_live_parameters - self.available, settings.prefetch_bucket_size
-        )
+    def _prefetch(self, limit: int) -> None:
+        """Start gathering what comes next, until there are ``limit`` elements."""
+        fetched_for, queue, sizes = self.fetched_for, self.queue, self.sizes
         found: list[int] = []
         numel = 0
         head, count = self.head, len(queue)
         while numel < limit and head < count:
             weight, step = queue[head]
             head += 1
-            if fetched_for[weight] < step:
-                fetched_for[weight] = step
-            if weight not in self.sizes and weight not in found:
+            fetched_for[weight] = max(fetched_for[weight], step)
+            if weight not in sizes and weight not in found:
                 found.append(weight)
                 numel += self.numels[weight]
         self.head = head
@@ -135,15 +136,18 @@ class Coordinator:
 
     def release(self, weights: Sequence[int]) -> None:
         """A module is done: let go what is not needed soon."""
-        step = self.step
+        step, fetched_for = self.step, self.fetched_for
         for weight in weights:
-            if weight in self.sizes and not self._is_kept(weight, step):
+            if (
+                fetched_for[weight] < step
+                and weight in self.sizes
+                and not self._is_used_soon(weight, step)
+            ):
                 self.gathered_bytes -= self.sizes.pop(weight)
                 self.available -= self.numels[weight]
 
-    def _is_kept(self, weight: int, step: int) -> bool:
-        if self.fetched_for[weight] >= step:
-            return True
+    def _is_used_soon(self, weight: int, step: int) -> bool:
+        """Whether less than ``max_reuse_distance`` lies before the next use."""
         uses = self.uses[weight]
         place = self.next_use[weight]
         while place < len(uses) and uses[place] < step:
@@ -163,9 +167,7 @@ class Coordinator:
                 self.sizes[weight] = size
                 self.gathered_bytes += size
         else:
-            padded = sum(
-                shard_numel(self.numels[weight], settings.num_ranks) for weight in weights
-            )
+            padded = sum(shard_numel(self.numels[weight], settings.num_ranks) for weight in weights)
             flat = self._padded_bytes(padded * settings.num_ranks)
             handle = _Handle(sorted(weights), flat)
             self.gathered_bytes += flat
@@ -178,9 +180,7 @@ class Coordinator:
             self.high_bytes = max(self.high_bytes, arriving)
 
     def _wait(self, weight: int) -> None:
-        handle = self.handles.pop(weight, None)
-        if handle is None:
-            return
+        handle = self.handles.pop(weight)
         if not handle.copied:
             handle.copied = True
             for member in handle.members:

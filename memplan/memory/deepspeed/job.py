@@ -12,7 +12,7 @@ from memplan.memory.plain import height_entries
 from memplan.memory.rank import RankInput
 from memplan.memory.step import Height
 from memplan.training.optimizers import OPTIMIZERS
-from memplan.training.setup import Offload
+from memplan.training.setup import Offload, ZeroStage
 
 MASTER_BYTES = 4
 """Bytes of an element of the master weights, of each state and of the gradients of a step."""
@@ -32,6 +32,8 @@ class Job:
     """Of an element of a weight."""
     gradient_bytes: int
     """Of an element of an accumulated gradient."""
+    capacity_bytes: int | None
+    """Of the GPU; None: more than is needed."""
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -42,6 +44,11 @@ class Job:
     def offloads_param(self) -> bool:
         """Shards are not on the GPU."""
         return self.given.setup.offload_param is not Offload.NONE
+
+    @property
+    def is_replicated(self) -> bool:
+        """Every rank holds all weights."""
+        return self.given.setup.zero_stage is not ZeroStage.PARAMETERS
 
     @property
     def accumulates(self) -> bool:
@@ -107,7 +114,7 @@ class Job:
         return self.phase(name, held, *entries)
 
 
-def prepare_job(given: RankInput, *, rank: int) -> Job:
+def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = None) -> Job:
     """Read the settings and write the parameters and the backward pass out."""
     setup, formats = given.setup, given.formats
     options = read_options(setup, hidden_size=hidden_size(given.tape))
@@ -122,6 +129,7 @@ def prepare_job(given: RankInput, *, rank: int) -> Job:
         num_ranks=setup.data_parallel * setup.context_parallel,
         weight_bytes=formats.weights.num_bytes,
         gradient_bytes=accumulated.num_bytes,
+        capacity_bytes=capacity_bytes,
     )
 
 

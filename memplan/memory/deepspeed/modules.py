@@ -2,7 +2,9 @@
 
 A module's parameters are fetched before its first operation and let go after its last one, in the
 forward pass, in backward, and when a checkpointed layer runs again. Parameters that stay gathered
-(``stage3_param_persistence_threshold``) need neither, so modules with no others are left out.
+(``stage3_param_persistence_threshold``) need neither; but the hooks of a module that has no others,
+or none at all, still start a round of prefetching. Norms and the modules around those with
+parameters are seen here; activation functions and dropouts, which leave no trace in names, are not.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +33,8 @@ class Module:
     """One module with parameters that have to be gathered, in one repetition of its segment."""
 
     weights: list[tuple[int, int]]
-    """For each parameter its number in the first repetition and the step to the next."""
+    """For each parameter that is gathered for it, its number in the first repetition and the step
+    to the next."""
 
 
 @dataclass(slots=True)
@@ -76,18 +79,24 @@ class _Writer:
     def _modules(self, operation: Operation, persistent: frozenset[Parameter]) -> list[int]:
         found: list[int] = []
         for tensor in operation.inputs:
-            if isinstance(tensor, Parameter) and tensor not in persistent:
+            if isinstance(tensor, Parameter):
                 name = self.owners.get(tensor, tensor.module)
-                number = self.names.get(name)
-                if number is None:
-                    number = self.names[name] = len(self.script.modules)
-                    self.script.modules.append(Module([]))
+                for each in _with_parents(name):
+                    number = self._number(each)
+                    if number not in found:
+                        found.append(number)
+                own = self.script.modules[self.names[name]].weights
                 place = self._place(tensor)
-                if place not in self.script.modules[number].weights:
-                    self.script.modules[number].weights.append(place)
-                if number not in found:
-                    found.append(number)
+                if tensor not in persistent and place not in own:
+                    own.append(place)
         return found
+
+    def _number(self, name: str) -> int:
+        number = self.names.get(name)
+        if number is None:
+            number = self.names[name] = len(self.script.modules)
+            self.script.modules.append(Module([]))
+        return number
 
     def _place(self, parameter: Parameter) -> tuple[int, int]:
         own = self.weights.segments[self.segment.index]
@@ -97,9 +106,7 @@ class _Writer:
         stride = own.stride if self.segment.num_copies > 1 else 0
         return own.first + position, stride
 
-    def _run(
-        self, levels: list[tuple[int, int]], stop: int, *, cut: bool
-    ) -> list[tuple[Act, int]]:
+    def _run(self, levels: list[tuple[int, int]], stop: int, *, cut: bool) -> list[tuple[Act, int]]:
         """Forward: fetch, the levels in between, release; ``cut`` short before ``stop``'s module
         is over."""
         first: dict[int, int] = {}
@@ -123,10 +130,14 @@ class _Writer:
             if closing and position < stop:
                 acts.append((Act.LEVEL, peak))
                 peak = levels[position][1]
-                acts += [(Act.RELEASE, module) for module in closing]
+                acts += self._released(closing)
         if peak:
             acts.append((Act.LEVEL, peak))
         return acts
+
+    def _released(self, modules: list[int]) -> list[tuple[Act, int]]:
+        """Let go of what these modules gathered; empty ones gathered nothing."""
+        return [(Act.RELEASE, module) for module in modules if self.script.modules[module].weights]
 
     def _back(self) -> list[tuple[Act, int]]:
         segment = self.segment
@@ -158,11 +169,9 @@ class _Writer:
                 if isinstance(tensor, Parameter) and tensor.requires_grad and kind != Gradient.NONE:
                     acts.append((Act.INTERVAL, interval))
                     interval += 1
-            acts += [
-                (Act.RELEASE, module)
-                for module in self.modules_of[position]
-                if final[module] == position
-            ]
+            acts += self._released(
+                [each for each in self.modules_of[position] if final[each] == position]
+            )
         acts += again
         acts.append((Act.INTERVAL, interval))
         return acts
@@ -172,6 +181,16 @@ class _Writer:
         stop = recomputation_stop(segment)
         walk = ForwardWalk(segment, keep=True)
         return self._run(_levels(segment, walk, stop), stop, cut=True)
+
+
+def _with_parents(name: str) -> list[str]:
+    """A module's name after those of the modules around it, the layer's own (empty) first.
+
+    >>> _with_parents("mlp.up_proj")
+    ['', 'mlp', 'mlp.up_proj']
+    """
+    parts = name.split(".")
+    return ["", *(".".join(parts[: count + 1]) for count in range(len(parts)))]
 
 
 def _levels(segment: Segment, walk: ForwardWalk, stop: int) -> list[tuple[int, int]]:

@@ -86,6 +86,8 @@ def _count(name: str, value: object) -> int:
 
 
 def _flag(name: str, value: object) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
     if not isinstance(value, bool):
         msg = f"engine_options: {name} must be true or false, got {value!r}"
         raise SetupError(msg)

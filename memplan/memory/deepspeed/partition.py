@@ -47,9 +47,7 @@ class ModelWeights:
     @cached_property
     def trained_numels(self) -> list[int]:
         """Elements of the parameters that are trained."""
-        return [
-            count for count, kept in zip(self.numels, self.trainable, strict=True) if kept
-        ]
+        return [count for count, kept in zip(self.numels, self.trainable, strict=True) if kept]
 
     @cached_property
     def num_trained(self) -> int:

@@ -117,9 +117,7 @@ class Reduction:
         self.waiting = []
         self.filled = 0
 
-    def _take_owned(
-        self, level: int, held: int, largest: int, peak: Peak, moment: Moment
-    ) -> None:
+    def _take_owned(self, level: int, held: int, largest: int, peak: Peak, moment: Moment) -> None:
         settings = self.settings
         if settings.offloads:
             if settings.at_boundary:

@@ -9,6 +9,7 @@ together (``comm/coalesced_collectives.py``), but for a single gradient that div
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memplan.graph.tape import Segment
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings
 from memplan.memory.deepspeed.modules import Act, SegmentScript
 from memplan.memory.deepspeed.partition import shard_numel
@@ -44,6 +45,7 @@ class StepReplay:
         *,
         passes: StepPasses,
         timeline: BackwardTimeline,
+        segments: Sequence[Segment],
         scripts: Sequence[SegmentScript],
         numels: list[int],
         fetching: FetchSettings,
@@ -55,6 +57,14 @@ class StepReplay:
         self.numels = numels
         self.scattering = scattering
         self.gathers = fetching.gathers
+        self.members = [
+            [
+                [_numbers(module.weights, copy) for module in script.modules]
+                for copy in range(segment.repeat)
+            ]
+            for script, segment in zip(scripts, segments, strict=True)
+        ]
+        """For each segment and repetition, the parameters of each module."""
         trace = self._trace() if self.gathers else []
         self.coordinator = Coordinator(fetching, numels, trace)
         self.filled = 0
@@ -71,15 +81,16 @@ class StepReplay:
         trace: list[list[int]] = []
         for stage in self.passes.forward:
             script = self.scripts[stage.segment.index]
-            needed = [script.modules[each].weights for act, each in script.forward if not act]
-            for copy in range(stage.segment.repeat):
-                trace += [_numbers(weights, copy) for weights in needed]
+            needed = [module for act, module in script.forward if act is Act.FETCH]
+            for members in self.members[stage.segment.index]:
+                trace += [members[module] for module in needed]
         done: dict[int, int] = {}
-        for stage in self.passes.backward:
-            script = self.scripts[stage.segment.index]
-            needed = [script.modules[each].weights for act, each in script.backward if not act]
-            for copy in _copies(stage, done):
-                trace += [_numbers(weights, copy) for weights in needed]
+        for back in self.passes.backward:
+            script = self.scripts[back.segment.index]
+            needed = [module for act, module in script.backward if act is Act.FETCH]
+            for copy in _copies(back, done):
+                members = self.members[back.segment.index][copy]
+                trace += [members[module] for module in needed]
         return trace
 
     # -- forward ---------------------------------------------------------------------------------
@@ -96,7 +107,7 @@ class StepReplay:
             script = self.scripts[stage.segment.index]
             level = stage.start.total_bytes
             best = peak.total_bytes
-            for copy in range(stage.segment.repeat):
+            for copy, members in enumerate(self.members[stage.segment.index]):
                 now = level
                 for act, operand in script.forward:
                     if act is Act.LEVEL:
@@ -105,7 +116,7 @@ class StepReplay:
                     elif act is Act.FETCH:
                         gathered = coordinator.enter()
                     else:
-                        coordinator.release(_numbers(script.modules[operand].weights, copy))
+                        coordinator.release(members[operand])
                         continue
                     if now + gathered > best:
                         best = now + gathered
@@ -130,7 +141,8 @@ class StepReplay:
             script = self.scripts[stage.segment.index]
             count = len(stage.intervals)
             for copy in _copies(stage, done):
-                self._back(stage, script, copy, moments[position : position + count], peak)
+                members = self.members[stage.segment.index][copy]
+                self._back(stage, script, members, moments[position : position + count], peak)
                 position += count
         last = moments[-1]
         self._reduce(last, 0, peak)
@@ -140,7 +152,7 @@ class StepReplay:
         self,
         stage: BackwardPass,
         script: SegmentScript,
-        copy: int,
+        members: Sequence[Sequence[int]],
         moments: Sequence[Moment],
         peak: Peak,
     ) -> None:
@@ -163,7 +175,7 @@ class StepReplay:
                 level = start + operand
                 self._offer(peak, now, level, coordinator.gathered_bytes)
             else:
-                coordinator.release(_numbers(script.modules[operand].weights, copy))
+                coordinator.release(members[operand])
 
     def _start(self, stage: BackwardPass, first: Moment) -> int:
         """The level at which a repetition begins [bytes]."""

@@ -10,7 +10,8 @@ gradients are the optimizer's own.
 
 from collections.abc import Sequence
 
-from memplan.memory.account import ComponentKind, Entry, RankAccount, make_phase
+from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
+from memplan.memory.deepspeed.host import saved_bytes
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.timeline import BackwardTimeline
@@ -63,7 +64,10 @@ def replicated_account(job: Job) -> RankAccount:
         job.phase("save", held),
     )
     return RankAccount(
-        rank=job.rank, phases=phases, held_bytes=job.phase("held", held).peak_bytes
+        rank=job.rank,
+        phases=phases,
+        held_bytes=job.phase("held", held).peak_bytes,
+        host=HostMemory(load_bytes=job.model_bytes, save_bytes=saved_bytes(job, part_numel=numel)),
     )
 
 

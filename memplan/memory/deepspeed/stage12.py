@@ -11,7 +11,7 @@ staging buffer Wn. The step holds the G gradients; it takes the norm of one afte
 from dataclasses import dataclass
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
-from memplan.memory.deepspeed.host import replicated_host
+from memplan.memory.deepspeed.host import replicated_host, saved_bytes
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
@@ -128,21 +128,17 @@ def _held(job: Job, plan: _Plan) -> list[Entry]:
 
 def _load(job: Job, plan: _Plan) -> list[Entry]:
     """Flattening keeps two copies of the weights; then come master weights and zero gradients."""
+    part = 0 if job.offloads_optimizer else MASTER_BYTES * plan.partition.size
     flat = job.weight_bytes * plan.partition.numel
-    part = plan.partition.size
     weights = Entry(ComponentKind.PARAMETERS, flat + job.frozen_bytes, "the flat buffer")
-    if not job.offloads_optimizer and 2 * MASTER_BYTES * part > job.trained_bytes:
+    copy = job.trained_bytes if _flattens_on_gpu(job, plan) else 0
+    if 2 * part > copy:
         return [
             weights,
-            Entry(ComponentKind.MASTER_WEIGHTS, MASTER_BYTES * part, "fp32, this rank's part"),
-            Entry(ComponentKind.GRADIENTS, MASTER_BYTES * part, "fp32 zeros, for a moment"),
+            Entry(ComponentKind.MASTER_WEIGHTS, part, "fp32, this rank's part"),
+            Entry(ComponentKind.GRADIENTS, part, "fp32 zeros, for a moment"),
         ]
-    copy = Entry(
-        ComponentKind.TEMPORARIES,
-        job.trained_bytes,
-        "the weights before they are flattened (on the CPU where the GPU has no room for both)",
-    )
-    return [weights, copy]
+    return [weights, Entry(ComponentKind.TEMPORARIES, copy, "the weights before flattening")]
 
 
 def _backward(job: Job, plan: _Plan) -> Peak:
@@ -155,7 +151,7 @@ def _backward(job: Job, plan: _Plan) -> Peak:
             numels,
             carried_bytes=plan.carried_bytes,
             carried_buckets_bytes=plan.carried_buckets_bytes,
-            gradients_added=not plan.sharded_gradients,
+            gradients_added=bool(plan.carried_bytes) and not plan.sharded_gradients,
         )
     sizes = [0] * len(numels)
     for moment in job.timeline.moments:
@@ -194,18 +190,23 @@ def _step(job: Job, plan: _Plan) -> Peak:
 
 
 def _host(job: Job, plan: _Plan) -> HostMemory:
-    if not job.offloads_optimizer:
-        return HostMemory(load_bytes=job.model_bytes)
     partition = plan.partition
+    if not job.offloads_optimizer:
+        # The model, and where it is flattened on the CPU a copy of it beside the flat buffer.
+        copies = 1 if _flattens_on_gpu(job, plan) else 2
+        return HostMemory(
+            load_bytes=copies * job.model_bytes,
+            save_bytes=saved_bytes(job, part_numel=partition.size),
+        )
     accumulated = 0
     if job.accumulates and plan.sharded_gradients:
         accumulated = job.weight_bytes * partition.whole_numel
-    return replicated_host(
-        model_bytes=job.model_bytes,
-        weight_bytes=job.weight_bytes,
-        part_numel=partition.size,
-        largest_numel=job.weights.largest_trained,
-        num_states=job.num_states,
-        kept_gradients_bytes=accumulated,
-        pinned=job.options.pin_memory,
-    )
+    return replicated_host(job, part_numel=partition.size, accumulated_bytes=accumulated)
+
+
+def _flattens_on_gpu(job: Job, plan: _Plan) -> bool:
+    """Whether the GPU has room for the weights and their flat copy."""
+    if job.capacity_bytes is None:
+        return True
+    free = job.capacity_bytes - job.model_bytes
+    return free >= job.weight_bytes * plan.partition.numel

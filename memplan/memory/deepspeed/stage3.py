@@ -10,7 +10,7 @@ each sub-group flattens its gradients (WP') and casts them to fp32 (4P').
 from dataclasses import dataclass
 
 from memplan.graph.tape import Parameter, allocated_bytes
-from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
+from memplan.memory.account import ComponentKind, Entry, RankAccount, make_phase
 from memplan.memory.deepspeed.coordinator import FetchSettings
 from memplan.memory.deepspeed.host import sharded_host
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
@@ -49,6 +49,7 @@ def sharded_account(job: Job) -> RankAccount:
     replay = StepReplay(
         passes=job.given.passes,
         timeline=job.timeline,
+        segments=job.given.tape.segments,
         scripts=write_scripts(job.given.tape, job.weights, persistent=plan.persistent),
         numels=job.weights.numels,
         fetching=_fetching(job),
@@ -66,16 +67,14 @@ def sharded_account(job: Job) -> RankAccount:
         rank=job.rank,
         phases=phases,
         held_bytes=job.phase("held", held).peak_bytes,
-        host=_host(job, plan),
+        host=sharded_host(job, shards=plan.shards, groups=plan.groups),
     )
 
 
 def _plan(job: Job) -> _Plan:
     weights = job.weights
     shards = [shard_numel(numel, job.num_ranks) for numel in weights.numels]
-    trained = [
-        shard for shard, kept in zip(shards, weights.trainable, strict=True) if kept
-    ]
+    trained = [shard for shard, kept in zip(shards, weights.trainable, strict=True) if kept]
     persistent, persistent_bytes = _persistent(job)
     return _Plan(
         shards=shards,
@@ -95,7 +94,9 @@ def _persistent(job: Job) -> tuple[frozenset[Parameter], int]:
     size = total = 0
     for segment in job.given.tape.segments:
         for parameter in segment.parameters:
-            fits = total + parameter.numel * segment.num_copies <= options.model_persistence_threshold
+            fits = (
+                total + parameter.numel * segment.num_copies <= options.model_persistence_threshold
+            )
             if parameter.numel <= options.param_persistence_threshold and fits:
                 kept.add(parameter)
                 total += parameter.numel * segment.num_copies
@@ -195,9 +196,7 @@ def _master(job: Job, plan: _Plan) -> list[Entry]:
     return [
         Entry(ComponentKind.PARAMETERS, job.weight_bytes * sum(plan.shards), "shards"),
         Entry(ComponentKind.MASTER_WEIGHTS, MASTER_BYTES * plan.total, "fp32, of the shards"),
-        Entry(
-            ComponentKind.GRADIENTS, MASTER_BYTES * extra, "fp32 zeros of the largest sub-group"
-        ),
+        Entry(ComponentKind.GRADIENTS, MASTER_BYTES * extra, "fp32 zeros of the largest sub-group"),
     ]
 
 
@@ -225,9 +224,7 @@ def _step(job: Job, plan: _Plan) -> Peak:
     peak.offer(0, gathered=plan.persistent_bytes)
     if job.offloads_optimizer:
         return peak
-    peak.offer(
-        0, temporaries=rounded(NORM_BYTES * max(plan.trained, default=0))
-    )
+    peak.offer(0, temporaries=rounded(NORM_BYTES * max(plan.trained, default=0)))
     largest = max(plan.groups, default=0)
     cast = 0 if job.gradient_bytes == MASTER_BYTES else MASTER_BYTES * largest
     peak.offer(0, temporaries=job.gradient_bytes * largest + cast)
@@ -251,25 +248,4 @@ def _gathered_for_saving(job: Job) -> Entry:
         ComponentKind.GATHERED_PARAMETERS,
         largest,
         "one module at a time, on its way to rank 0's CPU",
-    )
-
-
-def _host(job: Job, plan: _Plan) -> HostMemory:
-    options = job.options
-    shards = job.weight_bytes * sum(plan.shards)
-    loading = shards if options.zero_init else job.model_bytes
-    if not job.offloads_optimizer:
-        kept = shards if job.offloads_param else 0
-        return HostMemory(held_bytes=kept, load_bytes=max(loading, shards + kept))
-    model = 0 if options.zero_init else job.model_bytes
-    if job.offloads_param:
-        model += shards
-    return sharded_host(
-        model_bytes=model,
-        weight_bytes=job.weight_bytes,
-        gradient_bytes=job.gradient_bytes,
-        groups=plan.groups,
-        num_states=job.num_states,
-        offloads_param=job.offloads_param,
-        pinned=options.pin_memory,
     )

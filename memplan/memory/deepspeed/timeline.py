@@ -80,9 +80,7 @@ def expand_backward(passes: StepPasses, weights: ModelWeights) -> BackwardTimeli
                         total_waiting += size
                         weight, size = -1, 0
                 moments.append(
-                    Moment(
-                        base + peak, base + end, weight, size, held, place, repetition, number
-                    )
+                    Moment(base + peak, base + end, weight, size, held, place, repetition, number)
                 )
     return BackwardTimeline(passes, moments)
 
@@ -112,9 +110,7 @@ def _locate(stage: BackwardPass, parameter: Parameter, weights: ModelWeights) ->
     return own.first + position, own.stride
 
 
-def _steps(
-    stage: BackwardPass, weights: ModelWeights
-) -> list[tuple[int, int, int, int, int]]:
+def _steps(stage: BackwardPass, weights: ModelWeights) -> list[tuple[int, int, int, int, int]]:
     return [_step(stage, interval, weights) for interval in stage.intervals]
 
 

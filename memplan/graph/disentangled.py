@@ -1,0 +1,147 @@
+"""DeBERTa's disentangled attention: scores of contents plus scores of contents against distances.
+
+``DisentangledSelfAttention`` of transformers 5.23 (``modeling_deberta``). Every layer projects one
+table of relative distances for keys and for queries, multiplies it with all queries and keys, and
+gathers each pair's distance out of the product, which autograd keeps.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.attention import Shape, batched_matmul, merged_heads
+from memplan.graph.blocks import StackContext
+from memplan.graph.operations import dropout, linear, softmax
+from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.model.spec import AttentionSpec, StackSpec
+
+
+def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
+    """What the encoder makes once: a mask of every pair, distances, and their table."""
+    spec = stack.runs[0].layer.attention
+    if not isinstance(spec, AttentionSpec) or spec.distances is None:
+        return
+    pairs = context.seq_len * context.seq_len
+    ones = t.tensor(context.batch * context.seq_len, DType.FP32)
+    t.record("ones", (), (ones,))
+    mask = t.tensor(context.batch * pairs, DType.FP32)
+    t.record("mul", (ones,), (mask,))
+    relative = t.tensor(pairs, DType.INT64)
+    t.record("sub", (), (relative,), forward_scratch_bytes=relative.storage.num_bytes)
+    for tensor in (ones, mask, relative):
+        t.hold(tensor)
+    context.mask, context.relative = mask, relative
+    if spec.distances.max_distance:
+        context.distances = t.parameter(
+            "rel_embeddings.weight", 2 * spec.distances.max_distance, context.hidden_size
+        )
+
+
+def disentangled_attention(
+    t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
+) -> Tensor:
+    """Queries, keys and values in one product, three kinds of scores, output projection."""
+    hidden = context.hidden_size
+    shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
+    fused = linear(t, x, "self_attn.in_proj", hidden, 3 * hidden)
+    query, key, value = t.split(t.slice(fused, fused.numel), *(fused.numel // 3,) * 3)
+    query = t.scale(t.add(query, t.parameter("self_attn.q_bias", hidden)))
+    value = t.add(value, t.parameter("self_attn.v_bias", hidden))
+    scores = batched_matmul(
+        t, merged_heads(t, query, shape), merged_heads(t, key, shape), shape.scores, spec.head_dim
+    )
+    distances = _distance_scores(t, query, key, shape, context)
+    scores = t.shift(scores) if distances is None else t.add(scores, distances)
+    masked = _masked(t, scores, context)
+    weights = dropout(t, softmax(t, masked), spec.dropout)
+    size = shape.rows * hidden
+    out = batched_matmul(t, weights, merged_heads(t, value, shape), size, shape.keys)
+    out = t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
+    t.touch(fused, query, value, masked, weights)
+    if distances is not None:
+        t.touch(distances)
+    return linear(t, out, "self_attn.o_proj", hidden, hidden, bias=True)
+
+
+def _masked(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
+    """``masked_fill`` with the mask turned into booleans by each layer for itself."""
+    if context.mask is None:
+        return scores
+    kept, hidden = (t.tensor(context.mask.numel, DType.BOOL) for _ in range(2))
+    t.record("to", (context.mask,), (kept,))
+    t.record("bitwise_not", (kept,), (hidden,))
+    out = t.tensor(scores.numel, scores.dtype)
+    t.record(
+        "masked_fill", (scores, hidden), (out,), saves=(hidden,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return out
+
+
+def _distance_scores(
+    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext
+) -> Tensor | None:
+    """Scores of contents against distances, as far as the config has them."""
+    spec = shape.spec.distances
+    table = context.distances
+    if spec is None or table is None:
+        return None
+    hidden = context.hidden_size
+    span = 2 * min(shape.queries, spec.max_distance)
+    dropped = dropout(t, table, spec.dropout)
+    near = t.slice(dropped, span * hidden)
+    held: list[Tensor] = []
+    total = None
+    if spec.content_to_position:
+        keys = linear(t, near, "self_attn.pos_proj", hidden, hidden)
+        found = _gathered(t, query, keys, span, shape, context)
+        total = t.shift(found)
+        held += (keys, found)
+    if spec.position_to_content:
+        queries = linear(t, near, "self_attn.pos_q_proj", hidden, hidden, bias=True)
+        found = _gathered(t, key, queries, span, shape, context)
+        total = _summed(t, total, found) if total is not None else t.shift(found)
+        held += (queries, found)
+    t.touch(dropped, *held)
+    return total
+
+
+def _summed(t: Tape, total: Tensor, found: Tensor) -> Tensor:
+    """A sum in place; the gradient of both is the sum's own."""
+    out = t.view(total, total.numel)
+    t.record("add_", (total, found), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS))
+    return out
+
+
+def _gathered(
+    t: Tape,
+    contents: Tensor,
+    distances: Tensor,
+    span: int,
+    shape: Shape,
+    context: StackContext,
+) -> Tensor:
+    """Contents times all distances, of which each pair picks its own."""
+    expanded = _expanded(t, distances, shape)
+    rows = shape.batch * shape.spec.num_heads * shape.queries
+    products = batched_matmul(
+        t, merged_heads(t, contents, shape), expanded, rows * span, shape.spec.head_dim
+    )
+    index = t.tensor(shape.queries * shape.keys, DType.INT64)
+    made_from = () if context.relative is None else (context.relative,)
+    t.record("clamp", made_from, (index,), forward_scratch_bytes=index.storage.num_bytes)
+    out = t.tensor(shape.scores, products.dtype)
+    scratch = products.storage.num_bytes if t.decomposed else 0
+    t.record(
+        "gather", (products, index), (out,), saves=(products, index),
+        gradients=(Gradient.FRESH, Gradient.NONE), backward_scratch_bytes=scratch,
+    )  # fmt: skip
+    return out
+
+
+def _expanded(t: Tape, distances: Tensor, shape: Shape) -> Tensor:
+    """One table for every sequence, copied for a product of more than one."""
+    if t.autocast is not None:
+        distances = t.cast(distances, t.autocast)
+    if shape.batch == 1:
+        return t.slice(distances, distances.numel)
+    out = t.tensor(distances.numel * shape.batch, distances.dtype)
+    t.record("clone", (distances,), (out,), gradients=(Gradient.FRESH,))
+    return out

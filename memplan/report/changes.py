@@ -1,0 +1,83 @@
+"""What differs between two setups, in words: the language of every advice."""
+
+from memplan.training.precision import Engine
+from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
+from memplan.units import format_gib
+
+_STRATEGY_LABELS = {
+    FsdpStrategy.FULL_SHARD: "", FsdpStrategy.SHARD_GRAD_OP: " keeping parameters gathered",
+    FsdpStrategy.HYBRID: " hybrid", FsdpStrategy.NO_SHARD: " without sharding",
+}  # fmt: skip
+_ENGINE_LABELS = {
+    Engine.DDP: "DDP", Engine.FSDP: "FSDP2", Engine.FSDP1: "FSDP1", Engine.MEGATRON: "Megatron",
+}  # fmt: skip
+
+
+def engine_label(setup: TrainingSetup) -> str:
+    """The engine and what it shards: ``ZeRO-3``, ``FSDP2 keeping parameters gathered``."""
+    engine = setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        return f"ZeRO-{2 if setup.zero_stage is None else setup.zero_stage.value}"
+    label = _ENGINE_LABELS[engine]
+    if setup.fsdp_strategy is not None:
+        label += _STRATEGY_LABELS[setup.fsdp_strategy]
+    return label
+
+
+def offload_label(setup: TrainingSetup) -> str:
+    """What is offloaded, and where to; empty where nothing is."""
+    moved = {
+        "optimizer": setup.offload_optimizer, "parameters": setup.offload_param,
+    }  # fmt: skip
+    names = [name for name, place in moved.items() if place is not Offload.NONE]
+    if not names:
+        return ""
+    place = next(place for place in moved.values() if place is not Offload.NONE)
+    return f"{' and '.join(names)} on {place.value.upper()}"
+
+
+def checkpointing_label(setup: TrainingSetup) -> str:
+    """``none``, ``full``, ``selective`` or a share of layers."""
+    value = setup.checkpointing
+    return value.value if isinstance(value, Recomputation) else f"{value:.0%}"
+
+
+def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
+    """What to change in one setup to get the other, simplest first.
+
+    >>> one = TrainingSetup(num_gpus=8, micro_batch_size=4)
+    >>> describe_change(one, TrainingSetup(num_gpus=8, micro_batch_size=2, checkpointing="full"))
+    'micro-batch 4 -> 2 and checkpointing'
+    """
+    parts = []
+    if before.micro_batch_size != after.micro_batch_size:
+        parts.append(f"micro-batch {before.micro_batch_size} -> {after.micro_batch_size}")
+    if before.checkpointing != after.checkpointing:
+        label = checkpointing_label(after)
+        if label == "none":
+            parts.append("no checkpointing")
+        else:
+            parts.append("checkpointing" if label == "full" else f"{label} checkpointing")
+    if engine_label(before) != engine_label(after):
+        parts.append(engine_label(after))
+    if offload_label(before) != offload_label(after):
+        parts.append(offload_label(after) or "no offloading")
+    if before.num_gpus != after.num_gpus:
+        parts.append(f"{after.num_gpus} GPUs instead of {before.num_gpus}")
+    if before.chosen_precision is not after.chosen_precision and (
+        before.chosen_engine is after.chosen_engine
+    ):
+        parts.append(f"precision {after.chosen_precision.value}")
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def saving_text(change: str, *, missing_bytes: int, saved_bytes: int) -> str:
+    """How much is missing and what a change saves, in one line.
+
+    >>> saving_text("ZeRO-3", missing_bytes=12 * 2**30, saved_bytes=18 * 2**30)
+    '12.0 GiB more needed: ZeRO-3 saves 18.0 GiB'
+    """
+    missing = format_gib(missing_bytes, digits=1)
+    return f"{missing} more needed: {change} saves {format_gib(saved_bytes, digits=1)}"

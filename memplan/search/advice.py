@@ -1,0 +1,180 @@
+"""The nearest change that makes a setup fit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from memplan.errors import SetupError
+from memplan.estimator import Estimate, Verdict, estimate
+from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
+from memplan.search.batch import largest_micro_batch
+from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.setup import (
+    MAX_GPUS,
+    FsdpStrategy,
+    Offload,
+    Recomputation,
+    TrainingSetup,
+    ZeroStage,
+)
+
+MAX_DOUBLINGS = 10
+"""How often the number of GPUs is doubled in search of one that suffices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """What to change in a setup that does not fit."""
+
+    answer: Estimate
+    """Of the setup that does not fit."""
+    better: Estimate | None
+    """Of the nearest setup that fits; None where none was found."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much the low end of the range exceeds the GPU by [bytes]."""
+        return missing_bytes(self.answer)
+
+    @property
+    def saved_bytes(self) -> int:
+        """What the change saves, at the low end of the range [bytes]."""
+        if self.better is None:
+            return 0
+        return self.answer.total_bytes.low - self.better.total_bytes.low
+
+
+def missing_bytes(answer: Estimate) -> int:
+    """How much the low end of the range exceeds the GPU by; 0 where it does not [bytes]."""
+    if answer.gpu is None:
+        return 0
+    return max(0, answer.total_bytes.low - answer.gpu.capacity_bytes)
+
+
+def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None) -> Advice:
+    """The nearest change that makes a setup fit: the one that costs least speed.
+
+    ``micro_batch`` is the largest that fits where it is known. A smaller micro-batch keeps the
+    global batch by accumulating more. Where nothing fits for certain, what is tight is named.
+    """
+    gpu = answer.gpu
+    if gpu is None:
+        return Advice(answer=answer, better=None)
+    tight = None
+    for setup in _nearest_changes(model, answer.setup, gpu, micro_batch):
+        try:
+            better = estimate(model, setup, gpu)
+        except SetupError:
+            continue
+        if better.verdict in (Verdict.FITS, Verdict.STATES_FIT):
+            return Advice(answer=answer, better=better)
+        if better.verdict is Verdict.TIGHT and tight is None:
+            tight = better
+    return Advice(answer=answer, better=tight)
+
+
+def _nearest_changes(
+    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec, micro_batch: int | None
+) -> Iterator[TrainingSetup]:
+    """Changed setups, the cheapest change first; made one by one, as each costs an estimate."""
+    if setup.micro_batch_size > 1:
+        if micro_batch is None:
+            micro_batch = largest_micro_batch(model, setup, gpu, limit=setup.micro_batch_size)
+        if micro_batch:
+            yield smaller_batch(setup, micro_batch)
+    shardings = list(_more_sharding(setup))
+    same_engine = [each for each in shardings if each.engine is setup.engine]
+    other_engine = [each for each in shardings if each.engine is not setup.engine]
+    yield from same_engine
+    recomputing = replace(setup, checkpointing=Recomputation.FULL)
+    if setup.checkpointing is not Recomputation.FULL:
+        yield recomputing
+    least = replace(smaller_batch(setup, 1), checkpointing=Recomputation.FULL)
+    yield least
+    yield from other_engine
+    yield from (replace(each, checkpointing=Recomputation.FULL) for each in shardings)
+    yield from _more_sharding(least)
+    yield from _offloading(setup)
+    yield from _offloading(least)
+    yield from _more_gpus(shardings[-1] if shardings else setup)
+    *_, widest = (least, *_more_sharding(least))
+    yield from _more_gpus(widest)
+
+
+def smaller_batch(setup: TrainingSetup, size: int) -> TrainingSetup:
+    """The setup with a smaller micro-batch, accumulating more where that keeps the global batch."""
+    steps = setup.gradient_accumulation_steps
+    if setup.micro_batch_size % size == 0:
+        steps *= setup.micro_batch_size // size
+    return replace(setup, micro_batch_size=size, gradient_accumulation_steps=steps)
+
+
+def _more_sharding(setup: TrainingSetup) -> Iterator[TrainingSetup]:
+    if setup.data_parallel == 1:
+        return
+    engine = setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
+        for higher in range(stage + 1, ZeroStage.PARAMETERS + 1):
+            yield replace(setup, zero_stage=ZeroStage(higher))
+    elif engine in (Engine.FSDP, Engine.FSDP1):
+        if setup.fsdp_strategy is not FsdpStrategy.FULL_SHARD:
+            yield replace(setup, fsdp_strategy=FsdpStrategy.FULL_SHARD)
+    elif engine is Engine.DDP:
+        yield _sharded(setup)
+
+
+def _sharded(setup: TrainingSetup) -> TrainingSetup:
+    """The same under FSDP2, in its usual precision where DDP's does not exist there."""
+    precision = setup.precision
+    if precision is not None and Engine.FSDP not in PRECISIONS[precision].engines:
+        precision = None
+    return replace(
+        setup,
+        engine=Engine.FSDP,
+        precision=precision,
+        fsdp_strategy=FsdpStrategy.FULL_SHARD,
+        upcast_outputs=False,
+        engine_options=(),
+    )
+
+
+def _offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
+    engine = setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
+        if stage is not ZeroStage.NONE and setup.offload_optimizer is Offload.NONE:
+            yield replace(setup, offload_optimizer=Offload.CPU)
+        if setup.data_parallel > 1 or stage is ZeroStage.PARAMETERS:
+            yield replace(
+                setup, zero_stage=ZeroStage.PARAMETERS, offload_optimizer=Offload.CPU
+            )
+            yield replace(
+                setup, zero_stage=ZeroStage.PARAMETERS, offload_optimizer=Offload.CPU,
+                offload_param=Offload.CPU,
+            )  # fmt: skip
+    elif engine in (Engine.FSDP, Engine.FSDP1):
+        yield replace(setup, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+    elif engine is Engine.DDP:
+        precision = setup.precision
+        if precision is not None and Engine.DEEPSPEED not in PRECISIONS[precision].engines:
+            precision = None
+        yield replace(
+            setup, engine=Engine.DEEPSPEED, precision=precision, zero_stage=ZeroStage.GRADIENTS,
+            offload_optimizer=Offload.CPU, upcast_outputs=False, engine_options=(),
+        )  # fmt: skip
+        yield replace(
+            setup, engine=Engine.DEEPSPEED, precision=precision, zero_stage=ZeroStage.PARAMETERS,
+            offload_optimizer=Offload.CPU, offload_param=Offload.CPU, upcast_outputs=False,
+            engine_options=(),
+        )  # fmt: skip
+
+
+def _more_gpus(setup: TrainingSetup) -> Iterator[TrainingSetup]:
+    """Twice as many GPUs, and so on: only sharding makes them help."""
+    wider = _sharded(setup) if setup.chosen_engine is Engine.DDP else setup
+    for doublings in range(1, MAX_DOUBLINGS + 1):
+        num_gpus = setup.num_gpus << doublings
+        if num_gpus > MAX_GPUS:
+            return
+        yield replace(wider, num_gpus=num_gpus, num_nodes=None)

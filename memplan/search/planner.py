@@ -1,0 +1,454 @@
+"""From a model, a GPU and a goal to the setups that fit, best first.
+
+The space: numbers of GPUs x engine, stage and offload x precision x checkpointing, each with the
+largest micro-batch that fits. Offloading is tried where the same engine does not fit without it.
+Parallel degrees are those of the goal's base setup.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from memplan.errors import SetupError
+from memplan.estimator import Estimate, estimate
+from memplan.graph.model import record_model
+from memplan.graph.tape import TapeOptions
+from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
+from memplan.search.batch import MAX_MICRO_BATCH, largest_of
+from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
+from memplan.training.kernels import KernelPreset
+from memplan.training.precision import DEFAULT_PRECISION, PRECISIONS, Engine, Precision
+from memplan.training.setup import (
+    FsdpStrategy,
+    Offload,
+    Recomputation,
+    TrainingSetup,
+    ZeroStage,
+)
+
+EQUAL_SPEED = 0.02
+"""Setups whose speeds differ by less are equals, and the simplest of them comes first."""
+DEFAULT_LIMIT = 20
+"""Setups that are returned, unless a goal says otherwise."""
+
+
+class Objective(Enum):
+    """What makes one setup better than another."""
+
+    SPEED = "speed"
+    """All GPUs together."""
+    GPUS = "gpus"
+    """As few GPUs as possible."""
+    BATCH = "batch"
+    """As large a micro-batch, over all GPUs, as possible."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineVariant:
+    """One way to hold a model: an engine, what it shards and what it offloads."""
+
+    engine: Engine
+    zero_stage: ZeroStage | None = None
+    fsdp_strategy: FsdpStrategy | None = None
+    offload_optimizer: Offload = Offload.NONE
+    offload_param: Offload = Offload.NONE
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything is kept on the host."""
+        return Offload.CPU in (self.offload_optimizer, self.offload_param)
+
+
+VARIANTS: tuple[EngineVariant, ...] = (
+    EngineVariant(engine=Engine.DDP),
+    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.OPTIMIZER),
+    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS),
+    EngineVariant(engine=Engine.FSDP, fsdp_strategy=FsdpStrategy.SHARD_GRAD_OP),
+    EngineVariant(engine=Engine.FSDP, fsdp_strategy=FsdpStrategy.FULL_SHARD),
+    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS),
+    EngineVariant(
+        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, offload_optimizer=Offload.CPU
+    ),
+    EngineVariant(
+        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS, offload_optimizer=Offload.CPU
+    ),
+    EngineVariant(
+        engine=Engine.FSDP, fsdp_strategy=FsdpStrategy.FULL_SHARD,
+        offload_optimizer=Offload.CPU, offload_param=Offload.CPU,
+    ),
+    EngineVariant(
+        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS,
+        offload_optimizer=Offload.CPU, offload_param=Offload.CPU,
+    ),
+)  # fmt: skip
+"""What a plan tries, simplest first: the order decides among equals."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """What a plan is for.
+
+    Raises ``SetupError`` for values that make no sense.
+    """
+
+    num_gpus: tuple[int, ...] = (8,)
+    """Numbers of GPUs to consider."""
+    global_batch_size: int | None = None
+    """Sequences of one optimizer step over all ranks; None: whatever one micro-batch gives."""
+    headroom: float = 0.0
+    """Share of the GPU's memory to keep free, beside what the range of the total allows for."""
+    objective: Objective = Objective.SPEED
+    base: TrainingSetup = TrainingSetup()
+    """Sequence length, optimizer, kernels, degrees: what the plan does not choose."""
+    engines: tuple[Engine, ...] = ()
+    """Engines to consider; empty: ddp, deepspeed and fsdp."""
+    precisions: tuple[Precision, ...] = ()
+    """Precisions to consider; empty: each engine's usual one, then bf16 without fp32 states."""
+    checkpointing: tuple[Recomputation | float, ...] = ()
+    """Policies to consider; empty: none and full, with kernels that have it also selective."""
+    limit: int = DEFAULT_LIMIT
+    """Setups to return."""
+
+    def __post_init__(self) -> None:
+        if not self.num_gpus or min(self.num_gpus) < 1:
+            msg = "num_gpus: name at least one number of GPUs, each at least 1"
+            raise SetupError(msg)
+        if not 0 <= self.headroom < 1:
+            msg = f"headroom: must be from 0 to below 1 (5 % is 0.05), got {self.headroom}"
+            raise SetupError(msg)
+        if self.global_batch_size is not None and self.global_batch_size < 1:
+            msg = f"global_batch_size: must be at least 1, got {self.global_batch_size}"
+            raise SetupError(msg)
+        object.__setattr__(self, "num_gpus", tuple(sorted(set(self.num_gpus))))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedSetup:
+    """One setup that fits, with the largest micro-batch that does."""
+
+    estimate: Estimate
+    speed: RelativeSpeed
+    tier: int
+    """0 with fp32 optimizer states; 1 without."""
+    simplicity: int
+    """Its place among the ways to train; smaller is simpler."""
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """The setup, with every default filled in."""
+        return self.estimate.setup
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What is left of the GPU at the high end of the range [bytes]."""
+        gpu = self.estimate.gpu
+        capacity = gpu.capacity_bytes if gpu is not None else 0
+        return capacity - self.estimate.total_bytes.high
+
+    @property
+    def total_speed(self) -> float:
+        """Of all GPUs together, in full-speed GPUs."""
+        return self.speed.per_gpu * self.setup.num_gpus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortfall:
+    """A setup that does not fit even with the smallest micro-batch."""
+
+    estimate: Estimate
+    missing_bytes: int
+    """How much the high end of the range exceeds what may be used [bytes]."""
+    better: Estimate | None
+    """The nearest setup of the plan that fits."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """What that one saves, at the high end [bytes]."""
+        if self.better is None:
+            return 0
+        return self.estimate.total_bytes.high - self.better.total_bytes.high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The answer to a goal."""
+
+    goal: Goal
+    gpu: GpuSpec
+    setups: tuple[PlannedSetup, ...]
+    """What fits, best first."""
+    num_fitting: int
+    """All that fit, those beyond the goal's limit included."""
+    shortfalls: tuple[Shortfall, ...]
+    """What does not, in the order it was tried."""
+    refused: tuple[str, ...]
+    """Why combinations were not tried at all, each reason once."""
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+    """What the relative speeds rest on."""
+
+
+def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec) -> Plan:
+    """Search for the setups that reach a goal on one kind of GPU.
+
+    Raises ``SetupError`` where no combination of the goal's settings exists.
+    """
+    return Planner(model, goal, gpu).run()
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """One combination of the space, its micro-batch still open."""
+
+    setup: TrainingSetup
+    variant: EngineVariant
+    simplicity: int
+    tier: int
+
+
+class Planner:
+    """Walks the space of one goal."""
+
+    def __init__(self, model: ModelSpec, goal: Goal, gpu: GpuSpec) -> None:
+        self.model = model
+        self.goal = goal
+        self.gpu = gpu
+        self.limit_bytes = int(gpu.capacity_bytes * (1 - goal.headroom))
+        self.active_params = active_parameters(model)
+        self.found: list[PlannedSetup] = []
+        self.failed: list[tuple[_Candidate, Estimate]] = []
+        self.refused: dict[str, None] = {}
+        self.largest: dict[object, int] = {}
+        """The last micro-batch that fitted, by everything but the number of GPUs: where to look
+        first when there are more."""
+
+    def run(self) -> Plan:
+        """Try everything, rank what fits, and say what the rest lacks."""
+        for num_gpus in self.goal.num_gpus:
+            fitting: set[tuple[object, ...]] = set()
+            for candidate in self._candidates(num_gpus):
+                key = _without_offload(candidate)
+                if candidate.variant.offloads and key in fitting:
+                    continue
+                if self._try(candidate):
+                    fitting.add(key)
+        if not self.found and not self.failed:
+            raise SetupError(next(iter(self.refused), "the goal leaves nothing to try"))
+        ranked = sorted(self.found, key=self._rank)
+        return Plan(
+            goal=self.goal,
+            gpu=self.gpu,
+            setups=tuple(ranked[: self.goal.limit]),
+            num_fitting=len(ranked),
+            shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
+            refused=tuple(self.refused),
+        )
+
+    # -- the space -------------------------------------------------------------------------------
+
+    def _candidates(self, num_gpus: int) -> Iterator[_Candidate]:
+        engines = self.goal.engines or (Engine.DDP, Engine.DEEPSPEED, Engine.FSDP)
+        for simplicity, variant in enumerate(VARIANTS):
+            if variant.engine not in engines or not _is_sensible(variant, num_gpus, engines):
+                continue
+            for tier, precision in self._precisions(variant.engine):
+                for checkpointing in self._policies():
+                    try:
+                        setup = replace(
+                            self.goal.base,
+                            num_gpus=num_gpus,
+                            num_nodes=None,
+                            engine=variant.engine,
+                            zero_stage=variant.zero_stage,
+                            fsdp_strategy=variant.fsdp_strategy,
+                            offload_optimizer=variant.offload_optimizer,
+                            offload_param=variant.offload_param,
+                            precision=precision,
+                            checkpointing=checkpointing,
+                        )
+                    except SetupError as error:
+                        self.refused[str(error)] = None
+                        continue
+                    yield _Candidate(setup, variant, simplicity, tier)
+
+    def _precisions(self, engine: Engine) -> list[tuple[int, Precision]]:
+        """The precisions to try with an engine, and the tier of each."""
+        if self.goal.precisions:
+            chosen = [each for each in self.goal.precisions if engine in PRECISIONS[each].engines]
+        else:
+            usual = DEFAULT_PRECISION[engine]
+            if not self.gpu.has_bf16:
+                usual = Precision(usual.value.replace("bf16", "fp16"))
+            chosen = [usual]
+            if self.gpu.has_bf16 and engine in PRECISIONS[Precision.BF16].engines:
+                chosen.append(Precision.BF16)
+        return [(_tier(each), each) for each in chosen]
+
+    def _policies(self) -> tuple[Recomputation | float, ...]:
+        if self.goal.checkpointing:
+            return self.goal.checkpointing
+        if self.goal.base.kernels is KernelPreset.HF:
+            return (Recomputation.NONE, Recomputation.FULL)
+        return (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
+
+    def _sizes(self, setup: TrainingSetup) -> list[int]:
+        """The micro-batches that make up the global batch; without one, there is no list."""
+        total = self.goal.global_batch_size
+        if total is None:
+            return []
+        if total % setup.data_parallel:
+            msg = (
+                f"global_batch_size: {total} sequences cannot be spread evenly over "
+                f"{setup.data_parallel} data-parallel ranks"
+            )
+            raise SetupError(msg)
+        return divisors(total // setup.data_parallel)
+
+    # -- one candidate ---------------------------------------------------------------------------
+
+    def _try(self, candidate: _Candidate) -> bool:
+        """Find the largest micro-batch of a candidate; whether there is one."""
+        try:
+            best = self._largest(candidate)
+            if best is None:
+                smallest = self._estimate(candidate.setup, 1)
+                self.failed.append((candidate, smallest))
+                return False
+            answer = self._estimate(candidate.setup, best)
+        except SetupError as error:
+            self.refused[str(error)] = None
+            return False
+        speed = relative_speed(answer, active_params=self.active_params)
+        self.found.append(
+            PlannedSetup(
+                estimate=answer, speed=speed, tier=candidate.tier, simplicity=candidate.simplicity
+            )
+        )
+        return True
+
+    def _largest(self, candidate: _Candidate) -> int | None:
+        setup = candidate.setup
+        if self.goal.global_batch_size is not None:
+            sizes = self._sizes(setup)
+            return largest_of(sizes, lambda size: self._fits(self._estimate(setup, size)))
+        key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
+        start = self.largest.get(key, 0)
+        best = self._gallop(setup, start)
+        self.largest[key] = best
+        return best or None
+
+    def _gallop(self, setup: TrainingSetup, start: int) -> int:
+        """The largest micro-batch that fits, looked for upwards from one that probably does."""
+        low = start if start and self._fits(self._estimate(setup, start)) else 0
+        step = 1
+        high = low + step
+        while high <= MAX_MICRO_BATCH and self._fits(self._estimate(setup, high)):
+            low = high
+            step *= 2
+            high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._fits(self._estimate(setup, middle)):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _estimate(self, setup: TrainingSetup, size: int) -> Estimate:
+        steps = setup.gradient_accumulation_steps
+        if self.goal.global_batch_size is not None:
+            steps = self.goal.global_batch_size // (size * setup.data_parallel) or 1
+        changed = replace(setup, micro_batch_size=size, gradient_accumulation_steps=steps)
+        return estimate(self.model, changed, self.gpu)
+
+    def _fits(self, answer: Estimate) -> bool:
+        return not answer.account.left_out and answer.total_bytes.high <= self.limit_bytes
+
+    # -- the order -------------------------------------------------------------------------------
+
+    def _rank(self, each: PlannedSetup) -> tuple[float, ...]:
+        objective = self.goal.objective
+        setup = each.setup
+        batch = setup.micro_batch_size * setup.data_parallel
+        simple = (each.simplicity, _recomputed(setup), -setup.micro_batch_size)
+        if objective is Objective.GPUS:
+            return (each.tier, setup.num_gpus, _bucket(each.speed.per_gpu), *simple)
+        if objective is Objective.BATCH:
+            return (each.tier, -batch, _bucket(each.total_speed), *simple)
+        return (each.tier, _bucket(each.total_speed), setup.num_gpus, *simple)
+
+    def _shortfall(
+        self, candidate: _Candidate, answer: Estimate, ranked: list[PlannedSetup]
+    ) -> Shortfall:
+        nearest = min(ranked, key=lambda each: _distance(candidate, each), default=None)
+        return Shortfall(
+            estimate=answer,
+            missing_bytes=max(0, answer.total_bytes.high - self.limit_bytes),
+            better=nearest.estimate if nearest is not None else None,
+        )
+
+
+def _without_offload(candidate: _Candidate) -> tuple[object, ...]:
+    """What two candidates share that differ only in what they offload, or in checkpointing."""
+    return (candidate.variant.engine, candidate.variant.zero_stage, candidate.setup.precision)
+
+
+def _is_sensible(variant: EngineVariant, num_gpus: int, engines: tuple[Engine, ...]) -> bool:
+    """One GPU has nothing to shard: there, only offloading is worth an engine."""
+    if num_gpus > 1 or variant.engine is Engine.DDP or Engine.DDP not in engines:
+        return True
+    return variant.offloads
+
+
+def _tier(precision: Precision) -> int:
+    return 0 if PRECISIONS[precision].optimizer_states.num_bytes >= 4 else 1
+
+
+def _recomputed(setup: TrainingSetup) -> float:
+    value = setup.checkpointing
+    if isinstance(value, float):
+        return value
+    return {Recomputation.NONE: 0.0, Recomputation.SELECTIVE: 0.5, Recomputation.FULL: 1.0}[value]
+
+
+def _bucket(speed: float) -> float:
+    """Speeds as steps of ``EQUAL_SPEED``, fastest first."""
+    from math import floor, log
+
+    return -floor(log(speed) / log(1 + EQUAL_SPEED))
+
+
+def _distance(candidate: _Candidate, fitting: PlannedSetup) -> tuple[float, ...]:
+    """How far a setup that fits is from one that does not; the fewest and cheapest changes first."""
+    one, other = candidate.setup, fitting.setup
+    changes = (
+        1.0 * (one.checkpointing != other.checkpointing)
+        + 2.0 * (one.chosen_engine is not other.chosen_engine)
+        + 1.0 * (one.zero_stage is not other.zero_stage)
+        + 1.0 * (one.fsdp_strategy is not other.fsdp_strategy)
+        + 2.0 * (one.offload_optimizer is not other.offload_optimizer)
+        + 2.0 * (one.offload_param is not other.offload_param)
+        + 3.0 * (candidate.tier != fitting.tier)
+        + 4.0 * (one.num_gpus != other.num_gpus)
+    )
+    return (changes, other.num_gpus, fitting.simplicity)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return small + [number // each for each in reversed(small) if each * each != number]
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Parameters that one token passes: all of a dense model, a share of a mixture's experts."""
+    tape = record_model(model, TapeOptions())
+    return sum(
+        parameter.active_numel * segment.num_copies
+        for segment in tape.segments
+        for parameter in segment.parameters
+    )

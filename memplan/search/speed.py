@@ -1,0 +1,166 @@
+"""How fast setups of one model are beside one another: rough, and every assumption is a constant.
+
+The unit is the time that the model's own FLOPs take, ``6 x active parameters x tokens`` (Kaplan et
+al., arXiv:2001.08361, section 2.1), at the utilisation of large micro-batches. What a setup adds to
+it is recomputation, small micro-batches, communication that computing cannot hide, and transfers
+to the host. It ranks setups; it is no forecast of tokens per second.
+"""
+
+from dataclasses import dataclass
+
+from memplan.estimator import Estimate
+from memplan.hardware.gpu import GpuSpec
+from memplan.training.kernels import SelectivePolicy
+from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup, ZeroStage
+
+FULL_RECOMPUTATION = 1 / 3
+"""One more forward pass: 2 of the 6 FLOPs of each parameter and token."""
+SELECTIVE_RECOMPUTATION = {
+    SelectivePolicy.EVERY_OTHER_MATMUL: 0.4 / 3,
+    SelectivePolicy.CORE_ATTENTION: 0.05,
+}
+"""Every second matrix product again (torchtitan), or only scores, softmax and their product; the
+latter grows with the sequence and is small below 8k tokens (Korthikanti et al., arXiv:2205.05198,
+section 5)."""
+HALF_SPEED_TOKENS = 256
+"""Tokens of a micro-batch at which a GPU reaches half of its speed: an assumption, below the
+thousands from which published runs are flat."""
+UTILISATION = 0.4
+"""Of the data sheet's rate: what tuned training of dense models reaches on A100 and H100 (37-47 %
+on H100 in the READMEs of Megatron-LM, torchtitan and llm-foundry)."""
+ACHIEVED_BANDWIDTH = 0.8
+"""Of a link's nominal rate (ml-engineering, network: 78 % on A100, 82 % on H200; PCIe the same)."""
+NODE_LINK_BYTES_PER_S = 50 * 10**9
+"""Between nodes, each GPU: 400 Gbit/s, one direction, as in HGX clusters; an assumption."""
+HOST_BYTES_PER_S = 200 * 10**9
+"""What the optimizer reaches in the memory of one node's CPUs; an assumption."""
+HOST_STEP_BYTES = 28
+"""Read and written by one Adam step for each parameter: three fp32 tensors both ways, and the
+gradient."""
+DEFAULT_TFLOPS = 312.0
+"""Of a card that is known by its memory alone: an A100's."""
+DEFAULT_PCIE_BYTES_PER_S = 31_500_000_000
+"""PCIe 4, 16 lanes."""
+
+ASSUMPTIONS = (
+    "full recomputation costs a third more computing, "
+    f"a micro-batch of {HALF_SPEED_TOKENS} tokens runs at half speed",
+    "communication is hidden behind computing as far as that lasts "
+    f"({NODE_LINK_BYTES_PER_S // 10**9} GB/s per GPU between nodes, {ACHIEVED_BANDWIDTH:.0%} of "
+    f"each link reached, {UTILISATION:.0%} of the data sheet's FLOP/s)",
+    "offloaded optimizers step at "
+    f"{HOST_BYTES_PER_S // 10**9} GB/s of host memory per node, and nothing hides them",
+)
+"""What the relative speeds rest on, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelativeSpeed:
+    """One GPU's share of the speed it would have without any of the costs."""
+
+    recomputation: float
+    """Time for computing again, in units of the model's own computing; as the next ones."""
+    small_batches: float
+    communication: float
+    """What is left of it after overlapping."""
+    offload: float
+
+    @property
+    def per_gpu(self) -> float:
+        """1 where nothing is lost."""
+        lost = self.recomputation + self.small_batches + self.communication + self.offload
+        return 1 / (1 + lost)
+
+
+def relative_speed(answer: Estimate, *, active_params: int) -> RelativeSpeed:
+    """The speed of one GPU in a setup, beside that of other setups of the same model."""
+    setup, gpu = answer.setup, answer.gpu
+    recomputation = recomputed_share(setup)
+    tokens = setup.micro_batch_size * (setup.seq_len or 1)
+    small = (1 + recomputation) * HALF_SPEED_TOKENS / tokens
+    steps = setup.gradient_accumulation_steps
+    compute_s = 6 * active_params * tokens * steps / (UTILISATION * flop_rate(gpu))
+    computing = compute_s * (1 + recomputation + small)
+    exchange_s = exchanged_bytes(setup, answer.num_params) / exchange_rate(setup, gpu)
+    return RelativeSpeed(
+        recomputation=recomputation,
+        small_batches=small,
+        communication=max(0.0, exchange_s - computing) / compute_s,
+        offload=offload_seconds(setup, answer.trainable_params, gpu) / compute_s,
+    )
+
+
+def recomputed_share(setup: TrainingSetup) -> float:
+    """Computing done twice, as a share of the model's own."""
+    value = setup.checkpointing
+    if isinstance(value, float):
+        return value * FULL_RECOMPUTATION
+    if value is Recomputation.SELECTIVE:
+        return SELECTIVE_RECOMPUTATION[setup.chosen_kernels.selective]
+    return FULL_RECOMPUTATION if value is Recomputation.FULL else 0.0
+
+
+def exchanged_elements(setup: TrainingSetup) -> int:
+    """How many times all parameters cross a GPU's link in one optimizer step.
+
+    A ring moves an all-gather or a reduce-scatter once, an all-reduce twice; DeepSpeed's stages 1
+    and 2 all-reduce, stage 2 in every micro-batch (stage_1_and_2.py, ``average_tensor``).
+    """
+    if setup.data_parallel == 1:
+        return 0
+    steps = setup.gradient_accumulation_steps
+    engine = setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        by_stage = {
+            ZeroStage.NONE: 2, ZeroStage.OPTIMIZER: 3, ZeroStage.GRADIENTS: 2 * steps + 1,
+            ZeroStage.PARAMETERS: 3 * steps,
+        }  # fmt: skip
+        return by_stage[setup.zero_stage or ZeroStage.NONE]
+    if engine in (Engine.FSDP, Engine.FSDP1) and setup.fsdp_strategy is not FsdpStrategy.NO_SHARD:
+        return (2 if setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP else 3) * steps
+    return 2
+
+
+def exchanged_bytes(setup: TrainingSetup, num_params: int) -> int:
+    """What one GPU sends in one optimizer step [bytes]."""
+    formats = PRECISIONS[setup.chosen_precision]
+    return exchanged_elements(setup) * num_params * formats.compute.num_bytes
+
+
+def exchange_rate(setup: TrainingSetup, gpu: GpuSpec | None) -> float:
+    """What one GPU can send, to the slowest of its neighbours [bytes/s]."""
+    rate = float(pcie_rate(gpu))
+    if gpu is not None and gpu.link is not None:
+        rate = float(gpu.link.bytes_per_s)
+    if setup.nodes > 1:
+        rate = min(rate, NODE_LINK_BYTES_PER_S)
+    return rate * ACHIEVED_BANDWIDTH
+
+
+def offload_seconds(setup: TrainingSetup, num_params: int, gpu: GpuSpec | None) -> float:
+    """Transfers to and from the host, and the optimizer's step there, in one step [s]."""
+    shard = num_params / setup.data_parallel
+    width = PRECISIONS[setup.chosen_precision].compute.num_bytes
+    pcie = pcie_rate(gpu) * ACHIEVED_BANDWIDTH
+    seconds = 0.0
+    if setup.offload_optimizer is not Offload.NONE:
+        seconds += 2 * width * shard / pcie
+        seconds += HOST_STEP_BYTES * shard * setup.gpus_per_node / HOST_BYTES_PER_S
+    if setup.offload_param is not Offload.NONE:
+        seconds += 2 * width * shard * setup.gradient_accumulation_steps / pcie
+    return seconds
+
+
+def flop_rate(gpu: GpuSpec | None) -> float:
+    """A GPU's 16-bit matrix rate by the data sheet [FLOP/s]."""
+    rates = gpu.dense_tflops if gpu is not None else None
+    known = (rates.bf16 or rates.fp16 or rates.fp32) if rates is not None else None
+    return (known or DEFAULT_TFLOPS) * 1e12
+
+
+def pcie_rate(gpu: GpuSpec | None) -> int:
+    """A GPU's link to its host [bytes/s]."""
+    if gpu is None or gpu.pcie is None:
+        return DEFAULT_PCIE_BYTES_PER_S
+    return gpu.pcie.bytes_per_s
