@@ -91,14 +91,16 @@ def _distance_scores(
     total = None
     if spec.content_to_position:
         keys = linear(t, near, "self_attn.pos_proj", hidden, hidden)
-        found = _gathered(t, query, keys, span, shape, context)
+        index = _index(t, shape, context)
+        found = _gathered(t, query, keys, span, shape, index)
         total = t.shift(found)
-        held += (keys, found)
+        held += (keys, index, found)
     if spec.position_to_content:
         queries = linear(t, near, "self_attn.pos_q_proj", hidden, hidden, bias=True)
-        found = _gathered(t, key, queries, span, shape, context)
+        index = _index(t, shape, context)
+        found = _gathered(t, key, queries, span, shape, index)
         total = _summed(t, total, found) if total is not None else t.shift(found)
-        held += (queries, found)
+        held += (queries, index, found)
     t.touch(dropped, *held)
     return total
 
@@ -110,13 +112,21 @@ def _summed(t: Tape, total: Tensor, found: Tensor) -> Tensor:
     return out
 
 
+def _index(t: Tape, shape: Shape, context: StackContext) -> Tensor:
+    """For each pair the row of its distance, clamped to those that there are."""
+    index = t.tensor(shape.queries * shape.keys, DType.INT64)
+    made_from = () if context.relative is None else (context.relative,)
+    t.record("clamp", made_from, (index,), forward_scratch_bytes=index.storage.num_bytes)
+    return index
+
+
 def _gathered(
     t: Tape,
     contents: Tensor,
     distances: Tensor,
     span: int,
     shape: Shape,
-    context: StackContext,
+    index: Tensor,
 ) -> Tensor:
     """Contents times all distances, of which each pair picks its own."""
     expanded = _expanded(t, distances, shape)
@@ -124,9 +134,6 @@ def _gathered(
     products = batched_matmul(
         t, merged_heads(t, contents, shape), expanded, rows * span, shape.spec.head_dim
     )
-    index = t.tensor(shape.queries * shape.keys, DType.INT64)
-    made_from = () if context.relative is None else (context.relative,)
-    t.record("clamp", made_from, (index,), forward_scratch_bytes=index.storage.num_bytes)
     out = t.tensor(shape.scores, products.dtype)
     scratch = products.storage.num_bytes if t.decomposed else 0
     t.record(

@@ -172,7 +172,7 @@ def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
     quotient = t.tensor(centred.numel, DType.FP32)
     t.record(
         "div", (centred, root), (quotient,), saves=(centred, root),
-        gradients=(Gradient.FRESH, 4 * quotient.storage.num_bytes),
+        gradients=(Gradient.FRESH, 3 * quotient.storage.num_bytes),
     )  # fmt: skip
     weighted = t.mul(t.parameter(f"{name}.weight", width), t.cast(quotient, x.dtype))
     out = t.add(weighted, t.parameter(f"{name}.bias", width))
@@ -368,11 +368,26 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     tokens = logits.numel // vocab_size
     full = t.cast(logits, DType.FP32)
     if t.kernels.loss is LossKernel.SHIFTED:
-        full = t.contiguous(full)
+        return shifted_loss(t, full, vocab_size)
     labels = t.tensor(tokens, DType.INT64)
     t.record("pad", (), (labels,))
     loss = cross_entropy(t, full, labels)
     t.touch(logits)
+    return loss
+
+
+def shifted_loss(t: Tape, full: Tensor, vocab_size: int) -> Tensor:
+    """transformers before 4.45: all logits but the last of each sequence, copied in fp32.
+
+    The class held on to the uncut fp32 logits meanwhile; in backward the cut's gradient is a
+    zero-filled tensor of the whole.
+    """
+    rows = full.numel // vocab_size - t.options.batch_size
+    cut = t.contiguous(t.slice(full, max(rows, 1) * vocab_size))
+    labels = t.tensor(max(rows, 1), DType.INT64)
+    t.record("shift_labels", (), (labels,))
+    loss = cross_entropy(t, cut, labels)
+    t.touch(full, cut)
     return loss
 
 

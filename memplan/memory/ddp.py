@@ -103,7 +103,7 @@ def ddp_account(given: RankInput) -> RankAccount:
     return RankAccount(
         phases=phases,
         held_bytes=sum(entry.num_bytes for entry in states) + given.scratch_bytes,
-        host=HostMemory(load_bytes=whole),
+        host=HostMemory(load_bytes=whole, save_bytes=-(-whole // given.setup.gpus_per_node)),
     )
 
 
@@ -168,8 +168,8 @@ class DdpReplay:
         if self.bucketed and self.options.comm_hook is not CommHook.ALLREDUCE:
             self._backward_with_copies()
         else:
-            for each in self.passes.backward:
-                self._backward(each)
+            for part in self.passes.backward:
+                self._backward(part)
         self.backward_moments.see(self.passes.after_backward)
         if self.views:
             self.held.gradients_bytes = 0

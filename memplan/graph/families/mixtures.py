@@ -274,8 +274,6 @@ MIXTURES: dict[str, Mixture] = {
     "solar_open": Mixture(
         router=DEEPSEEK_ROUTER,
         attention=Variation(output_bias=False),
-        rotary=JOINED_ROTARY,
-        partial_rotary=1.0,
         shared_count="n_shared_experts",
     ),
     "ernie4_5_moe": Mixture(

@@ -2,7 +2,8 @@
 
 ``"auto"`` is what the Hugging Face integration fills in (transformers 5.23,
 ``integrations/deepspeed.py``, ``trainer_config_finalize``): a bucket of hidden_size squared, a
-prefetch bucket of 0.9 times that, a persistence threshold of ten times hidden_size.
+prefetch bucket of 0.9 times that, a persistence threshold of ten times hidden_size; accelerate adds
+that the whole model is not gathered for saving.
 """
 
 from collections.abc import Callable
@@ -175,7 +176,9 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
         if value == AUTO:
             value = auto.get(name)
             if value is None:
-                continue
+                known = ", ".join(auto)
+                msg = f"engine_options: {name} has no automatic value; only {known} have"
+                raise SetupError(msg)
         if name in _MODELLED:
             field, read = _MODELLED[name]
             if value is not None:
@@ -193,10 +196,11 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
     return options
 
 
-def _auto_values(hidden_size: int) -> dict[str, int]:
+def _auto_values(hidden_size: int) -> dict[str, object]:
     square = hidden_size * hidden_size
     return {
         "reduce_bucket_size": square,
         "stage3_prefetch_bucket_size": int(0.9 * square),
         "stage3_param_persistence_threshold": 10 * hidden_size,
+        "stage3_gather_16bit_weights_on_model_save": False,
     }

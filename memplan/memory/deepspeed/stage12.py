@@ -182,7 +182,7 @@ def _step(job: Job, plan: _Plan) -> Peak:
             temporaries=rounded(NORM_BYTES * partition.largest_slice),
         )
     flat = 0 if wide or len(partition.owned) == 1 else job.weight_bytes * partition.size
-    cast = 0 if wide else MASTER_BYTES * partition.size
+    cast = 0 if wide or job.weight_bytes == MASTER_BYTES else MASTER_BYTES * partition.size
     peak.offer(0, gradients=owned, temporaries=flat + cast)
     alone = MASTER_BYTES * partition.size
     peak.offer(0, gradients=alone, temporaries=job.step_copies_bytes * partition.size)

@@ -111,7 +111,11 @@ def _made(job: Job, plan: _Plan) -> list[Entry]:
     states = 0 if job.offloads_optimizer else plan.total
     return [
         Entry(ComponentKind.PARAMETERS, job.weight_bytes * shards, "this rank's shards"),
-        Entry(ComponentKind.MASTER_WEIGHTS, MASTER_BYTES * states, "fp32, of the same shards"),
+        Entry(
+            ComponentKind.MASTER_WEIGHTS,
+            MASTER_BYTES * states if job.given.formats.master_weights else 0,
+            "fp32, of the same shards",
+        ),
         Entry(
             ComponentKind.GRADIENTS,
             job.gradient_bytes * states,
@@ -187,7 +191,7 @@ def _hooks(job: Job, plan: _Plan, made: list[Entry]) -> list[Entry]:
 
 def _master(job: Job, plan: _Plan) -> list[Entry]:
     """Each sub-group's fp32 copy is cloned; then there is one fp32 gradient of the largest."""
-    if job.offloads_optimizer:
+    if job.offloads_optimizer or not job.given.formats.master_weights:
         return []
     largest = max(plan.groups)
     before_last = plan.total - plan.groups[-1]

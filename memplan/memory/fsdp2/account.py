@@ -1,11 +1,13 @@
 """The account of one rank under FSDP2."""
 
+from collections.abc import Sequence
+
 from memplan.errors import SetupError
 from memplan.graph.tape import allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, HostMemory, Phase, RankAccount, make_phase
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType
 from memplan.memory.fsdp2.replay import Gradients, MicroBatch
-from memplan.memory.fsdp2.units import Unit, UnitFormats, Units, find_units
+from memplan.memory.fsdp2.units import UnitFormats, Units, find_units
 from memplan.memory.host import pinned_bytes
 from memplan.memory.moments import Moments
 from memplan.memory.plain import buffer_entry, scratch_entry
@@ -28,17 +30,30 @@ def fsdp2_account(given: RankInput) -> RankAccount:
     states = state_entries(given, units, offloaded=offloaded)
     scratch = scratch_entry(given)
     forward, backward = _passes(given, options, units, formats)
+    gradients = Entry(
+        ComponentKind.GRADIENTS,
+        0 if offloaded else total_of(units, "gradient_shard_bytes"),
+        "of the rank's shards",
+    )
+    copies = optimizer_copies_entry(given, units, offloaded=offloaded)
     phases = (
         make_phase("load", load_entries(given, options, units, offloaded=offloaded)),
         make_phase("forward", [*states, *forward.entries(), scratch]),
         make_phase("backward", [*states, *backward.entries(), scratch]),
-        make_phase("step", [*states, *_step_entries(given, units, offloaded=offloaded), scratch]),
+        make_phase("step", [*states, gradients, *copies, scratch]),
         _save_phase(options, units, [*states, scratch]),
     )
     return RankAccount(
         phases=phases,
         held_bytes=sum(entry.num_bytes for entry in states) + given.scratch_bytes,
-        host=_host(given, options, units, offloaded=offloaded),
+        host=host_memory(
+            given,
+            units,
+            offloaded=offloaded,
+            init_device=options.init_device,
+            state_dict_type=options.state_dict_type,
+            pinned=options.pin_memory,
+        ),
     )
 
 
@@ -57,10 +72,9 @@ def check_degrees(given: RankInput) -> None:
 def _passes(
     given: RankInput, options: Fsdp2Options, units: Units, formats: UnitFormats
 ) -> tuple[Moments, Moments]:
-    """The fullest moments of forward and backward over all kinds of micro-batch."""
-    forward: Moments | None = None
-    backward: Moments | None = None
-    for gradients in _micro_batches(given, options):
+    """Replay every kind of micro-batch."""
+    replays = []
+    for gradients in micro_batches(given, sync_each_batch=options.sync_each_batch):
         replay = MicroBatch(
             units,
             formats,
@@ -70,23 +84,24 @@ def _passes(
             max_reduce_inputs=options.reduce_scatter_max_input_buffers,
         )
         replay.run()
-        forward = _fuller(forward, replay.forward_moments)
-        backward = _fuller(backward, replay.backward_moments)
-    assert forward is not None
-    assert backward is not None
-    return forward, backward
+        replays.append(replay)
+    return fuller(replays)
 
 
-def _fuller(one: Moments | None, other: Moments) -> Moments:
-    return other if one is None or other.best_bytes > one.best_bytes else one
+def fuller(replays: Sequence[MicroBatch]) -> tuple[Moments, Moments]:
+    """The fullest moments of forward and backward over all kinds of micro-batch."""
+    return (
+        max((each.forward_moments for each in replays), key=lambda found: found.best_bytes),
+        max((each.backward_moments for each in replays), key=lambda found: found.best_bytes),
+    )
 
 
-def _micro_batches(given: RankInput, options: Fsdp2Options) -> list[Gradients]:
+def micro_batches(given: RankInput, *, sync_each_batch: bool) -> list[Gradients]:
     """Every kind of micro-batch of one step."""
     steps = given.setup.gradient_accumulation_steps
     if steps == 1:
         return [Gradients.NONE_REDUCED]
-    if options.sync_each_batch:
+    if sync_each_batch:
         return [Gradients.NONE_REDUCED, Gradients.SHARDS_REDUCED]
     kinds = [Gradients.NONE_KEPT, Gradients.WHOLE_REDUCED]
     if steps > 2:
@@ -117,10 +132,11 @@ def state_entries(given: RankInput, units: Units, *, offloaded: bool) -> list[En
 
 def shard_bytes(units: Units) -> int:
     """All of a rank's shards [bytes]."""
-    return _total(units, "shard_bytes")
+    return total_of(units, "shard_bytes")
 
 
-def _total(units: Units, name: str) -> int:
+def total_of(units: Units, name: str) -> int:
+    """A size added up over all units of a rank [bytes]."""
     return sum(int(getattr(unit, name)) * unit.num_copies for unit in units.all())
 
 
@@ -130,23 +146,21 @@ def optimizer_bytes(given: RankInput, units: Units) -> int:
     counters = 0
     if optimizer.has_step_counter:
         each = allocated_bytes(1, given.formats.optimizer_states)
-        counters = each * _total(units, "num_trained")
-    return optimizer.num_states * _total(units, "state_bytes") + counters
+        counters = each * total_of(units, "num_trained")
+    return optimizer.num_states * total_of(units, "state_bytes") + counters
 
 
-def _step_entries(given: RankInput, units: Units, *, offloaded: bool) -> list[Entry]:
-    if offloaded:
-        return []
-    copies = OPTIMIZERS[given.setup.optimizer].num_step_copies
+def optimizer_copies_entry(
+    given: RankInput, units: Units, *, offloaded: bool
+) -> list[Entry]:
+    """What the optimizer's step copies on the GPU."""
+    copies = 0 if offloaded else OPTIMIZERS[given.setup.optimizer].num_step_copies
     return [
         Entry(
-            ComponentKind.GRADIENTS, _total(units, "gradient_shard_bytes"), "of the rank's shards"
-        ),
-        Entry(
             ComponentKind.TEMPORARIES,
-            copies * _total(units, "state_bytes"),
+            copies * total_of(units, "state_bytes"),
             "copies the optimizer makes of a state",
-        ),
+        )
     ]
 
 
@@ -156,19 +170,15 @@ def load_entries(
     """The GPU while the model is sharded, unit by unit, the root last."""
     whole = 0
     if options.init_device is InitDevice.CUDA:
-        whole = _total(units, "whole_bytes")
+        whole = total_of(units, "whole_bytes")
     elif options.init_device is InitDevice.CPU:
-        whole = max((unit.whole_bytes for unit in _root_last(units)), default=0)
+        whole = max((unit.whole_bytes for unit in units.all()), default=0)
     shards = 0 if offloaded else shard_bytes(units)
     return [
         Entry(ComponentKind.PARAMETERS, shards, f"{given.formats.weights.label} shards"),
         buffer_entry(given.tape),
         Entry(ComponentKind.GATHERED_PARAMETERS, whole, "whole parameters that are being sharded"),
     ]
-
-
-def _root_last(units: Units) -> list[Unit]:
-    return units.all()
 
 
 def _save_phase(options: Fsdp2Options, units: Units, held: list[Entry]) -> Phase:
@@ -182,30 +192,36 @@ def _save_phase(options: Fsdp2Options, units: Units, held: list[Entry]) -> Phase
     return make_phase("save", [*held, gathered])
 
 
-def _host(
-    given: RankInput, options: Fsdp2Options, units: Units, *, offloaded: bool
+def host_memory(
+    given: RankInput,
+    units: Units,
+    *,
+    offloaded: bool,
+    init_device: InitDevice,
+    state_dict_type: StateDictType,
+    pinned: bool,
 ) -> HostMemory:
     """CPU RAM: what is offloaded, and the whole model while it is loaded or saved."""
     held = 0
     if offloaded:
-        held = optimizer_bytes(given, units) + _offloaded_bytes(options, units)
-    whole = _total(units, "whole_bytes")
+        held = optimizer_bytes(given, units) + _offloaded_bytes(units, pinned=pinned)
+    whole = total_of(units, "whole_bytes")
+    # One rank of the job reads or gathers for all: its node's share of that.
     node_share = ceil_div(whole, given.setup.gpus_per_node)
     load = {
         InitDevice.CPU: whole,
-        # One rank reads the checkpoint for all.
         InitDevice.META: node_share,
         InitDevice.CUDA: 0,
-    }[options.init_device]
-    saved = node_share if options.state_dict_type is StateDictType.FULL else 0
-    return HostMemory(held_bytes=held + saved, load_bytes=load)
+    }[init_device]
+    saved = node_share if state_dict_type is StateDictType.FULL else 0
+    return HostMemory(held_bytes=held, load_bytes=load, save_bytes=held + saved)
 
 
-def _offloaded_bytes(options: Fsdp2Options, units: Units) -> int:
+def _offloaded_bytes(units: Units, *, pinned: bool) -> int:
     """Shards and their gradients on the CPU; pinned blocks are powers of two."""
     total = 0
     for unit in units.all():
         for shard in unit.shards:
-            size = pinned_bytes(shard) if options.pin_memory else shard
+            size = pinned_bytes(shard) if pinned else shard
             total += 2 * size * unit.num_copies
     return total

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memplan.graph.tape import Segment
-from memplan.memory.fsdp2.units import Unit, UnitFormats, Units, is_layer
+from memplan.memory.fsdp2.units import Unit, UnitFormats, Units
 from memplan.memory.moments import Held, Moments, crest_of, moved_backward, moved_forward
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.walk import Level
@@ -38,7 +38,7 @@ class Gradients(Enum):
         return self not in (Gradients.NONE_KEPT, Gradients.WHOLE_KEPT)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Use:
     """One unit's parameters, of which a run of layers has as many as layers."""
 
@@ -167,7 +167,7 @@ class MicroBatch:
         if root is not None:
             self._unshard_forward(root, passes[0].start)
         for each in passes:
-            if is_layer(each.segment):
+            if each.segment.index in self.units.layers:
                 self._forward_layers(each)
                 continue
             self._forward_part(each, tail_first)
@@ -262,7 +262,7 @@ class MicroBatch:
             position -= 1
         remaining = {each.segment.index: each.segment.repeat for each in passes.forward}
         for each in passes.backward:
-            if is_layer(each.segment):
+            if each.segment.index in self.units.layers:
                 position = self._backward_layers(each, remaining, position)
             else:
                 position = self._backward_part(each, position)

@@ -1,0 +1,128 @@
+"""The account of one rank under FSDP1."""
+
+from memplan.graph.tape import Tape
+from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount, make_phase
+from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options
+from memplan.memory.fsdp1.replay import FlatMicroBatch
+from memplan.memory.fsdp1.units import find_flat_units
+from memplan.memory.fsdp2.account import (
+    check_degrees,
+    fuller,
+    host_memory,
+    micro_batches,
+    optimizer_copies_entry,
+    state_entries,
+    total_of,
+)
+from memplan.memory.fsdp2.options import InitDevice, StateDictType
+from memplan.memory.fsdp2.units import ROOT, UnitFormats, Units
+from memplan.memory.moments import Moments
+from memplan.memory.plain import buffer_entry, scratch_entry
+from memplan.memory.rank import RankInput
+from memplan.training.setup import FsdpStrategy, Offload
+
+
+def fsdp1_account(given: RankInput) -> RankAccount:
+    """The account of a rank whose model is wrapped in ``FullyShardedDataParallel``.
+
+    Raises ``SetupError`` for options that do not exist or cannot be.
+    """
+    options = Fsdp1Options.of(given.setup)
+    check_degrees(given)
+    offloaded = given.setup.offload_param is Offload.CPU
+    keeps_whole = given.setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP
+    formats = UnitFormats(
+        degree=options.shard_degree(given.setup),
+        kept=given.formats.weights,
+        compute=given.formats.compute,
+        reduce=options.reduce_dtype or given.formats.compute,
+        states=given.formats.optimizer_states,
+        offloaded=offloaded,
+    )
+    units = find_flat_units(given.tape, options, formats, keeps_whole=keeps_whole)
+    states = state_entries(given, units, offloaded=offloaded)
+    scratch = scratch_entry(given)
+    forward, backward = _passes(given, options, units, formats, keeps_whole=keeps_whole)
+    gradients = _gradient_entry(units, offloaded=offloaded)
+    step = [*states, gradients, *optimizer_copies_entry(given, units, offloaded=offloaded), scratch]
+    stays = gradients.num_bytes if options.use_orig_params else 0
+    phases = (
+        make_phase("load", _load_entries(given.tape, options, units, offloaded=offloaded)),
+        make_phase("forward", [*states, *forward.entries(), scratch]),
+        make_phase("backward", [*states, *backward.entries(), scratch]),
+        make_phase("step", step),
+        _save_phase(options, units, [*states, scratch]),
+    )
+    return RankAccount(
+        phases=phases,
+        held_bytes=sum(entry.num_bytes for entry in states) + given.scratch_bytes + stays,
+        host=host_memory(
+            given,
+            units,
+            offloaded=offloaded,
+            init_device=options.init_device,
+            state_dict_type=options.state_dict_type,
+            pinned=True,
+        ),
+    )
+
+
+def _passes(
+    given: RankInput,
+    options: Fsdp1Options,
+    units: Units,
+    formats: UnitFormats,
+    *,
+    keeps_whole: bool,
+) -> tuple[Moments, Moments]:
+    replays = []
+    for gradients in micro_batches(given, sync_each_batch=options.sync_each_batch):
+        replay = FlatMicroBatch(
+            units,
+            formats,
+            given.passes,
+            gradients=gradients,
+            backward_prefetch=options.backward_prefetch,
+            forward_prefetch=options.forward_prefetch,
+            keeps_whole=keeps_whole,
+        )
+        replay.run()
+        replays.append(replay)
+    return fuller(replays)
+
+
+def _gradient_entry(units: Units, *, offloaded: bool) -> Entry:
+    size = 0 if offloaded else total_of(units, "gradient_shard_bytes")
+    return Entry(ComponentKind.GRADIENTS, size, "of the rank's shards")
+
+
+def _load_entries(
+    tape: Tape, options: Fsdp1Options, units: Units, *, offloaded: bool
+) -> list[Entry]:
+    """The GPU while the model is wrapped: a unit's parameters are joined into a flat one."""
+    largest = max((unit.whole_bytes for unit in units.all()), default=0)
+    whole = {
+        InitDevice.CPU: 2 * largest,
+        InitDevice.META: largest,
+        InitDevice.CUDA: total_of(units, "whole_bytes") + largest,
+    }[options.init_device]
+    shards = 0 if offloaded else total_of(units, "shard_bytes")
+    return [
+        Entry(ComponentKind.PARAMETERS, shards, "flat shards"),
+        buffer_entry(tape),
+        Entry(ComponentKind.GATHERED_PARAMETERS, whole, "the parameters being joined and sharded"),
+    ]
+
+
+def _save_phase(options: Fsdp1Options, units: Units, held: list[Entry]) -> Phase:
+    """A full checkpoint gathers the root for as long as it goes through the layers."""
+    whole = 0
+    if options.state_dict_type is StateDictType.FULL:
+        whole = units.root.whole_bytes
+        if options.wrapping is AutoWrap.LAYERS:
+            layers = (unit.whole_bytes for unit in units.all() if unit.name != ROOT)
+            whole += max(layers, default=0)
+    gathered = Entry(
+        ComponentKind.GATHERED_PARAMETERS, whole, "whole units of a full checkpoint"
+    )
+    return make_phase("save", [*held, gathered])

@@ -1,0 +1,98 @@
+"""Every way from hidden states to a loss, in bytes per logit."""
+
+from dataclasses import replace
+
+import pytest
+
+from memplan.dtypes import DType
+from memplan.graph.losses import liger_chunk_rows
+from memplan.graph.model import record_model
+from memplan.graph.tape import TapeOptions
+from memplan.memory.step import PlainStep, StepWalk, plain_step
+from memplan.sources.models import load_model
+from memplan.training.kernels import Kernels, LossKernel
+
+TOKENS, VOCAB, HIDDEN = 2048, 128_000, 512
+LOGITS = TOKENS * VOCAB
+
+
+def step(loss: LossKernel, **options: object) -> PlainStep:
+    """A tiny model under a large vocabulary, in bf16."""
+    model = load_model(
+        {
+            "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": HIDDEN,
+            "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": VOCAB,
+            "tie_word_embeddings": False,
+        }
+    )  # fmt: skip
+    base = TapeOptions(seq_len=TOKENS, compute=DType.BF16, kernels=Kernels(loss=loss))
+    return plain_step(StepWalk(record_model(model, replace(base, **options))).run())
+
+
+def per_logit(num_bytes: int) -> float:
+    return num_bytes / LOGITS
+
+
+def test_eager() -> None:
+    """10 bytes in forward, 4 after it, 12 in backward (fp32 log-softmax and two gradients)."""
+    found = step(LossKernel.EAGER)
+    assert per_logit(found.forward_peak.loss_bytes) == pytest.approx(10, abs=0.02)
+    assert per_logit(found.after_forward.loss_bytes) == pytest.approx(4, abs=0.02)
+    assert per_logit(found.backward_peak.loss_bytes) == pytest.approx(12, abs=0.05)
+
+
+def test_shifted_copies_the_logits() -> None:
+    """The cut and the uncut logits are both fp32 while the log-softmax is made."""
+    found = step(LossKernel.SHIFTED)
+    assert per_logit(found.forward_peak.loss_bytes) == pytest.approx(12, abs=0.05)
+    assert per_logit(found.after_forward.loss_bytes) == pytest.approx(4, abs=0.05)
+
+
+def test_fused_linear_makes_the_gradients_in_forward() -> None:
+    """Liger keeps the gradients of the hidden states and of the matrix, and no logits."""
+    found = step(LossKernel.FUSED_LINEAR)
+    kept = 2 * TOKENS * HIDDEN + 2 * VOCAB * HIDDEN
+    final_norm = TOKENS * (6 * HIDDEN + 4)
+    assert found.after_forward.loss_bytes == pytest.approx(kept, abs=final_norm)
+    rows = liger_chunk_rows(TOKENS, vocab_size=VOCAB, hidden_size=HIDDEN)
+    assert found.forward_peak.loss_bytes == pytest.approx(kept + 2 * rows * VOCAB, abs=final_norm)
+
+
+def test_fused_linear_with_a_frozen_head_makes_no_gradient_for_it() -> None:
+    from memplan.training.freezing import FrozenParts
+
+    found = step(LossKernel.FUSED_LINEAR, freeze=FrozenParts(head=True))
+    assert found.after_forward.loss_bytes < 2 * VOCAB * HIDDEN
+
+
+def test_chunked_never_makes_all_logits() -> None:
+    """torchtitan's pieces: an eighth of the logits at 12 bytes, and 2 for the 16-bit ones."""
+    found = step(LossKernel.CHUNKED)
+    assert per_logit(found.forward_peak.loss_bytes) == pytest.approx(14 / 8, abs=0.6)
+    assert per_logit(found.backward_peak.loss_bytes) < 1
+
+
+def test_softmax_in_place() -> None:
+    """Megatron's: fp32 logits are the softmax, and later the gradient."""
+    found = step(LossKernel.PARALLEL_FUSED)
+    assert per_logit(found.after_forward.loss_bytes) == pytest.approx(4, abs=0.02)
+    assert per_logit(found.backward_peak.total_bytes) < 8
+
+
+def test_what_a_training_loop_adds() -> None:
+    """accelerate's fp32 copy of the logits is 4 bytes each, for as long as the outputs are held."""
+    plain = step(LossKernel.EAGER)
+    held = step(LossKernel.EAGER, outputs_held=True)
+    both = step(LossKernel.EAGER, outputs_held=True, upcast_outputs=True)
+    for name, extra in (("after_forward", 2), ("backward_peak", 2)):
+        before = getattr(plain, name).total_bytes
+        assert per_logit(getattr(held, name).total_bytes - before) == pytest.approx(extra, abs=0.01)
+        assert per_logit(getattr(both, name).total_bytes - before) == pytest.approx(4, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab_size", "hidden_size", "rows"),
+    [(8192, 128_256, 4096, 256), (16_384, 32_000, 4096, 2048), (4, 50_000, 64, 1)],
+)
+def test_liger_chunk_rows(tokens: int, vocab_size: int, hidden_size: int, rows: int) -> None:
+    assert liger_chunk_rows(tokens, vocab_size=vocab_size, hidden_size=hidden_size) == rows
