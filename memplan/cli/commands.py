@@ -6,6 +6,8 @@ asked for, not to list it: a new command is one file and one line here.
 
 COMMANDS = {
     "estimate": "Estimate the memory of a training run, and say on which GPUs it fits.",
+    "sweep": "Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts.",
+    "plan": "Search for the setups that fit, best first, and what would make the rest fit.",
     "models": "List the built-in models, or show where one model's parameters are.",
     "gpus": "List the GPU catalog, or show one GPU with its sources.",
 }

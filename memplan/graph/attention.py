@@ -344,7 +344,11 @@ def eager(
 
 
 def _reordered_scores(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tensor:
-    """GPT-2's ``reorder_and_upcast_attn``: an fp32 ``baddbmm`` outside autocast, into a new tensor."""
+    """GPT-2's ``reorder_and_upcast_attn``: an fp32 ``baddbmm`` outside autocast.
+
+    It is given a blank tensor, and makes another one for its result.
+    """
+    sources = query, key
     blank = t.tensor(shape.scores, DType.FP32)
     t.record("empty", (), (blank,))
     query, key = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
@@ -353,7 +357,7 @@ def _reordered_scores(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tens
         "baddbmm", (query, key), (scores,), saves=(query, key), gradients=(Gradient.FRESH,) * 2,
         flops=2 * shape.scores * shape.spec.head_dim,
     )  # fmt: skip
-    t.touch(blank)
+    t.touch(blank, *sources)
     return scores
 
 

@@ -99,6 +99,8 @@ def self_attention(
         query, key = _normalized(t, query, key, spec)
     if spec.query_scaled_by_position:
         query = _scaled_by_position(t, query, context)
+    if spec.fills_cache and not t.options.checkpointed_layers:
+        key, value = _cached(t, key), _cached(t, value)
     mask = context.mask if spec.sliding_window is None else context.sliding_mask
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     out = attend(t, query, key, value, shape, mask)
@@ -110,6 +112,14 @@ def self_attention(
     if gate is not None:
         t.touch(gate)
     return out
+
+
+def _cached(t: Tape, x: Tensor) -> Tensor:
+    """``DynamicCache.update``: joined to an empty tensor, and held by the outputs."""
+    joined = t.concatenate(x)
+    joined.by_head = True
+    t.cache(joined)
+    return joined
 
 
 def _scaled_by_position(t: Tape, query: Tensor, context: StackContext) -> Tensor:
@@ -249,8 +259,17 @@ def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:
     return out
 
 
+DIRECT_FORMS = frozenset({AttentionForm.DIRECT, AttentionForm.DIRECT_ALIBI})
+"""Attention whose class calls torch's functions itself."""
+
+
 def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """One layer, with its norms where its placement says."""
+    spec = layer.attention
+    if isinstance(spec, AttentionSpec) and spec.form in DIRECT_FORMS:
+        from memplan.graph.direct_attention import direct_layer  # only for Falcon
+
+        return direct_layer(t, x, layer, spec, context)
     placement = layer.placement
     if placement is NormPlacement.PRE:
         return pre_norm_layer(t, x, layer, context)
@@ -356,10 +375,8 @@ def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
         normed = norm(t, x, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
     fed = dropout(t, fed, layer.feed_forward_output_dropout)
-    if layer.residual_first:
-        out = t.add(t.add(x, attended), fed)
-    else:
-        out = t.add(t.add(fed, attended), x)
+    first, second = (x, fed) if layer.residual_first else (fed, x)
+    out = t.add(t.add(first, attended), second)
     t.touch(attended, fed)
     if layer.placement is NormPlacement.PARALLEL_SHARED:
         t.touch(normed)

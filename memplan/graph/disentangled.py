@@ -8,9 +8,9 @@ gathers each pair's distance out of the product, which autograd keeps.
 from memplan.dtypes import DType
 from memplan.graph.attention import Shape, batched_matmul, merged_heads
 from memplan.graph.blocks import StackContext
-from memplan.graph.operations import dropout, linear, softmax
-from memplan.graph.tape import Gradient, Tape, Tensor
-from memplan.model.spec import AttentionSpec, StackSpec
+from memplan.graph.operations import activation, dropout, linear, matmul_weight, norm, softmax
+from memplan.graph.tape import Gradient, Parameter, Tape, Tensor
+from memplan.model.spec import AttentionSpec, ConvolutionSpec, DistanceSpec, StackSpec
 
 
 def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
@@ -28,16 +28,23 @@ def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
     for tensor in (ones, mask, relative):
         t.hold(tensor)
     context.mask, context.relative = mask, relative
+    hidden = context.hidden_size
     if spec.distances.max_distance:
         context.distances = t.parameter(
-            "rel_embeddings.weight", 2 * spec.distances.max_distance, context.hidden_size
+            "rel_embeddings.weight", 2 * spec.distances.max_distance, hidden
         )
+        if spec.distances.norm is not None:
+            normed = norm(t, context.distances, spec.distances.norm, "rel_norm", hidden)
+            t.hold(normed)
+            context.distances = normed
 
 
 def disentangled_attention(
     t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
 ) -> Tensor:
     """Queries, keys and values in one product, three kinds of scores, output projection."""
+    if spec.distances is not None and spec.distances.flat_heads:
+        return flat_attention(t, x, spec, spec.distances, context)
     hidden = context.hidden_size
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     fused = linear(t, x, "self_attn.in_proj", hidden, 3 * hidden)
@@ -58,6 +65,113 @@ def disentangled_attention(
     if distances is not None:
         t.touch(distances)
     return linear(t, out, "self_attn.o_proj", hidden, hidden, bias=True)
+
+
+def flat_attention(
+    t: Tape, x: Tensor, spec: AttentionSpec, distances: DistanceSpec, context: StackContext
+) -> Tensor:
+    """DeBERTa-v2's: projections copied with heads and batch as one dimension."""
+    hidden, width = context.hidden_size, spec.num_heads * spec.head_dim
+    shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
+    query_weights, key_weights, value_weights = (
+        _projection(t, f"self_attn.{name}_proj", hidden, width)
+        for name in ("query", "key", "value")
+    )
+    query, key, value = (
+        t.scale(matmul_weight(t, x, *weights), "clone")
+        for weights in (query_weights, key_weights, value_weights)
+    )
+    scores = batched_matmul(t, query, t.scale(key), shape.scores, spec.head_dim)
+    table = context.distances
+    total = None
+    if table is not None:
+        if not distances.shared_projections:
+            key_weights = _projection(t, "self_attn.pos_key_proj", hidden, width)
+            query_weights = _projection(t, "self_attn.pos_query_proj", hidden, width)
+        dropped = dropout(t, table, distances.dropout)
+        span = 2 * distances.max_distance
+        near = t.slice(dropped, span * hidden)
+        queries = _repeated(t, matmul_weight(t, near, *query_weights), shape)
+        keys = _repeated(t, matmul_weight(t, near, *key_weights), shape)
+        t.linger(dropped)
+        total = _flat_scores(t, (query, key), (queries, keys), span, shape, context)
+        scores = t.add(scores, total)
+    masked = _masked(t, scores, context)
+    weights = dropout(t, softmax(t, masked), spec.dropout)
+    out = batched_matmul(t, weights, value, shape.rows * width, shape.keys)
+    out = t.scale(out, "clone")
+    t.touch(query, key, value, masked, weights)
+    if total is not None:
+        t.touch(total)
+    return linear(t, out, "self_attn.o_proj", width, hidden, bias=True)
+
+
+def convolve(
+    t: Tape, spec: ConvolutionSpec, embedded: Tensor, x: Tensor, context: StackContext
+) -> Tensor:
+    """``ConvLayer`` of DeBERTa-v2: a convolution over the tokens beside the first layer."""
+    hidden = context.hidden_size
+    t.begin("encoder.convolution", x=x)
+    weight = t.parameter("conv.weight", hidden, hidden // spec.groups, spec.kernel_size)
+    bias = t.cast_weight(t.parameter("conv.bias", hidden))
+    factor = t.cast_weight(weight)
+    given = t.scale(embedded, "clone")
+    if t.autocast is not None:
+        given = t.cast(given, t.autocast)
+    out = t.tensor(given.numel, given.dtype)
+    t.record(
+        "convolution", (given, factor, bias), (out,), saves=(given, factor),
+        gradients=(Gradient.FRESH,) * 3,
+        flops=2 * given.numel * (hidden // spec.groups) * spec.kernel_size,
+    )  # fmt: skip
+    out = t.scale(out, "clone")
+    padded = t.tensor(context.batch * context.seq_len, DType.BOOL)
+    t.record("to", (), (padded,))
+    filled = t.view(out, out.numel)
+    t.record(
+        "masked_fill_", (out, padded), (filled,), saves=(padded,), gradients=(Gradient.FRESH, -2)
+    )
+    added = t.add(x, activation(t, dropout(t, filled, spec.dropout), spec.activation))
+    normed = norm(t, added, spec.norm, "norm", hidden)
+    mask = t.tensor(context.batch * context.seq_len, DType.FP32)
+    t.record("to", (), (mask,))
+    out = t.mul(normed, mask)
+    t.touch(added, normed)
+    t.end(out)
+    return out
+
+
+def _projection(t: Tape, name: str, hidden: int, width: int) -> tuple[Parameter, Parameter]:
+    return t.parameter(f"{name}.weight", width, hidden), t.parameter(f"{name}.bias", width)
+
+
+def _repeated(t: Tape, distances: Tensor, shape: Shape) -> Tensor:
+    """A copy with the heads first, then one for each sequence."""
+    by_head = t.scale(distances, "clone")
+    out = t.tensor(distances.numel * shape.batch, distances.dtype)
+    t.record("repeat", (by_head,), (out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def _flat_scores(
+    t: Tape,
+    contents: tuple[Tensor, Tensor],
+    distances: tuple[Tensor, Tensor],
+    span: int,
+    shape: Shape,
+    context: StackContext,
+) -> Tensor:
+    """Queries against distances of keys, keys against those of queries, each scaled."""
+    query, key = contents
+    queries, keys = distances
+    first_index = _index(t, shape, context)
+    first = _picked(t, query, keys, span, shape, first_index)
+    total = t.shift(t.scale(first))
+    second_index = _index(t, shape, context)
+    second = _picked(t, key, queries, span, shape, second_index)
+    total = _summed(t, total, t.scale(second))
+    t.touch(queries, keys, first_index, first, second_index, second)
+    return total
 
 
 def _masked(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
@@ -130,10 +244,19 @@ def _gathered(
 ) -> Tensor:
     """Contents times all distances, of which each pair picks its own."""
     expanded = _expanded(t, distances, shape)
+    return _picked(t, merged_heads(t, contents, shape), expanded, span, shape, index)
+
+
+def _picked(
+    t: Tape,
+    contents: Tensor,
+    distances: Tensor,
+    span: int,
+    shape: Shape,
+    index: Tensor,
+) -> Tensor:
     rows = shape.batch * shape.spec.num_heads * shape.queries
-    products = batched_matmul(
-        t, merged_heads(t, contents, shape), expanded, rows * span, shape.spec.head_dim
-    )
+    products = batched_matmul(t, contents, distances, rows * span, shape.spec.head_dim)
     out = t.tensor(shape.scores, products.dtype)
     scratch = products.storage.num_bytes if t.decomposed else 0
     t.record(

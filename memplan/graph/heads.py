@@ -12,6 +12,10 @@ from memplan.graph.operations import (
 from memplan.graph.tape import Gradient, Parameter, Tape, Tensor
 from memplan.model.spec import Activation, ClassifierSpec, HeadSpec, ModelSpec, Pooling, Task
 
+DECODER_CLASSIFIER = ClassifierSpec(pooling=Pooling.LAST_LOGITS, token_dropout=0.1)
+"""A decoder's, with the dropout that ``GenericForTokenClassification`` falls back on
+(transformers 5.23, ``modeling_layers``)."""
+
 
 def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     """A dense layer, activation and norm, then logits for every token; returns the loss."""
@@ -57,7 +61,7 @@ def pool(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
 def base_parts(t: Tape, model: ModelSpec, x: Tensor) -> Tensor | None:
     """What the base model owns behind its last layer; returns the pooled first token, if any.
 
-    Parts that no loss reaches are declared, not run: their tensors die with the forward pass.
+    Of parts that no loss reaches only autocast's copies are kept to the end of the forward pass.
     """
     spec = model.head
     if spec.contact_features:
@@ -72,14 +76,18 @@ def base_parts(t: Tape, model: ModelSpec, x: Tensor) -> Tensor | None:
     ):
         return pool(t, model, x)
     hidden = model.hidden_size
-    t.parameter("pooler.dense.weight", hidden, hidden).unused = True
-    t.parameter("pooler.dense.bias", hidden).unused = True
+    for parameter in (
+        t.parameter("pooler.dense.weight", hidden, hidden),
+        t.parameter("pooler.dense.bias", hidden),
+    ):
+        parameter.unused = True
+        t.cast_weight(parameter)
     return None
 
 
 def classification(t: Tape, model: ModelSpec, x: Tensor, pooled: Tensor | None) -> Tensor:
     """Classes of each sequence or of each token; returns the loss."""
-    spec = model.head.classifier or ClassifierSpec(pooling=Pooling.LAST_LOGITS)
+    spec = model.head.classifier or DECODER_CLASSIFIER
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         return cross_entropy(t, _sequence_logits(t, model, spec, x, pooled))
     if model.task is Task.TOKEN_CLASSIFICATION:

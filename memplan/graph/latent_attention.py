@@ -19,7 +19,7 @@ def latent_attention(
     """Queries, keys and values through their narrow vectors, attention, output projection."""
     tokens = context.batch * context.seq_len
     heads, rotated = spec.num_heads, spec.rotary.dim
-    query = latent_query(t, x, spec, context)
+    query, narrow_query = latent_query(t, x, spec, context)
     plain_query, turning_query = t.split(
         by_head(t, query), tokens * heads * spec.plain_head_dim, tokens * heads * rotated
     )
@@ -34,26 +34,34 @@ def latent_attention(
     query_states.by_head = True
     key, value = keys_and_values(t, latent, turned_key, spec, tokens)
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec.scores)
-    out = attend(t, query_states, key, value, shape, context.mask)
+    mask = context.mask
+    held: tuple[Tensor, ...] = ()
+    if spec.indexer is not None and spec.query_rank is not None and mask is not None:
+        from memplan.graph.indexer import sparse_mask  # only for DeepSeek-V3.2
+
+        sizes = (context.batch, context.seq_len, context.hidden_size, spec.query_rank)
+        mask, held = sparse_mask(t, x, narrow_query, spec.indexer, sizes, mask)
+        held = (*held, narrow_query, mask)
+    out = attend(t, query_states, key, value, shape, mask)
     width = heads * spec.value_head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.bias)
-    t.touch(x, query, turned_query, narrow, latent, turned_key, query_states, key, value)
+    t.touch(x, query, turned_query, narrow, latent, turned_key, query_states, key, value, *held)
     return out
 
 
 def latent_query(
     t: Tape, x: Tensor, spec: LatentAttentionSpec, context: StackContext
-) -> Tensor:
-    """One layer, or two with a norm on the narrow vector between them."""
+) -> tuple[Tensor, Tensor]:
+    """One layer, or two with a norm on the narrow vector between them; and what went into it."""
     width = spec.num_heads * (spec.plain_head_dim + spec.rotary.dim)
     if spec.query_rank is None:
-        return linear(t, x, "self_attn.q_proj", context.hidden_size, width)
+        return linear(t, x, "self_attn.q_proj", context.hidden_size, width), x
     narrow = linear(
         t, x, "self_attn.q_a_proj", context.hidden_size, spec.query_rank, bias=spec.bias
     )
     normed = norm(t, narrow, spec.norm, "self_attn.q_a_layernorm", spec.query_rank)
     t.touch(narrow)
-    return linear(t, normed, "self_attn.q_b_proj", spec.query_rank, width)
+    return linear(t, normed, "self_attn.q_b_proj", spec.query_rank, width), normed
 
 
 def by_head(t: Tape, x: Tensor) -> Tensor:

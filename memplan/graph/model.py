@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from memplan.dtypes import DType
-from memplan.graph.blocks import StackContext, decoder_layer
+from memplan.errors import SetupError
+from memplan.graph.blocks import DIRECT_FORMS, StackContext, decoder_layer
 from memplan.graph.embeddings import module_embeddings
 from memplan.graph.heads import base_parts, classification, masked_lm, replaced_tokens
 from memplan.graph.losses import GRADIENTS_IN_FORWARD, language_model_loss
@@ -52,6 +53,9 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.encoder_decoder import record_encoder_decoder  # only for two stacks
 
         return record_encoder_decoder(model, options)
+    if options.checkpointed_layers and not model.recomputes:
+        msg = f"{model.source}: the class of {model.family} cannot checkpoint its activations"
+        raise SetupError(msg)
     t = Tape(options)
     t.inputs_bytes = _ids(t, options.batch_size * options.seq_len) + _label_bytes(t, model)
     stack = model.stacks[0]
@@ -86,6 +90,10 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if spec.own_module:
         return module_embeddings(t, model, spec)
     table = t.parameter("embed_tokens.weight", model.vocab_size, spec.embedding_size)
+    if spec.patch_features:
+        shape = model.hidden_size, spec.patch_features
+        t.parameter("vision_embed_tokens.weight", *shape).unused = True
+        t.parameter("vision_embed_tokens.bias", model.hidden_size).unused = True
     x = embedding_lookup(t, table, tokens)
     if spec.position_source is not None:
         return decoder_embeddings(t, model, spec, x), table
@@ -127,6 +135,10 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         local = _local_rotary(stack)
         if local is not None:
             context.local_cos, context.local_sin = tables(t, context.seq_len, local.dim, dtype)
+    if any(spec.form in DIRECT_FORMS for spec in _attentions(stack)):
+        from memplan.graph.direct_attention import direct_masks  # only for Falcon
+
+        direct_masks(t, _attentions(stack)[0], context)
     if any(spec.form in ALIBI_FORMS for spec in _attentions(stack)):
         from memplan.graph.alibi import add_alibi  # only for BLOOM and MPT
 
@@ -180,6 +192,9 @@ def attention_masks(
     if eager and (stack.mixed_masks or len(windows) < len(stack.runs)):
         full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
         t.hold(full)
+    elif stack.written_mask:
+        full = causal_pattern(t, length, length)
+        t.hold(full)
     if (windows or stack.spare_window_mask) and (eager or length >= min(windows, default=0)):
         sliding = sliding_pattern(t, length, length)
         if eager:
@@ -201,8 +216,13 @@ def padding_mask(t: Tape, stack: StackSpec) -> Tensor | None:
 def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """Every run of equal layers, split where only some are checkpointed."""
     t.end(x)
-    for run in split_runs(t, stack):
+    embedded = x
+    for position, run in enumerate(split_runs(t, stack)):
         x = run_layer(t, stack, run, x, context)
+        if position == 0 and stack.convolution is not None:
+            from memplan.graph.disentangled import convolve  # only for DeBERTa-v2
+
+            x = convolve(t, stack.convolution, embedded, x, context)
     return x
 
 
@@ -285,10 +305,11 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
         width = stack.embedding.embedding_size
         x = linear(t, x, "project_out", context.hidden_size, width)
     x = dropout(t, x, stack.final_dropout)
+    cached = [tensor.storage for tensor, _ in t.cached]
     for segment in t.segments:
         for operation in segment.operations:
             for tensor in operation.outputs:
-                if tensor.storage.held:
+                if tensor.storage.held and tensor.storage not in cached:
                     t.release(tensor)
     t.end(x)
     return x
@@ -314,6 +335,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         loss = causal_lm(t, model, x, table)
     else:
         loss = x if pooled is None else pooled
+    t.release_cache()
     t.end(loss)
 
 

@@ -1,8 +1,8 @@
 """Attention of classes that compute their scores themselves, in steps of their own.
 
 GPT, GPT-Neo, GPT-J, CodeGen, BLOOM, MPT and XGLM never call transformers' shared attention
-functions, so the choice of kernel does not reach them: all of them make s x s tensors. Each function
-writes down what one class of transformers 5.23 does.
+functions, so the choice of kernel does not reach them: all of them make s x s tensors. Each
+function writes down what one class of transformers 5.23 does.
 """
 
 from collections.abc import Callable
@@ -54,11 +54,12 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     t.touch(weights, *frame.inner)
     out = t.contiguous(product) if shape.batch == 1 else t.scale(product, "clone")
     _name_weights(t, probabilities, weights, spec.form, frame)
-    width = spec.num_heads * spec.head_dim
+    merged, width = out, spec.num_heads * spec.head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
     t.touch(x, query, key, value, *frame.outer)
     if spec.form is AttentionForm.ALIBI_PRODUCT:
-        context.attention_frame = tuple(frame.outer)
+        # The layer's own variable for x lives through the sum as well.
+        context.attention_frame = (x, merged, *frame.outer)
     return out
 
 

@@ -1,7 +1,7 @@
 """Learned or fixed positions that a decoder adds to its token embeddings.
 
-What stays alive differs: a name in the model's ``forward`` holds the ids and the rows that were looked
-up until the last layer is done.
+What stays alive differs: a name in the model's ``forward`` holds the ids and the rows that were
+looked up until the last layer is done.
 """
 
 from memplan.dtypes import DType

@@ -289,6 +289,8 @@ class Tape:
         self.leaves: list[Tensor] = []
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
+        self.cached: list[tuple[Tensor, int]] = []
+        """Keys and values that the outputs hold, and how many layers have made them."""
 
     # -- segments and parameters -----------------------------------------------------------------
 
@@ -327,6 +329,16 @@ class Tape:
     def hold(self, tensor: Tensor) -> None:
         """Keep a tensor alive beyond its last reader, until ``release``: an outer variable."""
         tensor.storage.held = True
+
+    def cache(self, tensor: Tensor) -> None:
+        """Hold a tensor of every repetition of the segment until the loss is there."""
+        self.hold(tensor)
+        self.cached.append((tensor, self.segment.repeat))
+
+    def release_cache(self) -> None:
+        """Let all that was cached go at the end of the present segment."""
+        for tensor, repeat in self.cached:
+            self.segment.releases += [tensor.storage] * repeat
 
     def release(self, tensor: Tensor) -> None:
         """Let a held tensor go at the end of the present segment."""

@@ -98,7 +98,7 @@ def trainable_state_bytes(given: RankInput) -> int:
         allocated_bytes(parameter.numel, dtype) * segment.num_copies
         for segment in given.tape.segments
         for parameter in segment.parameters
-        if parameter.requires_grad
+        if parameter.requires_grad and not parameter.unused
     )
 
 
@@ -108,5 +108,5 @@ def trained_tensors(tape: Tape) -> int:
         segment.num_copies
         for segment in tape.segments
         for parameter in segment.parameters
-        if parameter.requires_grad
+        if parameter.requires_grad and not parameter.unused
     )

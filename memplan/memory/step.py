@@ -170,7 +170,8 @@ class StepWalk:
     # -- forward ---------------------------------------------------------------------------------
 
     def _forward(self, segment: Segment) -> None:
-        profile = ForwardWalk(segment, keep=not segment.checkpointed).run()
+        walk = ForwardWalk(segment, keep=not segment.checkpointed)
+        profile = walk.run()
         given = segment.input.storage if segment.input is not None else None
         freed = 0
         if given is not None and profile.input_freed and not segment.checkpointed:
@@ -179,7 +180,7 @@ class StepWalk:
         # The first layer's input may be held by an outer variable, and then outlives the layer.
         first = later + (freed if given is not None and self._outlives(given) else 0)
         carried = 0
-        if segment.carried is not None and segment.checkpointed:
+        if segment.carried is not None and segment.carried not in walk.saves:
             carried = segment.carried.num_bytes
         made = ForwardPass(
             segment=segment,

@@ -50,6 +50,8 @@ class ForwardProfile:
     """Nothing of this segment keeps its input, which then dies at the segment's end."""
     cached_cast_bytes: int
     """Weight casts that only autocast's cache still holds when the segment ends."""
+    levels: list[tuple[int, int]]
+    """For each operation, the bytes alive while it runs and after it."""
 
 
 @dataclass(slots=True)
@@ -134,6 +136,7 @@ class ForwardWalk:
         output = segment.output.storage if segment.output is not None else None
         dying: list[list[Storage]] = [[] for _ in segment.operations]
         live = saved = peak = peak_saved = cached = 0
+        levels: list[tuple[int, int]] = []
         for position, operation in enumerate(operations):
             for tensor in operation.outputs:
                 storage = tensor.storage
@@ -150,16 +153,19 @@ class ForwardWalk:
                         cached += size
                     elif storage is not output and not storage.held:
                         dying[max(position, storage.last_read)].append(storage)
-            if live + operation.forward_scratch_bytes > peak:
-                peak, peak_saved = live + operation.forward_scratch_bytes, saved
+            highest = live + operation.forward_scratch_bytes
+            if highest > peak:
+                peak, peak_saved = highest, saved
             for storage in dying[position]:
                 live -= storage.num_bytes
+            levels.append((highest, live))
         given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
             peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
             end=Level(saved_bytes=saved, other_bytes=live - saved),
             input_freed=given is not None and given not in saves,
             cached_cast_bytes=cached,
+            levels=levels,
         )
 
 

@@ -139,6 +139,10 @@ class AttentionForm(Enum):
     """``alibi.baddbmm``: the bias is added by the matrix product itself (BLOOM)."""
     ALIBI_SUM = "alibi_sum"
     """The bias is added to the scores, then ``masked_fill`` (MPT)."""
+    DIRECT = "direct"
+    """``scaled_dot_product_attention`` called by the class, always with a mask (Falcon)."""
+    DIRECT_ALIBI = "direct_alibi"
+    """The same, with each head's bias in the mask (Falcon-RW)."""
     CLAMPED_SCORES = "clamped_scores"
     """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
@@ -165,6 +169,12 @@ class DistanceSpec:
     position_to_content: bool = False
     dropout: float = 0.0
     """Probability on the table."""
+    norm: NormSpec | None = None
+    """A norm that the table passes once for all layers (DeBERTa-v3)."""
+    flat_heads: bool = False
+    """Heads and batch are one dimension, and the scores scaled one by one (DeBERTa-v2)."""
+    shared_projections: bool = False
+    """Distances pass the projections of queries and keys (DeBERTa-v3)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,6 +203,8 @@ class AttentionSpec:
     """The norm comes after the rotary embedding (Hunyuan)."""
     query_scaled_by_position: bool = False
     """Rotated queries are multiplied by a factor of their position (Ministral 3)."""
+    fills_cache: bool = False
+    """A key/value cache is filled in training too, unless layers are checkpointed (Fuyu)."""
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
     output_gate: OutputGate = OutputGate.NONE
@@ -215,7 +227,6 @@ class AttentionSpec:
     """Rows of the causal mask or of the rotary table that each module owns as a buffer."""
     causal: bool = True
     sliding_window: int | None = None
-    alibi: bool = False
     softcap: bool = False
     """Scores pass through a tanh (Gemma 2): only eager attention can do that."""
     position_bias: PositionBias = PositionBias.NONE
@@ -231,6 +242,17 @@ class AttentionSpec:
     """Scores of relative distances are added (DeBERTa)."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexerSpec:
+    """DeepSeek-V3.2's choice of the tokens that each token attends to."""
+
+    num_heads: int
+    head_dim: int
+    rotary_dim: int
+    top_k: int
+    """Tokens that are chosen at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,6 +273,8 @@ class LatentAttentionSpec:
     bias: bool = False
     """The layers into the narrow vectors and out of the values have a bias."""
     dropout: float = 0.0
+    indexer: IndexerSpec | None = None
+    """Only some earlier tokens are attended to (DeepSeek-V3.2)."""
 
     @property
     def scores(self) -> AttentionSpec:
@@ -515,8 +539,21 @@ class EmbeddingSpec:
     dropout: float = 0.0
     scaled: bool = False
     """The embeddings are multiplied by a constant (Gemma)."""
+    patch_features: int = 0
+    """Inputs of a linear layer for image patches, which a batch of text leaves unused (Fuyu)."""
     unscaled_held: bool = False
     """The class keeps a name for the embeddings as they were before (AFMoE)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolutionSpec:
+    """A convolution of the embeddings, added to the first layer's output (DeBERTa-v2)."""
+
+    kernel_size: int
+    groups: int
+    activation: Activation
+    norm: NormSpec
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -529,11 +566,15 @@ class StackSpec:
     embedding: EmbeddingSpec | None
     """None where the stack shares the other one's embedding entirely (T5's decoder)."""
     final_norm: NormSpec | None
+    convolution: ConvolutionSpec | None = None
+    """Beside the first layer, which then is a run of its own."""
     final_dropout: float = 0.0
     projected_out: bool = False
     """The result is projected back to the width of the token table (OPT-350m)."""
     mixed_masks: bool = False
     """The class makes the full causal mask even where every layer has a window (Qwen2, Gemma 2)."""
+    written_mask: bool = False
+    """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
     spare_window_mask: bool = False
     """The class makes the sliding mask even where no layer has a window (Qwen2-MoE)."""
     local_rotary: bool = False

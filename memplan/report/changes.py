@@ -1,11 +1,13 @@
-"""What differs between two setups, in words: the language of every advice."""
+"""Setups and what differs between two of them, in words: the language of every advice."""
 
+from memplan.estimator import Verdict
+from memplan.search.advice import Advice
 from memplan.training.precision import Engine
 from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
 from memplan.units import format_gib
 
 _STRATEGY_LABELS = {
-    FsdpStrategy.FULL_SHARD: "", FsdpStrategy.SHARD_GRAD_OP: " keeping parameters gathered",
+    FsdpStrategy.FULL_SHARD: "", FsdpStrategy.SHARD_GRAD_OP: " without resharding",
     FsdpStrategy.HYBRID: " hybrid", FsdpStrategy.NO_SHARD: " without sharding",
 }  # fmt: skip
 _ENGINE_LABELS = {
@@ -14,10 +16,16 @@ _ENGINE_LABELS = {
 
 
 def engine_label(setup: TrainingSetup) -> str:
-    """The engine and what it shards: ``ZeRO-3``, ``FSDP2 keeping parameters gathered``."""
+    """The engine and what it shards.
+
+    >>> engine_label(TrainingSetup(num_gpus=8, zero_stage=3)), engine_label(TrainingSetup())
+    ('ZeRO-3', 'one GPU')
+    """
     engine = setup.chosen_engine
     if engine is Engine.DEEPSPEED:
         return f"ZeRO-{2 if setup.zero_stage is None else setup.zero_stage.value}"
+    if engine is Engine.DDP and setup.num_gpus == 1:
+        return "one GPU"
     label = _ENGINE_LABELS[engine]
     if setup.fsdp_strategy is not None:
         label += _STRATEGY_LABELS[setup.fsdp_strategy]
@@ -26,14 +34,18 @@ def engine_label(setup: TrainingSetup) -> str:
 
 def offload_label(setup: TrainingSetup) -> str:
     """What is offloaded, and where to; empty where nothing is."""
-    moved = {
-        "optimizer": setup.offload_optimizer, "parameters": setup.offload_param,
-    }  # fmt: skip
-    names = [name for name, place in moved.items() if place is not Offload.NONE]
-    if not names:
+    moved = {"optimizer": setup.offload_optimizer, "parameters": setup.offload_param}
+    places = {name: place for name, place in moved.items() if place is not Offload.NONE}
+    if not places:
         return ""
-    place = next(place for place in moved.values() if place is not Offload.NONE)
-    return f"{' and '.join(names)} on {place.value.upper()}"
+    place = next(iter(places.values()))
+    return f"{' + '.join(places)} on {place.value.upper()}"
+
+
+def full_label(setup: TrainingSetup) -> str:
+    """The engine, and what is offloaded."""
+    moved = offload_label(setup)
+    return f"{engine_label(setup)}, {moved}" if moved else engine_label(setup)
 
 
 def checkpointing_label(setup: TrainingSetup) -> str:
@@ -53,24 +65,24 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     if before.micro_batch_size != after.micro_batch_size:
         parts.append(f"micro-batch {before.micro_batch_size} -> {after.micro_batch_size}")
     if before.checkpointing != after.checkpointing:
-        label = checkpointing_label(after)
-        if label == "none":
-            parts.append("no checkpointing")
-        else:
-            parts.append("checkpointing" if label == "full" else f"{label} checkpointing")
-    if engine_label(before) != engine_label(after):
+        parts.append(_CHECKPOINTING.get(checkpointing_label(after), "partial checkpointing"))
+    if engine_label(before) != engine_label(after) and after.num_gpus > 1:
         parts.append(engine_label(after))
     if offload_label(before) != offload_label(after):
         parts.append(offload_label(after) or "no offloading")
     if before.num_gpus != after.num_gpus:
         parts.append(f"{after.num_gpus} GPUs instead of {before.num_gpus}")
-    if before.chosen_precision is not after.chosen_precision and (
-        before.chosen_engine is after.chosen_engine
-    ):
+    same_engine = before.chosen_engine is after.chosen_engine
+    if before.chosen_precision is not after.chosen_precision and same_engine:
         parts.append(f"precision {after.chosen_precision.value}")
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+_CHECKPOINTING = {
+    "none": "no checkpointing", "full": "checkpointing", "selective": "selective checkpointing",
+}  # fmt: skip
 
 
 def saving_text(change: str, *, missing_bytes: int, saved_bytes: int) -> str:
@@ -81,3 +93,16 @@ def saving_text(change: str, *, missing_bytes: int, saved_bytes: int) -> str:
     """
     missing = format_gib(missing_bytes, digits=1)
     return f"{missing} more needed: {change} saves {format_gib(saved_bytes, digits=1)}"
+
+
+def advice_text(advice: Advice) -> str:
+    """An advice in one line."""
+    better = advice.better
+    if better is None:
+        missing = format_gib(advice.missing_bytes, digits=1)
+        return f"{missing} more needed: no change of batch, engine, offload or GPUs gives that"
+    change = describe_change(advice.answer.setup, better.setup)
+    text = saving_text(
+        change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes
+    )
+    return text if better.verdict is Verdict.FITS else f"{text}, and is still tight"

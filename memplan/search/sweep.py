@@ -42,6 +42,8 @@ class Sweep:
         """Of all axes, those included that yield no result."""
         self.num_tried = 0
         """Combinations that were looked at so far."""
+        self.assumptions: tuple[str, ...] = ()
+        """Of the first result, once it is there."""
         self.impossible: dict[str, int] = {}
         """Why combinations cannot be trained, and how many for each reason; so far."""
 
@@ -52,6 +54,8 @@ class Sweep:
             self.num_tried += 1
             result = self._try(each)
             if isinstance(result, SweepResult):
+                if not found:
+                    self.assumptions = result.estimates[0].assumptions
                 found += 1
                 yield result
             elif result is not None:

@@ -7,7 +7,7 @@ version      1
 model        what ``memplan estimate`` takes, or a mapping: name, task, family, num_labels, revision
 hardware     a mapping: gpu (a name or a list), gpu_memory (such as 46GiB); all are judged by
 setup        fields of ``TrainingSetup`` that stay as they are
-axes         fields of ``TrainingSetup`` and the values of each: one, a list, or a range in quotes
+axes         fields of ``TrainingSetup`` and the values of each: one, a list, or a range
              (``0-3`` every integer, ``1..32`` doubling)
 constraints  global_batch_size: sequences of one optimizer step, which fixes the accumulation
 exclude      a list of mappings: setups in which all fields named have (one of) these values

@@ -31,6 +31,7 @@ FAMILY_MODULES: dict[str, str] = {
     "mpt": "gpt",
     "gpt_neox": "gpt",
     "phi": "gpt",
+    "falcon": "gpt",
     "persimmon": "gpt",
     "stablelm": "gpt",
     "starcoder2": "gpt",
@@ -57,6 +58,7 @@ FAMILY_MODULES: dict[str, str] = {
     "seed_oss": "dense",
     "helium": "dense",
     "jais2": "dense",
+    "fuyu": "fuyu",
     "mixtral": "mixtures",
     "qwen3_moe": "mixtures",
     "qwen2_moe": "mixtures",
@@ -87,6 +89,7 @@ FAMILY_MODULES: dict[str, str] = {
     "eurobert": "encoders",
     "albert": "encoders",
     "deberta": "encoders",
+    "deberta-v2": "encoders",
     "t5": "t5",
     "mt5": "t5",
     "umt5": "t5",
@@ -102,6 +105,7 @@ FAMILY_MODULES: dict[str, str] = {
     "laguna": "mixtures",
     "gpt_oss": "mixtures",
     "mimo_v2_flash": "mixtures",
+    "deepseek_v32": "latents",
 }
 """For each supported ``model_type``, the module of this package that reads it."""
 

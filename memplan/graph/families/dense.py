@@ -35,6 +35,10 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """What ``layer_types`` calls layers without and with a window."""
 
 
+_LLAMA_ATTENTION = Variation()
+_WHOLE_HEADS = RotarySpec(dim=1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
     """How one type's class differs from Llama's, where its config does not say so."""
@@ -42,13 +46,13 @@ class Form:
     norm: NormKind = NormKind.RMS
     norm_bias: bool = False
     placement: NormPlacement = NormPlacement.PRE
-    attention: Variation = Variation()
+    attention: Variation = _LLAMA_ATTENTION
     """Biases, and the norm on queries and keys."""
     query_key_norm_per_head: bool = True
     query_key_norm_last: bool = False
     query_scaled_by_position: bool = False
     projection: Projection = Projection.SEPARATE
-    rotary: RotarySpec = RotarySpec(dim=1)
+    rotary: RotarySpec = _WHOLE_HEADS
     """How heads are turned; ``dim`` is read from the config."""
     rotated_share: float = 1.0
     """Share of each head that is turned unless the config says otherwise."""
@@ -73,9 +77,7 @@ class Form:
     eager_only: bool = False
 
 
-_GEMMA = Form(
-    norm=NormKind.RMS_GEMMA, feed_forward_bias=False, embedding_scaled=True
-)
+_GEMMA = Form(norm=NormKind.RMS_GEMMA, feed_forward_bias=False, embedding_scaled=True)
 _GEMMA2 = replace(
     _GEMMA, placement=NormPlacement.SANDWICH, window_pattern=2, mixed_masks=True, eager_only=True
 )
@@ -144,9 +146,7 @@ FORMS: dict[str, Form] = {
     ),
     "exaone4": Form(
         placement=NormPlacement.OUTPUT,
-        attention=Variation(
-            qkv_bias=False, output_bias=False, query_key_norm=NormKind.RMS
-        ),
+        attention=Variation(qkv_bias=False, output_bias=False, query_key_norm=NormKind.RMS),
         feed_forward_bias=False,
         window_pattern=4,
         mixed_masks=True,
@@ -196,9 +196,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         mixed_masks=form.mixed_masks,
         local_rotary=form.local_rotary,
     )
-    head = HeadSpec(
-        softcap=bool(reader.raw("final_logit_softcapping")), scaled=form.logits_scaled
-    )
+    head = HeadSpec(softcap=bool(reader.raw("final_logit_softcapping")), scaled=form.logits_scaled)
     model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
     return replace(model, eager_attention_only=form.eager_only)
 
@@ -247,7 +245,8 @@ def rotated_dim(reader: ConfigReader, head_dim: int, share: float) -> int:
             share = float(value)
     dim = int(head_dim * share)
     if not 0 < dim <= head_dim:
-        raise reader.fail("partial_rotary_factor", f"leaves {dim} of {head_dim} dimensions")
+        error = reader.fail("partial_rotary_factor", f"leaves {dim} of {head_dim} dimensions")
+        raise error
     return dim
 
 
@@ -273,7 +272,8 @@ def _layers(reader: ConfigReader, form: Form, layer: LayerSpec) -> list[LayerSpe
     types = layer_types(reader, form, count)
     window = reader.optional_integer("sliding_window")
     if window is None and SLIDING in types:
-        raise reader.fail("sliding_window", "is missing, but some layers have one")
+        error = reader.fail("sliding_window", "is missing, but some layers have one")
+        raise error
     turned = _turned(reader, form, types)
     return [
         _layer(layer, window if kind == SLIDING else None, turned=has_positions)
@@ -300,7 +300,8 @@ def layer_types(reader: ConfigReader, form: Form, count: int) -> list[str]:
         period = _period(reader, form)
         return [SLIDING if period == 0 or (index + 1) % period else FULL for index in range(count)]
     if len(listed) != count:
-        raise reader.fail("layer_types", f"names {len(listed)} layers of {count}")
+        error = reader.fail("layer_types", f"names {len(listed)} layers of {count}")
+        raise error
     for kind in listed:
         reader.choice("layer_types", kind, (FULL, SLIDING))
     return listed
@@ -320,7 +321,8 @@ def _turned(reader: ConfigReader, form: Form, types: list[str]) -> list[bool]:
     interval = reader.optional_integer("no_rope_layer_interval")
     if listed:
         if len(listed) < len(types):
-            raise reader.fail("no_rope_layers", f"names {len(listed)} layers of {len(types)}")
+            error = reader.fail("no_rope_layers", f"names {len(listed)} layers of {len(types)}")
+            raise error
         return [bool(flag) for flag in listed[: len(types)]]
     if interval is not None:
         return [(index + 1) % interval != 0 for index in range(len(types))]

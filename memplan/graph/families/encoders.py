@@ -16,6 +16,7 @@ from memplan.model.spec import (
     Activation,
     AttentionSpec,
     ClassifierSpec,
+    ConvolutionSpec,
     DistanceSpec,
     EmbeddingSpec,
     FeedForwardSpec,
@@ -368,13 +369,15 @@ def read_deberta(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     require_flag(reader, "legacy", value=True, problem="the other head is not supported")
     require_flag(reader, "talking_head", value=False, problem="is not supported")
     hidden_size = reader.integer("hidden_size")
-    norm = NormSpec(kind=NormKind.LAYER_DIVIDED, bias=True)
+    second = request.model_type == "deberta-v2"
+    norm = LAYER_NORM if second else NormSpec(kind=NormKind.LAYER_DIVIDED, bias=True)
+    convolution = _convolution(reader, hidden_size) if second else None
     dropout = reader.number("hidden_dropout_prob")
     variation = Variation(pooler_tasks=(), head_activation=None, fp32_softmax=False)
     layer = LayerSpec(
         attention=replace(
             encoder_attention(reader, variation, hidden_size),
-            distances=_distances(reader, dropout),
+            distances=_bucketed(reader, dropout) if second else _distances(reader, dropout),
         ),
         feed_forward=FeedForwardSpec(
             intermediate_size=reader.integer("intermediate_size"),
@@ -388,7 +391,8 @@ def read_deberta(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     positions = reader.integer("max_position_embeddings")
     stack = StackSpec(
         name="encoder",
-        runs=(LayerRun(count=reader.layers("num_hidden_layers"), layer=layer),),
+        runs=_runs(layer, reader.layers("num_hidden_layers"), first_apart=convolution is not None),
+        convolution=convolution,
         embedding=EmbeddingSpec(
             embedding_size=hidden_size,
             num_positions=positions if reader.flag("position_biased_input") else 0,
@@ -414,6 +418,48 @@ def read_deberta(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         task=reject_task(reader, request, *TASKS), hidden_size=hidden_size, head=head,
         context_length=positions, eager_attention_only=True,
     )  # fmt: skip
+
+
+def _convolution(reader: ConfigReader, hidden_size: int) -> ConvolutionSpec | None:
+    """DeBERTa-v2's beside the first layer; its tanh and single group are ``ConvLayer``'s own."""
+    kernel_size = reader.integer("conv_kernel_size", default=0, minimum=0)
+    if not kernel_size:
+        return None
+    groups = reader.integer("conv_groups", default=1)
+    reader.divide("hidden_size", hidden_size, "conv_groups", groups)
+    activation = Activation.TANH
+    if reader.has("conv_act"):
+        activation = read_activation(reader, "conv_act")
+    return ConvolutionSpec(
+        kernel_size=kernel_size,
+        groups=groups,
+        activation=activation,
+        norm=LAYER_NORM,
+        dropout=reader.number("hidden_dropout_prob"),
+    )
+
+
+def _runs(layer: LayerSpec, count: int, *, first_apart: bool) -> tuple[LayerRun, ...]:
+    if not first_apart or count == 1:
+        return (LayerRun(count=count, layer=layer),)
+    return LayerRun(count=1, layer=layer), LayerRun(count=count - 1, layer=layer)
+
+
+def _bucketed(reader: ConfigReader, dropout: float) -> DistanceSpec:
+    """DeBERTa-v2's distances, of which far ones share a row."""
+    plain = _distances(reader, dropout)
+    buckets = reader.optional_integer("position_buckets", minimum=-1) or -1
+    if not plain.content_to_position or not plain.position_to_content:
+        plain = replace(plain, max_distance=0)
+    elif buckets > 0:
+        plain = replace(plain, max_distance=buckets)
+    normed = "layer_norm" in reader.text("norm_rel_ebd", default="none").lower()
+    return replace(
+        plain,
+        norm=LAYER_NORM if normed else None,
+        flat_heads=True,
+        shared_projections=reader.flag("share_att_key"),
+    )
 
 
 def _distances(reader: ConfigReader, dropout: float) -> DistanceSpec:
@@ -588,6 +634,7 @@ OWN_READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
     "distilbert": read_distilbert,
     "albert": read_albert,
     "deberta": read_deberta,
+    "deberta-v2": read_deberta,
     "esm": read_esm,
     "eurobert": read_eurobert,
 }

@@ -1,7 +1,7 @@
 """Decoders from before Llama: layer norms, learned positions or ALiBi, plain feed-forward networks.
 
 GPT, GPT-2, GPT-BigCode, GPT-Neo, GPT-J, CodeGen, OPT, XGLM, BLOOM, MPT, GPT-NeoX, Phi, Persimmon,
-StableLM, StarCoder 2 and Nemotron. What sets the types apart is a row of ``FORMS``.
+StableLM, StarCoder 2, Nemotron and Falcon. What sets the types apart is a row of ``FORMS``.
 """
 
 from dataclasses import dataclass, replace
@@ -162,6 +162,17 @@ FORMS: dict[str, Form] = {
         rotated_keys=("rotary_pct", "partial_rotary_factor"),
         rotary_joined=True,
     ),
+    "falcon": Form(
+        attention=AttentionForm.DIRECT,
+        projection=Projection.FUSED_SELECTED,
+        bias="bias",
+        output_bias="bias",
+        feed_forward_bias="bias",
+        activation_keys=("activation",),
+        inner_keys=("ffn_hidden_size",),
+        dropout_keys=("attention_dropout", "hidden_dropout", ""),
+        rotated_share=1.0,
+    ),
     "phi": Form(
         placement=NormPlacement.PARALLEL_SHARED,
         head_bias=True,
@@ -217,6 +228,10 @@ FORMS: dict[str, Form] = {
 """Sources: ``modeling_*.py`` and ``configuration_*.py`` of transformers 5.23."""
 
 
+_CHOOSING = frozenset({AttentionForm.INTERFACE, AttentionForm.DIRECT})
+"""Attention that has more than the eager form."""
+
+
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``FORMS``."""
     form = FORMS[request.model_type]
@@ -241,7 +256,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         head=HeadSpec(tied=reader.flag("tie_word_embeddings"), bias=form.head_bias),
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
-        eager_attention_only=form.attention is not AttentionForm.INTERFACE,
+        eager_attention_only=form.attention not in _CHOOSING,
         source=reader.source,
     )
 
@@ -255,7 +270,9 @@ def read_layer(reader: ConfigReader, form: Form, model_type: str, hidden_size: i
         attention=attention,
         feed_forward=_feed_forward(reader, form, hidden_size),
         norm=NormSpec(kind=form.norm, bias=form.norm_bias and weight, weight=weight),
-        placement=_placement(reader, form),
+        placement=(
+            _falcon_placement(reader) if model_type == "falcon" else _placement(reader, form)
+        ),
         dropout=(
             attention.dropout if shared_dropout else _probability(reader, form.dropout_keys[1])
         ),
@@ -287,6 +304,16 @@ def _placement(reader: ConfigReader, form: Form) -> NormPlacement:
     return form.placement
 
 
+def _falcon_placement(reader: ConfigReader) -> NormPlacement:
+    """In a row, or side by side with a norm for each where the newer architecture says two."""
+    if not reader.flag("parallel_attn"):
+        return NormPlacement.PRE
+    norms = reader.optional_integer("num_ln_in_parallel_attn")
+    if reader.flag("new_decoder_architecture") and norms in {None, 2}:
+        return NormPlacement.PARALLEL
+    return NormPlacement.PARALLEL_SHARED
+
+
 def _attention(
     reader: ConfigReader, form: Form, model_type: str, hidden_size: int
 ) -> AttentionSpec:
@@ -298,14 +325,16 @@ def _attention(
         head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
     bias = _flag(reader, form.bias)
     projection = form.projection
-    if model_type == "gpt_bigcode" and num_kv_heads != 1:
+    if (model_type == "gpt_bigcode" and num_kv_heads != 1) or (
+        model_type == "falcon" and reader.flag("new_decoder_architecture")
+    ):
         projection = Projection.FUSED_INTERLEAVED
     return AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         projection=projection,
-        form=form.attention,
+        form=AttentionForm.DIRECT_ALIBI if reader.flag("alibi") else form.attention,
         query_bias=bias,
         key_bias=bias,
         value_bias=bias,
@@ -330,6 +359,10 @@ _OWN_HEAD_DIM = frozenset({"phi", "starcoder2", "nemotron"})
 
 def _num_kv_heads(reader: ConfigReader, model_type: str, num_heads: int) -> int:
     if model_type == "gpt_bigcode":
+        return 1 if reader.flag("multi_query") else num_heads
+    if model_type == "falcon" and reader.flag("new_decoder_architecture"):
+        return reader.integer("num_kv_heads", default=num_heads)
+    if model_type == "falcon":
         return 1 if reader.flag("multi_query") else num_heads
     if model_type in {*_OWN_HEAD_DIM, "stablelm"}:
         return reader.integer("num_key_value_heads", default=num_heads)
@@ -358,9 +391,10 @@ def _rotary(reader: ConfigReader, form: Form, head_dim: int) -> RotarySpec | Non
 
 
 def _paired_rotary_dim(reader: ConfigReader, head_dim: int) -> int:
-    dim = reader.integer("rotary_dim")
+    key = "rotary_dim"
+    dim = reader.integer(key)
     if dim > head_dim or dim % 2:
-        raise reader.fail("rotary_dim", f"must be even and at most {head_dim}, got {dim}")
+        raise reader.fail(key, f"must be even and at most {head_dim}, got {dim}")
     return dim
 
 
@@ -466,10 +500,10 @@ def _runs(reader: ConfigReader, model_type: str, layer: LayerSpec) -> tuple[Laye
 
 def _check_attention_types(reader: ConfigReader, count: int) -> None:
     """GPT-Neo lists what each layer sees; local and global ones take the same memory."""
-    total = 0
-    for item in reader.sequence("attention_types"):
+    key, total = "attention_types", 0
+    for item in reader.sequence(key):
         if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], list)):
-            raise reader.fail("attention_types", "expected pairs of names and a repetition")
+            raise reader.fail(key, "expected pairs of names and a repetition")
         total += len(item[0]) * (item[1] if isinstance(item[1], int) else 0)
     if (total or 24) != count:
-        raise reader.fail("attention_types", f"names {total or 24} layers of {count}")
+        raise reader.fail(key, f"names {total or 24} layers of {count}")

@@ -3,19 +3,21 @@
 from dataclasses import dataclass
 
 from memplan.graph.families.llama import decoder_model, join_runs, read_activation
-from memplan.graph.families.mixtures import (
+from memplan.graph.families.mixture_types import (
     DEEPSEEK_ROUTER,
     Mixture,
     first_dense,
-    read_mixture,
     typed_dense,
+    typed_or_first_dense,
 )
+from memplan.graph.families.mixtures import read_mixture
 from memplan.graph.families.request import ReadRequest
 from memplan.model.config import ConfigReader
 from memplan.model.spec import (
     EmbeddingSpec,
     FeedForwardSpec,
     HeadSpec,
+    IndexerSpec,
     LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
@@ -39,6 +41,8 @@ class Latent:
     """DeepSeek-V2's rotary embedding."""
     paired: bool = False
     """The rotary embedding takes neighbouring pairs where ``rope_interleave`` does not say no."""
+    indexer: bool = False
+    """Attention is sparse, and its mask is always written out."""
     residual_scaled: bool = False
     head_input_scaled: bool = False
     embedding_scaled: bool = False
@@ -67,6 +71,13 @@ LATENTS: dict[str, Latent] = {
         ),
         paired=True,
     ),
+    "deepseek_v32": Latent(
+        mixture=Mixture(
+            router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=typed_or_first_dense
+        ),
+        paired=True,
+        indexer=True,
+    ),
     "minicpm3": Latent(residual_scaled=True, head_input_scaled=True, embedding_scaled=True),
 }
 
@@ -80,6 +91,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         runs=join_runs(_layers(reader, kind)),
         embedding=EmbeddingSpec(embedding_size=hidden_size, scaled=kind.embedding_scaled),
         final_norm=NORM,
+        written_mask=kind.indexer,
     )
     head = HeadSpec(input_scaled=kind.head_input_scaled)
     return decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
@@ -125,6 +137,16 @@ def read_latent_attention(reader: ConfigReader, kind: Latent) -> LatentAttention
         norm=NORM,
         bias=reader.flag("attention_bias"),
         dropout=reader.number("attention_dropout"),
+        indexer=_indexer(reader) if kind.indexer else None,
+    )
+
+
+def _indexer(reader: ConfigReader) -> IndexerSpec:
+    return IndexerSpec(
+        num_heads=reader.integer("index_n_heads"),
+        head_dim=reader.integer("index_head_dim"),
+        rotary_dim=reader.integer("qk_rope_head_dim"),
+        top_k=reader.integer("index_topk"),
     )
 
 

@@ -99,7 +99,7 @@ class Coordinator:
         if limit > 0 and self.head < len(self.queue):
             self._prefetch(min(limit, self.settings.prefetch_bucket_size))
         self.step += 1
-        return self.high_bytes
+        return max(self.high_bytes, self.gathered_bytes)
 
     def _fetch(self, needed: Sequence[int]) -> None:
         """Wait for the module's own parameters, and take them off the queue."""

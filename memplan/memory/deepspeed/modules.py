@@ -7,12 +7,14 @@ or none at all, still start a round of prefetching. Norms and the modules around
 parameters are seen here; activation functions and dropouts, which leave no trace in names, are not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from memplan.graph.tape import Gradient, Operation, Parameter, Segment, Tape
+from memplan.graph.tape import Operation, Parameter, Segment, Tape
 from memplan.memory.deepspeed.partition import ModelWeights
-from memplan.memory.walk import ForwardWalk, recomputation_stop
+from memplan.memory.step import StepPasses
+from memplan.memory.walk import ForwardWalk, Interval
 
 
 class Act(IntEnum):
@@ -47,17 +49,26 @@ class SegmentScript:
 
 
 def write_scripts(
-    tape: Tape, weights: ModelWeights, *, persistent: frozenset[Parameter]
+    tape: Tape, passes: StepPasses, weights: ModelWeights, *, persistent: frozenset[Parameter]
 ) -> list[SegmentScript]:
     """The scripts of all segments, in the tape's order."""
-    return [_Writer(segment, weights, persistent).write() for segment in tape.segments]
+    intervals = {stage.segment.index: stage.intervals for stage in passes.backward}
+    return [
+        _Writer(segment, intervals.get(segment.index, ()), weights, persistent).write()
+        for segment in tape.segments
+    ]
 
 
 class _Writer:
     def __init__(
-        self, segment: Segment, weights: ModelWeights, persistent: frozenset[Parameter]
+        self,
+        segment: Segment,
+        intervals: Sequence[Interval],
+        weights: ModelWeights,
+        persistent: frozenset[Parameter],
     ) -> None:
         self.segment = segment
+        self.intervals = intervals
         self.weights = weights
         self.script = SegmentScript()
         self.names: dict[str, int] = {}
@@ -70,9 +81,8 @@ class _Writer:
 
     def write(self) -> SegmentScript:
         segment = self.segment
-        walk = ForwardWalk(segment, keep=not segment.checkpointed)
-        count = len(segment.operations)
-        self.script.forward = self._run(_levels(segment, walk, count), count, cut=False)
+        levels = ForwardWalk(segment, keep=not segment.checkpointed).run().levels
+        self.script.forward = self._run(levels, len(segment.operations), cut=False)
         self.script.backward = self._back()
         return self.script
 
@@ -165,22 +175,25 @@ class _Writer:
             if again and (operation.saved or self.modules_of[position]):
                 acts += again
                 again = []
-            for tensor, kind in zip(operation.inputs, operation.gradients, strict=True):
-                if isinstance(tensor, Parameter) and tensor.requires_grad and kind != Gradient.NONE:
+            for tensor in operation.inputs:
+                if isinstance(tensor, Parameter) and self._finishes(tensor, interval):
                     acts.append((Act.INTERVAL, interval))
                     interval += 1
             acts += self._released(
                 [each for each in self.modules_of[position] if final[each] == position]
             )
         acts += again
-        acts.append((Act.INTERVAL, interval))
+        acts += [(Act.INTERVAL, each) for each in range(interval, len(self.intervals))]
         return acts
 
+    def _finishes(self, parameter: Parameter, interval: int) -> bool:
+        """Whether the backward walk's interval ends with this parameter's gradient."""
+        intervals = self.intervals
+        return interval < len(intervals) and intervals[interval].parameter is parameter
+
     def _recompute(self) -> list[tuple[Act, int]]:
-        segment = self.segment
-        stop = recomputation_stop(segment)
-        walk = ForwardWalk(segment, keep=True)
-        return self._run(_levels(segment, walk, stop), stop, cut=True)
+        levels = ForwardWalk(self.segment, keep=True).recompute().levels
+        return self._run(levels, len(levels), cut=len(levels) < len(self.segment.operations))
 
 
 def _with_parents(name: str) -> list[str]:
@@ -191,25 +204,3 @@ def _with_parents(name: str) -> list[str]:
     """
     parts = name.split(".")
     return ["", *(".".join(parts[: count + 1]) for count in range(len(parts)))]
-
-
-def _levels(segment: Segment, walk: ForwardWalk, stop: int) -> list[tuple[int, int]]:
-    """For each operation, the level while it runs and after it, above the segment's start."""
-    dying: list[int] = [0] * (len(segment.operations) + 1)
-    output = segment.output.storage if segment.output is not None else None
-    live = 0
-    levels: list[tuple[int, int]] = []
-    for position, operation in enumerate(segment.operations[:stop]):
-        inputs = [tensor.storage for tensor in operation.inputs]
-        for tensor in operation.outputs:
-            storage = tensor.storage
-            if storage.segment != segment.index or storage in inputs:
-                continue
-            live += storage.num_bytes
-            kept = storage in walk.saves or storage.held or storage is output
-            if not kept and not storage.weight_cast:
-                dying[max(position, storage.last_read)] += storage.num_bytes
-        peak = live + operation.forward_scratch_bytes
-        live -= dying[position]
-        levels.append((peak, live))
-    return levels

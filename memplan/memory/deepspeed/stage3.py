@@ -50,7 +50,9 @@ def sharded_account(job: Job) -> RankAccount:
         passes=job.given.passes,
         timeline=job.timeline,
         segments=job.given.tape.segments,
-        scripts=write_scripts(job.given.tape, job.weights, persistent=plan.persistent),
+        scripts=write_scripts(
+            job.given.tape, job.given.passes, job.weights, persistent=plan.persistent
+        ),
         numels=job.weights.numels,
         fetching=_fetching(job),
         scattering=_scattering(job),

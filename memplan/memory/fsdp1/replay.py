@@ -2,7 +2,8 @@
 
 Sources (torch 2.13, torch/distributed/fsdp): ``_runtime_utils.py``: ``_post_forward_reshard`` (the root
 stays gathered), ``_post_backward_hook``, ``_reduce_grad``, ``_reduce_grad_no_shard``;
-``_flat_param.py``: ``_use_low_precision_shard``, ``post_unshard``. Traces of real runs gave the order.
+``_flat_param.py``: ``_use_low_precision_shard``, ``post_unshard``. Traces of real runs gave the order in
+which each buffer comes and goes.
 """
 
 from memplan.memory.fsdp1.options import Prefetch
@@ -32,6 +33,8 @@ class FlatMicroBatch(MicroBatch):
         self.backward_prefetch = backward_prefetch
         self.forward_prefetch = forward_prefetch
         self.keeps_whole = keeps_whole
+        self.late: Use | None = None
+        """A layer whose backward is over, but whose gradients are not joined yet."""
         super().__init__(
             units,
             formats,
@@ -112,7 +115,26 @@ class FlatMicroBatch(MicroBatch):
     # -- reducing --------------------------------------------------------------------------------
 
     def _post_backward(self, use: Use, height: Height, moved: Level) -> None:
+        """Reduce, but one layer late where forward gathered ahead.
+
+        Then a layer's views were made before the layer below it ran, and autograd, which goes back in
+        the order of making, joins their gradients after that layer's.
+        """
         use.done = True
+        if not self.forward_prefetch or use.unit is self.units.root:
+            self._join_and_reduce(use, height, moved)
+            return
+        late, self.late = self.late, use
+        if late is not None:
+            self._join_and_reduce(late, height, moved)
+
+    def _final_callback(self) -> None:
+        if self.late is not None:
+            self._join_and_reduce(self.late, self.passes.after_backward, _NOTHING)
+            self.late = None
+        super()._final_callback()
+
+    def _join_and_reduce(self, use: Use, height: Height, moved: Level) -> None:
         unit, held, moments = use.unit, self.held, self.moments
         assert isinstance(unit, FlatUnit)
         own, use.own_gradient_bytes = use.own_gradient_bytes, 0

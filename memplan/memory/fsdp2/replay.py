@@ -9,11 +9,11 @@ Traces of real runs gave the order in which each buffer comes and goes.
 from dataclasses import dataclass
 from enum import Enum
 
-from memplan.graph.tape import Segment
+from memplan.graph.tape import Parameter, Segment
 from memplan.memory.fsdp2.units import Unit, UnitFormats, Units
 from memplan.memory.moments import Held, Moments, crest_of, moved_backward, moved_forward
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
-from memplan.memory.walk import Level
+from memplan.memory.walk import Interval, Level
 
 _NOTHING = Level()
 
@@ -270,29 +270,75 @@ class MicroBatch:
 
     def _backward_part(self, each: BackwardPass, position: int) -> int:
         """A part outside the layers: its gradients wait for the end of their unit's backward."""
-        moments, segment = self.moments, each.segment
-        for unit in (self.units.tail, self.units.embedding):
-            use = self._single(unit)
-            if use is None or use.done or position < 0 or self.order[position] is not use:
-                continue
-            if any(self.units.of_parameter[p] is unit for p in segment.parameters):
-                self._pre_backward(use, position, each.start, loss=each.loss)
-                position -= 1
-        crest = crest_of(each.intervals, pile_up=self._piles_up)
+        segment, tail = each.segment, self._single(self.units.tail)
+        use = self.order[position] if position >= 0 else None
+        if use is not None and use is self._single(self.units.embedding):
+            self._pre_backward(use, position, each.start, loss=each.loss)
+            position -= 1
+        if use is not None and use is tail:
+            self._backward_into(each, use, position)
+            position -= 1
+        else:
+            self._see_intervals(each, each.intervals)
+        self._collect(each)
+        ends_tail = tail is not None and not tail.done and segment.name.endswith(".norm")
+        if tail is not None and ends_tail and not self.units.tied:
+            self._post_backward(tail, each.start, moved_backward(each, each.repeats))
+        return position
+
+    def _see_intervals(
+        self, each: BackwardPass, intervals: list[Interval], finished: int = 0
+    ) -> None:
+        crest = crest_of(intervals, pile_up=self._piles_up)
         for repetition in {0, each.repeats - 1}:
-            moments.see(
+            self.moments.see(
                 each.start,
                 moved_backward(each, repetition),
                 crest.level,
                 loss=each.loss,
-                gradients_bytes=crest.finished_bytes,
+                gradients_bytes=crest.finished_bytes + finished,
             )
-        self._collect(each)
-        tail = self._single(self.units.tail)
-        if tail is not None and not tail.done and segment.name.endswith(".norm"):
-            gone = moved_backward(each, each.repeats)
-            self._post_backward(tail, each.start, gone)
-        return position
+
+    def _backward_into(self, each: BackwardPass, use: Use, position: int) -> None:
+        """Backward of the part whose output matrix is in the tail.
+
+        The loss comes first; the tail's hook fires when the logits' gradient arrives.
+        """
+        product = self._tail_product(each)
+        if product is None:
+            self._pre_backward(use, position, each.start, loss=each.loss)
+            self._see_intervals(each, each.intervals)
+            return
+        index, logits, made = product
+        interval = each.intervals[index]
+        self._see_intervals(each, each.intervals[: index + 1])
+        other = interval.end.other_bytes + logits
+        arrived = Level(saved_bytes=interval.end.saved_bytes, other_bytes=other - made)
+        self._pre_backward(use, position, each.start, arrived, loss=each.loss)
+        during = Level(saved_bytes=interval.end.saved_bytes, other_bytes=other)
+        before = sum(passed.gradient_bytes for passed in each.intervals[:index])
+        self.moments.see(
+            each.start,
+            level=during,
+            loss=each.loss,
+            gradients_bytes=before + interval.gradient_bytes,
+        )
+        finished = (before + interval.gradient_bytes) if self._piles_up else 0
+        self._see_intervals(each, each.intervals[index + 1 :], finished)
+
+    def _tail_product(self, each: BackwardPass) -> tuple[int, int, int] | None:
+        """The interval of the output matrix, the bytes that end with it, the bytes it makes."""
+        tail = self.units.tail
+        for operation in reversed(each.segment.operations):
+            for tensor in operation.inputs:
+                if not isinstance(tensor, Parameter) or self.units.of_parameter[tensor] is not tail:
+                    continue
+                for index, interval in enumerate(each.intervals):
+                    if interval.parameter is tensor:
+                        freed = sum(storage.num_bytes for storage in operation.saved)
+                        given = operation.inputs[0].storage.num_bytes
+                        return index, operation.outputs[0].storage.num_bytes + freed, given
+        return None
 
     @property
     def _piles_up(self) -> bool:
@@ -363,8 +409,12 @@ class MicroBatch:
         held.buffers_bytes += unit.reduce_input_bytes
         moments.see(height, moved)
         self.reduce_inputs.append(unit.reduce_input_bytes)
-        held.gradients_bytes -= own + before
+        last = unit.last_gradient_bytes
+        if before and not self.keeps_own_format:
+            last = last // self.formats.compute.num_bytes * self.formats.reduce.num_bytes
+        held.gradients_bytes -= own + before - last
         self._keep_shards(unit, height, moved)
+        held.gradients_bytes -= last
 
     def _keep_whole(self, unit: Unit, own: int, height: Height, moved: Level) -> None:
         """Cast one gradient after the other to the format they are reduced in."""

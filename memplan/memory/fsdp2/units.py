@@ -40,6 +40,9 @@ class Unit:
     """All parameters, whole, in the format they are kept in."""
     whole_gradient_bytes: int = 0
     """Whole gradients in the format they are reduced in, each a tensor of its own."""
+    last_gradient_bytes: int = 0
+    """The gradient of the unit's last parameter: a loop variable holds it until the reduction is
+    over. 0 for layers, whose last parameters are norms or biases."""
     reduce_input_bytes: int = 0
     reduce_output_bytes: int = 0
     gradient_shard_bytes: int = 0
@@ -87,6 +90,8 @@ class Units:
     embedding: Unit | None = None
     tail: Unit | None = None
     """Final norm and output matrix; the tied embedding too."""
+    tied: bool = False
+    """The tail holds the embedding."""
     of_parameter: dict[Parameter, Unit] = field(default_factory=dict)
 
     def all(self) -> list[Unit]:
@@ -111,9 +116,9 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
     units = Units(root=root, layers={})
     if options.wrapping is not Wrapping.LAYERS:
         root.reshard = False
-        tied = _tied_embedding(tape)
+        units.tied = _tied_embedding(tape)
         units.tail = Unit(TAIL, reshard=False)
-        units.embedding = units.tail if tied else Unit(EMBEDDING, reshard=reshard is not False)
+        units.embedding = units.tail if units.tied else Unit(EMBEDDING, reshard=reshard is not False)
     for segment in tape.segments:
         if is_layer(segment):
             unit = Unit(
@@ -131,6 +136,8 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
         units.embedding = None
     for unit in units.all():
         _measure(unit, formats)
+    for unit in units.single():
+        _find_last_gradient(unit, formats)
     return units
 
 
@@ -190,6 +197,13 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
     unit.reduce_input_bytes = allocated_bytes(reduced * degree, reduce)
     unit.reduce_output_bytes = allocated_bytes(reduced, reduce)
     unit.gradient_shard_bytes = allocated_bytes(reduced, kept)
+
+
+def _find_last_gradient(unit: Unit, formats: UnitFormats) -> None:
+    """``foreach_reduce`` loops over the gradients only where there is more than one rank."""
+    trained = [each for each in unit.parameters if each.requires_grad and not each.unused]
+    if trained and formats.degree > 1:
+        unit.last_gradient_bytes = allocated_bytes(trained[-1].numel, formats.compute)
 
 
 def shard_numel(parameter: Parameter, degree: int) -> int:

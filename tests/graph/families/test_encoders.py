@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from memplan.dtypes import DType
-from memplan.errors import ConfigError
+from memplan.errors import ConfigError, SetupError
 from memplan.graph.counts import count_parameters
 from memplan.graph.families import read_model
 from memplan.graph.model import record_model
@@ -17,6 +17,8 @@ from memplan.training.kernels import AttentionKernel, Kernels
 
 LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
          "num_hidden_layers": 24}  # fmt: skip
+BUCKETS = {"relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm",
+           "share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False}  # fmt: skip
 ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1}
 SMALL = {"model_type": "bert", "hidden_size": 64, "intermediate_size": 128,
          "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 1000}  # fmt: skip
@@ -128,6 +130,14 @@ def saved_bytes(model: ModelSpec, kernels: Kernels) -> int:
             Task.SEQUENCE_CLASSIFICATION,
             139_194_627, 138_601_728, 38_603_520, id="deberta-mnli",
         ),
+        pytest.param(
+            "deberta-v2", {**LARGE, **BUCKETS}, Task.MASKED_LM,
+            435_191_908, 434_012_160, 131_302_500, id="deberta-v3-large",
+        ),
+        pytest.param(
+            "deberta-v2", {**BUCKETS, "conv_kernel_size": 3, "conv_act": "gelu"}, Task.MASKED_LM,
+            887_085_156, 884_593_152, 196_889_700, id="deberta-v2-xlarge",
+        ),
     ],
 )  # fmt: skip
 def test_counts(
@@ -188,6 +198,11 @@ def test_alberts_layers_share_one_set_of_parameters() -> None:
     layers = [each for each in record(ALBERT).segments if each.name == "encoder.layers"]
     assert len(layers) == 2
     assert not layers[1].parameters
+
+
+def test_albert_cannot_checkpoint() -> None:
+    with pytest.raises(SetupError, match="albert cannot checkpoint"):
+        record_model(read(ALBERT), TapeOptions(checkpointed_layers=1.0))
 
 
 def test_alberts_groups_have_one_each() -> None:

@@ -124,6 +124,22 @@ def feed_forward_of(config: Mapping[str, object]) -> FeedForwardSpec:
              "num_attention_heads": 24, "num_key_value_heads": 8},
             4_190_509_056, 3_404_077_056, 786_432_000, id="nemotron-4-mini",
         ),
+        pytest.param(
+            {"model_type": "falcon"}, 6_921_720_704, 6_921_720_704, 295_469_056, id="falcon-7b"
+        ),
+        pytest.param(
+            {"model_type": "falcon", "vocab_size": 50304, "hidden_size": 2048,
+             "num_hidden_layers": 24, "num_attention_heads": 32, "alibi": True, "bias": True,
+             "multi_query": False, "parallel_attn": False},
+            1_311_625_216, 1_311_625_216, 103_022_592, id="falcon-rw-1b",
+        ),
+        pytest.param(
+            {"model_type": "falcon", "hidden_size": 4096, "num_hidden_layers": 60,
+             "num_attention_heads": 32, "num_kv_heads": 8, "ffn_hidden_size": 16384,
+             "num_ln_in_parallel_attn": 1, "new_decoder_architecture": True,
+             "tie_word_embeddings": False},
+            11_102_822_400, 10_836_484_096, 266_338_304, id="falcon-11b",
+        ),
     ],
 )  # fmt: skip
 def test_counts(config: dict[str, object], total: int, base: int, largest: int) -> None:
@@ -392,6 +408,43 @@ CONFIGS: dict[str, dict[str, object]] = {
         "num_key_value_heads": 2,
         "intermediate_size": 1024,
     },
+    "falcon": {
+        "model_type": "falcon",
+        "hidden_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    },
+    "falcon-rw": {
+        "model_type": "falcon",
+        "hidden_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "alibi": True,
+        "bias": True,
+        "multi_query": False,
+        "parallel_attn": False,
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+    },
+    "falcon-new": {
+        "model_type": "falcon",
+        "hidden_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_kv_heads": 2,
+        "new_decoder_architecture": True,
+    },
+    "falcon-11b": {
+        "model_type": "falcon",
+        "hidden_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_kv_heads": 2,
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 1,
+        "ffn_hidden_size": 768,
+        "tie_word_embeddings": False,
+    },
 }
 """Small shapes, 1000 tokens in their vocabularies, that show each type's mechanisms."""
 
@@ -451,6 +504,18 @@ CONFIGS: dict[str, dict[str, object]] = {
                      33_705_984, 39_858_688, 41_889_792, id="starcoder2-w.bf16.sdpa.n2"),
         pytest.param("nemotron", "amp", "sdpa", 2, True,
                      8_955_904, 21_237_760, 38_299_648, id="nemotron.amp.sdpa.c2"),
+        pytest.param("falcon", "bf16", "sdpa", 2, False,
+                     28_176_384, 34_329_088, 36_360_192, id="falcon.bf16.sdpa.n2"),
+        pytest.param("falcon", "amp", "eager", 2, False,
+                     73_528_320, 80_729_600, 81_712_128, id="falcon.amp.eager.n2"),
+        pytest.param("falcon-rw", "bf16", "eager", 2, False,
+                     63_407_104, 84_602_880, 71_590_912, id="falcon-rw.bf16.eager.n2"),
+        pytest.param("falcon-rw", "amp", "sdpa", 2, False,
+                     59_777_024, 70_908_928, 67_960_832, id="falcon-rw.amp.sdpa.n2"),
+        pytest.param("falcon-new", "fp32", "eager", 2, True,
+                     11_719_680, 46_403_584, 45_882_368, id="falcon-new.fp32.eager.c2"),
+        pytest.param("falcon-11b", "amp", "sdpa", 1, False,
+                     19_780_096, 23_376_384, 23_871_488, id="falcon-11b.amp.sdpa.n1"),
     ],
 )  # fmt: skip
 def test_training_step(

@@ -1,0 +1,49 @@
+"""A progress bar on stderr, for what takes longer than a moment."""
+
+import sys
+from collections.abc import Iterator
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memplan.search.sweep import Sweep, SweepResult
+
+PATIENCE_S = 0.5
+"""How long nothing is shown."""
+STEP = 16
+"""Results between two looks at the clock."""
+
+
+def with_progress(sweep: "Sweep", *, alone: bool) -> "Iterator[SweepResult]":
+    """Hand the results on, with a bar once they take their time.
+
+    None where stderr is no terminal; nor, unless the bar is ``alone`` on it, where stdout is one.
+    """
+    if not sys.stderr.isatty() or not (alone or not sys.stdout.isatty()):
+        return iter(sweep)
+    return _watched(sweep)
+
+
+def _watched(sweep: "Sweep") -> "Iterator[SweepResult]":
+    start = monotonic()
+    results = iter(sweep)
+    for number, result in enumerate(results):
+        yield result
+        if number % STEP == STEP - 1 and monotonic() - start > PATIENCE_S:
+            yield from _with_bar(sweep, results)
+
+
+def _with_bar(sweep: "Sweep", results: "Iterator[SweepResult]") -> "Iterator[SweepResult]":
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} setups"),
+        BarColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=sweep.num_combinations, completed=sweep.num_tried)
+        for result in results:
+            yield result
+            bar.update(task, completed=sweep.num_tried)

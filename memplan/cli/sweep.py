@@ -1,0 +1,276 @@
+"""``memplan sweep``."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memplan.cli.options import (
+    OUTPUT_PANEL,
+    FamilyOption,
+    GpuMemoryOption,
+    NumLabelsOption,
+    RevisionOption,
+    TaskOption,
+    TokenOption,
+)
+from memplan.cli.sweep_options import (
+    AccumulationAxis,
+    AttentionAxis,
+    BaselineOption,
+    BatchSizeAxis,
+    CheckOption,
+    CheckpointingAxis,
+    EngineAxis,
+    FailOnOption,
+    FreezeAxis,
+    FsdpStrategyAxis,
+    GlobalBatchOption,
+    GpuNames,
+    GpusAxis,
+    KernelsAxis,
+    LossAxis,
+    NodesAxis,
+    OffloadAxis,
+    OffloadParamAxis,
+    OptimizerAxis,
+    PrecisionAxis,
+    RowFormat,
+    RowFormatOption,
+    SeqLenAxis,
+    SetupOption,
+    TargetSeqLenAxis,
+    ToleranceOption,
+    TrainingArgsOption,
+    ZeroAxis,
+    base_setup,
+    named_gpus,
+    read_axes,
+)
+from memplan.cli.training_options import EngineOptionOption
+
+if TYPE_CHECKING:
+    from memplan.cli.checking import Checks
+    from memplan.report.sweep import Figure
+    from memplan.search.grid import Grid
+    from memplan.search.sweep import Sweep
+    from memplan.sources.sweep_file import ModelChoice, SweepFile
+    from memplan.training.setup import TrainingSetup
+
+
+def sweep(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|SWEEP.YAML",
+            help="A model as `memplan estimate` takes it, or a YAML file that describes a sweep.",
+            show_default=False,
+        ),
+    ],
+    num_gpus: GpusAxis = None,
+    num_nodes: NodesAxis = None,
+    gpu: GpuNames = None,
+    gpu_memory: GpuMemoryOption = None,
+    engine: EngineAxis = None,
+    zero: ZeroAxis = None,
+    fsdp_strategy: FsdpStrategyAxis = None,
+    offload: OffloadAxis = None,
+    offload_param: OffloadParamAxis = None,
+    batch_size: BatchSizeAxis = None,
+    gradient_accumulation: AccumulationAxis = None,
+    global_batch_size: GlobalBatchOption = None,
+    seq_len: SeqLenAxis = None,
+    target_seq_len: TargetSeqLenAxis = None,
+    precision: PrecisionAxis = None,
+    optimizer: OptimizerAxis = None,
+    checkpointing: CheckpointingAxis = None,
+    kernels: KernelsAxis = None,
+    attention: AttentionAxis = None,
+    loss: LossAxis = None,
+    freeze: FreezeAxis = None,
+    engine_option: EngineOptionOption = None,
+    setup: SetupOption = None,
+    training_args: TrainingArgsOption = None,
+    task: TaskOption = None,
+    family: FamilyOption = None,
+    num_labels: NumLabelsOption = None,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    pivot: Annotated[
+        str | None,
+        typer.Option(
+            "--pivot",
+            metavar="FIGURE",
+            help="A matrix, batch by GPUs, of one figure: peak, total, headroom or host.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    output_format: RowFormatOption = RowFormat.TABLE,
+    check: CheckOption = None,
+    fail_on: FailOnOption = None,
+    baseline: BaselineOption = None,
+    tolerance: ToleranceOption = "0%",
+) -> None:
+    """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
+    from memplan.cli.checking import read_checks
+    from memplan.cli.training_options import parse_engine_options
+
+    checks = read_checks(check, fail_on, baseline, tolerance)
+    figure = _read_figure(pivot, output_format)
+    axes = read_axes(
+        {
+            "num_gpus": ("--gpus", num_gpus),
+            "num_nodes": ("--nodes", num_nodes),
+            "engine": ("--engine", engine),
+            "zero_stage": ("--zero", zero),
+            "fsdp_strategy": ("--fsdp-strategy", fsdp_strategy),
+            "offload_optimizer": ("--offload", offload),
+            "offload_param": ("--offload-param", offload_param),
+            "micro_batch_size": ("--batch-size", batch_size),
+            "gradient_accumulation_steps": ("--gradient-accumulation", gradient_accumulation),
+            "seq_len": ("--seq-len", seq_len),
+            "target_seq_len": ("--target-seq-len", target_seq_len),
+            "precision": ("--precision", precision),
+            "optimizer": ("--optimizer", optimizer),
+            "checkpointing": ("--checkpointing", checkpointing),
+            "kernels": ("--kernels", kernels),
+            "attention": ("--attention", attention),
+            "loss": ("--loss", loss),
+            "freeze": ("--freeze", freeze),
+        }
+    )
+    from memplan.search.sweep import Sweep
+    from memplan.sources.models import load_model
+
+    file = _read_file(model)
+    base = file.grid.base if file is not None else None
+    if setup is not None or training_args is not None or base is None:
+        base = base_setup(setup, training_args)
+    if engine_option:
+        base = replace(base, engine_options=parse_engine_options(engine_option))
+    grid = _grid(file, base, axes, global_batch_size)
+    named = _model(file, model)
+    spec = load_model(
+        named.name,
+        task or named.task,
+        family=family or named.family,
+        num_labels=num_labels or named.num_labels,
+        revision=revision or named.revision,
+        token=token,
+    )
+    gpus = named_gpus(gpu or (file.gpus if file else None), gpu_memory or _file_memory(file, gpu))
+    _show(Sweep(spec, grid, gpus), output_format, figure, checks)
+
+
+def _read_file(path: str) -> "SweepFile | None":
+    """The sweep file, where MODEL is one."""
+    if not path.lower().endswith((".yaml", ".yml")):
+        return None
+    from memplan.sources.sweep_file import is_sweep_file, read_sweep
+
+    return read_sweep(path) if is_sweep_file(path) else None
+
+
+def _file_memory(file: "SweepFile | None", gpu: list[str] | None) -> str | None:
+    return file.gpu_memory if file is not None and not gpu else None
+
+
+def _model(file: "SweepFile | None", model: str) -> "ModelChoice":
+    from memplan.errors import ConfigError
+    from memplan.sources.sweep_file import ModelChoice
+
+    if file is None:
+        return ModelChoice(name=model)
+    if file.model is None:
+        msg = f"{model}: model: is missing: name the model to train"
+        raise ConfigError(msg)
+    return file.model
+
+
+def _grid(
+    file: "SweepFile | None",
+    base: "TrainingSetup",
+    axes: Mapping[str, object],
+    global_batch_size: int | None,
+) -> "Grid":
+    """The grid of the options, laid over that of the file."""
+    from memplan.search.grid import Grid
+
+    if file is None:
+        return Grid(axes=axes, base=base, global_batch_size=global_batch_size)
+    known = dict(file.grid.axes)
+    if "gradient_accumulation_steps" in axes:
+        global_batch = global_batch_size
+    else:
+        global_batch = global_batch_size or file.grid.global_batch_size
+    return Grid(
+        axes={**known, **axes},
+        base=base,
+        global_batch_size=global_batch,
+        exclude=file.grid.exclude,
+    )
+
+
+def _read_figure(text: str | None, output_format: RowFormat) -> "Figure | None":
+    if text is None:
+        return None
+    from memplan.errors import UsageError, did_you_mean
+    from memplan.report.sweep import Figure
+
+    if output_format is not RowFormat.TABLE:
+        msg = "--pivot: a matrix is for people; leave it out, or leave out --format"
+        raise UsageError(msg)
+    known = [each.value for each in Figure]
+    if text not in known:
+        msg = f"--pivot: {text!r} is not one of {', '.join(known)}.{did_you_mean(text, known)}"
+        raise UsageError(msg)
+    return Figure(text)
+
+
+def _show(
+    sweep: "Sweep", output_format: RowFormat, figure: "Figure | None", checks: "Checks"
+) -> None:
+    """Write the results, then judge them."""
+    from memplan.cli.progress import with_progress
+
+    results = checks.watch(with_progress(sweep, alone=output_format is RowFormat.TABLE))
+    if output_format is RowFormat.TABLE:
+        from rich.console import Console
+
+        from memplan.report.sweep import print_pivot, print_sweep
+
+        console, kept = Console(highlight=False), list(results)
+        if figure is None:
+            print_sweep(console, sweep, kept)
+        else:
+            print_pivot(console, sweep, kept, figure)
+        checks.finish(sys.stdout)
+        return
+    from memplan.report.sweep import impossible_notes, sweep_rows
+
+    rows = checks.rows(sweep_rows(results))
+    for line in _lines(rows, output_format, sweep):
+        sys.stdout.write(f"{line}\n")
+    for note in impossible_notes(sweep):
+        sys.stderr.write(f"memplan: {note}\n")
+    checks.finish(sys.stderr)
+
+
+def _lines(
+    rows: Iterable[Mapping[str, object]], output_format: RowFormat, sweep: "Sweep"
+) -> Iterable[str]:
+    from memplan.estimator.estimate import SCHEMA_VERSION
+    from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
+    from memplan.report.sweep import MARKDOWN_COLUMNS
+
+    if output_format is RowFormat.JSON:
+        return json_document(
+            rows, schema_version=SCHEMA_VERSION, assumptions=lambda: sweep.assumptions
+        )
+    if output_format is RowFormat.JSONL:
+        return json_lines(rows)
+    if output_format is RowFormat.CSV:
+        return csv_lines(rows)
+    return markdown_lines(rows, MARKDOWN_COLUMNS)

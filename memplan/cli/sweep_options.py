@@ -1,0 +1,255 @@
+"""Options that take several values, and what is checked at the end: for sweeps and plans."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memplan.cli.options import HARDWARE_PANEL, MODEL_PANEL, OUTPUT_PANEL, TRAINING_PANEL
+
+if TYPE_CHECKING:
+    from memplan.hardware.gpu import GpuSpec
+    from memplan.training.setup import TrainingSetup
+
+CHECK_PANEL = "Checks (exit code 5 when one fails)"
+_LISTS = "1,2,4, 0-3 (every integer) or 1..32 (doubling)"
+
+
+class RowFormat(StrEnum):
+    """How many answers are written."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+def axis_option(name: str, help_text: str, metavar: str, panel: str = TRAINING_PANEL) -> Any:
+    """An option whose text is a list or a range."""
+    return typer.Option(
+        name, metavar=metavar, help=help_text, rich_help_panel=panel, show_default=False
+    )
+
+
+GpusAxis = Annotated[
+    str | None, axis_option("--gpus", f"Numbers of GPUs: {_LISTS}.", "LIST", HARDWARE_PANEL)
+]
+NodesAxis = Annotated[
+    str | None,
+    axis_option("--nodes", "Numbers of nodes. [default: one per 8 GPUs]", "LIST", HARDWARE_PANEL),
+]
+GpuNames = Annotated[
+    list[str] | None,
+    axis_option(
+        "--gpu",
+        "GPUs to judge by, as `memplan gpus` lists them, or YAML descriptions: v100-32gb,h100. "
+        "[default: v100-32gb, a100-80gb, h100-80gb]",
+        "NAMES",
+        HARDWARE_PANEL,
+    ),
+]
+EngineAxis = Annotated[
+    str | None, axis_option("--engine", "ddp, deepspeed, fsdp, fsdp1, megatron.", "NAMES")
+]
+ZeroAxis = Annotated[str | None, axis_option("--zero", "DeepSpeed's ZeRO stages: 0-3.", "LIST")]
+FsdpStrategyAxis = Annotated[
+    str | None,
+    axis_option("--fsdp-strategy", "full_shard, shard_grad_op, hybrid, no_shard.", "NAMES"),
+]
+OffloadAxis = Annotated[
+    str | None, axis_option("--offload", "Where the optimizer is: none, cpu, nvme.", "NAMES")
+]
+OffloadParamAxis = Annotated[
+    str | None, axis_option("--offload-param", "Where parameters are: none, cpu, nvme.", "NAMES")
+]
+BatchSizeAxis = Annotated[
+    str | None, axis_option("--batch-size", "Sequences of one micro-batch: 1..32.", "LIST")
+]
+AccumulationAxis = Annotated[
+    str | None,
+    axis_option("--gradient-accumulation", "Micro-batches for each optimizer step.", "LIST"),
+]
+GlobalBatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--global-batch-size",
+        metavar="N",
+        min=1,
+        help="Sequences of one step over all GPUs: fixes the accumulation.",
+        rich_help_panel=TRAINING_PANEL,
+    ),
+]
+SeqLenAxis = Annotated[
+    str | None, axis_option("--seq-len", "Tokens of a sequence: 2048..8192.", "LIST")
+]
+TargetSeqLenAxis = Annotated[
+    str | None, axis_option("--target-seq-len", "Tokens of a target sequence.", "LIST")
+]
+PrecisionAxis = Annotated[
+    str | None, axis_option("--precision", "bf16-master, bf16-mixed, fp32, ...", "NAMES")
+]
+OptimizerAxis = Annotated[
+    str | None,
+    axis_option("--optimizer", "adamw-fused, adamw-foreach, sgd, sgd-momentum.", "NAMES"),
+]
+CheckpointingAxis = Annotated[
+    str | None,
+    axis_option("--checkpointing", "none, full, selective, or shares of layers.", "NAMES"),
+]
+KernelsAxis = Annotated[
+    str | None, axis_option("--kernels", "hf, torchtitan, megatron, liger.", "NAMES")
+]
+AttentionAxis = Annotated[
+    str | None, axis_option("--attention", "eager, sdpa, flash.", "NAMES")
+]
+LossAxis = Annotated[
+    str | None, axis_option("--loss", "eager, shifted, chunked, fused_linear, ...", "NAMES")
+]
+FreezeAxis = Annotated[
+    str | None, axis_option("--freeze", "Parts not trained: embeddings,layers.0-7.", "PARTS")
+]
+SetupOption = Annotated[
+    str | None,
+    typer.Option(
+        "--setup",
+        metavar="FILE",
+        help="A YAML file with the training setup; options overrule it.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+TrainingArgsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--training-args",
+        metavar="FILE",
+        help="Hugging Face TrainingArguments (JSON or YAML) to start from.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+CheckOption = Annotated[
+    str | None,
+    typer.Option(
+        "--check",
+        metavar="[all|any]",
+        help="Fail unless all setups, or any, are within every GPU's memory.",
+        rich_help_panel=CHECK_PANEL,
+    ),
+]
+FailOnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-on",
+        metavar="VERDICT",
+        help="What the check fails on: oom, or tight as well. [default: oom]",
+        rich_help_panel=CHECK_PANEL,
+    ),
+]
+BaselineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline",
+        metavar="FILE",
+        help="Show what moved since this --format json output; fail on a regression.",
+        rich_help_panel=CHECK_PANEL,
+    ),
+]
+ToleranceOption = Annotated[
+    str,
+    typer.Option(
+        "--tolerance",
+        metavar="SHARE",
+        help="How much a peak may grow since the baseline, such as 2%.",
+        rich_help_panel=CHECK_PANEL,
+    ),
+]
+RowFormatOption = Annotated[
+    RowFormat,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        case_sensitive=False,
+        help="table, json, jsonl, csv or markdown.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+EmitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--emit",
+        metavar="KIND",
+        help="Write the setup for deepspeed, accelerate, training-args or torchtitan instead.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+OutputOption = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        help="Where --emit writes; TrainingArguments become YAML in a .yaml file.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+
+
+def parse_share(text: str, *, option: str) -> float:
+    """Read ``5%`` or ``0.05``.
+
+    Raises ``UsageError`` for anything else, and for 5: five what?
+
+    >>> parse_share("5%", option="--headroom"), parse_share("0.05", option="--headroom")
+    (0.05, 0.05)
+    """
+    from memplan.errors import UsageError
+
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if rest or not 0 <= share < 1:
+        msg = f"{option}: {text!r} is not a share below 1: write 5% or 0.05"
+        raise UsageError(msg)
+    return share
+
+
+def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object]:
+    """The axes that were asked for: field -> (the option's name, its text)."""
+    from memplan.sources.sweep_file import read_axis
+
+    return {
+        field: read_axis(field, text, option=option)
+        for field, (option, text) in options.items()
+        if text is not None
+    }
+
+
+def base_setup(setup_file: str | None, training_args: str | None) -> "TrainingSetup":
+    """The setup that options start from."""
+    from memplan.errors import UsageError
+    from memplan.training.setup import TrainingSetup
+
+    if setup_file is not None and training_args is not None:
+        msg = "--setup and --training-args both give the setup to start from: name one"
+        raise UsageError(msg)
+    if setup_file is not None:
+        from memplan.sources.setup_file import read_setup
+
+        return read_setup(setup_file)
+    if training_args is not None:
+        from memplan.sources.training_arguments import read_training_arguments
+
+        return read_training_arguments(training_args)
+    return TrainingSetup()
+
+
+def named_gpus(
+    names: list[str] | tuple[str, ...] | None, memory: str | None
+) -> "list[GpuSpec]":
+    """The GPUs to judge by; names may be joined by commas."""
+    from memplan.cli.estimate import chosen_gpus
+
+    parts = [part for name in names or () for part in name.split(",") if part]
+    return chosen_gpus(parts, memory)

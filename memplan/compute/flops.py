@@ -1,0 +1,319 @@
+"""FLOPs of a training step, by component and by pass, read off the tape.
+
+Only products of matrices are counted, a multiply-add as 2, as every published formula does: what
+norms, softmax and activation functions add is below 1 %. Backward, a product costs as much again
+for each of its two factors that needs a gradient, so a frozen weight costs half.
+
+Recomputation is counted as papers do: a checkpointed layer is run again in full. What a GPU really
+executes differs by two things, given apart: torch stops a recomputation as soon as it has what
+backward needs (``torch/utils/checkpoint.py``, early stop), and flash attention's backward kernel
+computes the scores again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+
+from memplan.graph.tape import Operation, Parameter, Segment, Tape, Tensor
+from memplan.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
+
+
+class ScoreCount(Enum):
+    """Which attention scores are counted."""
+
+    FULL = "full"
+    """Every query with every key, as PaLM, torchtitan and Narayanan et al. count."""
+    CAUSAL = "causal"
+    """Those that the mask lets through: ``s²/2`` of a causal one, as Megatron-LM counts; within a
+    window of w, ``sw - w²/2``."""
+
+
+class FlopsComponent(Enum):
+    """What products are for."""
+
+    PROJECTIONS = "query, key, value"
+    SCORES = "scores and values"
+    OUTPUT_PROJECTION = "attention output"
+    CROSS_PROJECTIONS = "cross-attention projections"
+    CROSS_SCORES = "cross-attention scores"
+    FEED_FORWARD = "feed-forward"
+    ROUTER = "router"
+    EXPERTS = "experts"
+    SHARED_EXPERTS = "shared experts"
+    LOGITS = "logits"
+    OTHER = "other"
+    """Poolers, classifiers, projections of the embedding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComponentFlops:
+    """One component's share of a step."""
+
+    component: FlopsComponent
+    forward: int
+    backward: int
+    recomputation: int
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.forward + self.backward + self.recomputation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFlops:
+    """FLOPs of one micro-batch through one copy of the model, forward and backward."""
+
+    components: tuple[ComponentFlops, ...]
+    """In the order of ``FlopsComponent``; those that the model has."""
+    scores: ScoreCount
+    """The convention that the figures follow."""
+    num_tokens: int
+    """Of the micro-batch; an encoder's input and a decoder's target added up."""
+    early_stopped: int
+    """Of the recomputation: what torch does not run, since nothing after it is needed."""
+    kernel_recomputation: int
+    """Scores that attention kernels compute again in backward; not part of ``total``."""
+
+    @property
+    def forward(self) -> int:
+        """The forward pass."""
+        return sum(each.forward for each in self.components)
+
+    @property
+    def backward(self) -> int:
+        """The backward pass, recomputation left out."""
+        return sum(each.backward for each in self.components)
+
+    @property
+    def recomputation(self) -> int:
+        """Checkpointed layers' second forward pass."""
+        return sum(each.recomputation for each in self.components)
+
+    @property
+    def model(self) -> int:
+        """Forward and backward: what model FLOPs utilisation (MFU) divides by."""
+        return self.forward + self.backward
+
+    @property
+    def total(self) -> int:
+        """With recomputation: what hardware FLOPs utilisation (HFU) divides by."""
+        return self.model + self.recomputation
+
+    @property
+    def executed(self) -> int:
+        """What the GPU really runs, kernels' own recomputation included."""
+        return self.total - self.early_stopped + self.kernel_recomputation
+
+
+def count_flops(
+    tape: Tape, model: ModelSpec, *, scores: ScoreCount = ScoreCount.FULL
+) -> StepFlops:
+    """Count one micro-batch of a recorded model.
+
+    Equation for GPT-3's shape, a share gamma of its layers recomputed: ``(3 + gamma)·24bsh²L(1 +
+    s/(6h)) + 6bshV`` (arXiv:2104.04473), which this gives exactly.
+    """
+    counter = _Counter(tape, model, scores)
+    for segment, layer in layers_of(tape, model):
+        counter.add(segment, layer)
+    return counter.result()
+
+
+def layers_of(tape: Tape, model: ModelSpec) -> Iterator[tuple[Segment, LayerSpec | None]]:
+    """Each segment, and the layer it is made of where it is one of a stack's."""
+    layers = {
+        f"{stack.name}.layers": [run.layer for run in stack.runs for _ in range(run.count)]
+        for stack in model.stacks
+    }
+    reached = dict.fromkeys(layers, 0)
+    for segment in tape.segments:
+        if segment.name not in layers:
+            yield segment, None
+            continue
+        yield segment, layers[segment.name][reached[segment.name]]
+        reached[segment.name] += segment.repeat
+
+
+class _Tally:
+    __slots__ = ("backward", "forward", "recomputation")
+
+    def __init__(self) -> None:
+        self.forward = self.backward = self.recomputation = 0
+
+
+class _Counter:
+    def __init__(self, tape: Tape, model: ModelSpec, scores: ScoreCount) -> None:
+        self.tape = tape
+        self.model = model
+        self.scores = scores
+        self.tallies: dict[FlopsComponent, _Tally] = {}
+        self.early_stopped = 0
+        self.kernel_recomputation = 0
+        self.weights: dict[Tensor, Parameter] = {}
+        """Weights' copies in another format."""
+
+    def add(self, segment: Segment, layer: LayerSpec | None) -> None:
+        again = recomputed_positions(segment)
+        stop = _early_stop(segment)
+        cross = False
+        for position, operation in enumerate(segment.operations):
+            self._note_copy(operation)
+            if not operation.flops:
+                continue
+            weight = self._weight(operation)
+            if weight is not None:
+                cross = "cross_attn" in weight.name
+            component = self._component(segment, operation, weight, cross=cross)
+            share = Fraction(1)
+            if component is FlopsComponent.SCORES:
+                share = self._counted_share(layer)
+            unit = Fraction(operation.flops) * share * segment.repeat
+            forward, backward = _passes(operation, unit)
+            tally = self.tallies.setdefault(component, _Tally())
+            tally.forward += int(forward)
+            tally.backward += int(backward)
+            if operation.name in _KERNELS_THAT_RECOMPUTE and operation.gradients:
+                self.kernel_recomputation += int(unit * _score_part(operation))
+            if position in again:
+                tally.recomputation += int(forward)
+                if position >= stop:
+                    self.early_stopped += int(forward)
+
+    def result(self) -> StepFlops:
+        options = self.tape.options
+        tokens = options.seq_len
+        if len(self.model.stacks) > 1:
+            tokens += options.target_seq_len
+        return StepFlops(
+            components=tuple(
+                ComponentFlops(
+                    component=component,
+                    forward=self.tallies[component].forward,
+                    backward=self.tallies[component].backward,
+                    recomputation=self.tallies[component].recomputation,
+                )
+                for component in FlopsComponent
+                if component in self.tallies
+            ),
+            scores=self.scores,
+            num_tokens=options.batch_size * tokens,
+            early_stopped=self.early_stopped,
+            kernel_recomputation=self.kernel_recomputation,
+        )
+
+    def _note_copy(self, operation: Operation) -> None:
+        if operation.name == "to" and operation.inputs:
+            source = operation.inputs[0]
+            weight = source if isinstance(source, Parameter) else self.weights.get(source)
+            if weight is not None:
+                self.weights[operation.outputs[0]] = weight
+
+    def _weight(self, operation: Operation) -> Parameter | None:
+        for tensor in operation.inputs:
+            weight = tensor if isinstance(tensor, Parameter) else self.weights.get(tensor)
+            if weight is not None:
+                return weight
+        return None
+
+    def _component(
+        self, segment: Segment, operation: Operation, weight: Parameter | None, *, cross: bool
+    ) -> FlopsComponent:
+        if weight is None:
+            return FlopsComponent.CROSS_SCORES if cross else FlopsComponent.SCORES
+        if segment.name == "head":
+            made = operation.flops // 2 // max(1, operation.inputs[0].numel)
+            is_logits = operation.name in _LOSSES or made == self.model.vocab_size
+            return FlopsComponent.LOGITS if is_logits else FlopsComponent.OTHER
+        if not segment.name.endswith(".layers"):
+            return FlopsComponent.OTHER
+        return next(
+            (found for part, found in _COMPONENTS if part in weight.name),
+            FlopsComponent.FEED_FORWARD,
+        )
+
+    def _counted_share(self, layer: LayerSpec | None) -> Fraction:
+        """The share of the scores that the convention counts."""
+        if self.scores is ScoreCount.FULL or layer is None:
+            return Fraction(1)
+        attention = layer.attention
+        spec: AttentionSpec = (
+            attention.scores if isinstance(attention, LatentAttentionSpec) else attention
+        )
+        if not spec.causal:
+            return Fraction(1)
+        # Only decoders are causal; beside an encoder they read the target.
+        options = self.tape.options
+        length = options.seq_len if len(self.model.stacks) == 1 else options.target_seq_len
+        window = min(spec.sliding_window or length, length)
+        return Fraction(2 * length * window - window**2, 2 * length**2)
+
+
+_COMPONENTS = (
+    ("cross_attn", FlopsComponent.CROSS_PROJECTIONS),
+    ("attn.o_proj", FlopsComponent.OUTPUT_PROJECTION),
+    ("attn", FlopsComponent.PROJECTIONS),
+    ("shared_expert", FlopsComponent.SHARED_EXPERTS),
+    ("experts", FlopsComponent.EXPERTS),
+    ("mlp.gate.", FlopsComponent.ROUTER),
+)
+"""What stands in a weight's name, and what its product is for; the first match counts."""
+
+_LOSSES = frozenset({"fused_linear_cross_entropy", "chunked_cross_entropy"})
+"""Output matrix and loss in one: the tape counts all three products of their two passes forward."""
+
+_ATTENTION = frozenset({"flash_attention", "efficient_attention"})
+_KERNELS_THAT_RECOMPUTE = _ATTENTION
+
+
+def _passes(operation: Operation, unit: Fraction) -> tuple[Fraction, Fraction]:
+    """FLOPs of an operation forward and backward, ``unit`` being what the tape counts."""
+    needed = [tensor.requires_grad for tensor in operation.inputs]
+    if operation.name in _LOSSES:
+        return unit / 3, sum(needed[:2]) * unit / 3
+    if not operation.gradients:
+        return unit, Fraction(0)
+    if operation.name in _ATTENTION:
+        return unit, unit * _attention_factor(operation, needed)
+    return unit, unit * sum(needed[:2])
+
+
+def _score_part(operation: Operation) -> Fraction:
+    """What queries times keys are of an attention kernel's two products."""
+    _, key, value = operation.inputs[:3]
+    return Fraction(key.numel, key.numel + value.numel)
+
+
+def _attention_factor(operation: Operation, needed: list[bool]) -> Fraction:
+    """Backward over forward: a product for each gradient, and one for that of the weights."""
+    query, key, value = needed[:3]
+    scores = _score_part(operation)
+    return scores * (query + key) + (1 - scores) * (value + (query or key))
+
+
+def recomputed_positions(segment: Segment) -> frozenset[int]:
+    """Operations of a segment that run a second time, an early stop left out of account."""
+    found = {
+        position for region in segment.regions for position in range(region.start, region.stop)
+    }
+    if segment.checkpointed:
+        kept = segment.kept_outputs
+        found |= {
+            position
+            for position, operation in enumerate(segment.operations)
+            if not any(tensor.storage in kept for tensor in operation.outputs)
+        }
+    return frozenset(found)
+
+
+def _early_stop(segment: Segment) -> int:
+    """The first operation that torch no longer runs again."""
+    operations = segment.operations
+    if not segment.checkpointed or segment.kept_outputs:
+        return len(operations)
+    for position in range(len(operations) - 1, -1, -1):
+        operation = operations[position]
+        if operation.gradients and operation.saved:
+            return position + 1 if operation.saves_output else position
+    return 0

@@ -1,0 +1,37 @@
+"""The load-balancing loss of mixtures of experts (``load_balancing_loss_func``).
+
+With ``output_router_logits`` the model keeps every layer's router logits until the forward pass is
+over, and the loss keeps a softmax of each. Both are written down in the head, for all layers at
+once; the gradients that the logits get from it, as large as the softmaxes, are left out.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.tape import Gradient, Tape
+from memplan.model.spec import LayerSpec, MixtureSpec, StackSpec
+
+
+def router_loss(t: Tape, stack: StackSpec) -> None:
+    """Record what the loss over all routers keeps."""
+    tokens = t.options.batch_size * t.options.seq_len
+    for run in stack.runs:
+        mixture = run.layer.feed_forward
+        if not isinstance(mixture, MixtureSpec):
+            continue
+        logits = t.tensor(tokens * mixture.num_experts * run.count, _logits_dtype(t, run.layer))
+        logits.requires_grad = True
+        t.record("router_logits", (), (logits,))
+        t.linger(logits)
+        dtype = DType.FP32 if t.autocast is not None else logits.dtype
+        scores = t.tensor(logits.numel, dtype)
+        t.record(
+            "softmax", (logits,), (scores,), saves=(scores,), gradients=(Gradient.NONE,)
+        )
+
+
+def _logits_dtype(t: Tape, layer: LayerSpec) -> DType:
+    """What the router's module returns its logits in."""
+    assert isinstance(layer.feed_forward, MixtureSpec)
+    router = layer.feed_forward.router
+    if router.returns_fp32_logits or router.fp32_weight:
+        return DType.FP32
+    return t.autocast or t.compute

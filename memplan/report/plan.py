@@ -1,0 +1,164 @@
+"""A plan as people read it: what fits, best first; what does not, and what would change that."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from memplan.report.changes import (
+    checkpointing_label,
+    describe_change,
+    full_label,
+    saving_text,
+)
+from memplan.search.planner import Objective, Plan, PlannedSetup, Shortfall
+from memplan.units import GIB, format_count, format_gib
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MAX_SHORTFALLS = 8
+"""Setups that do not fit and are written out; the rest are counted."""
+MARKDOWN_COLUMNS = (
+    "rank", "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer",
+    "offload_param", "precision", "checkpointing", "micro_batch_size",
+    "gradient_accumulation_steps", "seq_len", "gpu", "peak_bytes", "headroom_bytes",
+    "relative_speed", "verdict",
+)  # fmt: skip
+"""What a Markdown table shows of a row."""
+_OBJECTIVES = {
+    Objective.SPEED: "fastest first", Objective.GPUS: "fewest GPUs first",
+    Objective.BATCH: "largest batch first",
+}  # fmt: skip
+
+
+def plan_rows(plan: Plan) -> Iterator[dict[str, object]]:
+    """Flat rows for scripts: the columns of an estimate, and what the plan adds."""
+    best = _fastest(plan)
+    for rank, each in enumerate(plan.setups, start=1):
+        yield {
+            "rank": rank,
+            **each.estimate.to_dict(),
+            "headroom_bytes": each.headroom_bytes,
+            "relative_speed": round(each.total_speed / best, 4),
+            "relative_speed_per_gpu": round(each.speed.per_gpu, 4),
+            "recomputation_cost": round(each.speed.recomputation, 4),
+            "small_batch_cost": round(each.speed.small_batches, 4),
+            "communication_cost": round(each.speed.communication, 4),
+            "offload_cost": round(each.speed.offload, 4),
+        }
+
+
+def print_plan(console: "Console", plan: Plan) -> None:
+    """Print the ranked setups, what falls short, and what the speeds rest on."""
+    from rich.text import Text
+
+    some = plan.setups[0].estimate if plan.setups else plan.shortfalls[0].estimate
+    console.print(
+        Text.assemble(
+            (some.model.name, "bold"),
+            f" ({some.model.task.value}), {format_count(some.num_params)} parameters, "
+            f"{some.setup.seq_len} tokens, on {plan.gpu.gpu_id} "
+            f"({format_gib(plan.gpu.capacity_bytes, digits=1)})",
+        )
+    )
+    if plan.setups:
+        console.print(plan_table(plan))
+    else:
+        console.print(Text("Nothing fits.", style="bold red"))
+    for line in shortfall_lines(plan):
+        console.print(Text(line))
+    for line in footnotes(plan):
+        console.print(Text(line, style="dim"))
+
+
+def plan_table(plan: Plan) -> "Table":
+    """One line for each setup that fits."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    accumulates = any(each.setup.gradient_accumulation_steps > 1 for each in plan.setups)
+    numbers = ["#", "GPUs"]
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("setup", "precision", "checkpointing"):
+        table.add_column(name, overflow="fold", no_wrap=name != "setup")
+    figures = ["batch", *(["accum."] if accumulates else []), "peak GiB", "left GiB", "speed"]
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
+    best = _fastest(plan)
+    for rank, each in enumerate(plan.setups, start=1):
+        setup = each.setup
+        steps = [str(setup.gradient_accumulation_steps)] if accumulates else []
+        table.add_row(
+            str(rank),
+            str(setup.num_gpus),
+            full_label(setup),
+            setup.chosen_precision.value,
+            checkpointing_label(setup),
+            str(setup.micro_batch_size),
+            *steps,
+            f"{each.estimate.peak_bytes / GIB:,.1f}",
+            f"{each.headroom_bytes / GIB:,.1f}",
+            f"{100 * each.total_speed / best:.0f} %",
+        )
+    return table
+
+
+def _fastest(plan: Plan) -> float:
+    return max((each.total_speed for each in plan.setups), default=1.0)
+
+
+def shortfall_lines(plan: Plan) -> list[str]:
+    """What does not fit, each with the nearest change that would make it fit."""
+    least: dict[tuple[int, str], Shortfall] = {}
+    for each in plan.shortfalls:
+        setup = each.estimate.setup
+        key = (setup.num_gpus, full_label(setup))
+        if key not in least or each.missing_bytes < least[key].missing_bytes:
+            least[key] = each
+    lines = [shortfall_text(each) for each in least.values()]
+    kept = lines[:MAX_SHORTFALLS]
+    if not kept:
+        return []
+    more = [f"  ... and {len(lines) - len(kept)} more"] if len(lines) > len(kept) else []
+    return ["Does not fit, even with micro-batch 1 where that is allowed:", *kept, *more]
+
+
+def shortfall_text(shortfall: Shortfall) -> str:
+    """One setup that does not fit, in one line."""
+    setup = shortfall.estimate.setup
+    gpus = f"{setup.num_gpus} GPU{'' if setup.num_gpus == 1 else 's'}"
+    label = f"  {gpus}, {full_label(setup)}, checkpointing {checkpointing_label(setup)}"
+    if shortfall.better is None:
+        missing = format_gib(shortfall.missing_bytes, digits=1)
+        return f"{label}: {missing} more needed, and nothing that was tried fits"
+    change = describe_change(setup, shortfall.better.setup)
+    text = saving_text(
+        change, missing_bytes=shortfall.missing_bytes, saved_bytes=shortfall.saved_bytes
+    )
+    return f"{label}: {text}"
+
+
+def footnotes(plan: Plan) -> list[str]:
+    """What the figures mean."""
+    goal = plan.goal
+    kept = ""
+    if goal.headroom:
+        kept = f", and {100 * goal.headroom:g} % of the GPU stay free besides"
+    lines = [
+        f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that fit, "
+        "each with its largest micro-batch; among equals (2 %) the simplest. Fits: the high end of "
+        f"what nvidia-smi would show{kept}; left: what that leaves.",
+        "Speed is relative to the fastest here, an order and no forecast. Assumed: "
+        + "; ".join(plan.assumptions) + ".",
+    ]  # fmt: skip
+    if any(each.tier for each in plan.setups):
+        lines.append("Setups without fp32 optimizer states come last: they train less precisely.")
+    lines += _notes(plan.setups)
+    lines += [f"Not tried: {reason}" for reason in plan.refused]
+    return lines
+
+
+def _notes(setups: Sequence[PlannedSetup]) -> list[str]:
+    return list(dict.fromkeys(note for each in setups for note in each.estimate.notes))

@@ -1,0 +1,57 @@
+"""Rows written for scripts one by one, so that memory stays flat however many there are.
+
+The JSON document and the CSV are those of ``memplan.report.rows``; in the JSON, each row is a line.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from memplan.report.rows import cell, csv_lines
+
+Row = Mapping[str, object]
+
+
+def json_document(
+    rows: Iterable[Row], *, schema_version: int, assumptions: Callable[[], Sequence[str]]
+) -> Iterator[str]:
+    """Yield the lines of ``{"schema_version", "assumptions", "rows"}``.
+
+    ``assumptions`` is called when the first row is there.
+    """
+    line = ""
+    for number, row in enumerate(rows):
+        if number == 0:
+            yield from _opening(schema_version, assumptions())
+        else:
+            yield f"{line},"
+        line = f"    {json.dumps(row, ensure_ascii=False)}"
+    if line:
+        yield line
+    else:
+        yield from _opening(schema_version, ())
+    yield "  ]"
+    yield "}"
+
+
+def _opening(schema_version: int, assumptions: Sequence[str]) -> Iterator[str]:
+    yield "{"
+    yield f'  "schema_version": {schema_version},'
+    yield f'  "assumptions": {json.dumps(list(assumptions), ensure_ascii=False)},'
+    yield '  "rows": ['
+
+
+def json_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield each row as a JSON object on a line of its own."""
+    for row in rows:
+        yield json.dumps(row, ensure_ascii=False)
+
+
+def markdown_lines(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
+    """Yield a GitHub-flavoured Markdown table of the columns named."""
+    yield "| " + " | ".join(names) + " |"
+    yield "|" + " --- |" * len(names)
+    for row in rows:
+        yield "| " + " | ".join(cell(row[name]).replace("|", "\\|") for name in names) + " |"
+
+
+__all__ = ["csv_lines", "json_document", "json_lines", "markdown_lines"]

@@ -1,0 +1,48 @@
+"""One rank of DeepSpeed ZeRO 0-3, against every record of ``deepspeed.jsonl``."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.accuracy.comparison import Comparison, read_records, remember
+from tests.accuracy.deepspeed_records import predict
+
+# figure: (95th percentile, worst) that the relative error may reach
+BARS = {
+    "before": (0.001, 0.003),
+    "after_step": (0.001, 0.003),
+    "peak_init": (0.002, 0.02),
+    "peak_forward": (0.005, 0.02),
+    "peak_backward": (0.005, 0.02),
+    "peak_step": (0.005, 0.02),
+    "peak": (0.005, 0.02),
+    "cpu_peak_init": (0.005, 0.02),
+    "cpu_after_step": (0.005, 0.02),
+}
+
+
+def compare(records: Path) -> Comparison:
+    comparison = Comparison()
+    for record in read_records(records):
+        comparison.add(
+            {**record, "model_type": record["settings"]["model"]}, record["bytes"], predict
+        )
+    return comparison
+
+
+@pytest.mark.reference
+def test_deepspeed(
+    reference_dir: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison = compare(reference_dir / "deepspeed.jsonl")
+    with capsys.disabled():
+        print(f"\ndeepspeed.jsonl: {comparison.table()}")
+    assert not comparison.refused
+    for name, (p95, worst) in BARS.items():
+        assert comparison.quantile(name, 0.95) <= p95, name
+        assert comparison.worst(name)[0] <= worst, comparison.worst(name)
+    remember(
+        "DeepSpeed ZeRO 0-3",
+        {name: comparison.row(name) for name in ("before", "peak_init", "peak", "cpu_after_step")},
+        update=pytestconfig.getoption("--update-accuracy"),
+    )

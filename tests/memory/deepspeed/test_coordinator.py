@@ -1,0 +1,87 @@
+"""Fetching, prefetching and releasing, step by step."""
+
+from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings
+
+KIB = 512
+"""Elements that are 1 KiB in bf16."""
+
+
+def settings(**given: object) -> FetchSettings:
+    fields: dict[str, object] = {
+        "num_ranks": 2, "weight_bytes": 2, "prefetch_bucket_size": 0,
+        "max_live_parameters": 10**9, "max_reuse_distance": 0, "sequential": False,
+        "offloaded": False,
+    }  # fmt: skip
+    return FetchSettings(**{**fields, **given})  # type: ignore[arg-type]
+
+
+def test_one_parameter_is_a_view_of_its_buffer() -> None:
+    coordinator = Coordinator(settings(), [KIB], [[0], [0]])
+    assert coordinator.enter() == 1024
+    assert coordinator.gathered_bytes == 1024
+
+
+def test_several_are_copied_out_of_a_flat_buffer() -> None:
+    coordinator = Coordinator(settings(), [KIB, KIB], [[0, 1]])
+    assert coordinator.enter() == 4096
+    assert coordinator.gathered_bytes == 2048
+    coordinator.release([0, 1])
+    assert coordinator.gathered_bytes == 0
+
+
+def test_sequential_has_no_flat_buffer() -> None:
+    coordinator = Coordinator(settings(sequential=True), [KIB, KIB], [[0, 1]])
+    assert coordinator.enter() == 2048
+
+
+def test_prefetch_stops_at_its_bucket() -> None:
+    trace = [[0], [1], [2], [3]]
+    coordinator = Coordinator(settings(prefetch_bucket_size=KIB), [KIB] * 4, trace)
+    coordinator.enter()
+    assert sorted(coordinator.sizes) == [0, 1]
+
+
+def test_prefetch_stops_at_live_parameters() -> None:
+    given = settings(prefetch_bucket_size=10 * KIB, max_live_parameters=KIB)
+    coordinator = Coordinator(given, [KIB] * 4, [[0], [1], [2], [3]])
+    coordinator.enter()
+    assert sorted(coordinator.sizes) == [0]
+
+
+def test_a_flat_buffer_lives_until_its_last_parameter_runs() -> None:
+    given = settings(prefetch_bucket_size=2 * KIB)
+    coordinator = Coordinator(given, [KIB] * 3, [[0], [1], [2]])
+    coordinator.enter()
+    assert coordinator.gathered_bytes == 3 * 1024
+    coordinator.release([0])
+    coordinator.enter()
+    assert coordinator.gathered_bytes == 2048 + 2048
+    coordinator.release([1])
+    coordinator.enter()
+    assert coordinator.gathered_bytes == 1024
+
+
+def test_what_is_needed_soon_stays() -> None:
+    trace = [[0], [1], [0]]
+    near = Coordinator(settings(max_reuse_distance=2 * KIB), [KIB] * 2, trace)
+    far = Coordinator(settings(max_reuse_distance=KIB), [KIB] * 2, trace)
+    for coordinator in (near, far):
+        coordinator.enter()
+        coordinator.release([0])
+    assert 0 in near.sizes
+    assert 0 not in far.sizes
+
+
+def test_what_prefetch_passed_over_stays() -> None:
+    """The scan for what comes next meets a parameter that is there: it is kept for that use."""
+    given = settings(prefetch_bucket_size=2 * KIB)
+    coordinator = Coordinator(given, [KIB] * 3, [[0], [1], [0], [2]])
+    coordinator.enter()
+    coordinator.release([0])
+    assert 0 in coordinator.sizes
+
+
+def test_shards_come_from_the_cpu() -> None:
+    coordinator = Coordinator(settings(offloaded=True), [KIB], [[0]])
+    assert coordinator.enter() == 1024 + 512
+    assert coordinator.gathered_bytes == 1024
