@@ -40,8 +40,9 @@ from memplan.cli.sweep_options import (
 )
 
 if TYPE_CHECKING:
-    from memplan.search.planner import Goal, Plan
-    from memplan.training.setup import TrainingSetup
+    from memplan.search.planner import Plan, PlannedSetup
+    from memplan.training.precision import Engine, Precision
+    from memplan.training.setup import Recomputation, TrainingSetup
 
 PLAN_PANEL = "Goal"
 
@@ -99,7 +100,6 @@ def plan(
     """Search for the setups that fit, best first, and what would make the rest fit."""
     from memplan.search.planner import Goal, Objective
     from memplan.search.planner import plan as make_plan
-    from memplan.search.ranges import parse_range
     from memplan.sources.models import load_model
     from memplan.training.setup import coerce_enum
 
@@ -114,8 +114,106 @@ def plan(
         headroom=parse_share(headroom, option="--headroom"),
         objective=coerce_enum("objective", objective, Objective),
         base=base,
-        engines=_choices("engine", engine),
-        precisions=_choices("precision", precision),
-        checkpointing=_choices("checkpointing", checkpointing),
+        engines=_engines(engine),
+        precisions=_precisions(precision),
+        checkpointing=_policies(checkpointing),
         limit=limit,
     )
+    spec = load_model(
+        model, task, family=family, num_labels=num_labels, revision=revision, token=token
+    )
+    names = gpu or ([] if gpu_memory is not None else [DEFAULT_GPU])
+    plans = [make_plan(spec, goal, each) for each in named_gpus(names, gpu_memory)]
+    if emit is not None:
+        from memplan.cli.emitting import emit_setup
+
+        emit_setup(_chosen(plans), emit, output)
+        return
+    _show(plans, output_format)
+
+
+DEFAULT_GPU = "h100-80gb"
+"""What a plan is for when no GPU is named."""
+DEFAULT_NUM_GPUS = 8
+
+
+def _laid_over(base: "TrainingSetup", changes: dict[str, object]) -> "TrainingSetup":
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(base, **given) if given else base  # type: ignore[arg-type]
+
+
+def _counts(text: str | None, base: "TrainingSetup") -> tuple[int, ...]:
+    from memplan.search.ranges import parse_range
+
+    if text is not None:
+        return tuple(parse_range(text, option="--gpus", minimum=1))
+    return (base.num_gpus if base.num_gpus > 1 else DEFAULT_NUM_GPUS,)
+
+
+def _engines(text: str | None) -> "tuple[Engine, ...]":
+    from memplan.training.precision import Engine
+    from memplan.training.setup import coerce_enum
+
+    return tuple(coerce_enum("engine", each, Engine) for each in _parts(text))
+
+
+def _precisions(text: str | None) -> "tuple[Precision, ...]":
+    from memplan.training.precision import Precision
+    from memplan.training.setup import coerce_enum
+
+    return tuple(coerce_enum("precision", each, Precision) for each in _parts(text))
+
+
+def _policies(text: str | None) -> "tuple[Recomputation | float, ...]":
+    from memplan.training.setup import TrainingSetup
+
+    return tuple(
+        TrainingSetup(checkpointing=each).checkpointing  # type: ignore[arg-type]
+        for each in _parts(text)
+    )
+
+
+def _parts(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def _chosen(plans: "list[Plan]") -> "PlannedSetup":
+    """The best setup, to be written down."""
+    from memplan.errors import SetupError, UsageError
+
+    if len(plans) > 1:
+        msg = "--emit: writes one setup: name one GPU with --gpu"
+        raise UsageError(msg)
+    if not plans[0].setups:
+        msg = "--emit: nothing fits, so there is no setup to write"
+        raise SetupError(msg)
+    return plans[0].setups[0]
+
+
+def _show(plans: "list[Plan]", output_format: RowFormat) -> None:
+    if output_format is RowFormat.TABLE:
+        from rich.console import Console
+
+        from memplan.report.plan import print_plan
+
+        console = Console(highlight=False)
+        for each in plans:
+            print_plan(console, each)
+        return
+    from memplan.estimator.estimate import SCHEMA_VERSION
+    from memplan.report.plan import MARKDOWN_COLUMNS, plan_rows
+    from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
+
+    rows = (row for each in plans for row in plan_rows(each))
+    if output_format is RowFormat.JSON:
+        lines = json_document(
+            rows, schema_version=SCHEMA_VERSION, assumptions=lambda: plans[0].assumptions
+        )
+    elif output_format is RowFormat.JSONL:
+        lines = json_lines(rows)
+    elif output_format is RowFormat.CSV:
+        lines = csv_lines(rows)
+    else:
+        lines = markdown_lines(rows, MARKDOWN_COLUMNS)
+    for line in lines:
+        sys.stdout.write(f"{line}\n")

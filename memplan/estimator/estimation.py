@@ -1,6 +1,7 @@
 """From a model and a setup to an ``Estimate``: record the tape, walk it, lay the engine over it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 from memplan.errors import SetupError
@@ -38,6 +39,9 @@ def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None)
         tape=tape, passes=passes, setup=resolved, scratch_bytes=_scratch_bytes(resolved, gpu)
     )
     account = accountant(resolved)(given)
+    if model.activations_left_out:
+        left_out = (*account.left_out, model.activations_left_out)
+        account = replace(account, left_out=left_out)
     return Estimate(
         model=model,
         setup=resolved,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from memplan.dtypes import DType
 from memplan.graph.attention import Shape, attend
 from memplan.graph.operations import activation, clamp, dropout, linear, norm
 from memplan.graph.output_gate import gate_states, gated_output
@@ -100,7 +101,7 @@ def self_attention(
     if spec.query_scaled_by_position:
         query = _scaled_by_position(t, query, context)
     if spec.fills_cache and not t.options.checkpointed_layers:
-        key, value = _cached(t, key), _cached(t, value)
+        key, value = _cached(t, key, key.dtype), _cached(t, value, key.dtype)
     mask = context.mask if spec.sliding_window is None else context.sliding_mask
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     out = attend(t, query, key, value, shape, mask)
@@ -114,9 +115,11 @@ def self_attention(
     return out
 
 
-def _cached(t: Tape, x: Tensor) -> Tensor:
-    """``DynamicCache.update``: joined to an empty tensor, and held by the outputs."""
-    joined = t.concatenate(x)
+def _cached(t: Tape, x: Tensor, dtype: DType) -> Tensor:
+    """``DynamicCache.update``: joined to an empty tensor of the keys' dtype; the outputs hold it."""
+    joined = t.tensor(x.numel, dtype)
+    gradient = Gradient.ALIAS if x.dtype is dtype else Gradient.FRESH
+    t.record("cat", (x,), (joined,), gradients=(gradient,))
     joined.by_head = True
     t.cache(joined)
     return joined

@@ -122,7 +122,9 @@ def _sequence_logits(
 ) -> Tensor:
     hidden, batch = model.hidden_size, t.options.batch_size
     if spec.pooling is Pooling.LAST_LOGITS:
-        logits = _classify(t, model, x, bias=False)
+        # OPT-350m's decoder ends in the width of its token table.
+        width = x.numel // (batch * t.options.seq_len)
+        logits = linear(t, x, "classifier", width, model.num_labels)
         return t.slice(logits, batch * model.num_labels)
     if spec.pooling is Pooling.FIRST:
         x = t.slice(x, batch * hidden)

@@ -136,9 +136,7 @@ def _difference(t: Tape, left: Tensor, right: Tensor) -> Tensor:
     return out
 
 
-def _turned_as_complex(
-    t: Tape, query: Tensor, key: Tensor, table: Tensor
-) -> tuple[Tensor, Tensor]:
+def _turned_as_complex(t: Tape, query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """``apply_rotary_emb`` of DeepSeek-V2: fp32 copies times a table of complex numbers."""
     full = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
     results: list[Tensor] = []

@@ -4,18 +4,13 @@
 for every expert it goes to, runs all experts' matrices in two grouped products
 (``grouped_mm_experts_forward``), weights the rows, puts them back in order and sums each token's.
 So most of it has ``tokens x experts per token`` rows, and each layer's experts are two weights.
-
-Routers differ from class to class; ``RouterSpec`` says how.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.operations import activation, matmul_weight, softmax
+from memplan.graph.operations import activation, matmul_weight
+from memplan.graph.routing import route, take
 from memplan.graph.tape import ExpertShare, Gradient, Parameter, Tape, Tensor
-from memplan.model.spec import MixtureSpec, Normalization, RouterScore
-
-SORTED_INDEX_COPIES = 3
-"""int64 copies of the indices inside the kernel that adds rows up by index: linear, sorted, origin
-(aten/src/ATen/native/cuda/Indexing.cu, ``index_put_with_sort_kernel``)."""
+from memplan.model.spec import MixtureSpec
 
 
 def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
@@ -67,207 +62,6 @@ def _jitter(t: Tape, x: Tensor, times: int) -> Tensor:
         )
         x = out
     return x
-
-
-# -- the router ----------------------------------------------------------------------------------
-
-
-def route(
-    t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token's experts: their weights, their indices, and the logits, held by the block."""
-    router = spec.router
-    tokens = x.numel // hidden_size
-    count = tokens * spec.num_experts_per_token
-    logits = _router_product(t, x, spec, hidden_size)
-    if router.score is RouterScore.SPARSE_MIXER:
-        weights, chosen = _sparse_mixer(t, logits, tokens, spec.num_experts)
-        return weights, chosen, logits
-    if router.fp32_logits:
-        logits = t.cast(logits, DType.FP32)
-    if router.softcap:
-        logits = t.scale(t.elementwise("tanh", t.scale(logits), saves_output=True))
-    if router.score is RouterScore.SOFTMAX_SELECTED:
-        best, chosen = top_k(t, logits, count)
-        weights = softmax(t, best)
-    else:
-        weights, chosen = _scored(t, logits, spec, tokens)
-    weights = _normalize(t, weights, tokens, router.normalization)
-    if router.scaled:
-        weights = t.scale(weights)
-    if router.cast_weights:
-        weights = t.cast(weights, x.dtype)
-    return weights, chosen, logits
-
-
-def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
-    """The router's linear layer, in fp32 where the class casts for it."""
-    router = spec.router
-    weight = t.parameter(
-        "mlp.gate.weight",
-        spec.num_experts,
-        hidden_size,
-        dtype=DType.FP32 if router.fp32_weight else None,
-    )
-    bias = t.parameter("mlp.gate.bias", spec.num_experts) if router.bias else None
-    if router.correction_parameter:
-        t.parameter("mlp.gate.correction.bias", spec.num_experts, trainable=False)
-    if not router.fp32_product:
-        return matmul_weight(t, x, weight, bias)
-    x = t.cast(x, DType.FP32)
-    factor: Tensor = t.cast(weight, DType.FP32)
-    if t.autocast is not None and not router.fp32_weight:
-        x, factor = t.cast(x, t.autocast), _autocast(t, factor)
-    tokens = x.numel // hidden_size
-    out = t.tensor(tokens * spec.num_experts, x.dtype)
-    t.record(
-        "linear", (x, factor), (out,), saves=(x, factor),
-        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * tokens * weight.numel,
-    )  # fmt: skip
-    return out
-
-
-def _autocast(t: Tape, factor: Tensor) -> Tensor:
-    assert t.autocast is not None
-    return t.cast_weight(factor) if isinstance(factor, Parameter) else t.cast(factor, t.autocast)
-
-
-def _scored(
-    t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int
-) -> tuple[Tensor, Tensor]:
-    """Score all experts, then take the best, by the scores themselves or by corrected ones."""
-    router = spec.router
-    count = tokens * spec.num_experts_per_token
-    if router.score is RouterScore.SIGMOID:
-        scores = t.elementwise("sigmoid", logits, saves_output=True)
-    else:
-        scores = softmax(t, logits, dtype=DType.FP32)
-    if not router.correction and not router.correction_parameter:
-        if router.grouped:
-            scores = _rule_out_groups(t, scores)
-        weights, chosen = top_k(t, scores, count)
-        t.touch(scores)
-        return weights, chosen
-    corrected = t.tensor(scores.numel, DType.FP32)
-    t.record("add", (scores,), (corrected,), gradients=(Gradient.NONE,))
-    if router.grouped:
-        corrected = _group_choice(t, corrected)
-    chosen = t.tensor(count, DType.INT64)
-    values = t.tensor(count, corrected.dtype)
-    t.record("topk", (corrected,), (values, chosen), gradients=(Gradient.NONE,))
-    weights = take(t, scores, chosen, count)
-    t.touch(scores, corrected)
-    return weights, chosen
-
-
-def _rule_out_groups(t: Tape, scores: Tensor) -> Tensor:
-    """DeepSeek-V2's: scores outside the best groups become zero, with a gradient."""
-    mask = t.tensor(scores.numel, DType.BOOL)
-    t.record("score_mask", (), (mask,), forward_scratch_bytes=scores.storage.num_bytes)
-    out = t.tensor(scores.numel, scores.dtype)
-    t.record(
-        "masked_fill", (scores, mask), (out,), saves=(mask,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-    )  # fmt: skip
-    return out
-
-
-def _group_choice(t: Tape, corrected: Tensor) -> Tensor:
-    """DeepSeek-V3's: corrected scores outside the best groups become minus infinity."""
-    mask = t.tensor(corrected.numel, corrected.dtype)
-    t.record("score_mask", (), (mask,))
-    out = t.tensor(corrected.numel, corrected.dtype)
-    flags = 2 * t.tensor(corrected.numel, DType.BOOL).storage.num_bytes
-    t.record(
-        "masked_fill", (corrected, mask), (out,), forward_scratch_bytes=flags,
-        gradients=(Gradient.NONE, Gradient.NONE),
-    )  # fmt: skip
-    t.touch(mask)
-    return out
-
-
-def _normalize(t: Tape, weights: Tensor, tokens: int, kind: Normalization) -> Tensor:
-    """Divide each token's weights by their sum: both are kept."""
-    if kind is Normalization.NONE:
-        return weights
-    total = t.tensor(tokens, weights.dtype)
-    t.record("sum", (weights,), (total,), gradients=(Gradient.ALIAS,))
-    kept = t.tensor(weights.numel, weights.dtype)
-    if kind is Normalization.IN_PLACE:
-        out = t.view(weights, weights.numel)
-        outputs: tuple[Tensor, ...] = (out, kept)
-        saves = (kept, total)
-    else:
-        out = kept
-        outputs = (out,)
-        saves = (weights, total)
-    t.record(
-        "div", (weights, total), outputs, saves=saves,
-        gradients=(Gradient.FRESH, kept.storage.num_bytes),
-        backward_scratch_bytes=2 * kept.storage.num_bytes,
-    )  # fmt: skip
-    return out
-
-
-def _sparse_mixer(
-    t: Tape, logits: Tensor, tokens: int, num_experts: int
-) -> tuple[Tensor, Tensor]:
-    """Phi-3.5-MoE's ``sparsemixer``: two draws, the second without the first one's expert."""
-    multipliers: list[Tensor] = []
-    draws: list[Tensor] = []
-    scores = logits
-    for number in range(2):
-        if number:
-            scores = _without_drawn(t, logits, draws[0])
-        multiplier, drawn = _draw(t, logits, scores, tokens, num_experts)
-        multipliers.append(multiplier)
-        draws.append(drawn)
-    weights = t.concatenate(*multipliers)
-    chosen = t.concatenate(*draws)
-    t.touch(scores)
-    return weights, chosen
-
-
-def _without_drawn(t: Tape, logits: Tensor, drawn: Tensor) -> Tensor:
-    out = t.tensor(logits.numel, logits.dtype)
-    t.record(
-        "scatter", (logits, drawn), (out,), saves=(drawn,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-    )  # fmt: skip
-    return out
-
-
-def _draw(
-    t: Tape, logits: Tensor, scores: Tensor, tokens: int, num_experts: int
-) -> tuple[Tensor, Tensor]:
-    """One expert for each token, and ``PhimoeMultiplier``'s estimate of its weight."""
-    mask = t.tensor(logits.numel, DType.BOOL)
-    t.record(
-        "sparsity_mask", (scores,), (mask,), gradients=(Gradient.NONE,),
-        forward_scratch_bytes=3 * logits.storage.num_bytes,
-    )  # fmt: skip
-    masked = t.tensor(logits.numel, logits.dtype)
-    t.record(
-        "masked_fill", (scores, mask), (masked,), saves=(mask,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-    )  # fmt: skip
-    drawn = t.tensor(tokens, DType.INT64)
-    t.record(
-        "gumbel", (masked,), (drawn,), gradients=(Gradient.NONE,),
-        forward_scratch_bytes=3 * logits.storage.num_bytes,
-    )  # fmt: skip
-    gates = softmax(t, masked)
-    taken = take(t, gates, drawn, tokens)
-    multiplier = t.tensor(tokens, gates.dtype)
-    t.record(
-        "multiplier", (logits, taken), (multiplier,), saves=(taken, drawn, gates),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-        backward_scratch_bytes=2 * tokens * num_experts * logits.dtype.num_bytes,
-    )  # fmt: skip
-    return multiplier, drawn
-
-
-# -- the routed experts --------------------------------------------------------------------------
 
 
 def routed_experts(
@@ -398,38 +192,6 @@ def _clamp(t: Tape, x: Tensor) -> Tensor:
     return t.elementwise("clamp", x, saves_input=True)
 
 
-# -- taking and summing rows ---------------------------------------------------------------------
-
-
-def take(t: Tape, x: Tensor, indices: Tensor, numel: int) -> Tensor:
-    """Rows or columns by index: keeps the indices; the gradient is added up in zeros of x's size."""
-    out = t.tensor(numel, x.dtype)
-    t.record(
-        "index", (x, indices), (out,), saves=(indices,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-        backward_scratch_bytes=_index_scratch_bytes(t, x, indices),
-    )  # fmt: skip
-    return out
-
-
-def _index_scratch_bytes(t: Tape, x: Tensor, indices: Tensor) -> int:
-    """Beside the gradient: fake tensors add out of place, the CUDA kernel sorts the indices."""
-    if t.decomposed:
-        return -(-x.numel * x.dtype.num_bytes // 512) * 512
-    return SORTED_INDEX_COPIES * indices.storage.num_bytes
-
-
-def top_k(t: Tape, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest of each row and where they are: keeps where."""
-    values, indices = t.tensor(count, x.dtype), t.tensor(count, DType.INT64)
-    scratch = x.storage.num_bytes if t.decomposed else 0
-    t.record(
-        "topk", (x,), (values, indices), saves=(indices,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=scratch,
-    )  # fmt: skip
-    return values, indices
-
-
 def sum_of_rows(t: Tape, x: Tensor, numel: int) -> Tensor:
     """Sum each token's rows; backward spreads the gradient and copies it out to every row."""
     rows = t.view(x, x.numel)
@@ -437,5 +199,3 @@ def sum_of_rows(t: Tape, x: Tensor, numel: int) -> Tensor:
     out = t.tensor(numel, x.dtype)
     t.record("sum", (rows,), (out,), gradients=(Gradient.ALIAS,))
     return out
-
-

@@ -57,6 +57,12 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         msg = f"{model.source}: the class of {model.family} cannot checkpoint its activations"
         raise SetupError(msg)
     t = Tape(options)
+    if model.tables:
+        from memplan.graph.tables import record_tables  # only for parts that are merely counted
+
+        record_tables(t, model.tables)
+        if not model.stacks:
+            return t
     t.inputs_bytes = _ids(t, options.batch_size * options.seq_len) + _label_bytes(t, model)
     stack = model.stacks[0]
     x, table = embed(t, model, stack)
@@ -341,6 +347,10 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
 
 def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     """The loss of a decoder, by the kernels' way to it."""
+    if model.head.router_loss:
+        from memplan.graph.router_loss import router_loss  # only for mixtures that ask for it
+
+        router_loss(t, model.stacks[0])
     if t.kernels.loss in GRADIENTS_IN_FORWARD:
         weight = table
         if not model.head.tied:

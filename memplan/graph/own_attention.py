@@ -59,7 +59,7 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     t.touch(x, query, key, value, *frame.outer)
     if spec.form is AttentionForm.ALIBI_PRODUCT:
         # The layer's own variable for x lives through the sum as well.
-        context.attention_frame = (x, merged, *frame.outer)
+        context.attention_frame = (x, merged, query, key, value, *frame.outer)
     return out
 
 

@@ -23,9 +23,7 @@ def router_loss(t: Tape, stack: StackSpec) -> None:
         t.linger(logits)
         dtype = DType.FP32 if t.autocast is not None else logits.dtype
         scores = t.tensor(logits.numel, dtype)
-        t.record(
-            "softmax", (logits,), (scores,), saves=(scores,), gradients=(Gradient.NONE,)
-        )
+        t.record("softmax", (logits,), (scores,), saves=(scores,), gradients=(Gradient.NONE,))
 
 
 def _logits_dtype(t: Tape, layer: LayerSpec) -> DType:

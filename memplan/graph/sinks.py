@@ -52,7 +52,5 @@ def _less_largest(t: Tape, scores: Tensor, shape: Shape) -> Tensor:
         backward_scratch_bytes=scores.storage.num_bytes if t.decomposed else 0,
     )  # fmt: skip
     out = t.tensor(scores.numel, scores.dtype)
-    t.record(
-        "sub", (scores, largest), (out,), gradients=(Gradient.ALIAS, out.storage.num_bytes)
-    )
+    t.record("sub", (scores, largest), (out,), gradients=(Gradient.ALIAS, out.storage.num_bytes))
     return out

@@ -153,10 +153,11 @@ class Crest:
 def crest_of(intervals: list[Interval], *, pile_up: bool) -> Crest:
     """Find it; unless gradients ``pile_up``, each is added to one that is there already."""
     best = Crest(_NOTHING, 0)
-    best_bytes = finished = 0
+    best_bytes: int | None = None
+    finished = 0
     for interval in intervals:
         total = interval.peak.total_bytes + finished
-        if total > best_bytes:
+        if best_bytes is None or total > best_bytes:
             best_bytes = total
             best = Crest(interval.peak, finished)
         if pile_up:

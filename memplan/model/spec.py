@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memplan.dtypes import DType
+from memplan.model.parameters import ParameterBlock
 
 
 class Task(Enum):
@@ -363,6 +364,8 @@ class RouterSpec:
     """The weight is held in fp32 whatever the model's dtype (ERNIE 4.5)."""
     fp32_logits: bool = True
     """The logits are cast to fp32 before they are scored."""
+    returns_fp32_logits: bool = False
+    """It is those that the class keeps, and returns for the router loss."""
     softcap: bool = False
     """The logits pass through a tanh."""
     correction: bool = False
@@ -632,6 +635,8 @@ class HeadSpec:
     """A dense layer and an activation before the output matrix (BERT's masked-LM head)."""
     transform_norm: NormSpec | None = None
     softcap: bool = False
+    router_loss: bool = False
+    """A load-balancing loss of all routers is added (``output_router_logits``)."""
     input_scaled: bool = False
     """The hidden states are multiplied by a constant before the output matrix (MiniCPM)."""
     scaled: bool = False
@@ -686,6 +691,11 @@ class ModelSpec:
     """The class can checkpoint its activations."""
     eager_attention_only: bool = False
     """The class has no other attention than the one written out in Python."""
+    tables: tuple[ParameterBlock, ...] = ()
+    """Parts that are counted but not written down: towers, projectors, or, without any stack, the
+    whole model."""
+    activations_left_out: str = ""
+    """What of the activations is not in the figures, in words; empty when all of them are."""
     source: str = ""
     """Where the shape was read: a file, a hub id or ``built-in``."""
 

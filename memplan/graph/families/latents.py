@@ -60,15 +60,11 @@ LATENTS: dict[str, Latent] = {
         complex_numbers=True,
     ),
     "deepseek_v3": Latent(
-        mixture=Mixture(
-            router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=first_dense
-        ),
+        mixture=Mixture(router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=first_dense),
         paired=True,
     ),
     "glm4_moe_lite": Latent(
-        mixture=Mixture(
-            router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=typed_dense
-        ),
+        mixture=Mixture(router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=typed_dense),
         paired=True,
     ),
     "deepseek_v32": Latent(
@@ -114,9 +110,7 @@ def _layers(reader: ConfigReader, kind: Latent) -> list[LayerSpec]:
     mixture = kind.mixture
     if mixture is None:
         return [dense] * count
-    sparse = LayerSpec(
-        attention=attention, feed_forward=read_mixture(reader, mixture), norm=NORM
-    )
+    sparse = LayerSpec(attention=attention, feed_forward=read_mixture(reader, mixture), norm=NORM)
     is_dense = mixture.dense or (lambda *_: False)
     return [dense if is_dense(reader, number) else sparse for number in range(count)]
 
@@ -142,6 +136,9 @@ def read_latent_attention(reader: ConfigReader, kind: Latent) -> LatentAttention
 
 
 def _indexer(reader: ConfigReader) -> IndexerSpec:
+    if not _has_rank(reader):
+        error = reader.fail("q_lora_rank", "is null, but the indexer reads that narrow vector")
+        raise error
     return IndexerSpec(
         num_heads=reader.integer("index_n_heads"),
         head_dim=reader.integer("index_head_dim"),
@@ -160,6 +157,4 @@ def _value_head_dim(reader: ConfigReader) -> int:
     if value is not None:
         return value
     heads = reader.integer("num_attention_heads")
-    return reader.divide(
-        "hidden_size", reader.integer("hidden_size"), "num_attention_heads", heads
-    )
+    return reader.divide("hidden_size", reader.integer("hidden_size"), "num_attention_heads", heads)

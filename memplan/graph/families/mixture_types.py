@@ -43,9 +43,7 @@ JOINED_ROTARY = RotarySpec(dim=0, joined=True)
 MAX_SOFTCAP = 1e9
 """No cap on logits is larger."""
 
-QWEN_ROUTER = RouterSpec(
-    fp32_logits=False, normalization=Normalization.IN_PLACE, cast_weights=True
-)
+QWEN_ROUTER = RouterSpec(fp32_logits=False, normalization=Normalization.IN_PLACE, cast_weights=True)
 """Qwen's: a softmax in fp32, weights normalized where ``norm_topk_prob`` says so, cast back."""
 
 
@@ -107,6 +105,8 @@ class Mixture:
     """How many times more key/value heads layers with a window have (MiMo-V2)."""
     value_head: bool = False
     """Values have a head size of their own and are scaled (MiMo-V2)."""
+    router_loss: bool = False
+    """``output_router_logits`` adds a loss; other classes ignore it."""
     clamped_gate: bool = False
     expert_bias: bool = False
     routed_scaled: bool = False
@@ -146,7 +146,8 @@ def typed_dense(reader: ConfigReader, number: int) -> bool:
     if not types:
         return number == 0
     if number >= len(types):
-        raise reader.fail("mlp_layer_types", f"names {len(types)} layers, needs more")
+        error = reader.fail("mlp_layer_types", f"names {len(types)} layers, needs more")
+        raise error
     return types[number] != "sparse"
 
 
@@ -169,7 +170,8 @@ def _typed_sliding(
     if not types:
         return default(reader, number)
     if number >= len(types):
-        raise reader.fail("layer_types", f"names {len(types)} layers, needs more")
+        error = reader.fail("layer_types", f"names {len(types)} layers, needs more")
+        raise error
     return types[number] == "sliding_attention"
 
 
@@ -212,6 +214,7 @@ MIXTURES: dict[str, Mixture] = {
         expert_size="intermediate_size",
         jitter=("router_jitter_noise", 1),
         sliding=_always,
+        router_loss=True,
     ),
     "qwen3_moe": Mixture(
         router=QWEN_ROUTER,
@@ -219,6 +222,7 @@ MIXTURES: dict[str, Mixture] = {
         dense=_qwen_dense,
         sliding=_always,
         window_switch=True,
+        router_loss=True,
     ),
     "qwen2_moe": Mixture(
         router=QWEN_ROUTER,
@@ -232,6 +236,7 @@ MIXTURES: dict[str, Mixture] = {
         window_switch=True,
         mixed_masks=True,
         spare_window_mask=True,
+        router_loss=True,
     ),
     "olmoe": Mixture(
         router=QWEN_ROUTER,
@@ -239,12 +244,16 @@ MIXTURES: dict[str, Mixture] = {
         query_key_norm_per_head=False,
         clamps=True,
         expert_size="intermediate_size",
+        router_loss=True,
     ),
     "granitemoe": Mixture(
-        router=RouterSpec(score=RouterScore.SOFTMAX_SELECTED, cast_weights=True),
+        router=RouterSpec(
+            score=RouterScore.SOFTMAX_SELECTED, returns_fp32_logits=True, cast_weights=True
+        ),
         normalizes=False,
         expert_size="intermediate_size",
         residual_scaled=True,
+        router_loss=True,
     ),
     "phimoe": Mixture(
         router=RouterSpec(score=RouterScore.SPARSE_MIXER, fp32_logits=False),
@@ -253,6 +262,7 @@ MIXTURES: dict[str, Mixture] = {
         expert_size="intermediate_size",
         jitter=("input_jitter_noise", 2),
         sliding=_always,
+        router_loss=True,
     ),
     "dots1": Mixture(
         router=DEEPSEEK_ROUTER,
@@ -289,6 +299,7 @@ MIXTURES: dict[str, Mixture] = {
         shared_count="moe_num_shared_experts",
         shared_first=True,
         dense=_ernie_dense,
+        router_loss=True,
     ),
     "minimax_m2": Mixture(
         router=RouterSpec(
@@ -301,6 +312,7 @@ MIXTURES: dict[str, Mixture] = {
         normalizes=True,
         expert_size="intermediate_size",
         jitter=("router_jitter_noise", 1),
+        router_loss=True,
     ),
     "hy_v3": Mixture(
         router=RouterSpec(
@@ -318,6 +330,7 @@ MIXTURES: dict[str, Mixture] = {
     "afmoe": Mixture(
         router=RouterSpec(
             score=RouterScore.SIGMOID,
+            returns_fp32_logits=True,
             correction_parameter=True,
             normalization=Normalization.COPY,
             scaled=True,
@@ -339,6 +352,7 @@ MIXTURES: dict[str, Mixture] = {
     "laguna": Mixture(
         router=RouterSpec(
             score=RouterScore.SIGMOID,
+            returns_fp32_logits=True,
             correction_parameter=True,
             normalization=Normalization.COPY,
             cast_weights=True,
@@ -355,6 +369,7 @@ MIXTURES: dict[str, Mixture] = {
         softcap_key="moe_router_logit_softcapping",
         dense=typed_dense,
         sliding=_never_sliding,
+        router_loss=True,
     ),
     "gpt_oss": Mixture(
         router=RouterSpec(score=RouterScore.SOFTMAX_SELECTED, bias=True, fp32_logits=False),
@@ -369,6 +384,7 @@ MIXTURES: dict[str, Mixture] = {
         sliding=_even_sliding,
         mixed_masks=True,
         spare_window_mask=True,
+        router_loss=True,
     ),
     "mimo_v2_flash": Mixture(
         router=DEEPSEEK_ROUTER,

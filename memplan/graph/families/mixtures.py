@@ -39,7 +39,8 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         name="decoder",
         runs=join_runs(_layers(reader, kind, hidden_size)),
         embedding=EmbeddingSpec(
-            embedding_size=hidden_size, scaled=_scales_embedding(reader, kind),
+            embedding_size=hidden_size,
+            scaled=_scales_embedding(reader, kind),
             unscaled_held=kind.embedding_flag is not None,
         ),
         final_norm=kind.norm,
@@ -48,7 +49,9 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         local_rotary=kind.local_rotary,
     )
     head = HeadSpec(
-        bias=reader.flag("lm_head_bias", "use_bias"), scaled=reader.raw("logits_scaling") is not None
+        router_loss=kind.router_loss and reader.flag("output_router_logits"),
+        bias=reader.flag("lm_head_bias", "use_bias"),
+        scaled=reader.raw("logits_scaling") is not None,
     )
     model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
     return replace(model, eager_attention_only=kind.own_eager)
@@ -67,7 +70,10 @@ def _layers(reader: ConfigReader, kind: Mixture, hidden_size: int) -> list[Layer
     count = reader.layers("num_hidden_layers")
     heads = reader.integers("num_attention_heads_per_layer", minimum=1)
     if heads and len(heads) < count:
-        raise reader.fail("num_attention_heads_per_layer", f"names {len(heads)} layers of {count}")
+        error = reader.fail(
+            "num_attention_heads_per_layer", f"names {len(heads)} layers of {count}"
+        )
+        raise error
     made: dict[tuple[bool, bool, int], LayerSpec] = {}
     layers: list[LayerSpec] = []
     for number in range(count):
@@ -194,7 +200,10 @@ def read_mixture(reader: ConfigReader, kind: Mixture) -> MixtureSpec:
     num_experts = reader.integer("num_experts", "num_local_experts", "n_routed_experts")
     per_token = reader.integer("num_experts_per_tok")
     if per_token > num_experts:
-        raise reader.fail("num_experts_per_tok", f"{per_token} of {num_experts} experts")
+        error = reader.fail("num_experts_per_tok", f"{per_token} of {num_experts} experts")
+        raise error
+    if kind.router.grouped:
+        reader.divide("num_experts", num_experts, "n_group", reader.integer("n_group", default=1))
     size = reader.integer(kind.expert_size)
     shared = _shared_size(reader, kind, size)
     expert = FeedForwardSpec(

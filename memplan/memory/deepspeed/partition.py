@@ -1,7 +1,7 @@
 """The model's parameters one by one, and how ZeRO deals them to the ranks.
 
-Parameters stand in the order of the tape, which is that of ``model.parameters()`` but for norms that
-a layer registers after its matrices: a few thousand elements that move within their layer.
+Parameters stand in the order of ``model.parameters()``, by which the flat buffer is cut. That is the
+tape's, but for norms: see ``registered``.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,13 @@ class ModelWeights:
         """The number of each parameter of the tape, in its segment's first repetition."""
         for segment in tape.segments:
             first = len(self.numels)
-            positions = {each: index for index, each in enumerate(segment.parameters)}
+            parameters = registered(segment.parameters)
+            positions = {each: index for index, each in enumerate(parameters)}
             self.segments.append(SegmentWeights(first, len(positions), positions))
             for parameter, index in positions.items():
                 self.owners[parameter] = first + index
-            self.numels += [each.numel for each in segment.parameters] * segment.num_copies
-            self.trainable += [
-                each.requires_grad for each in segment.parameters
-            ] * segment.num_copies
+            self.numels += [each.numel for each in parameters] * segment.num_copies
+            self.trainable += [each.requires_grad for each in parameters] * segment.num_copies
 
     @cached_property
     def trained_numels(self) -> list[int]:
@@ -63,6 +62,25 @@ class ModelWeights:
     def largest_trained(self) -> int:
         """Elements of the largest trained parameter."""
         return max(self.trained_numels, default=0)
+
+
+def registered(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """A layer's parameters in the order in which its class declares them.
+
+    transformers' decoder layers with RMSNorm (Llama and all that follow it) declare attention and
+    feed-forward network first and their norms last; those with biased norms (GPT-2, BERT) declare
+    them where they run. It moves a few thousand elements within a layer, and where a part's
+    boundary falls there, a whole parameter's gradient into another rank's part or out of it.
+    """
+    biased = {each.module for each in parameters if each.name.endswith(".bias")}
+    last = [
+        each
+        for each in parameters
+        if "norm" in each.module and "." not in each.module and each.module not in biased
+    ]
+    if len(last) == len(parameters):
+        return list(parameters)
+    return [each for each in parameters if each not in last] + last
 
 
 class FlatPartition:

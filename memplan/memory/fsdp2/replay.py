@@ -289,6 +289,8 @@ class MicroBatch:
     def _see_intervals(
         self, each: BackwardPass, intervals: list[Interval], finished: int = 0
     ) -> None:
+        if not intervals:
+            return
         crest = crest_of(intervals, pile_up=self._piles_up)
         for repetition in {0, each.repeats - 1}:
             self.moments.see(

@@ -546,3 +546,10 @@ def test_training_step(
     assert step.after_forward.total_bytes == pytest.approx(kept, rel=0.002)
     assert step.forward_peak.total_bytes == pytest.approx(forward, rel=0.002)
     assert step.backward_peak.total_bytes == pytest.approx(backward, rel=0.002)
+
+
+# The classifier reads what the projection returns: 256 weights a label would be 512 without it.
+def test_opt_350m_classifies_the_projected_states() -> None:
+    config = {**CONFIGS["opt-350"], "vocab_size": 1000}
+    counts = count_parameters(read(config, Task.SEQUENCE_CLASSIFICATION))
+    assert (counts.total, counts.total - counts.base) == (2_825_728, 256)

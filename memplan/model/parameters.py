@@ -1,0 +1,95 @@
+"""Parts of a model that are counted but not written down as operations: towers, projectors.
+
+A ``ParameterTable`` collects weights the way a torch module declares them. Parameters, gradients
+and optimizer states of such a part are exact; its activations are left out, and the estimate says
+so.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterShape:
+    """One weight."""
+
+    module: str
+    """The module that owns it directly."""
+    name: str
+    """Its own name there: ``weight``, ``bias``, ``class_embedding``."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterBlock:
+    """Weights that stand in the model ``count`` times."""
+
+    name: str
+    count: int
+    parameters: tuple[ParameterShape, ...]
+
+
+class ParameterTable:
+    """Collects blocks of weights.
+
+    >>> table = ParameterTable()
+    >>> with table.block("vision_tower.layers", count=2):
+    ...     table.linear("mlp.fc1", 8, 32)
+    ...     table.norm("layer_norm1", 8)
+    >>> sum(len(block.parameters) * block.count for block in table.blocks())
+    8
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[ParameterBlock] = []
+        self._open: list[ParameterShape] = []
+
+    @contextmanager
+    def block(self, name: str, *, count: int = 1) -> Iterator[None]:
+        """Collect what is declared inside as one block; a count of 0 leaves it out."""
+        outer, self._open = self._open, []
+        yield
+        if count and self._open:
+            self._blocks.append(ParameterBlock(name, count, tuple(self._open)))
+        self._open = outer
+
+    def blocks(self) -> tuple[ParameterBlock, ...]:
+        """Everything collected so far."""
+        return tuple(self._blocks)
+
+    def parameter(self, module: str, name: str, *shape: int) -> None:
+        """Declare a weight that is no layer's."""
+        self._open.append(ParameterShape(module, name, shape))
+
+    def linear(
+        self, module: str, in_features: int, out_features: int, *, bias: bool = True
+    ) -> None:
+        """``torch.nn.Linear``."""
+        self.parameter(module, "weight", out_features, in_features)
+        if bias:
+            self.parameter(module, "bias", out_features)
+
+    def norm(self, module: str, size: int, *, bias: bool = True) -> None:
+        """A normalization with a weight, and a bias unless it is an RMS norm."""
+        self.parameter(module, "weight", size)
+        if bias:
+            self.parameter(module, "bias", size)
+
+    def embedding(self, module: str, num_rows: int, width: int) -> None:
+        """``torch.nn.Embedding``."""
+        self.parameter(module, "weight", num_rows, width)
+
+    def convolution(
+        self,
+        module: str,
+        in_channels: int,
+        out_channels: int,
+        *kernel: int,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        """``torch.nn.Conv1d``, ``2d`` or ``3d``, by the number of kernel sizes."""
+        self.parameter(module, "weight", out_channels, in_channels // groups, *kernel)
+        if bias:
+            self.parameter(module, "bias", out_channels)
