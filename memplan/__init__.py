@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 
     from memplan.errors import MemplanError
     from memplan.estimator.estimate import Estimate, Verdict
-    from memplan.facade import estimate
+    from memplan.facade import estimate, plan, sweep
     from memplan.hardware.gpu import GpuSpec
     from memplan.model.spec import ModelSpec
+    from memplan.search.grid import Grid
+    from memplan.search.planner import Goal
     from memplan.sources.catalog import load_gpu
     from memplan.sources.models import load_model
     from memplan.training.setup import TrainingSetup
@@ -22,7 +24,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Estimate": "memplan.estimator.estimate",
+    "Goal": "memplan.search.planner",
     "GpuSpec": "memplan.hardware.gpu",
+    "Grid": "memplan.search.grid",
     "MemplanError": "memplan.errors",
     "ModelSpec": "memplan.model.spec",
     "TrainingSetup": "memplan.training.setup",
@@ -30,12 +34,16 @@ _HOMES = {
     "estimate": "memplan.facade",
     "load_gpu": "memplan.sources.catalog",
     "load_model": "memplan.sources.models",
+    "plan": "memplan.facade",
+    "sweep": "memplan.facade",
 }
 """Public name -> the module that defines it."""
 
 __all__ = [
     "Estimate",
+    "Goal",
     "GpuSpec",
+    "Grid",
     "MemplanError",
     "ModelSpec",
     "TrainingSetup",
@@ -44,6 +52,8 @@ __all__ = [
     "estimate",
     "load_gpu",
     "load_model",
+    "plan",
+    "sweep",
 ]
 
 

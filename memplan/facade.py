@@ -1,13 +1,19 @@
 """The library's face: the core's functions, with names resolved to what they name."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
 from memplan.estimator import estimate as estimate_memory
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from memplan.search.grid import Grid
+    from memplan.search.planner import Goal, Plan
+    from memplan.search.sweep import Sweep
 
 Model = str | os.PathLike[str] | Mapping[str, object] | ModelSpec
 """What names a model: a built-in name, a hub id, a path, a config dict or a spec."""
@@ -33,3 +39,60 @@ def estimate(
     spec = load_model(model)
     card = load_gpu(gpu) if isinstance(gpu, str) else gpu
     return estimate_memory(spec, setup or TrainingSetup(), card)
+
+
+def sweep(
+    model: Model,
+    grid: "Grid | Mapping[str, object]",
+    *,
+    gpus: Sequence[str | GpuSpec] = (),
+) -> "Sweep":
+    """Estimate every setup of a grid, on every GPU; lazily, in a stable order.
+
+    ``grid`` is a ``Grid``, or its axes alone: fields of ``TrainingSetup`` and the values of each.
+    Iterating gives a ``SweepResult`` for each setup, its ``estimates`` in the order of ``gpus``;
+    nothing is computed before, and nothing is kept. What cannot be trained is left out, and counted
+    in ``impossible``. Raises a ``MemplanError`` for what cannot be read or swept over.
+
+    >>> import memplan
+    >>> axes = {"precision": "bf16", "seq_len": 1024, "micro_batch_size": [1, 4, 16]}
+    >>> for result in memplan.sweep("llama-3.2-1b", axes, gpus=["v100-32gb", "h100"]):
+    ...     verdicts = [each.verdict.value for each in result.estimates]
+    ...     print(result.setup.micro_batch_size, *verdicts)
+    1 fits fits
+    4 tight fits
+    16 OOM fits
+    """
+    from memplan.search.grid import Grid
+    from memplan.search.sweep import Sweep
+    from memplan.sources.models import load_model
+
+    made = Grid(axes=grid) if isinstance(grid, Mapping) else grid
+    return Sweep(load_model(model), made, [_card(gpu) for gpu in gpus])
+
+
+def plan(model: Model, goal: "Goal | None" = None, *, gpu: str | GpuSpec = "h100") -> "Plan":
+    """Search for the setups that reach a goal on one kind of GPU.
+
+    The plan's ``setups`` are those that fit, best first, each with its largest micro-batch; its
+    ``shortfalls`` say what the others lack, and the nearest setup that fits. Raises a
+    ``MemplanError`` for what cannot be read or planned.
+
+    >>> import memplan
+    >>> base = memplan.TrainingSetup(seq_len=2048)
+    >>> found = memplan.plan("llama-3.2-1b", memplan.Goal(num_gpus=(1,), base=base), gpu="h100")
+    >>> best = found.setups[0]
+    >>> best.setup.checkpointing.value, best.setup.micro_batch_size
+    ('none', 6)
+    """
+    from memplan.search.planner import Goal
+    from memplan.search.planner import plan as plan_setups
+    from memplan.sources.models import load_model
+
+    return plan_setups(load_model(model), goal or Goal(), _card(gpu))
+
+
+def _card(gpu: str | GpuSpec) -> GpuSpec:
+    from memplan.sources.catalog import load_gpu
+
+    return load_gpu(gpu) if isinstance(gpu, str) else gpu

@@ -127,7 +127,7 @@ def plan(
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 
-        emit_setup(_chosen(plans), emit, output)
+        emit_setup(_chosen(plans).setup, emit, output)
         return
     _show(plans, output_format)
 

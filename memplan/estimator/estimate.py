@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.runtime import ByteRange, total_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from memplan.compute.flops import StepFlops
 
 SCHEMA_VERSION = 1
 """Of ``Estimate.to_dict`` and of the JSON that reports write."""
@@ -98,6 +102,16 @@ class Estimate:
         if self.account.left_out:
             return Verdict.STATES_FIT
         return Verdict.FITS if total.high <= capacity else Verdict.TIGHT
+
+    @property
+    def flops(self) -> "StepFlops":
+        """FLOPs of one micro-batch through one copy of the model, all s x s scores counted.
+
+        Counted anew at each call; ``memplan.estimator.flops`` has the other convention.
+        """
+        from memplan.estimator.flops import estimate_flops  # most estimates are of memory alone
+
+        return estimate_flops(self.model, self.setup, self.gpu)
 
     def to_dict(self) -> dict[str, object]:
         """One row of ``--format json``: flat, bytes as integers, in a stable order."""

@@ -1,6 +1,5 @@
 """From a model and a setup to an ``Estimate``: record the tape, walk it, lay the engine over it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -20,10 +19,6 @@ from memplan.training.kernels import SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import Recomputation, TrainingSetup
 
-Accountant = Callable[[RankInput], RankAccount]
-"""What an engine provides: one rank's account."""
-
-
 def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None) -> Estimate:
     """Estimate the memory of training ``model`` as ``setup`` says; a pure function.
 
@@ -38,7 +33,7 @@ def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None)
     given = RankInput(
         tape=tape, passes=passes, setup=resolved, scratch_bytes=_scratch_bytes(resolved, gpu)
     )
-    account = accountant(resolved)(given)
+    account = rank_account(given, gpu)
     if model.activations_left_out:
         left_out = (*account.left_out, model.activations_left_out)
         account = replace(account, left_out=left_out)
@@ -103,15 +98,52 @@ def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
     return workspace_bytes(gpu.compute_capability if gpu is not None else None)
 
 
-def accountant(setup: TrainingSetup) -> Accountant:
-    """The engine's own account; imported when it is asked for."""
-    engine = setup.chosen_engine
-    if engine is Engine.DDP and setup.num_gpus == 1:
-        from memplan.memory.plain import plain_account
+def rank_account(given: RankInput, gpu: GpuSpec | None, rank: int | None = None) -> RankAccount:
+    """One rank's account, as its engine really holds it; the worst rank's where none is named.
 
-        return plain_account
-    msg = f"engine: {engine.value} on {setup.num_gpus} GPUs is not modelled yet"
-    raise SetupError(msg)
+    Raises ``SetupError`` for an engine or a parallel degree that is not modelled.
+    """
+    setup = given.setup
+    _refuse_unmodelled(setup)
+    engine = setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        from memplan.memory.deepspeed import deepspeed_account, fullest_rank
+
+        chosen = fullest_rank(given) if rank is None else rank
+        capacity = gpu.capacity_bytes if gpu is not None else None
+        return deepspeed_account(given, rank=chosen, capacity_bytes=capacity)
+    if engine is Engine.FSDP:
+        from memplan.memory.fsdp2 import fsdp2_account
+
+        return fsdp2_account(given)
+    if engine is Engine.FSDP1:
+        from memplan.memory.fsdp1 import fsdp1_account
+
+        return fsdp1_account(given)
+    if setup.num_gpus > 1:
+        from memplan.memory.ddp import ddp_account
+
+        return ddp_account(given)
+    from memplan.memory.plain import plain_account
+
+    return plain_account(given)
+
+
+def _refuse_unmodelled(setup: TrainingSetup) -> None:
+    if setup.chosen_engine is Engine.MEGATRON:
+        msg = "engine: megatron is not modelled yet; ddp, deepspeed, fsdp and fsdp1 are"
+        raise SetupError(msg)
+    for name in UNMODELLED_DEGREES:
+        if getattr(setup, name) > 1:
+            msg = f"{name}: is not modelled yet; only data parallelism is"
+            raise SetupError(msg)
+
+
+UNMODELLED_DEGREES = (
+    "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
+    "virtual_stages",
+)  # fmt: skip
+"""Parallel degrees that a setup may name and no account holds yet: refused, never ignored."""
 
 
 def attention_kernel(tape: Tape) -> str:

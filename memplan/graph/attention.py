@@ -255,10 +255,12 @@ def math(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Te
     """The math kernel: scores written out, 16 bits in fp32, with a causal mask of its own.
 
     ``_scaled_dot_product_attention_math`` in aten/src/ATen/native/transformers/attention.cpp.
+    Autocast has cast the inputs and is off inside (aten/src/ATen/autocast_mode.h).
     """
+    autocast, t.autocast = t.autocast, None
     spec, dtype = shape.spec, query.dtype
-    query, key, value = (t.cast(x, DType.FP32) for x in (query, key, value))
-    query = t.scale(query)
+    accurate = [t.cast(x, DType.FP32) for x in (query, key, value)]
+    query, key, value = t.scale(accurate[0]), accurate[1], accurate[2]
     mask = _causal_bias(t, shape) if spec.causal else None
     if shape.groups > 1:
         key, value = repeat_heads(t, key, shape), repeat_heads(t, value, shape)
@@ -271,7 +273,8 @@ def math(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Te
     result = t.cast(out, dtype)
     if dtype is not DType.FP32:
         t.cast(weights, dtype)
-    t.touch(query, key, out, result)
+    t.touch(*accurate, query, key, out, result)
+    t.autocast = autocast
     if mask is not None:
         t.touch(mask)
     return result

@@ -47,7 +47,9 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
     )
 
 
-_LANGUAGE_MODELS = frozenset({Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM})
+_LANGUAGE_MODELS = frozenset(
+    {Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM, Task.PRETRAINING}
+)
 
 
 def total_parameters(tape: Tape) -> int:

@@ -1,6 +1,6 @@
 """A whole model on the tape: embedding, runs of layers, final norm, head and loss."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from memplan.dtypes import DType
@@ -25,6 +25,7 @@ from memplan.graph.operations import (
 )
 from memplan.graph.positions import decoder_embeddings
 from memplan.graph.tape import Parameter, Tape, TapeOptions, Tensor
+from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import (
     AttentionForm,
     AttentionSpec,
@@ -57,10 +58,12 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         msg = f"{model.source}: the class of {model.family} cannot checkpoint its activations"
         raise SetupError(msg)
     t = Tape(options)
+    if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
+        t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
     if model.tables:
         from memplan.graph.tables import record_tables  # only for parts that are merely counted
 
-        record_tables(t, model.tables)
+        record_tables(t, counted_parts(model), tied=model.head.tied)
         if not model.stacks:
             return t
     t.inputs_bytes = _ids(t, options.batch_size * options.seq_len) + _label_bytes(t, model)
@@ -71,6 +74,13 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     x = finish_stack(t, stack, x, context)
     head(t, model, x, table)
     return t
+
+
+def counted_parts(model: ModelSpec) -> tuple[ParameterBlock, ...]:
+    """What is merely counted of the class that the task asks for."""
+    if model.task is Task.BASE and model.base_tables is not None:
+        return model.base_tables
+    return model.tables
 
 
 def _label_bytes(t: Tape, model: ModelSpec) -> int:

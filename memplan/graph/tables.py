@@ -1,21 +1,38 @@
 """Parts of a model that are counted but not written down."""
 
 from memplan.dtypes import DType
-from memplan.graph.tape import Gradient, Tape
-from memplan.model.parameters import ParameterBlock
+from memplan.graph.tape import ExpertShare, Gradient, Parameter, Tape
+from memplan.model.parameters import ParameterBlock, ParameterShape
+
+IDLE = ExpertShare(num_experts=1, num_active=0)
+"""An expert of its own that a token does not pass."""
 
 
-def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...]) -> None:
+def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = False) -> None:
     """Declare the blocks' weights, each with a gradient that appears in backward.
 
-    They stand before the rest of the model, as the towers of vision-language models do.
+    They stand before the rest of the model, as the towers of vision-language models do. With
+    ``tied``, a weight that names an earlier one is that one.
     """
+    declared: dict[str, Parameter] = {}
     for block in blocks:
         t.begin(block.name, repeat=block.count)
-        weights = [
-            t.parameter(f"{each.module}.{each.name}", *each.shape, module=each.module)
-            for each in block.parameters
-        ]
+        for each in block.parameters:
+            earlier = declared.get(each.same_as) if tied else None
+            if earlier is None:
+                declared[f"{each.module}.{each.name}"] = _declare(t, each, idle=block.idle)
+            else:
+                t.tie(earlier, each.module)
+        weights = t.segment.parameters
         out = t.tensor(0, DType.FP32)
         t.record("counted", weights, (out,), gradients=(Gradient.FRESH,) * len(weights))
         t.end(out)
+
+
+def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
+    return t.parameter(
+        f"{each.module}.{each.name}",
+        *each.shape,
+        module=each.module,
+        experts=IDLE if idle else None,
+    )

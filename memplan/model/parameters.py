@@ -19,6 +19,8 @@ class ParameterShape:
     name: str
     """Its own name there: ``weight``, ``bias``, ``class_embedding``."""
     shape: tuple[int, ...]
+    same_as: str = ""
+    """The earlier weight, as ``module.name``, that it is where input and output are tied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class ParameterBlock:
     name: str
     count: int
     parameters: tuple[ParameterShape, ...]
+    idle: bool = False
+    """Experts that a token does not pass."""
 
 
 class ParameterTable:
@@ -46,12 +50,12 @@ class ParameterTable:
         self._open: list[ParameterShape] = []
 
     @contextmanager
-    def block(self, name: str, *, count: int = 1) -> Iterator[None]:
+    def block(self, name: str, *, count: int = 1, idle: bool = False) -> Iterator[None]:
         """Collect what is declared inside as one block; a count of 0 leaves it out."""
         outer, self._open = self._open, []
         yield
         if count and self._open:
-            self._blocks.append(ParameterBlock(name, count, tuple(self._open)))
+            self._blocks.append(ParameterBlock(name, count, tuple(self._open), idle))
         self._open = outer
 
     def blocks(self) -> tuple[ParameterBlock, ...]:
@@ -61,6 +65,10 @@ class ParameterTable:
     def parameter(self, module: str, name: str, *shape: int) -> None:
         """Declare a weight that is no layer's."""
         self._open.append(ParameterShape(module, name, shape))
+
+    def tied(self, module: str, same_as: str, num_rows: int, width: int) -> None:
+        """Declare an output matrix that is an earlier table where the model ties the two."""
+        self._open.append(ParameterShape(module, "weight", (num_rows, width), same_as))
 
     def linear(
         self, module: str, in_features: int, out_features: int, *, bias: bool = True

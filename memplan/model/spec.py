@@ -694,6 +694,8 @@ class ModelSpec:
     tables: tuple[ParameterBlock, ...] = ()
     """Parts that are counted but not written down: towers, projectors, or, without any stack, the
     whole model."""
+    base_tables: tuple[ParameterBlock, ...] | None = None
+    """The same parts of the model without a task's head, where its class differs in them."""
     activations_left_out: str = ""
     """What of the activations is not in the figures, in words; empty when all of them are."""
     source: str = ""

@@ -54,7 +54,7 @@ def _default_engines(
     return tuple(engine for engine in wanted if engine in able)
 
 
-COMPARED_ENGINES: tuple[Engine, ...] = (Engine.DEEPSPEED,)
+COMPARED_ENGINES: tuple[Engine, ...] = (Engine.DEEPSPEED, Engine.FSDP, Engine.DDP)
 """Engines that an estimate compares by itself."""
 
 

@@ -58,6 +58,8 @@ class Form:
     """Share of each head that is turned unless the config says otherwise."""
     derived_head_dim: bool = False
     """The class overwrites ``head_dim`` by hidden size over heads."""
+    square_output: bool = False
+    """The output projection goes from the hidden size to itself, so the heads must fill it."""
     gated: bool = True
     fused_gate_up: bool = False
     feed_forward_bias: bool | None = None
@@ -65,7 +67,7 @@ class Form:
     window_pattern: int | None = None
     """Every n-th layer sees everything, the others a window; None: all layers alike."""
     window_flag: bool = False
-    """``use_sliding_window`` must be on as well."""
+    """``use_sliding_window`` must be on as well, and windows are where nothing is turned (SmolLM3)."""
     mixed_masks: bool = False
     local_rotary: bool = False
     """Layers with a window have rotary tables of their own."""
@@ -168,6 +170,7 @@ FORMS: dict[str, Form] = {
     "helium": Form(
         norm=NormKind.RMS_UPCAST,
         attention=Variation(output_bias=False),
+        square_output=True,
         rotary=RotarySpec(dim=1, expanded_tables=True),
     ),
     "jais2": Form(norm=NormKind.LAYER, norm_bias=True, gated=False),
@@ -214,6 +217,13 @@ def _attention(reader: ConfigReader, form: Form, hidden_size: int) -> AttentionS
     head_dim = spec.head_dim
     if form.derived_head_dim:
         head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", spec.num_heads)
+    width = spec.num_heads * head_dim
+    if form.square_output and width != hidden_size:
+        error = reader.fail(
+            "head_dim",
+            f"{spec.num_heads} heads of {head_dim} make {width}, not the hidden_size {hidden_size}",
+        )
+        raise error
     query_key_norm = spec.query_key_norm
     if reader.flag("use_qk_norm"):
         query_key_norm = NormSpec(kind=form.norm)
@@ -239,10 +249,8 @@ def rotated_dim(reader: ConfigReader, head_dim: int, share: float) -> int:
     """Dimensions of a head that are turned: ``partial_rotary_factor``, wherever it stands."""
     share = reader.number("partial_rotary_factor", default=share)
     for key in ("rope_scaling", "rope_parameters"):
-        nested = reader.mapping(key) or {}
-        value = nested.get("partial_rotary_factor")
-        if isinstance(value, int | float):
-            share = float(value)
+        nested = ConfigReader(reader.mapping(key) or {}, source=reader.source, path=f"{key}.")
+        share = nested.number("partial_rotary_factor", default=share)
     dim = int(head_dim * share)
     if not 0 < dim <= head_dim:
         error = reader.fail("partial_rotary_factor", f"leaves {dim} of {head_dim} dimensions")
@@ -296,6 +304,8 @@ def layer_types(reader: ConfigReader, form: Form, count: int) -> list[str]:
     if form.window_flag and not reader.flag("use_sliding_window"):
         return [FULL] * count
     listed = reader.texts("layer_types")
+    if not listed and form.window_flag:
+        return [FULL if turned else SLIDING for turned in _turned(reader, form, [FULL] * count)]
     if not listed:
         period = _period(reader, form)
         return [SLIDING if period == 0 or (index + 1) % period else FULL for index in range(count)]

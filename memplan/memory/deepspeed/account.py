@@ -6,6 +6,7 @@ from memplan.errors import SetupError
 from memplan.memory.account import RankAccount
 from memplan.memory.deepspeed.bf16_optimizer import bf16_optimizer_account, uses_bf16_optimizer
 from memplan.memory.deepspeed.job import Job, prepare_job
+from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.stage0 import replicated_account
 from memplan.memory.deepspeed.stage3 import sharded_account
 from memplan.memory.deepspeed.stage12 import sharded_states_account
@@ -29,6 +30,22 @@ def deepspeed_account(
         msg = f"rank: must be from 0 to {job.num_ranks - 1}, got {rank}"
         raise SetupError(msg)
     return replace(_by_stage(job), left_out=job.options.left_out)
+
+
+def fullest_rank(given: RankInput) -> int:
+    """The rank that holds most: in stages 1 and 2 the one whose part touches the largest
+    parameters, in the others the first, which also writes checkpoints."""
+    setup = given.setup
+    if setup.zero_stage not in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS):
+        return 0
+    job = prepare_job(given, rank=0)
+    part = FlatPartition(
+        job.weights,
+        num_ranks=job.num_ranks,
+        rank=0,
+        round_robin=job.options.round_robin_gradients,
+    )
+    return part.fullest_rank
 
 
 def _by_stage(job: Job) -> RankAccount:

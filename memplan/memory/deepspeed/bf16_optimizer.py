@@ -27,16 +27,8 @@ def bf16_optimizer_account(job: Job) -> RankAccount:
         job.weights, num_ranks=job.num_ranks, rank=job.rank, round_robin=False
     )
     flat = job.weight_bytes * partition.numel
+    made = _made(job, partition)
     part = rounded(MASTER_BYTES * partition.size)
-    made = [
-        Entry(ComponentKind.PARAMETERS, flat + job.frozen_bytes, "every weight, on every rank"),
-        Entry(
-            ComponentKind.GRADIENTS,
-            MASTER_BYTES * partition.numel,
-            "fp32, one for each parameter, kept between steps",
-        ),
-        Entry(ComponentKind.MASTER_WEIGHTS, part, "fp32, this rank's part"),
-    ]
     states = Entry(
         ComponentKind.OPTIMIZER_STATES,
         job.num_states * part,
@@ -66,6 +58,24 @@ def bf16_optimizer_account(job: Job) -> RankAccount:
             save_bytes=saved_bytes(job, part_numel=partition.size),
         ),
     )
+
+
+def _made(job: Job, partition: FlatPartition) -> list[Entry]:
+    """What is there once the engine is set up."""
+    flat = job.weight_bytes * partition.numel + job.frozen_bytes
+    return [
+        Entry(ComponentKind.PARAMETERS, flat, "every weight, on every rank"),
+        Entry(
+            ComponentKind.GRADIENTS,
+            MASTER_BYTES * partition.numel,
+            "fp32, one for each parameter, kept between steps",
+        ),
+        Entry(
+            ComponentKind.MASTER_WEIGHTS,
+            rounded(MASTER_BYTES * partition.size),
+            "fp32, this rank's part",
+        ),
+    ]
 
 
 def _load(job: Job, made: list[Entry], flat_bytes: int) -> list[Entry]:

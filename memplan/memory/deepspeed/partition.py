@@ -140,6 +140,15 @@ class FlatPartition:
         return sum(self._numels[index] for index in self.owned)
 
     @cached_property
+    def fullest_rank(self) -> int:
+        """The rank whose whole parameters are the most; the lowest of several."""
+        whole = [0] * self.num_ranks
+        for index in self.order:
+            for rank in range(self.first_rank[index], self.last_rank[index] + 1):
+                whole[rank] += self._numels[index]
+        return whole.index(max(whole))
+
+    @cached_property
     def largest_slice(self) -> int:
         """Elements of the largest piece of one parameter in this rank's part."""
         return max((self.slice_numel(index) for index in self.owned), default=0)

@@ -34,8 +34,6 @@ class ReductionSettings:
     """Stage 1: a gradient that is not this rank's is let go only when the epilogue runs."""
     offloads: bool
     """This rank's gradients go to the CPU at every reduction."""
-    at_boundary: bool
-    """The last backward pass before an optimizer step."""
     owned_bytes: int
     """The buffer of this rank's gradients: whole parameters (0 with offload)."""
     slice_copy_bytes: int
@@ -49,7 +47,7 @@ class ReductionSettings:
 
 
 class Reduction:
-    """The engine's bucket during one backward pass."""
+    """The engine's bucket during the last backward pass before an optimizer step."""
 
     def __init__(
         self, settings: ReductionSettings, partition: FlatPartition, numels: list[int]
@@ -120,8 +118,7 @@ class Reduction:
     def _take_owned(self, level: int, held: int, largest: int, peak: Peak, moment: Moment) -> None:
         settings = self.settings
         if settings.offloads:
-            if settings.at_boundary:
-                self._offer(peak, moment, level, held, 0, largest * NORM_BYTES)
+            self._offer(peak, moment, level, held, 0, largest * NORM_BYTES)
             return
         if not self.owned_bytes:
             self.owned_bytes = settings.owned_bytes
@@ -185,9 +182,11 @@ def reduce_while_backward(
             moment=moment,
         )
         if moment.weight >= 0:
-            buckets = settings.buckets_bytes
             if gradients_added:
                 reduction.unreduced_bytes -= moment.gradient_bytes
+            if not buckets:
+                buckets = settings.buckets_bytes
+                _offer_allocation(peak, moment, reduction.gradients_bytes, buckets)
             reduction.add(moment.weight, moment.gradient_bytes, peak, moment)
     reduction.reduce(0, peak, timeline.moments[-1])
     return peak
@@ -219,19 +218,37 @@ def reduce_after_backward(
             moment=moment,
         )
         if moment.weight >= 0:
-            buckets = settings.buckets_bytes
+            if not buckets:
+                buckets = settings.buckets_bytes
+                _offer_allocation(peak, moment, finished, buckets)
             if not carried:
                 finished += moment.gradient_bytes
     last = timeline.moments[-1]
     peak.offer(last.end_bytes, gradients=total, buckets=buckets, moment=last, at_end=True)
-    if not settings.at_boundary:
-        return peak
-    reduction = Reduction(settings, partition, numels)
-    reduction.unreduced_bytes = total
+    _reduce_in_order(Reduction(settings, partition, numels), gradient_sizes, peak, last)
+    return peak
+
+
+def _reduce_in_order(
+    reduction: Reduction, gradient_sizes: list[int], peak: Peak, last: Moment
+) -> None:
+    """Every gradient through the bucket, in the order of the parameters."""
+    partition = reduction.partition
+    reduction.unreduced_bytes = sum(gradient_sizes)
     for weight in partition.order:
         size = gradient_sizes[weight]
         if size:
             reduction.unreduced_bytes -= size
             reduction.add(weight, size, peak, last)
     reduction.reduce(0, peak, last)
-    return peak
+
+
+def _offer_allocation(peak: Peak, moment: Moment, gradients_bytes: int, buckets_bytes: int) -> None:
+    """The buckets are allocated while the first gradient is still in its own memory."""
+    peak.offer(
+        moment.end_bytes,
+        gradients=gradients_bytes + moment.gradient_bytes + moment.waiting_bytes,
+        buckets=buckets_bytes,
+        moment=moment,
+        at_end=True,
+    )

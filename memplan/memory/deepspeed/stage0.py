@@ -22,53 +22,63 @@ ALLREDUCE_BUCKET = 500_000_000
 
 def replicated_account(job: Job) -> RankAccount:
     """Every rank holds everything."""
-    numel = job.weights.num_trained
-    wrapped = job.given.formats.master_weights
-    states = job.num_states * MASTER_BYTES * numel
-    held = [
-        Entry(ComponentKind.PARAMETERS, job.model_bytes, "every weight, on every rank"),
-        Entry(
-            ComponentKind.MASTER_WEIGHTS,
-            MASTER_BYTES * numel if wrapped else 0,
-            "an fp32 copy of each trained parameter",
-        ),
-        Entry(ComponentKind.OPTIMIZER_STATES, states, f"{job.num_states} x fp32 a parameter"),
-    ]
-    gradients = Entry(ComponentKind.GRADIENTS, job.trained_bytes, "one for each parameter")
-    bucket = job.weight_bytes * allreduce_bucket_numel(job.weights.trained_numels)
+    held = _held(job)
     carried = job.trained_bytes if job.accumulates else 0
-    peak = backward_peak(
-        job.timeline,
-        carried_bytes=carried,
-        gradients_bytes=job.trained_bytes,
-        bucket_bytes=bucket,
-    )
     forward = Peak()
     height = job.forward_height
     forward.offer(height.total_bytes, gradients=carried, height=height)
-    casts = 2 * MASTER_BYTES * numel if wrapped else 0
+    backward = backward_peak(
+        job.timeline,
+        carried_bytes=carried,
+        gradients_bytes=job.trained_bytes,
+        bucket_bytes=job.weight_bytes * allreduce_bucket_numel(job.weights.trained_numels),
+    )
     phases = (
         make_phase("load", [*held, _first_step(job)]),
         job.peak_phase("forward", held, forward),
-        job.peak_phase("backward", held, peak),
-        job.phase(
-            "step",
-            held,
-            gradients,
-            Entry(
-                ComponentKind.TEMPORARIES,
-                max(casts, casts // 2 + job.step_copies_bytes * numel),
-                "gradients cast to fp32, then flattened",
-            ),
-        ),
+        job.peak_phase("backward", held, backward),
+        job.phase("step", held, *_step(job)),
         job.phase("save", held),
     )
     return RankAccount(
         rank=job.rank,
         phases=phases,
         held_bytes=job.phase("held", held).peak_bytes,
-        host=HostMemory(load_bytes=job.model_bytes, save_bytes=saved_bytes(job, part_numel=numel)),
+        host=HostMemory(
+            load_bytes=job.model_bytes,
+            save_bytes=saved_bytes(job, part_numel=job.weights.num_trained),
+        ),
     )
+
+
+def _held(job: Job) -> list[Entry]:
+    fp32 = MASTER_BYTES * job.weights.num_trained
+    return [
+        Entry(ComponentKind.PARAMETERS, job.model_bytes, "every weight, on every rank"),
+        Entry(
+            ComponentKind.MASTER_WEIGHTS,
+            fp32 if job.given.formats.master_weights else 0,
+            "an fp32 copy of each trained parameter",
+        ),
+        Entry(
+            ComponentKind.OPTIMIZER_STATES,
+            job.num_states * fp32,
+            f"{job.num_states} x fp32 a parameter",
+        ),
+    ]
+
+
+def _step(job: Job) -> list[Entry]:
+    numel = job.weights.num_trained
+    casts = 2 * MASTER_BYTES * numel if job.given.formats.master_weights else 0
+    return [
+        Entry(ComponentKind.GRADIENTS, job.trained_bytes, "one for each parameter"),
+        Entry(
+            ComponentKind.TEMPORARIES,
+            max(casts, casts // 2 + job.step_copies_bytes * numel),
+            "gradients cast to fp32, then flattened",
+        ),
+    ]
 
 
 def _first_step(job: Job) -> Entry:

@@ -86,7 +86,6 @@ def _plan(job: Job) -> _Plan:
         element_bytes=job.weight_bytes if stage2 else job.gradient_bytes,
         keeps_all=not stage2,
         offloads=job.offloads_optimizer,
-        at_boundary=True,
         owned_bytes=owned,
         slice_copy_bytes=job.gradient_bytes if wide else 0,
     )

@@ -144,19 +144,25 @@ class FlatMicroBatch(MicroBatch):
         held.gradients_bytes += unit.flat_gradient_bytes
         moments.see(height, moved)
         held.gradients_bytes -= own
-        if self.gradients.whole_before:
-            held.gradients_bytes -= unit.flat_gradient_bytes
+        # Added to the flat gradient that is there, but the hook's argument until it returns.
+        added = unit.flat_gradient_bytes if self._accumulates else 0
         if self.gradients.reduced or not self.keeps_whole:
             self._reshard(use)
         if self.backward_prefetch is Prefetch.POST:
             position = max(index for index, each in enumerate(self.order) if each is use)
             self._prefetch_before(position, height, moved, loss=False)
-        if not self.gradients.reduced:
-            return
-        if unit.sharded:
+        if self.gradients.reduced and unit.sharded:
             self._reduce(unit, height, moved)
-        else:
+        elif self.gradients.reduced:
             self._reduce_whole(unit, height, moved)
+        held.gradients_bytes -= added
+
+    @property
+    def _accumulates(self) -> bool:
+        unit_is_whole = self.formats.degree == 1
+        return self.gradients.whole_before or (
+            unit_is_whole and self.gradients is Gradients.SHARDS_REDUCED
+        )
 
     def _reduce(self, unit: FlatUnit, height: Height, moved: Level) -> None:
         """Cast, pad and scatter; then the shard is cast to the format it is kept in."""
@@ -180,14 +186,23 @@ class FlatMicroBatch(MicroBatch):
     def _reduce_whole(self, unit: FlatUnit, height: Height, moved: Level) -> None:
         """All-reduce in place; the result is cast to the format it is kept in."""
         held, moments = self.held, self.moments
+        if self.gradients is Gradients.SHARDS_REDUCED:
+            self._reduce_sum(unit, height, moved)
+            return
         held.buffers_bytes += unit.cast_gradient_bytes
         moments.see(height, moved)
-        if self.formats.compute is not self.formats.kept:
-            held.gradients_bytes += unit.gradient_shard_bytes - unit.flat_gradient_bytes
-            held.buffers_bytes += unit.flat_gradient_bytes - unit.cast_gradient_bytes
-            moments.see(height, moved)
-            held.buffers_bytes -= unit.flat_gradient_bytes
-        else:
-            held.buffers_bytes -= unit.cast_gradient_bytes
-        if self.gradients is Gradients.SHARDS_REDUCED:
-            held.gradients_bytes -= unit.gradient_shard_bytes
+        held.buffers_bytes -= unit.cast_gradient_bytes
+        if self.formats.compute is self.formats.kept:
+            return
+        held.gradients_bytes += unit.gradient_shard_bytes
+        moments.see(height, moved)
+        held.gradients_bytes -= unit.flat_gradient_bytes
+
+    def _reduce_sum(self, unit: FlatUnit, height: Height, moved: Level) -> None:
+        """The sum with what is there is cast, reduced and cast back; the old one is still there."""
+        if not self.casts_gradients:
+            return
+        cast = unit.cast_gradient_bytes or unit.flat_gradient_bytes
+        self.held.buffers_bytes += cast + unit.gradient_shard_bytes
+        self.moments.see(height, moved)
+        self.held.buffers_bytes -= cast + unit.gradient_shard_bytes

@@ -1,0 +1,105 @@
+"""``memplan compare``."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from memplan.cli.options import (
+    FamilyOption,
+    FormatOption,
+    ModelArgument,
+    NumGpusOption,
+    NumLabelsOption,
+    NumNodesOption,
+    OutputFormat,
+    RevisionOption,
+    TaskOption,
+    TokenOption,
+)
+from memplan.cli.training_options import (
+    AttentionOption,
+    BatchSizeOption,
+    CheckpointingOption,
+    EngineOption,
+    KernelsOption,
+    OptimizerOption,
+    PrecisionOption,
+    SeqLenOption,
+    TargetSeqLenOption,
+    ZeroOption,
+)
+
+if TYPE_CHECKING:
+    from memplan.training.setup import TrainingSetup
+
+
+def compare(
+    model: ModelArgument,
+    num_gpus: NumGpusOption = 1,
+    num_nodes: NumNodesOption = None,
+    engine: EngineOption = None,
+    zero: ZeroOption = None,
+    batch_size: BatchSizeOption = 1,
+    seq_len: SeqLenOption = None,
+    target_seq_len: TargetSeqLenOption = None,
+    precision: PrecisionOption = None,
+    optimizer: OptimizerOption = "adamw-fused",
+    checkpointing: CheckpointingOption = "none",
+    kernels: KernelsOption = "hf",
+    attention: AttentionOption = None,
+    task: TaskOption = None,
+    family: FamilyOption = None,
+    num_labels: NumLabelsOption = None,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    output_format: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Set memplan's figure beside the published formulas, each with what it leaves out."""
+    from memplan.report.compare import (
+        compare_assumptions,
+        compare_methods,
+        print_methods,
+        write_methods,
+    )
+    from memplan.sources.models import load_model
+    from memplan.training.setup import TrainingSetup
+
+    spec = load_model(
+        model, task, family=family, num_labels=num_labels, revision=revision, token=token
+    )
+    base = TrainingSetup(
+        num_gpus=num_gpus,
+        num_nodes=num_nodes,
+        micro_batch_size=batch_size,
+        seq_len=seq_len,
+        target_seq_len=target_seq_len,
+        optimizer=optimizer,  # type: ignore[arg-type]
+        checkpointing=checkpointing,  # type: ignore[arg-type]
+        kernels=kernels,  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+    )
+    setups = _setups(base, precision=precision, engine=engine, zero=zero)
+    rows, refused = compare_methods(spec, setups)
+    if output_format is OutputFormat.TABLE:
+        from rich.console import Console
+
+        print_methods(Console(highlight=False), spec, setups[0], rows, refused)
+        return
+    assumptions = compare_assumptions(spec, setups[0])
+    typer.echo(write_methods(rows, output_format.value, assumptions))
+
+
+def _setups(
+    base: "TrainingSetup", *, precision: str | None, engine: str | None, zero: str | None
+) -> "list[TrainingSetup]":
+    """Every ZeRO stage where there are GPUs to share over and none is named."""
+    from dataclasses import replace
+
+    from memplan.cli.single import with_engine
+    from memplan.training.precision import Engine
+    from memplan.training.setup import ZeroStage
+
+    chosen = with_engine(base, precision=precision, engine=engine, zero=zero)
+    if zero is not None or chosen.chosen_engine is not Engine.DEEPSPEED:
+        return [chosen]
+    return [replace(chosen, zero_stage=stage) for stage in ZeroStage]

@@ -1,0 +1,43 @@
+"""``--emit``: the chosen setup, written for the framework that runs it."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memplan.errors import InputError
+from memplan.training.setup import coerce_enum
+
+if TYPE_CHECKING:
+    from memplan.sources.emitters import Emitted
+    from memplan.training.setup import TrainingSetup
+
+
+def emit_setup(setup: "TrainingSetup", framework: str, output: str | None) -> None:
+    """Write a setup to a file or to stdout, and on stderr what the file cannot hold."""
+    from memplan.sources.emitters import Framework, emit
+
+    kind = coerce_enum("--emit", framework, Framework)
+    made = emit(setup, kind)
+    is_yaml = kind is Framework.ACCELERATE or (output or "").lower().endswith((".yaml", ".yml"))
+    if kind is Framework.TORCHTITAN:
+        text = made.flags
+    else:
+        text = made.yaml if is_yaml else made.json
+    if output is None:
+        sys.stdout.write(f"{text}\n")
+    else:
+        _write(Path(output), f"{text}\n")
+    for note in _remarks(made, kind.value):
+        sys.stderr.write(f"memplan: {note}\n")
+
+
+def _remarks(made: "Emitted", framework: str) -> list[str]:
+    return [f"not in what is written for {framework}: {note}" for note in made.notes]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"--output: {path} cannot be written: {error.strerror or error}"
+        raise InputError(msg) from None

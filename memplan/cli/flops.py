@@ -1,0 +1,93 @@
+"""``memplan flops``."""
+
+from typing import Annotated
+
+import typer
+
+from memplan.cli.options import (
+    TRAINING_PANEL,
+    FamilyOption,
+    FormatOption,
+    ModelArgument,
+    NumGpusOption,
+    NumLabelsOption,
+    OutputFormat,
+    RevisionOption,
+    TaskOption,
+    TokenOption,
+)
+from memplan.cli.training_options import (
+    AttentionOption,
+    BatchSizeOption,
+    CheckpointingOption,
+    FreezeOption,
+    GradientAccumulationOption,
+    KernelsOption,
+    SeqLenOption,
+    TargetSeqLenOption,
+)
+
+
+def flops(
+    model: ModelArgument,
+    num_gpus: NumGpusOption = 1,
+    batch_size: BatchSizeOption = 1,
+    gradient_accumulation: GradientAccumulationOption = 1,
+    seq_len: SeqLenOption = None,
+    target_seq_len: TargetSeqLenOption = None,
+    checkpointing: CheckpointingOption = "none",
+    kernels: KernelsOption = "hf",
+    attention: AttentionOption = None,
+    freeze: FreezeOption = "",
+    scores: Annotated[
+        str,
+        typer.Option(
+            "--scores",
+            metavar="WHICH",
+            help="Attention scores that count: full, or causal (what the mask lets through).",
+            rich_help_panel=TRAINING_PANEL,
+        ),
+    ] = "full",
+    task: TaskOption = None,
+    family: FamilyOption = None,
+    num_labels: NumLabelsOption = None,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    output_format: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Count the FLOPs of a training step, by component and by others' formulas."""
+    from memplan.compute.flops import ScoreCount
+    from memplan.estimator.flops import estimate_flops
+    from memplan.report.flops import (
+        flops_assumptions,
+        flops_methods,
+        flops_rows,
+        print_flops,
+        write_flops,
+    )
+    from memplan.sources.models import load_model
+    from memplan.training.setup import TrainingSetup, coerce_enum
+
+    spec = load_model(
+        model, task, family=family, num_labels=num_labels, revision=revision, token=token
+    )
+    setup = TrainingSetup(
+        num_gpus=num_gpus,
+        micro_batch_size=batch_size,
+        gradient_accumulation_steps=gradient_accumulation,
+        seq_len=seq_len,
+        target_seq_len=target_seq_len,
+        checkpointing=checkpointing,  # type: ignore[arg-type]
+        kernels=kernels,  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+        freeze=freeze,  # type: ignore[arg-type]
+    ).resolve(spec.context_length)
+    counted = estimate_flops(spec, setup, scores=coerce_enum("scores", scores, ScoreCount))
+    methods = flops_methods(spec, setup)
+    if output_format is OutputFormat.TABLE:
+        from rich.console import Console
+
+        print_flops(Console(highlight=False), spec, setup, counted, methods)
+        return
+    rows = flops_rows(counted, methods, setup)
+    typer.echo(write_flops(rows, output_format.value, flops_assumptions(counted, setup)))

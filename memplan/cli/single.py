@@ -1,0 +1,49 @@
+"""One setup out of the options that ``explain`` and ``compare`` share."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memplan.training.setup import TrainingSetup
+
+
+def with_engine(
+    base: "TrainingSetup",
+    *,
+    precision: str | None,
+    engine: str | None,
+    zero: str | None,
+    offload: str | None = None,
+) -> "TrainingSetup":
+    """``base`` with an engine named by its stage or precision, and what is offloaded.
+
+    Raises ``UsageError`` for more than one stage.
+    """
+    from dataclasses import replace
+
+    from memplan.cli.ranges import parse_range
+    from memplan.errors import UsageError
+    from memplan.training.precision import PRECISIONS, Engine, Precision
+    from memplan.training.setup import Offload, coerce_enum
+
+    changes: dict[str, Any] = {}
+    if zero is not None:
+        stages = parse_range(zero, option="--zero")
+        if len(stages) != 1:
+            msg = f"--zero: {zero!r} names {len(stages)} stages, and this command takes one"
+            raise UsageError(msg)
+        changes["zero_stage"] = stages[0]
+        changes["engine"] = Engine.DEEPSPEED
+    if engine is not None:
+        changes["engine"] = coerce_enum("engine", engine, Engine)
+    if precision is not None:
+        chosen = changes["precision"] = coerce_enum("precision", precision, Precision)
+        engines = PRECISIONS[chosen].engines
+        if "engine" not in changes and base.chosen_engine not in engines:
+            changes["engine"] = min(engines, key=lambda each: each.value)
+    if offload is not None:
+        place = coerce_enum("offload", offload, Offload)
+        changes["offload_optimizer"] = place
+        changes.setdefault("engine", Engine.DEEPSPEED)
+        if changes.get("zero_stage") == 3 or changes["engine"] is not Engine.DEEPSPEED:
+            changes["offload_param"] = place
+    return replace(base, **changes)

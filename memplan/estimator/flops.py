@@ -1,0 +1,25 @@
+"""The FLOPs of a training setup, from the tape that its memory is read off."""
+
+from memplan.compute.flops import ScoreCount, StepFlops, count_flops
+from memplan.estimator.estimation import tape_options
+from memplan.graph.model import record_model
+from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
+from memplan.training.setup import TrainingSetup
+
+
+def estimate_flops(
+    model: ModelSpec,
+    setup: TrainingSetup,
+    gpu: GpuSpec | None = None,
+    *,
+    scores: ScoreCount = ScoreCount.FULL,
+) -> StepFlops:
+    """FLOPs of one micro-batch through one copy of the model.
+
+    ``gpu`` decides only which attention kernel runs. Raises ``SetupError`` for a setup that this
+    model cannot be trained with.
+    """
+    resolved = setup.resolve(model.context_length)
+    tape = record_model(model, tape_options(resolved, gpu))
+    return count_flops(tape, model, scores=scores)

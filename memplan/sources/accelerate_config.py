@@ -1,0 +1,332 @@
+"""An accelerate configuration file, read into the fields of a ``TrainingSetup``.
+
+What is read is what ``accelerate launch`` (1.15) makes of the file: keys that are absent take the
+launcher's defaults, and what accelerate adds of its own is added (autocast and fp32 outputs on top of
+FSDP1's mixed precision, ``prepare_model``; not on FSDP2, ``_prepare_fsdp2``; ``no_sync`` on all
+micro-batches but the last). A key that accelerate does not have is refused, and so is one that
+changes memory in a way that is not modelled. A value that contradicts an option given beside the file
+is refused too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from memplan.errors import ConfigError, did_you_mean
+
+_IGNORED = frozenset({
+    "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank",
+    "main_training_function", "rdzv_backend", "same_network", "gpu_ids", "main_process_ip",
+    "main_process_port", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name", "tpu_zone",
+    "command_file", "commands", "tpu_vm", "mpirun_config", "mixed_precision", "num_machines",
+    "num_processes", "distributed_type", "fsdp_config", "parallelism_config", "dynamo_config",
+    "dynamo_backend", "use_cpu",
+})  # fmt: skip
+"""Keys that are read below, or change no memory."""
+
+_REFUSED = ("deepspeed_config", "megatron_lm_config", "fp8_config")
+"""Sections that are not modelled from this file, unless they are empty."""
+
+_FSDP_KEYS = (
+    "version", "sharding_strategy", "reshard_after_forward", "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap", "min_num_params",
+    "backward_prefetch", "backward_prefetch_policy", "forward_prefetch", "offload_params",
+    "state_dict_type", "use_orig_params", "cpu_ram_efficient_loading", "sync_module_states",
+    "activation_checkpointing", "activation_checkpointing_offload", "limit_all_gathers",
+    "ignored_modules",
+)  # fmt: skip
+_PARALLEL_KEYS = (
+    "dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_comm_strategy",
+    "cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation",
+)  # fmt: skip
+
+_STRATEGIES = {
+    "FULL_SHARD": "full_shard", "1": "full_shard",
+    "SHARD_GRAD_OP": "shard_grad_op", "2": "shard_grad_op",
+    "NO_SHARD": "no_shard", "3": "no_shard",
+    "HYBRID_SHARD": "hybrid", "4": "hybrid",
+}  # fmt: skip
+_PREFETCH = {
+    "BACKWARD_PRE": "backward_pre", "1": "backward_pre",
+    "BACKWARD_POST": "backward_post", "2": "backward_post",
+    "NO_PREFETCH": "no_prefetch", "3": "no_prefetch",
+}  # fmt: skip
+_STATE_DICTS = {
+    "FULL_STATE_DICT": "full_state_dict", "1": "full_state_dict",
+    "LOCAL_STATE_DICT": "sharded_state_dict", "2": "sharded_state_dict",
+    "SHARDED_STATE_DICT": "sharded_state_dict", "3": "sharded_state_dict",
+}  # fmt: skip
+_TRUE = ("true", "1", "yes")
+_FALSE = ("false", "0", "no")
+_WRAP_POLICIES = {
+    "TRANSFORMER_BASED_WRAP": "layers",
+    "NO_WRAP": "none",
+    "SIZE_BASED_WRAP": "size",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccelerateFile:
+    """What a configuration file says, in memplan's words."""
+
+    fields: dict[str, object]
+    """Fields of ``TrainingSetup`` that the file decides; ``engine_options`` among them, those given
+    beside the file included."""
+    notes: tuple[str, ...] = ()
+    """Keys that may change memory and that the answer should name."""
+
+
+def read_accelerate_config(
+    path: str | Path, given: Mapping[str, object] | None = None
+) -> AccelerateFile:
+    """Read an accelerate YAML (or JSON) file.
+
+    ``given`` are the fields of ``TrainingSetup`` that were given beside it. Raises ``ConfigError``
+    where the file cannot be read, has a key that is unknown or not modelled, or contradicts
+    ``given``.
+    """
+    from memplan.sources.files import read_mapping
+
+    return accelerate_fields(read_mapping(path), given or {}, source=str(path))
+
+
+def accelerate_fields(
+    config: Mapping[str, object], given: Mapping[str, object], *, source: str
+) -> AccelerateFile:
+    """The same from a mapping; ``source`` names it in errors.
+
+    >>> config = {"distributed_type": "MULTI_GPU", "num_processes": 8, "mixed_precision": "bf16"}
+    >>> accelerate_fields(config, {}, source="a.yaml").fields["precision"]
+    'bf16-amp'
+    """
+    return _Reader(config, given, source).read()
+
+
+@dataclass(slots=True)
+class _Reader:
+    config: Mapping[str, object]
+    given: Mapping[str, object]
+    source: str
+    fields: dict[str, object] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def read(self) -> AccelerateFile:
+        self._check_keys()
+        kind = str(self.config.get("distributed_type", "NO")).upper()
+        if kind == "FSDP":
+            self._read_fsdp()
+        elif kind in ("MULTI_GPU", "NO"):
+            self._set("engine", "ddp", "distributed_type")
+            self._read_precision("amp", upcasts=True)
+        else:
+            self._refuse("distributed_type", f"{kind} is not read from this file{_HINTS.get(kind, '')}")
+        self._read_sizes(kind)
+        self._read_parallelism()
+        self._read_compilation()
+        self._add_given_options()
+        self.fields["engine_options"] = self.options
+        return AccelerateFile(fields=self.fields, notes=tuple(self.notes))
+
+    # -- keys ------------------------------------------------------------------------------------
+
+    def _check_keys(self) -> None:
+        known = [*_IGNORED, *_REFUSED]
+        for key, value in self.config.items():
+            if key in _REFUSED and value:
+                self._refuse(key, "is not modelled from this file; leave it out")
+            if key not in known:
+                self._refuse(key, f"accelerate has no such key.{did_you_mean(key, known)}")
+        if self._truth("use_cpu", self.config.get("use_cpu"), default=False):
+            self._refuse("use_cpu", "there is no GPU memory to plan on a CPU")
+
+    def _section(self, name: str, prefix: str, known: tuple[str, ...]) -> dict[str, object]:
+        section = self.config.get(name) or {}
+        if not isinstance(section, Mapping):
+            self._refuse(name, "expected a mapping")
+        found = {}
+        for key, value in section.items():
+            short = str(key).removeprefix(prefix)
+            if short not in known:
+                self._refuse(
+                    f"{name}.{key}", f"accelerate has no such key.{did_you_mean(short, known)}"
+                )
+            found[short] = value
+        return found
+
+    # -- FSDP ------------------------------------------------------------------------------------
+
+    def _read_fsdp(self) -> None:
+        section = self._section("fsdp_config", "fsdp_", _FSDP_KEYS)
+        version = str(section.get("version", 1))
+        if version not in ("1", "2"):
+            self._refuse("fsdp_config.fsdp_version", f"is 1 or 2, not {version}")
+        if section.get("ignored_modules"):
+            self._refuse("fsdp_config.fsdp_ignored_modules", "is not modelled; leave it out")
+        self._read_shared(section, version)
+        if version == "1":
+            self._read_version_1(section)
+        else:
+            self._read_version_2(section)
+
+    def _read_shared(self, section: Mapping[str, object], version: str) -> None:
+        if self._flag(section, "offload_params", default=False):
+            self._set("offload_param", "cpu", "fsdp_config.fsdp_offload_params")
+            self._set("offload_optimizer", "cpu", "fsdp_config.fsdp_offload_params")
+        if self._flag(section, "activation_checkpointing", default=False):
+            self._set("checkpointing", "full", "fsdp_config.fsdp_activation_checkpointing")
+        if self._flag(section, "activation_checkpointing_offload", default=False):
+            key = "fsdp_config.fsdp_activation_checkpointing_offload"
+            self._refuse(key, "keeping checkpoints in CPU RAM is not modelled; leave it out")
+        usual = "FULL_STATE_DICT" if version == "1" else "SHARDED_STATE_DICT"
+        self.options["state_dict_type"] = self._choice(
+            section, "state_dict_type", usual, _STATE_DICTS
+        )
+        efficient = self._flag(section, "cpu_ram_efficient_loading", default=True)
+        self.options["init_device"] = "meta" if efficient else "cpu"
+
+    def _read_version_1(self, section: Mapping[str, object]) -> None:
+        self._set("engine", "fsdp1", "fsdp_config.fsdp_version")
+        named = "sharding_strategy" if "sharding_strategy" in section else "reshard_after_forward"
+        strategy = self._choice(section, named, "FULL_SHARD", _STRATEGIES)
+        self._set("fsdp_strategy", strategy, f"fsdp_config.fsdp_{named}")
+        self.options["wrapping"] = self._wrap_policy(section)
+        prefetch = dict(section)
+        prefetch.setdefault("backward_prefetch", section.get("backward_prefetch_policy"))
+        self.options["backward_prefetch"] = self._choice(
+            prefetch, "backward_prefetch", "NO_PREFETCH", _PREFETCH
+        )
+        self.options["forward_prefetch"] = self._flag(section, "forward_prefetch", default=False)
+        self.options["use_orig_params"] = self._flag(section, "use_orig_params", default=True)
+        self.options["sync_each_batch"] = False
+        if self._read_precision("mixed", upcasts=True):
+            self.options["autocast"] = True
+
+    def _read_version_2(self, section: Mapping[str, object]) -> None:
+        self._set("engine", "fsdp", "fsdp_config.fsdp_version")
+        if "sharding_strategy" in section:
+            self.notes.append("fsdp_sharding_strategy: FSDP2 goes by fsdp_reshard_after_forward")
+        if self._wrap_policy(section) != "layers":
+            self._refuse(
+                "fsdp_config.fsdp_auto_wrap_policy",
+                "FSDP2 without a unit for each layer is not modelled; use TRANSFORMER_BASED_WRAP",
+            )
+        if self._flag(section, "forward_prefetch", default=False):
+            self._refuse("fsdp_config.fsdp_forward_prefetch", "accelerate refuses it with FSDP2")
+        self.options["reshard_after_forward"] = self._flag(
+            section, "reshard_after_forward", default=True
+        )
+        self.options["wrapping"] = "accelerate"
+        self._read_precision("mixed", upcasts=False)
+
+    def _wrap_policy(self, section: Mapping[str, object]) -> str:
+        policy = self._choice(section, "auto_wrap_policy", "NO_WRAP", _WRAP_POLICIES)
+        if policy == "size":
+            self._refuse(
+                "fsdp_config.fsdp_auto_wrap_policy",
+                "units by size are not modelled; use TRANSFORMER_BASED_WRAP",
+            )
+        return policy
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    def _read_precision(self, suffix: str, *, upcasts: bool) -> bool:
+        """Set the precision; says whether autocast would be on."""
+        name = str(self.config.get("mixed_precision") or "no").lower()
+        if name in ("no", "false"):
+            if "precision" not in self.given:
+                self.fields["precision"] = "fp32"
+                self.notes.append("mixed_precision: no: the model is taken to be loaded in fp32")
+            return False
+        if name not in ("bf16", "fp16"):
+            self._refuse("mixed_precision", f"{name} is not modelled; use no, fp16 or bf16")
+        self._set("precision", f"{name}-{suffix}", "mixed_precision")
+        if upcasts:
+            self._set("upcast_outputs", value=True, key="mixed_precision")
+        return True
+
+    def _read_sizes(self, kind: str) -> None:
+        processes = self._count("num_processes")
+        if processes is not None and processes > 0:
+            self._set("num_gpus", processes if kind != "NO" else 1, "num_processes")
+        machines = self._count("num_machines")
+        if machines is not None and machines > 0:
+            self._set("num_nodes", machines, "num_machines")
+
+    def _read_parallelism(self) -> None:
+        section = self._section("parallelism_config", "parallelism_config_", _PARALLEL_KEYS)
+        for key, name in (("tp_size", "tensor_parallel"), ("cp_size", "context_parallel")):
+            if section.get(key) not in (None, 1):
+                self._set(name, section[key], f"parallelism_config.{key}")
+        if section.get("sp_size") not in (None, 1):
+            self._refuse("parallelism_config.sp_size", "is not modelled; leave it at 1")
+        if section.get("dp_replicate_size") not in (None, 1):
+            self.options["data_parallel_replicate_degree"] = section["dp_replicate_size"]
+            if self.fields.get("engine") == "fsdp1":
+                self._refuse("parallelism_config.dp_replicate_size", "needs fsdp_version 2")
+
+    def _read_compilation(self) -> None:
+        section = self.config.get("dynamo_config") or {}
+        if not isinstance(section, Mapping):
+            self._refuse("dynamo_config", "expected a mapping")
+        backend = section.get("dynamo_backend", self.config.get("dynamo_backend", "NO"))
+        if str(backend).upper() not in ("NO", "NONE"):
+            self._set("compiled", value=True, key="dynamo_config.dynamo_backend")
+
+    def _add_given_options(self) -> None:
+        beside = self.given.get("engine_options") or {}
+        options = dict(beside.items() if isinstance(beside, Mapping) else beside)  # type: ignore[call-overload]
+        for name, value in options.items():
+            if name in self.options and self.options[name] != value:
+                self._refuse(name, f"the file says {self.options[name]}, the options say {value}")
+            self.options[name] = value
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def _set(self, name: str, value: object, key: str) -> None:
+        if name in self.given:
+            beside = self.given[name]
+            plain = getattr(beside, "value", beside)
+            if plain is not None and plain != value:
+                self._refuse(key, f"the file says {name} {value}, the options say {plain}")
+        self.fields[name] = value
+
+    def _count(self, key: str) -> int | None:
+        value = self.config.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._refuse(key, f"expected a whole number, got {value!r}")
+        return value
+
+    def _flag(self, section: Mapping[str, object], key: str, *, default: bool) -> bool:
+        return self._truth(f"fsdp_config.fsdp_{key}", section.get(key), default=default)
+
+    def _truth(self, key: str, value: object, *, default: bool) -> bool:
+        if value is None:
+            return default
+        text = str(value).lower()
+        if text not in (*_TRUE, *_FALSE):
+            self._refuse(key, f"expected true or false, got {value!r}")
+        return text in _TRUE
+
+    def _choice(
+        self, section: Mapping[str, object], key: str, usual: str, known: Mapping[str, str]
+    ) -> str:
+        value = section.get(key)
+        name = usual if value is None else str(value).upper()
+        if name not in known:
+            names = [each for each in known if not each.isdigit()]
+            self._refuse(
+                f"fsdp_config.fsdp_{key}",
+                f"{value!r} is not one of {', '.join(names)}.{did_you_mean(name, names)}",
+            )
+        return known[name]
+
+    def _refuse(self, key: str, problem: str) -> NoReturn:
+        msg = f"{self.source}: {key}: {problem}"
+        raise ConfigError(msg)
+
+
+_HINTS = {"DEEPSPEED": "; give its own file with --deepspeed-config"}

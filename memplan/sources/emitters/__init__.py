@@ -1,0 +1,50 @@
+"""Setups written for the frameworks that run them.
+
+One module for each: ``emit(setup) -> Emitted``. What a framework's file cannot hold is named in the
+result's notes; what a framework cannot do is refused.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from importlib import import_module
+from typing import cast
+
+from memplan.sources.emitters.emitted import Emitted
+from memplan.training.setup import TrainingSetup
+
+__all__ = ["Emitted", "Framework", "emit"]
+
+
+class Framework(Enum):
+    """What a setup can be written for."""
+
+    DEEPSPEED = "deepspeed"
+    """``ds_config.json``."""
+    ACCELERATE = "accelerate"
+    """The YAML that ``accelerate launch --config_file`` takes, with FSDP."""
+    TRAINING_ARGS = "training-args"
+    """``transformers.TrainingArguments``, as JSON or YAML."""
+    TORCHTITAN = "torchtitan"
+    """torchtitan's command-line overrides."""
+
+
+_MODULES = {
+    Framework.DEEPSPEED: "deepspeed",
+    Framework.ACCELERATE: "accelerate",
+    Framework.TRAINING_ARGS: "training_arguments",
+    Framework.TORCHTITAN: "torchtitan",
+}
+
+
+def emit(setup: TrainingSetup, framework: Framework) -> Emitted:
+    """Write a setup for a framework; defaults are filled in first.
+
+    Raises ``SetupError`` for what the framework cannot be told or cannot do.
+
+    >>> made = emit(TrainingSetup(num_gpus=8, zero_stage=3, seq_len=2048), Framework.DEEPSPEED)
+    >>> made.values["zero_optimization"]
+    {'stage': 3}
+    """
+    module = import_module(f"memplan.sources.emitters.{_MODULES[framework]}")
+    write = cast("Callable[[TrainingSetup], Emitted]", module.emit)
+    return write(setup.resolve())

@@ -1,0 +1,87 @@
+"""``ds_config.json``, as DeepSpeed 0.19 reads it (``runtime/config.py``, ``zero/config.py``).
+
+The learning rate, the schedule and clipping are left to the training script. Number of GPUs,
+sequence length and activation checkpointing are none of DeepSpeed's business.
+"""
+
+from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.optimizers import Optimizer
+from memplan.training.precision import Engine, Precision
+from memplan.training.setup import Offload, TrainingSetup, ZeroStage
+
+_HALF_SECTIONS = {Precision.BF16_MASTER: "bf16", Precision.FP16_MASTER: "fp16"}
+_HALF_OPTIONS = frozenset({
+    "immediate_grad_update", "bf16_master_weights_and_grads", "bf16_optimizer_states",
+    "fp16_master_weights_and_grads",
+})  # fmt: skip
+"""Engine options that belong to the section of the precision."""
+_OPTIMIZERS: dict[Optimizer, dict[str, object]] = {
+    Optimizer.ADAMW_FUSED: {"type": "AdamW", "params": {}},
+    Optimizer.ADAMW_FOREACH: {"type": "AdamW", "params": {"torch_adam": True}},
+    Optimizer.SGD: {"type": "SGD", "params": {}},
+    Optimizer.SGD_MOMENTUM: {"type": "SGD", "params": {"momentum": 0.9}},
+}
+
+
+def emit(setup: TrainingSetup) -> Emitted:
+    """Write the configuration of a setup that DeepSpeed runs."""
+    return Emitted(values=config(setup), setup=setup, notes=_notes(setup))
+
+
+def config(setup: TrainingSetup) -> dict[str, object]:
+    """The configuration itself; ``setup`` has its defaults filled in."""
+    if setup.chosen_engine is not Engine.DEEPSPEED:
+        msg = f"a ds_config.json is for the engine deepspeed, not {setup.chosen_engine.value}"
+        raise refuse(msg)
+    options = dict(setup.engine_options)
+    steps = setup.gradient_accumulation_steps
+    values: dict[str, object] = {
+        "train_batch_size": setup.micro_batch_size * steps * setup.data_parallel,
+        "train_micro_batch_size_per_gpu": setup.micro_batch_size,
+        "gradient_accumulation_steps": steps,
+    }
+    section = _HALF_SECTIONS.get(setup.chosen_precision)
+    if section is not None:
+        extras = {name: options[name] for name in options if name in _HALF_OPTIONS}
+        values[section] = {"enabled": True, **extras}
+    if "grad_accum_dtype" in options:
+        values["data_types"] = {"grad_accum_dtype": options["grad_accum_dtype"]}
+    values["optimizer"] = _OPTIMIZERS[setup.optimizer]
+    values["zero_optimization"] = _zero(setup, options)
+    return values
+
+
+_ELSEWHERE = _HALF_OPTIONS | {"grad_accum_dtype", "zero_init"}
+"""Engine options with a place outside ``zero_optimization``, or none in the file."""
+
+
+def _zero(setup: TrainingSetup, options: dict[str, object]) -> dict[str, object]:
+    stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
+    zero: dict[str, object] = {"stage": stage.value}
+    offloads: dict[str, dict[str, object]] = {}
+    for part, place in (
+        ("offload_optimizer", setup.offload_optimizer), ("offload_param", setup.offload_param),
+    ):  # fmt: skip
+        if place is not Offload.NONE:
+            offloads[part] = {"device": place.value}
+    for name, value in options.items():
+        part, dot, key = name.partition(".")
+        if dot:
+            offloads.setdefault(part, {})[key] = value
+        elif name == "pin_memory":
+            offloads.setdefault("offload_optimizer", {})[name] = value
+        elif name not in _ELSEWHERE:
+            zero[name] = value
+    return {**zero, **offloads}
+
+
+def _notes(setup: TrainingSetup) -> tuple[str, ...]:
+    notes = [f"launch it on {setup.num_gpus} GPUs ({setup.nodes} nodes)"]
+    if setup.seq_len is not None:
+        notes.append(f"cut sequences to {setup.seq_len} tokens")
+    value = getattr(setup.checkpointing, "value", setup.checkpointing)
+    if value != "none":
+        notes.append(f"switch on checkpointing ({value}) in the model")
+    if dict(setup.engine_options).get("zero_init"):
+        notes.append("build the model inside deepspeed.zero.Init")
+    return tuple(notes)

@@ -1,0 +1,90 @@
+"""torchtitan's command-line overrides (0.3.0, ``torchtitan/config``); it has dropped TOML files.
+
+They are laid over a configuration of torchtitan's own: ``torchrun ... -m torchtitan.train --module
+llama3 --config llama3_8b`` and these flags.
+"""
+
+from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.optimizers import Optimizer
+from memplan.training.precision import Engine, Precision
+from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
+
+_PRECISIONS = {
+    Precision.BF16_MIXED: {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"},
+    Precision.BF16: {"training.dtype": "bfloat16", "training.mixed_precision_param": "bfloat16"},
+    Precision.BF16_AMP: {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"},
+    Precision.FP32: {"training.dtype": "float32", "training.mixed_precision_param": "float32"},
+}  # fmt: skip
+_IMPLEMENTATIONS = {Optimizer.ADAMW_FUSED: "fused", Optimizer.ADAMW_FOREACH: "foreach"}
+_RESHARDING = {FsdpStrategy.FULL_SHARD: "default", FsdpStrategy.SHARD_GRAD_OP: "never"}
+
+
+def emit(setup: TrainingSetup) -> Emitted:
+    """Write the flags of a setup that torchtitan can run."""
+    values: dict[str, object] = {
+        "training.local_batch_size": setup.micro_batch_size,
+        "training.global_batch_size": (
+            setup.micro_batch_size * setup.gradient_accumulation_steps * setup.data_parallel
+        ),
+    }
+    if setup.seq_len is not None:
+        values["training.seq_len"] = setup.seq_len
+    values |= _precision(setup)
+    values |= _parallelism(setup)
+    if setup.offload_optimizer is not Offload.NONE or setup.offload_param is not Offload.NONE:
+        values["training.enable_cpu_offload"] = True
+    values["activation_checkpoint.mode"] = _mode(setup)
+    notes = [f"launch it on {setup.num_gpus} GPUs ({setup.nodes} nodes)"]
+    implementation = _IMPLEMENTATIONS.get(setup.optimizer)
+    if implementation is None:
+        msg = f"torchtitan's configurations have AdamW; {setup.optimizer.value} is none"
+        raise refuse(msg)
+    notes.append(f"its AdamW has to be the {implementation} one, as the configuration says")
+    return Emitted(values=values, setup=setup, notes=tuple(notes))
+
+
+def _precision(setup: TrainingSetup) -> dict[str, str]:
+    precision = setup.chosen_precision
+    if precision not in _PRECISIONS:
+        known = ", ".join(each.value for each in _PRECISIONS)
+        msg = f"torchtitan has no precision {precision.value}; it has {known}"
+        raise refuse(msg)
+    return _PRECISIONS[precision]
+
+
+def _parallelism(setup: TrainingSetup) -> dict[str, object]:
+    names = "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"
+    degrees: dict[str, object] = {
+        "parallelism.tensor_parallel_degree": setup.tensor_parallel,
+        "parallelism.pipeline_parallel_degree": setup.pipeline_parallel,
+        "parallelism.context_parallel_degree": setup.context_parallel,
+        "parallelism.expert_parallel_degree": setup.expert_parallel,
+    }
+    used = {name: degree for name, degree in degrees.items() if degree != 1}
+    engine = setup.chosen_engine
+    if engine is Engine.DDP:
+        return {names[0]: setup.data_parallel, names[1]: 1, **used}
+    if engine is not Engine.FSDP:
+        msg = f"torchtitan shards with FSDP2: choose the engine fsdp or ddp, not {engine.value}"
+        raise refuse(msg)
+    strategy = setup.fsdp_strategy or FsdpStrategy.FULL_SHARD
+    replicas = dict(setup.engine_options).get("data_parallel_replicate_degree", 1)
+    if strategy is FsdpStrategy.HYBRID and replicas == 1:
+        replicas = setup.nodes
+    if not isinstance(replicas, int) or strategy is FsdpStrategy.NO_SHARD:
+        msg = f"torchtitan has no {strategy.value} of FSDP; use the engine ddp"
+        raise refuse(msg)
+    return {
+        names[0]: replicas,
+        names[1]: setup.data_parallel // replicas,
+        "parallelism.fsdp_reshard_after_forward": _RESHARDING.get(strategy, "default"),
+        **used,
+    }
+
+
+def _mode(setup: TrainingSetup) -> str:
+    value = setup.checkpointing
+    if isinstance(value, Recomputation):
+        return value.value
+    msg = f"torchtitan checkpoints all layers or none; {value:.0%} of them cannot be said in flags"
+    raise refuse(msg)

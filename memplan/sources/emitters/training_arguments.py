@@ -1,0 +1,92 @@
+"""``transformers.TrainingArguments`` (5.23) as a mapping that ``HfArgumentParser`` reads.
+
+DeepSpeed's configuration stands in it as a mapping, so one file is all there is to pass on. Number
+of GPUs and sequence length are no training arguments.
+"""
+
+from memplan.sources.emitters import deepspeed
+from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.kernels import KernelPreset
+from memplan.training.optimizers import Optimizer
+from memplan.training.precision import Engine, Precision
+from memplan.training.setup import Recomputation, TrainingSetup
+
+OPTIMIZERS = {
+    Optimizer.ADAMW_FUSED: "adamw_torch_fused",
+    Optimizer.ADAMW_FOREACH: "adamw_torch",
+    Optimizer.SGD: "sgd",
+}
+"""transformers' names (``training_args.py``, ``OptimizerNames``)."""
+PRECISION_FLAGS: dict[Precision, dict[str, bool]] = {
+    Precision.FP32: {},
+    Precision.BF16_AMP: {"bf16": True},
+    Precision.BF16_MIXED: {"bf16": True},
+    Precision.BF16_MASTER: {"bf16": True},
+    Precision.FP16_AMP: {"fp16": True},
+    Precision.FP16_MIXED: {"fp16": True},
+    Precision.FP16_MASTER: {"fp16": True},
+}
+"""What each precision is called; the engine decides which of those with one flag is meant."""
+
+
+def emit(setup: TrainingSetup) -> Emitted:
+    """Write the arguments of a setup that the Trainer can run."""
+    values: dict[str, object] = {
+        "per_device_train_batch_size": setup.micro_batch_size,
+        "gradient_accumulation_steps": setup.gradient_accumulation_steps,
+        "gradient_checkpointing": _checkpointing(setup),
+        "optim": _optimizer(setup),
+        **_precision(setup),
+    }
+    if setup.kernels is KernelPreset.LIGER:
+        values["use_liger_kernel"] = True
+    elif setup.kernels is not KernelPreset.HF:
+        msg = "the Trainer runs transformers' own kernels or Liger's; choose --kernels hf or liger"
+        raise refuse(msg)
+    if setup.compiled:
+        values["torch_compile"] = True
+    notes = [f"launch it on {setup.num_gpus} GPUs ({setup.nodes} nodes)"]
+    if setup.seq_len is not None:
+        notes.append(f"cut sequences to {setup.seq_len} tokens")
+    engine = setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        values["deepspeed"] = deepspeed.config(setup)
+    elif engine in (Engine.FSDP, Engine.FSDP1):
+        from memplan.sources.emitters import accelerate
+
+        made = accelerate.fsdp_arguments(setup)
+        values |= made.values
+        return Emitted(values=values, setup=made.setup, notes=(*notes, *made.notes))
+    elif engine is not Engine.DDP:
+        msg = f"the Trainer has no engine {engine.value}"
+        raise refuse(msg)
+    return Emitted(values=values, setup=setup, notes=tuple(notes))
+
+
+def _checkpointing(setup: TrainingSetup) -> bool:
+    value = setup.checkpointing
+    if value in (Recomputation.NONE, Recomputation.FULL):
+        return value is Recomputation.FULL
+    shown = value.value if isinstance(value, Recomputation) else f"{value:.0%}"
+    msg = f"the Trainer checkpoints all layers or none, not {shown}"
+    raise refuse(msg)
+
+
+def _optimizer(setup: TrainingSetup) -> str:
+    name = OPTIMIZERS.get(setup.optimizer)
+    if name is None:
+        known = ", ".join(each.value for each in OPTIMIZERS)
+        msg = f"the Trainer cannot be told {setup.optimizer.value}; it has {known}"
+        raise refuse(msg)
+    return name
+
+
+def _precision(setup: TrainingSetup) -> dict[str, bool]:
+    flags = PRECISION_FLAGS.get(setup.chosen_precision)
+    if flags is None:
+        msg = (
+            f"precision {setup.chosen_precision.value}: training arguments do not say in which "
+            "format the weights are loaded"
+        )
+        raise refuse(msg)
+    return flags

@@ -1,0 +1,104 @@
+"""Records of FSDP2 and DDP as training setups, and the figures that memplan gives for them."""
+
+from typing import Any
+
+from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.memory.account import RankAccount
+from memplan.memory.ddp import ddp_account
+from memplan.memory.fsdp1 import fsdp1_account
+from memplan.memory.fsdp2 import fsdp2_account
+from memplan.memory.rank import RankInput
+from memplan.sources.models import load_model
+from memplan.training.precision import Engine
+from memplan.training.setup import TrainingSetup
+
+ACCOUNTANTS = {Engine.FSDP: fsdp2_account, Engine.FSDP1: fsdp1_account, Engine.DDP: ddp_account}
+
+
+def account_of(config: dict[str, Any], setup: TrainingSetup) -> RankAccount:
+    """The account of a causal language model; no lookup of an engine by the estimator."""
+    model = load_model(config, "causal-lm")
+    resolved = setup.resolve(model.context_length)
+    tape, passes = record_and_walk(model, tape_options(resolved, None))
+    given = RankInput(tape=tape, passes=passes, setup=resolved)
+    return ACCOUNTANTS[resolved.chosen_engine](given)
+
+
+def figures_of(account: RankAccount) -> dict[str, int]:
+    """What records call the figures of an account."""
+    peaks = {phase.name: phase.peak_bytes for phase in account.phases}
+    return {
+        "bytes_before": account.held_bytes,
+        "peak_forward": peaks["forward"],
+        "peak_backward": peaks["backward"],
+        "peak_step": peaks["step"],
+        "peak": account.peak.peak_bytes,
+        "peak_load": peaks["load"],
+    }
+
+
+def predict_fsdp(record: dict[str, Any]) -> dict[str, int]:
+    """The figures of a record of ``fsdp.jsonl``; kernels as fake tensors run them."""
+    settings = record["settings"]
+    sharding = settings["fsdp"]
+    setup = TrainingSetup(
+        num_gpus=sharding["world_size"],
+        engine="fsdp",  # type: ignore[arg-type]
+        micro_batch_size=settings["b"],
+        seq_len=settings["s"],
+        optimizer=settings["opt"].replace("_", "-"),
+        checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
+        attention=settings["attn"],
+        kernel_scratch=False,
+        engine_options={
+            "reshard_after_forward": sharding["reshard"],
+            "reduce_dtype": "fp32" if sharding["reduce_fp32"] else "bf16",
+        },
+    )
+    figures = figures_of(account_of(record["config"], setup))
+    del figures["peak_load"]
+    return figures
+
+
+def _llama(hidden: int, heads: int, kv_heads: int, width: int, vocabulary: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama", "hidden_size": hidden, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "intermediate_size": width, "vocab_size": vocabulary,
+        "num_hidden_layers": 4, "tie_word_embeddings": False, "max_position_embeddings": 8192,
+    }  # fmt: skip
+
+
+DDP_MODELS: dict[str, dict[str, Any]] = {
+    "llama3-8b x4 layers": _llama(4096, 32, 8, 14336, 128256),
+    "llama2-7b x4 layers": _llama(4096, 32, 32, 11008, 32000),
+    "gpt2-medium": {
+        "model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16, "n_positions": 2048,
+        "vocab_size": 50257,
+    },
+}  # fmt: skip
+
+
+def predict_ddp(record: dict[str, Any]) -> dict[str, int]:
+    """The figures of a record of ``ddp.jsonl``."""
+    settings = record["settings"]
+    precision = {"amp": "bf16-amp"}.get(settings["precision"], settings["precision"])
+    setup = TrainingSetup(
+        num_gpus=settings["world"] if settings["ddp"] else 1,
+        engine="ddp",  # type: ignore[arg-type]
+        micro_batch_size=settings["b"],
+        seq_len=settings["s"],
+        precision=precision,
+        optimizer=settings["optimizer"].replace("_", "-"),
+        checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
+        gradient_accumulation_steps=settings["accum"],
+        dropout=0.0 if settings["model"] == "gpt2-medium" else None,
+        kernel_scratch=False,
+        engine_options={
+            "gradient_as_bucket_view": settings["gradient_as_bucket_view"],
+            "bucket_cap_mb": settings["bucket_cap_mb"],
+            "comm_hook": settings["hook"],
+            "static_graph": settings["static_graph"],
+        },
+    )
+    figures = figures_of(account_of(DDP_MODELS[settings["model"]], setup))
+    return {**figures, "before": figures["bytes_before"], "peak_ddp_init": figures["peak_load"]}

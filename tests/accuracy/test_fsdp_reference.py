@@ -1,0 +1,42 @@
+"""One rank of FSDP2, against every record of ``fsdp.jsonl``."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.accuracy.comparison import Comparison, read_records, remember
+from tests.accuracy.sharding_records import predict_fsdp
+
+# figure: (95th percentile, worst) that the relative error may reach
+BARS = {
+    "bytes_before": (0.0005, 0.001),
+    "peak_forward": (0.002, 0.01),
+    "peak_backward": (0.002, 0.015),
+    "peak_step": (0.0005, 0.001),
+    "peak": (0.002, 0.015),
+}
+
+
+def compare(records: Path) -> Comparison:
+    comparison = Comparison()
+    for record in read_records(records):
+        comparison.add(record, record["truth"], predict_fsdp)
+    return comparison
+
+
+@pytest.mark.reference
+def test_fsdp(
+    reference_dir: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison = compare(reference_dir / "fsdp.jsonl")
+    with capsys.disabled():
+        print(f"\nfsdp.jsonl: {comparison.table()}")
+    assert not comparison.refused
+    for name, (p95, worst) in BARS.items():
+        assert comparison.quantile(name, 0.95) <= p95, name
+        assert comparison.worst(name)[0] <= worst, comparison.worst(name)
+    remember(
+        "FSDP2",
+        {name: comparison.row(name) for name in ("bytes_before", "peak")},
+        update=pytestconfig.getoption("--update-accuracy"),
+    )
