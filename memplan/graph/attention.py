@@ -259,7 +259,8 @@ def math(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Te
     """
     autocast, t.autocast = t.autocast, None
     spec, dtype = shape.spec, query.dtype
-    accurate = [t.cast(x, DType.FP32) for x in (query, key, value)]
+    given = (query, key, value)
+    accurate = [t.cast(x, DType.FP32) for x in given]
     query, key, value = t.scale(accurate[0]), accurate[1], accurate[2]
     mask = _causal_bias(t, shape) if spec.causal else None
     if shape.groups > 1:
@@ -273,7 +274,7 @@ def math(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Te
     result = t.cast(out, dtype)
     if dtype is not DType.FP32:
         t.cast(weights, dtype)
-    t.touch(*accurate, query, key, out, result)
+    t.touch(*given, *accurate, query, key, out, result)
     t.autocast = autocast
     if mask is not None:
         t.touch(mask)

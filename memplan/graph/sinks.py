@@ -24,14 +24,13 @@ def sink_attention(
         scores = t.add(scores, mask)
     combined = _with_sink(t, scores, shape) if spec.sinks else scores
     shifted = _less_largest(t, combined, shape)
-    weights = softmax(t, shifted, dtype=shifted.dtype)
+    probabilities = softmax(t, shifted, dtype=shifted.dtype)
     t.touch(scores)
-    if spec.sinks:
-        weights = t.slice(weights, shape.scores)
+    weights = t.slice(probabilities, shape.scores) if spec.sinks else probabilities
     weights = t.cast(dropout(t, weights, spec.dropout), value.dtype)
     value = merged_heads(t, value, shape)
     out = t.scale(batched_matmul(t, weights, value, shape.outputs, shape.keys), "clone")
-    t.touch(*held, shifted, weights)
+    t.touch(*held, shifted, probabilities, weights)
     return out
 
 

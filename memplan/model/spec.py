@@ -28,6 +28,10 @@ class Task(Enum):
     SEQUENCE_CLASSIFICATION = "sequence-classification"
     TOKEN_CLASSIFICATION = "token-classification"
     QUESTION_ANSWERING = "question-answering"
+    MULTIPLE_CHOICE = "multiple-choice"
+    """One logit for each choice, which is a sequence of the batch."""
+    OTHER = "other"
+    """What the class that ``architectures`` names is for, where it is none of these."""
 
 
 class NormKind(Enum):

@@ -32,7 +32,12 @@ def print_comparison(console: "Console", rows: Sequence[Sequence[Estimate]]) -> 
     """Print one line per setup; each row holds the same setup on every GPU asked for."""
     from rich.text import Text
 
-    _print_head(console, rows[0][0])
+    common = [
+        text
+        for text in rows[0][0].assumptions
+        if all(text in each.assumptions for row in rows for each in row)
+    ]
+    _print_head(console, rows[0][0], common)
     console.print(comparison_table(rows))
     for line in footnotes(rows):
         console.print(Text(line, style="dim"))
@@ -42,7 +47,7 @@ def print_account(console: "Console", estimates: Sequence[Estimate]) -> None:
     """Print one setup's bytes by component and phase, then the verdict on every GPU."""
     from rich.text import Text
 
-    _print_head(console, estimates[0])
+    _print_head(console, estimates[0], estimates[0].assumptions)
     for group in kernel_groups(estimates):
         console.print(account_table(group[0]))
         console.print(verdict_table(group))
@@ -50,7 +55,7 @@ def print_account(console: "Console", estimates: Sequence[Estimate]) -> None:
         console.print(Text(line, style="dim"))
 
 
-def _print_head(console: "Console", first: Estimate) -> None:
+def _print_head(console: "Console", first: Estimate, assumptions: Sequence[str]) -> None:
     from rich.text import Text
 
     model, setup = first.model, first.setup
@@ -63,32 +68,68 @@ def _print_head(console: "Console", first: Estimate) -> None:
     if first.trainable_params != first.num_params:
         head.append(f", {format_count(first.trainable_params)} trained")
     console.print(head)
-    console.print(Text("Assumed: " + ", ".join(first.assumptions), style="dim"))
+    console.print(Text("Assumed: " + ", ".join(assumptions), style="dim"))
 
 
 def comparison_table(rows: Sequence[Sequence[Estimate]]) -> "Table":
     """One line per setup (and attention kernel), one verdict column per GPU."""
     table = _table()
-    table.add_column("setup", overflow="fold")
-    for name in ("per GPU", "peak in", "per node CPU"):
-        table.add_column(name, justify="left" if name == "peak in" else "right", no_wrap=True)
+    labels = [setup_label(row[0].setup) for row in rows]
+    table.add_column("setup", overflow="fold", min_width=max(map(len, labels)))
+    for name, width in (("GiB per GPU", 6), ("peak in", 8), ("CPU GiB per node", 8)):
+        table.add_column(name, justify="left" if name == "peak in" else "right", min_width=width)
     gpus = [each.gpu for each in rows[0] if each.gpu is not None]
     for gpu in gpus:
-        table.add_column(gpu.gpu_id, overflow="fold")
+        table.add_column(gpu.gpu_id, overflow="fold", min_width=VERDICT_WIDTH)
+    best = {gpu.gpu_id: simplest_fit(rows, gpu.gpu_id) for gpu in gpus}
     for row in rows:
-        for group in kernel_groups(row):
+        groups = kernel_groups(row)
+        for group in groups:
             first = group[0]
             label = setup_label(first.setup)
-            if len(kernel_groups(row)) > 1:
-                label += f", {first.attention_kernel} attention"
+            if len(groups) > 1:
+                label += f", {first.attention_kernel}"
             held = {each.gpu.gpu_id: each for each in group if each.gpu is not None}
             cells = [
-                verdict_text(held[gpu.gpu_id]) if gpu.gpu_id in held else "" for gpu in gpus
+                verdict_text(held[gpu.gpu_id], best=held[gpu.gpu_id] is best[gpu.gpu_id])
+                if gpu.gpu_id in held
+                else ""
+                for gpu in gpus
             ]
             table.add_row(
-                label, gib(first.peak_bytes), first.peak_phase, gib(first.host_bytes), *cells
+                label,
+                plain_gib(first.peak_bytes),
+                first.peak_phase,
+                plain_gib(first.host_bytes) if first.host_bytes else "-",
+                *cells,
             )
     return table
+
+
+VERDICT_WIDTH = 6
+"""Columns for ``fits`` and its mark."""
+
+
+def simplest_fit(rows: Sequence[Sequence[Estimate]], gpu_id: str) -> Estimate | None:
+    """The setup that fits a GPU with the least machinery: no offload, then the least sharding."""
+    fitting = [
+        each
+        for row in rows
+        for each in row
+        if each.gpu is not None and each.gpu.gpu_id == gpu_id and each.verdict is Verdict.FITS
+    ]
+    return min(fitting, key=lambda each: machinery(each.setup), default=None)
+
+
+def machinery(setup: TrainingSetup) -> tuple[int, int]:
+    """How much an engine does beyond plain data parallelism: offloading first, then sharding."""
+    offloads = [setup.offload_optimizer, setup.offload_param]
+    moved = sum(place is not Offload.NONE for place in offloads)
+    if setup.chosen_engine is Engine.DDP:
+        return moved, 0
+    if setup.chosen_engine is Engine.DEEPSPEED and setup.zero_stage is not None:
+        return moved, 1 + setup.zero_stage.value
+    return moved, 4
 
 
 def kernel_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
@@ -108,33 +149,32 @@ def setup_label(setup: TrainingSetup) -> str:
     elif engine is Engine.DDP:
         label = "DDP" if setup.num_gpus > 1 else "one GPU"
     else:
-        label = engine.value.upper().replace("FSDP1", "FSDP1")
+        label = engine.value.upper()
         if setup.fsdp_strategy is not None and setup.fsdp_strategy.value != "full_shard":
             label += f" {setup.fsdp_strategy.value}"
     moved = [
         name
-        for name, place in (
-            ("optimizer", setup.offload_optimizer),
-            ("parameters", setup.offload_param),
-        )
+        for name, place in (("opt", setup.offload_optimizer), ("param", setup.offload_param))
         if place is not Offload.NONE
     ]
     if moved:
-        place = setup.offload_optimizer if setup.offload_optimizer.value != "none" else (
-            setup.offload_param
-        )  # fmt: skip
-        label += f", {' + '.join(moved)} on {place.value.upper()}"
+        places = {setup.offload_optimizer, setup.offload_param} - {Offload.NONE}
+        label += f", {'/'.join(sorted(each.value for each in places))} {'+'.join(moved)}"
     return label
 
 
-def verdict_text(estimate: Estimate) -> "Text":
-    """The verdict in words and colour, with the range for the eye."""
+def verdict_text(estimate: Estimate, *, best: bool = False) -> "Text":
+    """The verdict in words and colour; a mark on the simplest setup that fits."""
     from rich.text import Text
 
     verdict = estimate.verdict
     if verdict is None:
         return Text("")
-    return Text(verdict.value, style=VERDICT_STYLES[verdict])
+    mark = f" {BEST_MARK}" if best else ""
+    return Text(verdict.value + mark, style=VERDICT_STYLES[verdict])
+
+
+BEST_MARK = "<"
 
 
 def account_table(estimate: Estimate) -> "Table":
@@ -182,8 +222,20 @@ def footnotes(rows: Sequence[Sequence[Estimate]]) -> list[str]:
         + ", as a range: fits = its high end does, tight = the GPU's memory is inside it, "
         "OOM = its low end exceeds the GPU."
     ]
-    if len(rows) == 1 and rows[0][0].account.phases:
-        lines.append(f"* the peak; {rows[0][0].attention_kernel} attention")
+    precisions = {
+        each.setup.chosen_engine: each.setup.chosen_precision.value for row in rows for each in row
+    }
+    if len(set(precisions.values())) > 1:
+        held = ", ".join(f"{engine.value} {name}" for engine, name in precisions.items())
+        lines.append(f"Precision, each engine's default: {held}")
+    kernels = " or ".join(dict.fromkeys(each.attention_kernel for row in rows for each in row))
+    if len(rows) == 1:
+        lines.append(f"* the peak; attention kernel: {kernels}")
+    else:
+        lines.append(
+            f"{BEST_MARK} the simplest setup that fits: least offloading, then least sharding; "
+            f"attention kernel: {kernels}"
+        )
     for row in rows:
         for each in row:
             lines += each.notes

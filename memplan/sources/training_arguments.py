@@ -102,6 +102,8 @@ class _Arguments:
             return self._with_fsdp(found)
         found["engine"] = Engine.DDP
         found["precision"] = self._precision(Engine.DDP)
+        # accelerate copies the outputs of a mixed-precision model to fp32 (``prepare_model``).
+        found["upcast_outputs"] = found["precision"] is not Precision.FP32
         return replace(self.base, **found)  # type: ignore[arg-type]
 
     # -- engines ---------------------------------------------------------------------------------
@@ -135,10 +137,15 @@ class _Arguments:
 
     def _with_fsdp(self, found: dict[str, object]) -> TrainingSetup:
         from memplan.sources.accelerate_config import accelerate_fields
+        from memplan.sources.emitters.accelerate import accelerate_values
 
-        config = dict(self._nested("fsdp_config") or {})
-        made = {**found}
-        return replace(self.base, **made)  # type: ignore[arg-type]
+        halves = [name for name in ("bf16", "fp16") if self._flag(name)]
+        arguments = {"fsdp": self.values.get("fsdp"), "fsdp_config": self._nested("fsdp_config")}
+        described = accelerate_values(arguments, halves[0] if halves else "no")
+        read = accelerate_fields(described, {}, source=f"{self.source}: fsdp_config").fields
+        if found["checkpointing"] is Recomputation.FULL:
+            read["checkpointing"] = Recomputation.FULL
+        return replace(self.base, **{**found, **read})  # type: ignore[arg-type]
 
     # -- values ----------------------------------------------------------------------------------
 

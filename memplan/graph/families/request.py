@@ -13,13 +13,14 @@ _DTYPES = {
     "bfloat16": DType.BF16,
 }  # fmt: skip
 
-_OWN_PRETRAINING = frozenset({"electra"})
+_OWN_PRETRAINING = frozenset({"electra", "big_bird", "fnet", "flava", "lxmert", "visual_bert"})
 """Types whose ``ForPreTraining`` is no masked LM."""
 
 _TASK_SUFFIXES: tuple[tuple[str, Task], ...] = (
     ("ForSequenceClassification", Task.SEQUENCE_CLASSIFICATION),
     ("ForTokenClassification", Task.TOKEN_CLASSIFICATION),
     ("ForQuestionAnswering", Task.QUESTION_ANSWERING),
+    ("ForMultipleChoice", Task.MULTIPLE_CHOICE),
     ("ForMaskedLM", Task.MASKED_LM),
     ("ForPreTraining", Task.MASKED_LM),
     ("WithLMHeadModel", Task.CAUSAL_LM),

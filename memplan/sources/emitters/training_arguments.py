@@ -4,6 +4,8 @@ DeepSpeed's configuration stands in it as a mapping, so one file is all there is
 of GPUs and sequence length are no training arguments.
 """
 
+from dataclasses import replace
+
 from memplan.sources.emitters import deepspeed
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.kernels import KernelPreset
@@ -60,6 +62,8 @@ def emit(setup: TrainingSetup) -> Emitted:
     elif engine is not Engine.DDP:
         msg = f"the Trainer has no engine {engine.value}"
         raise refuse(msg)
+    else:
+        setup = replace(setup, upcast_outputs=setup.chosen_precision is not Precision.FP32)
     return Emitted(values=values, setup=setup, notes=tuple(notes))
 
 

@@ -1,0 +1,202 @@
+"""An accelerate (1.15) configuration with FSDP, for ``accelerate launch --config_file``.
+
+accelerate knows one way to wrap a model, reduces gradients in the format they are computed in, and
+syncs at the last micro-batch only: the result's ``setup`` says what it will run. Micro-batch,
+accumulation and sequence length are the training script's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from memplan.errors import ConfigError, did_you_mean
+from memplan.sources.accelerate_config import accelerate_fields
+from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.precision import Engine, Precision
+from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
+
+_MIXED = {Precision.BF16_MIXED: "bf16", Precision.FP16_MIXED: "fp16", Precision.FP32: "no"}
+_STRATEGIES = {
+    FsdpStrategy.FULL_SHARD: "FULL_SHARD", FsdpStrategy.SHARD_GRAD_OP: "SHARD_GRAD_OP",
+    FsdpStrategy.HYBRID: "HYBRID_SHARD", FsdpStrategy.NO_SHARD: "NO_SHARD",
+}  # fmt: skip
+_OWN_WAYS = frozenset({
+    "wrapping", "reduce_dtype", "sync_each_batch", "autocast", "init_device", "pin_memory",
+    "reduce_scatter_max_input_buffers", "limit_all_gathers", "sync_module_states",
+})  # fmt: skip
+"""Engine options that a file for accelerate cannot set: it has its own way."""
+_SAID = frozenset({
+    "reshard_after_forward", "state_dict_type", "backward_prefetch", "forward_prefetch",
+    "use_orig_params", "data_parallel_replicate_degree",
+})  # fmt: skip
+"""Engine options with a key in the file."""
+
+
+def emit(setup: TrainingSetup) -> Emitted:
+    """Write the configuration of a setup that accelerate runs with FSDP."""
+    values: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": "FSDP",
+        "downcast_bf16": "no",
+        "fsdp_config": {f"fsdp_{key}": value for key, value in _fsdp_config(setup).items()},
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": _mixed_precision(setup),
+        "num_machines": setup.nodes,
+        "num_processes": setup.num_gpus,
+        **_parallelism(setup),
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+    notes = [
+        f"micro-batch {setup.micro_batch_size}, accumulated "
+        f"{setup.gradient_accumulation_steps} times: set them in the training script"
+    ]
+    if setup.seq_len is not None:
+        notes.append(f"cut sequences to {setup.seq_len} tokens")
+    return Emitted(values=values, setup=as_run(setup, values), notes=tuple(notes))
+
+
+def fsdp_arguments(setup: TrainingSetup) -> Emitted:
+    """The same as the training arguments ``fsdp`` and ``fsdp_config`` (transformers 5.23)."""
+    config = _fsdp_config(setup)
+    if _parallelism(setup):
+        msg = "training arguments cannot say how often a sharded model is replicated or split"
+        raise refuse(msg)
+    words = [_strategy(setup).value.replace("hybrid", "hybrid_shard"), "auto_wrap"]
+    if config.pop("offload_params"):
+        words.append("offload")
+    for key in ("sharding_strategy", "auto_wrap_policy"):
+        config.pop(key, None)
+    values: dict[str, object] = {
+        "gradient_checkpointing": False,
+        "fsdp": " ".join(words),
+        "fsdp_config": config,
+    }
+    described = accelerate_values(values, _mixed_precision(setup))
+    return Emitted(values=values, setup=as_run(setup, described))
+
+
+def accelerate_values(arguments: Mapping[str, object], half: str) -> dict[str, object]:
+    """What accelerate makes of the training arguments ``fsdp`` and ``fsdp_config``.
+
+    ``half`` is ``bf16``, ``fp16`` or ``no``. Raises ``ConfigError`` for words that are none.
+    """
+    words = _words(arguments.get("fsdp"))
+    given = arguments.get("fsdp_config")
+    config = {
+        str(key).removeprefix("fsdp_"): value
+        for key, value in (given.items() if isinstance(given, Mapping) else ())
+        if key not in _PASSED_OVER
+    }
+    strategy = next((word for word in words if word in _WORDS), "full_shard")
+    if "auto_wrap" in words:
+        config.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+    if "offload" in words:
+        config["offload_params"] = True
+    if str(config.get("version", 1)) == "2":
+        config.setdefault("reshard_after_forward", strategy != "shard_grad_op")
+        config.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+    else:
+        config["sharding_strategy"] = strategy.upper()
+    if isinstance(config.get("min_num_params"), int) and not config["min_num_params"]:
+        del config["min_num_params"]
+    return {"distributed_type": "FSDP", "mixed_precision": half, "fsdp_config": config}
+
+
+_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard")
+_PASSED_OVER = frozenset({"xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"})
+"""Keys for other devices."""
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, str):
+        words = value.replace(",", " ").split()
+    elif isinstance(value, list):
+        words = [str(getattr(each, "value", each)) for each in value]
+    else:
+        words = []
+    known = [*_WORDS, "auto_wrap", "offload"]
+    for word in words:
+        if word not in known:
+            msg = f"fsdp: {word!r} is none of {', '.join(known)}.{did_you_mean(word, known)}"
+            raise ConfigError(msg)
+    return words
+
+
+def as_run(setup: TrainingSetup, values: Mapping[str, object]) -> TrainingSetup:
+    """The setup that accelerate runs when it is given the values."""
+    found = accelerate_fields(values, {}, source="--emit").fields
+    return replace(setup, **{"upcast_outputs": False, **found})  # type: ignore[arg-type]
+
+
+def _fsdp_config(setup: TrainingSetup) -> dict[str, object]:
+    engine = setup.chosen_engine
+    if engine not in (Engine.FSDP, Engine.FSDP1):
+        msg = f"an accelerate FSDP file is for the engines fsdp and fsdp1, not {engine.value}"
+        raise refuse(msg)
+    options = dict(setup.engine_options)
+    for name in options:
+        if name not in _SAID and name not in _OWN_WAYS:
+            msg = f"accelerate cannot be told {name}"
+            raise refuse(msg)
+    config: dict[str, object] = {"version": 1 if engine is Engine.FSDP1 else 2}
+    strategy = _strategy(setup)
+    if engine is Engine.FSDP1:
+        config["sharding_strategy"] = _STRATEGIES[strategy]
+        prefetch = str(getattr(options.get("backward_prefetch"), "value", "") or "backward_pre")
+        config["backward_prefetch"] = prefetch.upper()
+        config["forward_prefetch"] = bool(options.get("forward_prefetch", False))
+        config["use_orig_params"] = bool(options.get("use_orig_params", True))
+    else:
+        keeps = strategy is FsdpStrategy.SHARD_GRAD_OP
+        config["reshard_after_forward"] = bool(options.get("reshard_after_forward", not keeps))
+    config["auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP"
+    config["activation_checkpointing"] = _checkpointing(setup)
+    config["offload_params"] = Offload.CPU in (setup.offload_param, setup.offload_optimizer)
+    config["cpu_ram_efficient_loading"] = True
+    config["state_dict_type"] = str(options.get("state_dict_type", "sharded_state_dict")).upper()
+    return config
+
+
+def _strategy(setup: TrainingSetup) -> FsdpStrategy:
+    return setup.fsdp_strategy or FsdpStrategy.FULL_SHARD
+
+
+def _checkpointing(setup: TrainingSetup) -> bool:
+    value = setup.checkpointing
+    if value in (Recomputation.NONE, Recomputation.FULL):
+        return value is Recomputation.FULL
+    shown = value.value if isinstance(value, Recomputation) else f"{value:.0%}"
+    msg = f"accelerate checkpoints all layers or none, not {shown}"
+    raise refuse(msg)
+
+
+def _mixed_precision(setup: TrainingSetup) -> str:
+    name = _MIXED.get(setup.chosen_precision)
+    if name is None:
+        known = ", ".join(each.value for each in _MIXED)
+        msg = f"accelerate has no precision {setup.chosen_precision.value} with FSDP; it has {known}"
+        raise refuse(msg)
+    return name
+
+
+def _parallelism(setup: TrainingSetup) -> dict[str, object]:
+    """The section of degrees, where any is above 1."""
+    if setup.pipeline_parallel > 1 or setup.expert_parallel > 1:
+        msg = "accelerate has no pipeline or expert parallelism"
+        raise refuse(msg)
+    replicas = dict(setup.engine_options).get("data_parallel_replicate_degree", 1)
+    if setup.fsdp_strategy is FsdpStrategy.HYBRID and setup.chosen_engine is Engine.FSDP:
+        replicas = setup.nodes if replicas == 1 else replicas
+    degrees = {
+        "dp_replicate_size": replicas, "tp_size": setup.tensor_parallel,
+        "cp_size": setup.context_parallel,
+    }  # fmt: skip
+    if all(degree == 1 for degree in degrees.values()):
+        return {}
+    shards = setup.data_parallel // replicas if isinstance(replicas, int) else 1
+    sizes = {**degrees, "dp_shard_size": shards}
+    prefix = "parallelism_config_"
+    return {"parallelism_config": {f"{prefix}{name}": size for name, size in sizes.items()}}

@@ -1,0 +1,130 @@
+"""What must hold for FSDP2, FSDP1 and DDP whatever the setup."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.memory.account import RankAccount
+from memplan.training.setup import TrainingSetup
+from tests.accuracy.sharding_records import account_of
+
+SMALL: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 704, "vocab_size": 1000, "num_hidden_layers": 3,
+    "tie_word_embeddings": False, "max_position_embeddings": 4096,
+}  # fmt: skip
+NUM_TENSORS = 9 * SMALL["num_hidden_layers"] + 3
+
+SETUPS = st.fixed_dictionaries(
+    {
+        "engine": st.sampled_from(["fsdp", "fsdp1", "ddp"]),
+        "num_gpus": st.sampled_from([1, 2, 3, 8, 64]),
+        "micro_batch_size": st.integers(1, 3),
+        "seq_len": st.sampled_from([32, 100, 512]),
+        "gradient_accumulation_steps": st.sampled_from([1, 2, 3]),
+        "checkpointing": st.sampled_from(["none", "full"]),
+        "precision": st.just("fp32"),
+        "optimizer": st.sampled_from(["adamw-fused", "adamw-foreach", "sgd-momentum"]),
+    }
+)
+
+
+def account(**fields: Any) -> RankAccount:
+    return account_of(SMALL, TrainingSetup(**fields))
+
+
+def options_for(engine: str, sync: bool) -> dict[str, object]:
+    return {"sync_each_batch": sync} if engine != "ddp" else {}
+
+
+@given(fields=SETUPS, sync=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_peak_is_the_sum_of_its_components(fields: dict[str, Any], sync: bool) -> None:
+    made = account(**fields, engine_options=options_for(fields["engine"], sync))
+    for phase in made.phases:
+        assert all(entry.num_bytes > 0 for entry in phase.entries)
+        assert phase.peak_bytes == sum(phase.components.values())
+    assert made.peak.peak_bytes >= made.held_bytes
+
+
+@given(fields=SETUPS, sync=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_more_tokens_never_lower_a_peak(fields: dict[str, Any], sync: bool) -> None:
+    options = options_for(fields["engine"], sync)
+    before = account(**fields, engine_options=options)
+    for name in ("micro_batch_size", "seq_len"):
+        after = account(**{**fields, name: 2 * fields[name]}, engine_options=options)
+        for one, other in zip(before.phases, after.phases, strict=True):
+            assert other.peak_bytes >= one.peak_bytes, (name, one.name)
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "fsdp1"])
+@given(num_gpus=st.integers(1, 40), factor=st.integers(2, 8))
+@settings(max_examples=40, deadline=None)
+def test_more_gpus_hold_no_more_each(engine: str, num_gpus: int, factor: int) -> None:
+    few = account(engine=engine, num_gpus=num_gpus, num_nodes=1, seq_len=32)
+    many = account(engine=engine, num_gpus=num_gpus * factor, num_nodes=1, seq_len=32)
+    padding = NUM_TENSORS * SMALL["intermediate_size"] * 4
+    for name in ("parameters", "optimizer_states"):
+        one, other = few.phases[3].components[name], many.phases[3].components[name]
+        assert other <= one + 2 * padding, name
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 7, 8, 48])
+def test_the_shards_cover_the_model(num_gpus: int) -> None:
+    made = account(engine="fsdp", num_gpus=num_gpus, num_nodes=1, seq_len=32)
+    whole = account(engine="ddp", num_gpus=1, seq_len=32, precision="fp32")
+    parameters = whole.phases[0].components["parameters"]
+    assert made.phases[1].components["parameters"] * num_gpus >= parameters
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "fsdp1"])
+@pytest.mark.parametrize("strategy", ["full_shard", "shard_grad_op"])
+def test_keeping_parameters_gathered_never_costs_less(engine: str, strategy: str) -> None:
+    made = account(engine=engine, num_gpus=8, seq_len=128, fsdp_strategy=strategy)
+    sharded = account(engine=engine, num_gpus=8, seq_len=128)
+    assert made.peak.peak_bytes >= sharded.peak.peak_bytes
+
+
+class TestSurprises:
+    """What real engines do and users do not expect."""
+
+    def test_accumulating_without_sync_holds_whole_gradients(self) -> None:
+        fields: dict[str, Any] = {
+            "engine": "fsdp", "num_gpus": 64, "seq_len": 64, "gradient_accumulation_steps": 4,
+        }  # fmt: skip
+        synced = account(**fields)
+        kept = account(**fields, engine_options={"sync_each_batch": False})
+        whole = account(engine="ddp", num_gpus=1, seq_len=32).phases[0].components["parameters"]
+        assert kept.peak.peak_bytes - synced.peak.peak_bytes > 0.8 * whole
+
+    def test_fsdp2_on_one_gpu_copies_every_unit(self) -> None:
+        made = account(engine="fsdp", num_gpus=1, seq_len=32, precision="bf16")
+        plain = account(engine="ddp", num_gpus=1, seq_len=32, precision="bf16")
+        assert made.peak.peak_bytes > plain.peak.peak_bytes
+        assert made.peak.components["gathered_parameters"] > 0
+
+    def test_ddp_counts_every_gradient_twice(self) -> None:
+        one = account(engine="ddp", num_gpus=1, seq_len=32)
+        two = account(engine="ddp", num_gpus=2, seq_len=32)
+        assert two.held_bytes - one.held_bytes == one.phases[0].components["parameters"]
+
+    def test_fsdp1_keeps_gradients_after_zero_grad_with_original_parameters(self) -> None:
+        fields: dict[str, Any] = {"engine": "fsdp1", "num_gpus": 8, "seq_len": 32}
+        flat = account(**fields)
+        views = account(**fields, engine_options={"use_orig_params": True})
+        assert views.held_bytes - flat.held_bytes > 0.9 * flat.phases[1].components["parameters"]
+
+    def test_every_rank_loads_the_whole_model_into_cpu_ram(self) -> None:
+        whole = account(engine="fsdp", num_gpus=8, seq_len=32).host
+        shared = account(
+            engine="fsdp", num_gpus=8, seq_len=32, engine_options={"init_device": "meta"}
+        ).host
+        assert whole.load_bytes > 7 * shared.load_bytes
+
+    def test_offloading_leaves_no_states_on_the_gpu(self) -> None:
+        made = account(engine="fsdp", num_gpus=8, seq_len=32, offload_param="cpu")
+        assert "optimizer_states" not in made.phases[3].components
+        assert made.host.held_bytes > 0
