@@ -16,7 +16,13 @@ from enum import Enum
 from fractions import Fraction
 
 from memplan.graph.tape import Operation, Parameter, Segment, Tape, Tensor
-from memplan.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
+from memplan.model.spec import (
+    AttentionSpec,
+    CountedSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    ModelSpec,
+)
 
 
 class ScoreCount(Enum):
@@ -238,6 +244,8 @@ class _Counter:
         if self.scores is ScoreCount.FULL or layer is None:
             return Fraction(1)
         attention = layer.attention
+        if isinstance(attention, CountedSpec):
+            return Fraction(1)
         spec: AttentionSpec = (
             attention.scores if isinstance(attention, LatentAttentionSpec) else attention
         )

@@ -9,9 +9,11 @@ from memplan.graph.output_gate import gate_states, gated_output
 from memplan.graph.rotary import rotate
 from memplan.graph.tape import Gradient, Tape, Tensor
 from memplan.model.spec import (
+    NOTHING,
     Activation,
     AttentionForm,
     AttentionSpec,
+    CountedSpec,
     FeedForwardSpec,
     LatentAttentionSpec,
     LayerSpec,
@@ -67,9 +69,16 @@ class StackContext:
 
 
 def self_attention(
-    t: Tape, x: Tensor, spec: AttentionSpec | LatentAttentionSpec, context: StackContext
+    t: Tape,
+    x: Tensor,
+    spec: AttentionSpec | LatentAttentionSpec | CountedSpec,
+    context: StackContext,
 ) -> Tensor:
     """Queries, keys and values of the hidden states, attention, output projection."""
+    if isinstance(spec, CountedSpec):
+        from memplan.graph.counted import counted_part  # only for what is not written down
+
+        return counted_part(t, x, spec, context.hidden_size)
     if isinstance(spec, LatentAttentionSpec):
         from memplan.graph.latent_attention import latent_attention  # only for DeepSeek's kin
 
@@ -282,6 +291,10 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         return sandwich_layer(t, x, layer, context)
     if placement is NormPlacement.OUTPUT:
         return output_norm_layer(t, x, layer, context)
+    if placement is NormPlacement.SINGLE:
+        return single_part_layer(t, x, layer, context)
+    if placement is NormPlacement.NONE:
+        return unnormed_layer(t, x, layer, context)
     return parallel_layer(t, x, layer, context)
 
 
@@ -291,6 +304,10 @@ def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
         from memplan.graph.mixture import mixture  # only for mixtures of experts
 
         return mixture(t, x, layer.feed_forward, context.hidden_size)
+    if isinstance(layer.feed_forward, CountedSpec):
+        from memplan.graph.counted import counted_part  # only for what is not written down
+
+        return counted_part(t, x, layer.feed_forward, context.hidden_size)
     return feed_forward(t, x, layer.feed_forward, context.hidden_size)
 
 
@@ -366,6 +383,27 @@ def output_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContex
     middle = t.add(x, norm(t, attended, layer.norm, "post_attention_layernorm", hidden))
     fed = feed_forward_of(t, middle, layer, context)
     return t.add(middle, norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden))
+
+
+def single_part_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """A norm, the layer's only part, the sum (Mamba, Nemotron-H)."""
+    normed = norm(t, x, layer.norm, "norm", context.hidden_size)
+    if layer.feed_forward == NOTHING:
+        return add_residual(t, x, self_attention(t, normed, layer.attention, context), layer)
+    return add_residual(t, x, feed_forward_of(t, normed, layer, context), layer)
+
+
+def unnormed_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """Parts that count norms of their own, each with its sum."""
+    for part in (layer.attention, layer.feed_forward):
+        if part == NOTHING:
+            continue
+        if part is layer.attention:
+            added = self_attention(t, x, layer.attention, context)
+        else:
+            added = feed_forward_of(t, x, layer, context)
+        x = add_residual(t, x, added, layer)
+    return x
 
 
 def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:

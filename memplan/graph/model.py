@@ -29,6 +29,7 @@ from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import (
     AttentionForm,
     AttentionSpec,
+    CountedSpec,
     HeadSpec,
     LatentAttentionSpec,
     LayerSpec,
@@ -184,9 +185,13 @@ def _local_rotary(stack: StackSpec) -> RotarySpec | None:
 
 
 def _attentions(stack: StackSpec) -> list[AttentionSpec]:
-    """What each run's scores are made of."""
+    """What the scores of each run that has some are made of."""
     found = (run.layer.attention for run in stack.runs)
-    return [spec.scores if isinstance(spec, LatentAttentionSpec) else spec for spec in found]
+    return [
+        spec.scores if isinstance(spec, LatentAttentionSpec) else spec
+        for spec in found
+        if not isinstance(spec, CountedSpec)
+    ]
 
 
 def attention_masks(
@@ -197,6 +202,8 @@ def attention_masks(
     With sdpa a window that the sequence does not fill is left to the kernel's causal mode
     (transformers' ``_ignore_causal_mask_sdpa``).
     """
+    if not _attentions(stack):
+        return None, None
     if not all(spec.causal for spec in _attentions(stack)):
         return padding_mask(t, stack), None
     if any(spec.form is AttentionForm.MASK_PRODUCT for spec in _attentions(stack)):

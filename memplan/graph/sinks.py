@@ -30,7 +30,8 @@ def sink_attention(
     weights = t.cast(dropout(t, weights, spec.dropout), value.dtype)
     value = merged_heads(t, value, shape)
     out = t.scale(batched_matmul(t, weights, value, shape.outputs, shape.keys), "clone")
-    t.touch(*held, shifted, probabilities, weights)
+    t.touch(*held, shifted, probabilities)
+    t.linger(weights)
     return out
 
 

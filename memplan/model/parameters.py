@@ -21,6 +21,12 @@ class ParameterShape:
     shape: tuple[int, ...]
     same_as: str = ""
     """The earlier weight, as ``module.name``, that it is where input and output are tied."""
+    num_experts: int = 0
+    """How many routed experts' matrices it stacks; 0 where it is no such weight."""
+    num_active: int = 0
+    """How many of those experts each token passes."""
+    num_matrices: int = 1
+    """Linear layers of an expert that are fused in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,19 @@ class ParameterTable:
     def parameter(self, module: str, name: str, *shape: int) -> None:
         """Declare a weight that is no layer's."""
         self._open.append(ParameterShape(module, name, shape))
+
+    def experts(
+        self, module: str, name: str, *shape: int, active: int, matrices: int = 1
+    ) -> None:
+        """Declare a weight that stacks the matrices of all routed experts, ``shape[0]`` of them."""
+        stacked = ParameterShape(
+            module, name, shape, num_experts=shape[0], num_active=active, num_matrices=matrices
+        )
+        self._open.append(stacked)
+
+    def shapes(self) -> tuple[ParameterShape, ...]:
+        """Weights that were declared outside any block."""
+        return tuple(self._open)
 
     def tied(self, module: str, same_as: str, num_rows: int, width: int) -> None:
         """Declare an output matrix that is an earlier table where the model ties the two."""

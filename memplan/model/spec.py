@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memplan.dtypes import DType
-from memplan.model.parameters import ParameterBlock
+from memplan.model.parameters import ParameterBlock, ParameterShape
 
 
 class Task(Enum):
@@ -410,6 +410,18 @@ class MixtureSpec:
     """Routed and shared outputs are added in fp32 (Hunyuan V3)."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountedSpec:
+    """A part of a layer whose weights are known, but whose operations are not written down."""
+
+    parameters: tuple[ParameterShape, ...] = ()
+    """None at all where the layer has no such part."""
+
+
+NOTHING = CountedSpec()
+"""A part that the layer does not have."""
+
+
 class NormPlacement(Enum):
     """Where a layer's norms stand."""
 
@@ -425,6 +437,10 @@ class NormPlacement(Enum):
     """Attention and feed-forward read the same input, each through its own norm (GPT-NeoX)."""
     PARALLEL_SHARED = "parallel_shared"
     """Attention and feed-forward read one normalized input (Phi, Cohere)."""
+    SINGLE = "single"
+    """Before the layer's only part, attention or feed-forward (Mamba, Nemotron-H)."""
+    NONE = "none"
+    """The parts count norms of their own."""
 
 
 class HalfClamp(Enum):
@@ -441,8 +457,9 @@ class HalfClamp(Enum):
 class LayerSpec:
     """One layer of a stack."""
 
-    attention: AttentionSpec | LatentAttentionSpec
-    feed_forward: FeedForwardSpec | MixtureSpec
+    attention: AttentionSpec | LatentAttentionSpec | CountedSpec
+    """What mixes the tokens."""
+    feed_forward: FeedForwardSpec | MixtureSpec | CountedSpec
     norm: NormSpec
     placement: NormPlacement = NormPlacement.PRE
     cross_attention: AttentionSpec | None = None

@@ -38,7 +38,7 @@ def print_comparison(console: "Console", rows: Sequence[Sequence[Estimate]]) -> 
         if all(text in each.assumptions for row in rows for each in row)
     ]
     _print_head(console, rows[0][0], common)
-    console.print(comparison_table(rows))
+    console.print(comparison_table(rows, narrow=console.width < NARROW_COLUMNS))
     for line in footnotes(rows):
         console.print(Text(line, style="dim"))
 
@@ -71,16 +71,21 @@ def _print_head(console: "Console", first: Estimate, assumptions: Sequence[str])
     console.print(Text("Assumed: " + ", ".join(assumptions), style="dim"))
 
 
-def comparison_table(rows: Sequence[Sequence[Estimate]]) -> "Table":
+NARROW_COLUMNS = 110
+"""Below this width the GPUs' names are broken at their hyphens."""
+
+
+def comparison_table(rows: Sequence[Sequence[Estimate]], *, narrow: bool) -> "Table":
     """One line per setup (and attention kernel), one verdict column per GPU."""
     table = _table()
     labels = [setup_label(row[0].setup) for row in rows]
     table.add_column("setup", overflow="fold", min_width=max(map(len, labels)))
-    for name, width in (("GiB per GPU", 6), ("peak in", 8), ("CPU GiB per node", 8)):
-        table.add_column(name, justify="left" if name == "peak in" else "right", min_width=width)
+    for name in ("GiB\nper GPU", "peak in", "CPU GiB\nper node"):
+        table.add_column(name, justify="left" if name == "peak in" else "right", no_wrap=True)
     gpus = [each.gpu for each in rows[0] if each.gpu is not None]
     for gpu in gpus:
-        table.add_column(gpu.gpu_id, overflow="fold", min_width=VERDICT_WIDTH)
+        name = gpu.gpu_id.replace("-", "-\n") if narrow else gpu.gpu_id
+        table.add_column(name, no_wrap=True, min_width=VERDICT_WIDTH)
     best = {gpu.gpu_id: simplest_fit(rows, gpu.gpu_id) for gpu in gpus}
     for row in rows:
         groups = kernel_groups(row)

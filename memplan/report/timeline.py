@@ -18,9 +18,9 @@ NUM_ROWS = 14
 NUM_COLUMNS = 76
 FILLS = {Lifetime.LONG: "█", Lifetime.MEDIUM: "▒", Lifetime.SHORT: "░"}
 LIFETIME_WORDS = {
-    Lifetime.LONG: "long: held the whole run",
-    Lifetime.MEDIUM: "medium: from forward to backward",
-    Lifetime.SHORT: "short: inside or between operations",
+    Lifetime.LONG: "long: the whole run",
+    Lifetime.MEDIUM: "medium: forward to backward",
+    Lifetime.SHORT: "short: within operations",
 }
 _WALKED = frozenset(
     {ComponentKind.ACTIVATIONS, ComponentKind.LOGITS_AND_LOSS, ComponentKind.TEMPORARIES}
@@ -201,7 +201,7 @@ def timeline_lines(found: Estimate, *, width: int = NUM_COLUMNS) -> list[str]:
     lines.append(f"{0:7.1f} ┼" + "─" * len(columns))
     lines.append(" " * 9 + _phase_labels(columns))
     lines.insert(0, _peak_line(columns, peak))
-    legend = "   ".join(f"{FILLS[each]} {LIFETIME_WORDS[each]}" for each in Lifetime)
+    legend = "  ".join(f"{FILLS[each]} {LIFETIME_WORDS[each]}" for each in Lifetime)
     lines.append(" " * 9 + legend)
     if capacity and not shown:
         assert found.gpu is not None

@@ -1,5 +1,6 @@
 """One rank of DDP, against the records of ``ddp.jsonl`` that train the whole model."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_ddp(
 ) -> None:
     comparison = compare(reference_dir / "ddp.jsonl")
     with capsys.disabled():
-        print(f"\nddp.jsonl: {comparison.table()}")
+        sys.stdout.write(f"\nddp.jsonl: {comparison.table()}\n")
     assert not comparison.refused
     for name in FIGURES:
         assert comparison.quantile(name, 0.95) <= 0.001, name

@@ -1,5 +1,6 @@
 """One rank of FSDP2, against every record of ``fsdp.jsonl``."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_fsdp(
 ) -> None:
     comparison = compare(reference_dir / "fsdp.jsonl")
     with capsys.disabled():
-        print(f"\nfsdp.jsonl: {comparison.table()}")
+        sys.stdout.write(f"\nfsdp.jsonl: {comparison.table()}\n")
     assert not comparison.refused
     for name, (p95, worst) in BARS.items():
         assert comparison.quantile(name, 0.95) <= p95, name

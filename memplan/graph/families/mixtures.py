@@ -142,7 +142,8 @@ def mixture_attention(
 
 def _output_gate(reader: ConfigReader, kind: Mixture) -> OutputGate:
     """Laguna's ``gating`` says whether each head has one gate or each of its numbers."""
-    if kind.output_gate is OutputGate.SOFTPLUS and reader.raw("gating") in {True, "per-head"}:
+    gating = reader.raw("gating")
+    if kind.output_gate is OutputGate.SOFTPLUS and (gating is True or gating == "per-head"):
         return OutputGate.SOFTPLUS_PER_HEAD
     return kind.output_gate
 

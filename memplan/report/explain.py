@@ -1,0 +1,131 @@
+"""An explanation as people read it in a terminal: the tree, what layers keep, the timeline."""
+
+from typing import TYPE_CHECKING
+
+from memplan.estimator import Estimate
+from memplan.report.estimate import setup_label
+from memplan.report.explanation import Explanation, LayerKind, Node, states_line
+from memplan.report.timeline import timeline_lines
+from memplan.units import GIB, KIB, MIB, format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.tree import Tree
+
+EXPLAIN_SCHEMA_VERSION = 1
+"""Raised when a key of a row changes its name or its meaning."""
+DETAIL_SHARE = 0.005
+"""Parts below this share of their component are summed up in one line of the tree."""
+
+
+def print_explanation(console: "Console", found: Estimate, explained: Explanation) -> None:
+    """Print the peak phase in full, the others by component, what layers keep, the timeline."""
+    from rich.text import Text
+
+    model = found.model
+    head = (
+        f" ({model.task.value}), {format_count(found.num_params)} parameters, "
+        f"{setup_label(found.setup)} on {found.setup.num_gpus}"
+        f" GPU{'s' if found.setup.num_gpus > 1 else ''}"
+    )
+    console.print(Text.assemble((model.name, "bold"), head))
+    console.print(Text("Assumed: " + ", ".join(found.assumptions), style="dim"))
+    console.print(Text(f"Held as: {states_line(found)}", style="dim"))
+    console.print()
+    for line in timeline_lines(found):
+        console.print(Text(line, no_wrap=True), soft_wrap=True)
+    console.print()
+    for phase in explained.phases:
+        console.print(_phase_tree(phase, full=phase.name == explained.peak))
+        console.print()
+    for kind in explained.layers:
+        console.print(_kind_table(kind))
+    for line in footnotes(found, explained):
+        console.print(Text(line, style="dim"))
+
+
+def footnotes(found: Estimate, explained: Explanation) -> tuple[str, ...]:
+    """How the parts add up, and what is missing."""
+    kept = sum(kind.count * kind.kept_bytes for kind in explained.layers)
+    return (
+        f"After the forward pass {size_text(explained.kept_bytes)} stay; the lists above hold "
+        f"{size_text(kept)} of it, the rest is what variables still hold, rounding included. Every "
+        "tensor is rounded up to 512 bytes.",
+        "What an operation keeps, and why: memplan explain --operation NAME.",
+        *found.notes,
+        *(f"Left out: {text}" for text in found.account.left_out),
+    )
+
+
+def _phase_tree(phase: Node, *, full: bool) -> "Tree":
+    from rich.text import Text
+    from rich.tree import Tree
+
+    mark = ", the peak of the step" if full else ""
+    tree = Tree(
+        Text.assemble((phase.name, "bold"), f"  {size_text(phase.num_bytes)}{mark}"),
+        guide_style="dim",
+    )
+    for lifetime in phase.children:
+        branch = tree.add(Text(f"{lifetime.name}  {size_text(lifetime.num_bytes)}"))
+        for component in lifetime.children:
+            leaf = branch.add(_line(component))
+            if full:
+                _add_parts(leaf, component)
+    return tree
+
+
+def _add_parts(tree: "Tree", node: Node) -> None:
+    from rich.text import Text
+
+    small = [child for child in node.children if child.num_bytes < DETAIL_SHARE * node.num_bytes]
+    for child in node.children:
+        if child not in small:
+            _add_parts(tree.add(_line(child)), child)
+    if small:
+        total = size_text(sum(child.num_bytes for child in small))
+        names = ", ".join(dict.fromkeys(child.name for child in small))
+        tree.add(Text(f"{total}  {names}", style="dim"))
+
+
+def _line(node: Node) -> "object":
+    from rich.text import Text
+
+    text = Text.assemble((size_text(node.num_bytes), "cyan"), f"  {node.name}")
+    if node.formula:
+        text.append(f" = {node.formula}")
+    if node.source:
+        text.append(f"  ({node.source})", style="dim")
+    return text
+
+
+def _kind_table(kind: LayerKind) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    times = f", x {kind.count} = {size_text(kind.count * kind.kept_bytes)}" if kind.count > 1 else ""
+    table = Table(
+        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left",
+        title=f"{kind.name} keeps {size_text(kind.kept_bytes)} for backward{times}",
+        title_style="bold",
+    )  # fmt: skip
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("tensor", overflow="fold")
+    table.add_column("size", overflow="fold")
+    table.add_column("because", overflow="fold")
+    for tensor in kind.tensors:
+        table.add_row(size_text(tensor.num_bytes), tensor.name, tensor.formula, tensor.source)
+    return table
+
+
+def size_text(num_bytes: int) -> str:
+    """Bytes in the unit that suits them.
+
+    >>> size_text(3 * 2**30), size_text(1536), size_text(12)
+    ('3.00 GiB', '1.50 KiB', '12 B')
+    """
+    for limit, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= limit:
+            return f"{num_bytes / limit:,.2f} {unit}"
+    return f"{num_bytes} B"

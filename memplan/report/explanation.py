@@ -1,0 +1,338 @@
+"""The arithmetic of an estimate as a tree: phase, lifetime, component, tensors, formula, source."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from memplan.compute.flops import layers_of
+from memplan.estimator import Estimate
+from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.graph.tape import Operation, Parameter, Segment, Storage, Tape, Tensor
+from memplan.memory.account import ComponentKind, Entry, Lifetime, Phase
+from memplan.model.spec import MixtureSpec, ModelSpec
+from memplan.report.shape import scores_of
+from memplan.report.timeline import LIFETIME_WORDS
+from memplan.training.precision import PRECISIONS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One figure, how it comes about, and what it is made of."""
+
+    name: str
+    num_bytes: int
+    formula: str = ""
+    source: str = ""
+    children: tuple["Node", ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerKind:
+    """Layers that keep the same, and what one of them keeps for the backward pass."""
+
+    name: str
+    count: int
+    checkpointed: bool
+    tensors: tuple[Node, ...]
+    """What one keeps, largest first."""
+    kept_bytes: int
+    """All of it, for one layer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Everything that ``memplan explain`` shows."""
+
+    phases: tuple[Node, ...]
+    """In order; each split by lifetime, then component."""
+    peak: str
+    """Name of the fullest one."""
+    layers: tuple[LayerKind, ...]
+    kept_bytes: int
+    """What all layers keep between the passes, as the walk counts it."""
+
+
+def explain_estimate(found: Estimate) -> Explanation:
+    """Take an estimate apart."""
+    tape, passes = record_and_walk(found.model, tape_options(found.setup, found.gpu))
+    kinds = tuple(layer_kinds(tape, found.model))
+    return Explanation(
+        phases=tuple(_phase_node(phase, found, tape) for phase in found.account.phases),
+        peak=found.peak_phase,
+        layers=kinds,
+        kept_bytes=passes.after_forward.total_bytes,
+    )
+
+
+def walk_nodes(node: Node, depth: int = 0) -> Iterator[tuple[int, Node]]:
+    """A node and everything below it, with depths."""
+    yield depth, node
+    for child in node.children:
+        yield from walk_nodes(child, depth + 1)
+
+
+# -- the account ---------------------------------------------------------------------------------
+
+
+def _phase_node(phase: Phase, found: Estimate, tape: Tape) -> Node:
+    children = []
+    for lifetime in Lifetime:
+        entries = [each for each in phase.entries if each.kind.lifetime is lifetime]
+        if entries:
+            children.append(
+                Node(
+                    name=LIFETIME_WORDS[lifetime],
+                    num_bytes=sum(entry.num_bytes for entry in entries),
+                    children=tuple(_entry_node(entry, found, tape) for entry in entries),
+                )
+            )
+    return Node(name=phase.name, num_bytes=phase.peak_bytes, children=tuple(children))
+
+
+def _entry_node(entry: Entry, found: Estimate, tape: Tape) -> Node:
+    children: tuple[Node, ...] = ()
+    if entry.kind is ComponentKind.PARAMETERS:
+        children = parameter_nodes(tape)
+        if sum(child.num_bytes for child in children) != entry.num_bytes:
+            children = ()  # sharded, or held in another format: the engine's figure stands alone
+    return Node(
+        name=entry.kind.label.replace("_", " "),
+        num_bytes=entry.num_bytes,
+        formula=_per_parameter(entry, found),
+        source=entry.origin,
+        children=children,
+    )
+
+
+_PER_PARAMETER = {
+    ComponentKind.PARAMETERS: "parameters",
+    ComponentKind.GRADIENTS: "trained parameters",
+    ComponentKind.MASTER_WEIGHTS: "trained parameters",
+    ComponentKind.OPTIMIZER_STATES: "trained parameters",
+}
+
+
+def _per_parameter(entry: Entry, found: Estimate) -> str:
+    """States as so many bytes for each parameter."""
+    if entry.kind not in _PER_PARAMETER:
+        return ""
+    counted = found.trainable_params
+    if entry.kind is ComponentKind.PARAMETERS:
+        counted = found.num_params
+    if not counted:
+        return ""
+    each = f"{entry.num_bytes / counted:.3f}".rstrip("0").rstrip(".")
+    return f"{each} B x {counted:,} {_PER_PARAMETER[entry.kind]}"
+
+
+def parameter_nodes(tape: Tape) -> tuple[Node, ...]:
+    """Weights by segment, equal layers together."""
+    return tuple(
+        Node(
+            name=_times(segment.name, segment.num_copies),
+            num_bytes=segment.num_copies
+            * sum(parameter.storage.num_bytes for parameter in segment.parameters),
+            children=tuple(
+                _parameter_node(parameter, segment.num_copies)
+                for parameter in segment.parameters
+            ),
+        )
+        for segment in tape.segments
+        if segment.parameters
+    )
+
+
+def _parameter_node(parameter: Parameter, copies: int) -> Node:
+    shape = " x ".join(str(size) for size in parameter.shape)
+    times = f"{copies} x " if copies > 1 else ""
+    dtype = parameter.dtype
+    return Node(
+        name=parameter.name,
+        num_bytes=copies * parameter.storage.num_bytes,
+        formula=f"{times}{shape} x {dtype.num_bytes} B ({dtype.label})",
+    )
+
+
+def _times(name: str, count: int) -> str:
+    return f"{name} x {count}" if count > 1 else name
+
+
+# -- what a layer keeps --------------------------------------------------------------------------
+
+
+def layer_kinds(tape: Tape, model: ModelSpec) -> Iterator[LayerKind]:
+    """Each kind of layer, embedding and head among them, with what it keeps for backward."""
+    names = _SizeNames(tape, model)
+    for segment, _ in layers_of(tape, model):
+        tensors = kept_tensors(segment, names)
+        if tensors:
+            yield LayerKind(
+                name=segment.name,
+                count=segment.repeat,
+                checkpointed=segment.checkpointed,
+                tensors=tensors,
+                kept_bytes=sum(node.num_bytes for node in tensors),
+            )
+
+
+def kept_tensors(segment: Segment, names: "_SizeNames") -> tuple[Node, ...]:
+    """What one repetition of a segment keeps, largest first; each storage once."""
+    kept = _kept_storages(segment)
+    nodes: list[Node] = []
+    if segment.checkpointed and segment.input is not None:
+        nodes.append(
+            Node(
+                name="its input",
+                num_bytes=segment.input.storage.num_bytes,
+                formula=names.formula(segment.input),
+                source="checkpointed: everything else is computed again",
+            )
+        )
+        kept.pop(segment.input.storage, None)
+    nodes += [_kept_node(storage, users, segment, names) for storage, users in kept.items()]
+    return tuple(sorted(_grouped(nodes), key=lambda node: -node.num_bytes))
+
+
+def _kept_storages(segment: Segment) -> dict[Storage, list[Operation]]:
+    """What stays after the forward pass, and the operations that keep it."""
+    dropped = {storage for region in segment.regions for storage in region.dropped}
+    kept: dict[Storage, list[Operation]] = {}
+    for operation in segment.operations:
+        for storage in dict.fromkeys(operation.saved):
+            if segment.checkpointed and storage not in segment.kept_outputs:
+                continue
+            if storage not in dropped:
+                kept.setdefault(storage, []).append(operation)
+    return kept
+
+
+def _kept_node(
+    storage: Storage, users: list[Operation], segment: Segment, names: "_SizeNames"
+) -> Node:
+    tensor, maker = _maker(storage, segment)
+    keepers = Counter(operation.name for operation in users)
+    return Node(
+        name=f"{maker} output" if maker else "the layer's input",
+        num_bytes=storage.num_bytes,
+        formula=names.formula(tensor) if tensor is not None else "",
+        source="kept by " + ", ".join(_times(name, count) for name, count in keepers.items()),
+    )
+
+
+def _maker(storage: Storage, segment: Segment) -> tuple[Tensor | None, str]:
+    """The tensor on a storage, and the weight or operation that made it."""
+    given = segment.input
+    if given is not None and given.storage is storage:
+        return given, ""
+    for operation in segment.operations:
+        for tensor in operation.outputs:
+            if tensor.storage is storage:
+                return tensor, _operation_name(operation)
+    return None, "an earlier segment's"
+
+
+def _operation_name(operation: Operation) -> str:
+    weight = next((each for each in operation.inputs if isinstance(each, Parameter)), None)
+    if weight is not None and operation.name in ("linear", "grouped_mm"):
+        return weight.name.removesuffix(".weight").rpartition(".")[2]
+    return operation.name
+
+
+def _grouped(nodes: Iterable[Node]) -> list[Node]:
+    """Equal lines as one, with how many there are."""
+    counts = Counter(nodes)
+    return [
+        node
+        if count == 1
+        else Node(
+            name=_times(node.name, count), num_bytes=count * node.num_bytes,
+            formula=f"{count} x {node.formula}", source=node.source,
+        )
+        for node, count in counts.items()
+    ]  # fmt: skip
+
+
+class _SizeNames:
+    """Writes a tensor's size as tokens times a width that has a name."""
+
+    def __init__(self, tape: Tape, model: ModelSpec) -> None:
+        options = tape.options
+        self.batch = options.batch_size
+        self.lengths = dict.fromkeys((options.seq_len, options.target_seq_len))
+        self.widths: dict[int, str] = {1: "one"}
+        self.heads: dict[int, None] = {}
+        for stack in model.stacks:
+            for run in stack.runs:
+                spec, network = scores_of(run.layer), run.layer.feed_forward
+                self.heads[spec.num_heads] = None
+                self._name(spec.num_heads, "heads")
+                self._name(spec.num_heads * spec.head_dim, "queries")
+                self._name(spec.num_kv_heads * spec.head_dim, "keys")
+                if isinstance(network, MixtureSpec):
+                    size = network.expert.intermediate_size
+                    self._name(network.num_experts_per_token * size, "chosen experts' widths")
+                    self._name(network.num_experts, "experts")
+                else:
+                    self._name(network.intermediate_size, "feed-forward")
+        self.widths[model.hidden_size] = "hidden"
+        self.widths[model.vocab_size] = "vocabulary"
+
+    def _name(self, width: int, name: str) -> None:
+        self.widths.setdefault(width, name)
+
+    def formula(self, tensor: Tensor) -> str:
+        """``2048 tokens x 4096 (hidden) x 2 B (bf16)``."""
+        size = f"{tensor.dtype.num_bytes} B ({tensor.dtype.label})"
+        for length in self.lengths:
+            scores = next(
+                (heads for heads in self.heads
+                 if tensor.numel == self.batch * heads * length * length), None,
+            )  # fmt: skip
+            if scores is not None and length > 1:
+                return f"{self.batch} x {scores} heads x {length} x {length} x {size}"
+            tokens = self.batch * length
+            width, rest = divmod(tensor.numel, tokens)
+            if not rest and width:
+                return f"{tokens} tokens x {self._width(width)} x {size}"
+        return f"{tensor.numel:,} x {size}"
+
+    def _width(self, width: int) -> str:
+        name = self.widths.get(width)
+        return f"{width} ({name})" if name else str(width)
+
+
+def states_line(found: Estimate) -> str:
+    """The formats that parameters, gradients and states are held in."""
+    formats = PRECISIONS[found.setup.chosen_precision]
+    parts = [
+        f"weights {formats.weights.label}",
+        f"gradients {formats.gradients.label}",
+        f"optimizer states {formats.optimizer_states.label}",
+    ]
+    if formats.master_weights:
+        parts.append("master weights fp32")
+    return ", ".join(parts)
+
+
+def explanation_rows(explained: Explanation) -> list[dict[str, object]]:
+    """Flat rows: every node of every phase, then every layer kind's tensors."""
+    rows: list[dict[str, object]] = []
+    for phase in explained.phases:
+        path: list[str] = []
+        for depth, node in walk_nodes(phase):
+            path[depth:] = [node.name]
+            rows.append(_node_row("account", path, node))
+    for kind in explained.layers:
+        for tensor in kind.tensors:
+            rows.append(_node_row("kept", [_times(kind.name, kind.count), tensor.name], tensor))
+    return rows
+
+
+def _node_row(section: str, path: Sequence[str], node: Node) -> dict[str, object]:
+    return {
+        "section": section,
+        "path": "/".join(path),
+        "bytes": node.num_bytes,
+        "formula": node.formula,
+        "source": node.source,
+    }

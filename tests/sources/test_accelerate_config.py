@@ -1,0 +1,203 @@
+"""accelerate's YAML files: what they mean, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.errors import ConfigError
+from memplan.memory.fsdp1 import Fsdp1Options
+from memplan.memory.fsdp2 import Fsdp2Options
+from memplan.memory.fsdp2.options import Wrapping
+from memplan.sources.accelerate_config import accelerate_fields, read_accelerate_config
+from memplan.training.setup import TrainingSetup
+
+FSDP2_FILE = """
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+fsdp_config:
+  fsdp_activation_checkpointing: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_offload_params: false
+  fsdp_reshard_after_forward: true
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_version: 2
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""
+
+
+def fsdp(version: int, **keys: object) -> dict[str, Any]:
+    section = {"fsdp_version": version, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    return {
+        "distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8,
+        "fsdp_config": {**section, **keys},
+    }  # fmt: skip
+
+
+def setup_of(config: dict[str, Any], **given: object) -> TrainingSetup:
+    return TrainingSetup(**accelerate_fields(config, given, source="a.yaml").fields)  # type: ignore[arg-type]
+
+
+def test_a_whole_file_becomes_a_setup(tmp_path: Path) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(FSDP2_FILE)
+    setup = TrainingSetup(**read_accelerate_config(path).fields)  # type: ignore[arg-type]
+    assert setup.num_gpus == 16
+    assert setup.nodes == 2
+    assert setup.chosen_precision.value == "bf16-mixed"
+    assert setup.checkpointing.value == "full"  # type: ignore[union-attr]
+    options = Fsdp2Options.of(setup)
+    assert options.wrapping is Wrapping.ACCELERATE
+    assert options.reduce_dtype is None
+    assert not options.sync_each_batch
+
+
+def test_autocast_is_added_to_fsdp1_and_not_to_fsdp2() -> None:
+    first, second = setup_of(fsdp(1)), setup_of(fsdp(2))
+    assert Fsdp1Options.of(first).autocast
+    assert first.upcast_outputs
+    assert not Fsdp2Options.of(second).autocast
+    assert not second.upcast_outputs
+
+
+def test_absent_keys_of_fsdp1_take_the_launcher_s_defaults() -> None:
+    setup = setup_of(fsdp(1))
+    options = Fsdp1Options.of(setup)
+    assert setup.fsdp_strategy is not None
+    assert setup.fsdp_strategy.value == "full_shard"
+    assert options.use_orig_params
+    assert options.backward_prefetch.value == "no_prefetch"
+    assert options.init_device.value == "meta"
+    assert options.state_dict_type.value == "full_state_dict"
+
+
+def test_without_a_policy_fsdp1_makes_one_unit_of_the_model() -> None:
+    config = fsdp(1)
+    del config["fsdp_config"]["fsdp_auto_wrap_policy"]
+    assert Fsdp1Options.of(setup_of(config)).wrapping.value == "none"
+
+
+@pytest.mark.parametrize(
+    ("keys", "strategy"),
+    [
+        pytest.param({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "shard_grad_op", id="by-name"),
+        pytest.param({"fsdp_sharding_strategy": 4}, "hybrid", id="by-number"),
+        pytest.param({"fsdp_reshard_after_forward": "NO_SHARD"}, "no_shard", id="newer-key"),
+        pytest.param({"sharding_strategy": "FULL_SHARD"}, "full_shard", id="without-prefix"),
+    ],
+)
+def test_strategies_of_fsdp1(keys: dict[str, object], strategy: str) -> None:
+    setup = setup_of(fsdp(1, **keys))
+    assert setup.fsdp_strategy is not None
+    assert setup.fsdp_strategy.value == strategy
+
+
+def test_ddp_and_one_gpu() -> None:
+    config = {"distributed_type": "MULTI_GPU", "mixed_precision": "fp16", "num_processes": 4}
+    setup = setup_of(config)
+    assert (setup.num_gpus, setup.chosen_engine.value) == (4, "ddp")
+    assert setup.chosen_precision.value == "fp16-amp"
+    assert setup_of({"distributed_type": "NO", "num_processes": 1}).num_gpus == 1
+
+
+def test_offload_takes_the_optimizer_along() -> None:
+    setup = setup_of(fsdp(2, fsdp_offload_params="true"))
+    assert setup.offload_param.value == setup.offload_optimizer.value == "cpu"
+
+
+def test_replicas() -> None:
+    config = fsdp(2) | {"parallelism_config": {"parallelism_config_dp_replicate_size": 2}}
+    assert Fsdp2Options.of(setup_of(config)).data_parallel_replicate_degree == 2
+
+
+def test_options_given_beside_the_file_are_kept() -> None:
+    fields = accelerate_fields(
+        fsdp(2), {"engine_options": {"sync_each_batch": True}}, source="a.yaml"
+    ).fields
+    assert fields["engine_options"]["sync_each_batch"] is True  # type: ignore[index]
+
+
+def test_what_surprises_is_named() -> None:
+    file = accelerate_fields(fsdp(2, fsdp_sharding_strategy="FULL_SHARD"), {}, source="a.yaml")
+    assert file.notes == ("fsdp_sharding_strategy: FSDP2 goes by fsdp_reshard_after_forward",)
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "message"),
+    [
+        pytest.param(
+            fsdp(2, fsdp_reshard_after_foward=True), {},
+            "a.yaml: fsdp_config.fsdp_reshard_after_foward: accelerate has no such key. "
+            "Did you mean 'reshard_after_forward'?",
+            id="misspelled",
+        ),
+        pytest.param(
+            fsdp(2) | {"num_procesess": 8}, {},
+            "a.yaml: num_procesess: accelerate has no such key. Did you mean 'num_processes'?",
+            id="misspelled-outside",
+        ),
+        pytest.param(
+            {"distributed_type": "DEEPSPEED"}, {},
+            "a.yaml: distributed_type: DEEPSPEED is not read from this file; "
+            "give its own file with --deepspeed-config",
+            id="deepspeed",
+        ),
+        pytest.param(
+            fsdp(3), {}, "a.yaml: fsdp_config.fsdp_version: is 1 or 2, not 3", id="version"
+        ),
+        pytest.param(
+            fsdp(2, fsdp_auto_wrap_policy="SIZE_BASED_WRAP"), {},
+            "units by size are not modelled",
+            id="size-based",
+        ),
+        pytest.param(
+            fsdp(2, fsdp_auto_wrap_policy="NO_WRAP"), {}, "use TRANSFORMER_BASED_WRAP", id="no-wrap"
+        ),
+        pytest.param(
+            fsdp(2, fsdp_activation_checkpointing_offload=True), {}, "in CPU RAM is not modelled",
+            id="checkpoint-offload",
+        ),
+        pytest.param(
+            fsdp(1, fsdp_sharding_strategy="FULL"), {}, "'FULL' is not one of FULL_SHARD",
+            id="strategy",
+        ),
+        pytest.param(
+            fsdp(1, fsdp_offload_params="maybe"), {}, "expected true or false, got 'maybe'",
+            id="flag",
+        ),
+        pytest.param(
+            fsdp(2) | {"mixed_precision": "fp8"}, {}, "a.yaml: mixed_precision: fp8 is not modelled",
+            id="fp8",
+        ),
+        pytest.param(
+            fsdp(2) | {"fp8_config": {"backend": "TE"}}, {}, "a.yaml: fp8_config:", id="fp8-section"
+        ),
+        pytest.param(
+            fsdp(2) | {"num_processes": "8"}, {}, "expected a whole number, got '8'", id="number"
+        ),
+        pytest.param(
+            fsdp(2), {"num_gpus": 16},
+            "a.yaml: num_processes: the file says num_gpus 8, the options say 16",
+            id="contradiction",
+        ),
+        pytest.param({"use_cpu": True}, {}, "a.yaml: use_cpu:", id="cpu"),
+    ],
+)  # fmt: skip
+def test_refused(config: dict[str, Any], given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        accelerate_fields(config, given, source="a.yaml")
+    assert message in str(caught.value)
