@@ -10,7 +10,7 @@ from memplan.graph.counts import total_parameters, trainable_parameters
 from memplan.graph.model import record_model
 from memplan.graph.tape import Tape, TapeOptions
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.account import RankAccount
+from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.rank import RankInput
 from memplan.memory.runtime import workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk
@@ -29,11 +29,14 @@ def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None)
     """
     resolved = setup.resolve(model.context_length)
     options = tape_options(resolved, gpu)
+    if not options.flash_available:
+        options = without_flash(model, options)
     tape, passes = record_and_walk(model, options)
-    given = RankInput(
-        tape=tape, passes=passes, setup=resolved, scratch_bytes=_scratch_bytes(resolved, gpu)
-    )
-    account = rank_account(given, gpu)
+    account = worst_account(model, options, resolved)
+    if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
+        given = RankInput(tape=tape, passes=passes, setup=resolved)
+        account = rank_account(given, capacity_bytes=gpu.capacity_bytes)
+    account = with_workspaces(account, _scratch_bytes(resolved, gpu))
     if model.activations_left_out:
         left_out = (*account.left_out, model.activations_left_out)
         account = replace(account, left_out=left_out)
@@ -57,6 +60,13 @@ def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepP
     """The model on the tape, and the walk over it; remembered, since engines share activations."""
     tape = record_model(model, options)
     return tape, StepWalk(tape).run()
+
+
+def without_flash(model: ModelSpec, options: TapeOptions) -> TapeOptions:
+    """Options for a GPU without flash attention: those of any GPU where it would not be used."""
+    current = replace(options, flash_available=True)
+    tape, _ = record_and_walk(model, current)
+    return options if tape.flash_decides else current
 
 
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
@@ -98,9 +108,33 @@ def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
     return workspace_bytes(gpu.compute_capability if gpu is not None else None)
 
 
-def rank_account(given: RankInput, gpu: GpuSpec | None, rank: int | None = None) -> RankAccount:
+@lru_cache(maxsize=256)
+def worst_account(
+    model: ModelSpec, options: TapeOptions, resolved: TrainingSetup
+) -> RankAccount:
+    """The worst rank's account on a GPU with room to load; remembered, since GPUs share it."""
+    tape, passes = record_and_walk(model, options)
+    return rank_account(RankInput(tape=tape, passes=passes, setup=resolved))
+
+
+def with_workspaces(account: RankAccount, num_bytes: int) -> RankAccount:
+    """The account with cuBLAS workspaces in every phase but ``load``."""
+    if not num_bytes:
+        return account
+    entry = Entry(ComponentKind.KERNEL_SCRATCH, num_bytes, "cuBLAS workspaces")
+    phases = tuple(
+        phase if phase.name == "load" else Phase(phase.name, (*phase.entries, entry))
+        for phase in account.phases
+    )
+    return replace(account, phases=phases, held_bytes=account.held_bytes + num_bytes)
+
+
+def rank_account(
+    given: RankInput, *, rank: int | None = None, capacity_bytes: int | None = None
+) -> RankAccount:
     """One rank's account, as its engine really holds it; the worst rank's where none is named.
 
+    ``capacity_bytes`` is what an engine goes by that loads differently where there is no room.
     Raises ``SetupError`` for an engine or a parallel degree that is not modelled.
     """
     setup = given.setup
@@ -110,8 +144,7 @@ def rank_account(given: RankInput, gpu: GpuSpec | None, rank: int | None = None)
         from memplan.memory.deepspeed import deepspeed_account, fullest_rank
 
         chosen = fullest_rank(given) if rank is None else rank
-        capacity = gpu.capacity_bytes if gpu is not None else None
-        return deepspeed_account(given, rank=chosen, capacity_bytes=capacity)
+        return deepspeed_account(given, rank=chosen, capacity_bytes=capacity_bytes)
     if engine is Engine.FSDP:
         from memplan.memory.fsdp2 import fsdp2_account
 

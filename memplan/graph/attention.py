@@ -75,8 +75,10 @@ def choose_kernel(t: Tape, shape: Shape, dtype: DType, *, masked: bool) -> Score
     head_dim = shape.spec.head_dim
     equal = shape.spec.value_head_dim in {None, head_dim}
     fits = half and not masked and equal and head_dim <= MAX_FLASH_HEAD_DIM
-    if fits and t.options.flash_available:
-        return ScoreKernel.FLASH
+    if fits:
+        t.flash_decides = True
+        if t.options.flash_available:
+            return ScoreKernel.FLASH
     if shape.groups > 1 and not masked and head_dim <= MAX_FLASH_HEAD_DIM:
         return ScoreKernel.MATH
     return ScoreKernel.EFFICIENT

@@ -212,7 +212,7 @@ def attention_masks(
     windows = [spec.sliding_window for spec in _attentions(stack) if spec.sliding_window]
     length = context.seq_len
     full = sliding = None
-    if eager and (stack.mixed_masks or len(windows) < len(stack.runs)):
+    if eager and (stack.mixed_masks or len(windows) < len(_attentions(stack))):
         full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
         t.hold(full)
     elif stack.written_mask:

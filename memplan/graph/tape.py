@@ -284,6 +284,8 @@ class Tape:
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
         self.inputs_bytes = 0
         """Token ids, labels and whatever else the batch itself holds [bytes]."""
+        self.flash_decides = False
+        """Some kernel was chosen by whether the GPU runs flash attention."""
         self.buffers_bytes = 0
         """Buffers that lie beside the parameters [bytes]."""
         self.leaves: list[Tensor] = []

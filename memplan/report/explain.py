@@ -17,6 +17,8 @@ EXPLAIN_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""
 DETAIL_SHARE = 0.005
 """Parts below this share of their component are summed up in one line of the tree."""
+LIST_SHARE = 0.0005
+"""Tensors below this share of what their layer keeps are summed up in one line."""
 
 
 def print_explanation(console: "Console", found: Estimate, explained: Explanation) -> None:
@@ -26,9 +28,10 @@ def print_explanation(console: "Console", found: Estimate, explained: Explanatio
     model = found.model
     head = (
         f" ({model.task.value}), {format_count(found.num_params)} parameters, "
-        f"{setup_label(found.setup)} on {found.setup.num_gpus}"
-        f" GPU{'s' if found.setup.num_gpus > 1 else ''}"
+        f"{setup_label(found.setup)}"
     )
+    if found.setup.num_gpus > 1:
+        head += f" on {found.setup.num_gpus} GPUs"
     console.print(Text.assemble((model.name, "bold"), head))
     console.print(Text("Assumed: " + ", ".join(found.assumptions), style="dim"))
     console.print(Text(f"Held as: {states_line(found)}", style="dim"))
@@ -114,8 +117,14 @@ def _kind_table(kind: LayerKind) -> "Table":
     table.add_column("tensor", overflow="fold")
     table.add_column("size", overflow="fold")
     table.add_column("because", overflow="fold")
-    for tensor in kind.tensors:
+    shown = [each for each in kind.tensors if each.num_bytes >= LIST_SHARE * kind.kept_bytes]
+    for tensor in shown:
         table.add_row(size_text(tensor.num_bytes), tensor.name, tensor.formula, tensor.source)
+    small = kind.tensors[len(shown) :]
+    if small:
+        total = sum(tensor.num_bytes for tensor in small)
+        names = ", ".join(dict.fromkeys(tensor.name for tensor in small))
+        table.add_row(size_text(total), f"{names}: together", "", "", style="dim")
     return table
 
 

@@ -9,7 +9,7 @@ from memplan.estimator import Estimate
 from memplan.estimator.estimation import record_and_walk, tape_options
 from memplan.graph.tape import Operation, Parameter, Segment, Storage, Tape, Tensor
 from memplan.memory.account import ComponentKind, Entry, Lifetime, Phase
-from memplan.model.spec import MixtureSpec, ModelSpec
+from memplan.model.spec import FeedForwardSpec, MixtureSpec, ModelSpec
 from memplan.report.shape import scores_of
 from memplan.report.timeline import LIFETIME_WORDS
 from memplan.training.precision import PRECISIONS
@@ -163,6 +163,15 @@ def _times(name: str, count: int) -> str:
 def layer_kinds(tape: Tape, model: ModelSpec) -> Iterator[LayerKind]:
     """Each kind of layer, embedding and head among them, with what it keeps for backward."""
     names = _SizeNames(tape, model)
+    shared = shared_tensors(tape, names)
+    if shared:
+        yield LayerKind(
+            name="what layers share",
+            count=1,
+            checkpointed=False,
+            tensors=shared,
+            kept_bytes=sum(node.num_bytes for node in shared),
+        )
     for segment, _ in layers_of(tape, model):
         tensors = kept_tensors(segment, names)
         if tensors:
@@ -193,10 +202,45 @@ def kept_tensors(segment: Segment, names: "_SizeNames") -> tuple[Node, ...]:
     return tuple(sorted(_grouped(nodes), key=lambda node: -node.num_bytes))
 
 
+def shared_tensors(tape: Tape, names: "_SizeNames") -> tuple[Node, ...]:
+    """What is made once and kept by later segments: masks, position tables, an encoder's output."""
+    own = {storage for segment in tape.segments for storage in _kept_storages(segment)}
+    inputs = {each.input.storage for each in tape.segments if each.input and each.checkpointed}
+    users: dict[Storage, list[str]] = {}
+    for segment in tape.segments:
+        later = segment.external_reads if segment.checkpointed else segment.external_saves
+        for storage in later:
+            if storage not in own | inputs:
+                users.setdefault(storage, []).append(segment.name)
+    makers = {
+        tensor.storage: (tensor, operation)
+        for segment in tape.segments
+        for operation in segment.operations
+        for tensor in operation.outputs
+        if tensor.storage in users
+    }
+    nodes = [
+        Node(
+            name=_made_by(*makers[storage]),
+            num_bytes=storage.num_bytes,
+            formula=names.formula(makers[storage][0]),
+            source="kept by " + ", ".join(dict.fromkeys(names_of)),
+        )
+        for storage, names_of in users.items()
+        if storage in makers
+    ]
+    return tuple(sorted(_grouped(nodes), key=lambda node: -node.num_bytes))
+
+
 def _kept_storages(segment: Segment) -> dict[Storage, list[Operation]]:
     """What stays after the forward pass, and the operations that keep it."""
     dropped = {storage for region in segment.regions for storage in region.dropped}
     kept: dict[Storage, list[Operation]] = {}
+    if segment.checkpointed:
+        for operation in segment.operations:
+            for tensor in operation.outputs:
+                if tensor.storage in segment.kept_outputs:
+                    kept[tensor.storage] = []
     for operation in segment.operations:
         for storage in dict.fromkeys(operation.saved):
             if segment.checkpointed and storage not in segment.kept_outputs:
@@ -209,33 +253,50 @@ def _kept_storages(segment: Segment) -> dict[Storage, list[Operation]]:
 def _kept_node(
     storage: Storage, users: list[Operation], segment: Segment, names: "_SizeNames"
 ) -> Node:
-    tensor, maker = _maker(storage, segment)
+    tensor, name = _maker(storage, segment)
     keepers = Counter(operation.name for operation in users)
+    because = ", ".join(_times(each, count) for each, count in keepers.items())
     return Node(
-        name=f"{maker} output" if maker else "the layer's input",
+        name=name,
         num_bytes=storage.num_bytes,
         formula=names.formula(tensor) if tensor is not None else "",
-        source="kept by " + ", ".join(_times(name, count) for name, count in keepers.items()),
+        source=f"kept by {because}" if because else "the policy does not recompute it",
     )
 
 
 def _maker(storage: Storage, segment: Segment) -> tuple[Tensor | None, str]:
-    """The tensor on a storage, and the weight or operation that made it."""
+    """The tensor on a storage, and what to call it."""
     given = segment.input
     if given is not None and given.storage is storage:
-        return given, ""
+        return given, "its input"
     for operation in segment.operations:
         for tensor in operation.outputs:
             if tensor.storage is storage:
-                return tensor, _operation_name(operation)
+                return tensor, _made_by(tensor, operation)
     return None, "an earlier segment's"
 
 
-def _operation_name(operation: Operation) -> str:
+def _made_by(tensor: Tensor, operation: Operation) -> str:
+    """A tensor by what made it: ``q_proj``, ``copy in fp32``, ``mul``."""
     weight = next((each for each in operation.inputs if isinstance(each, Parameter)), None)
+    if operation.name == "to":
+        return f"copy in {tensor.dtype.label}" if weight is None else "copy of a weight"
     if weight is not None and operation.name in ("linear", "grouped_mm"):
         return weight.name.removesuffix(".weight").rpartition(".")[2]
+    if operation.name in _PLURAL and tensor is not operation.outputs[0]:
+        return _PLURAL[operation.name]
     return operation.name
+
+
+_PLURAL = {
+    "flash_attention": "flash_attention's statistics",
+    "efficient_attention": "efficient_attention's statistics",
+    "dropout": "dropout mask",
+    "layer_norm": "layer_norm's statistics",
+    "rms_norm": "rms_norm's statistics",
+    "nll_loss": "nll_loss's weight",
+}
+"""What an operation makes beside its result."""
 
 
 def _grouped(nodes: Iterable[Node]) -> list[Node]:
@@ -259,20 +320,21 @@ class _SizeNames:
         options = tape.options
         self.batch = options.batch_size
         self.lengths = dict.fromkeys((options.seq_len, options.target_seq_len))
-        self.widths: dict[int, str] = {1: "one"}
+        self.widths: dict[int, str] = {}
         self.heads: dict[int, None] = {}
         for stack in model.stacks:
             for run in stack.runs:
                 spec, network = scores_of(run.layer), run.layer.feed_forward
-                self.heads[spec.num_heads] = None
-                self._name(spec.num_heads, "heads")
-                self._name(spec.num_heads * spec.head_dim, "queries")
-                self._name(spec.num_kv_heads * spec.head_dim, "keys")
+                if spec is not None:
+                    self.heads[spec.num_heads] = None
+                    self._name(spec.num_heads, "heads")
+                    self._name(spec.num_heads * spec.head_dim, "queries")
+                    self._name(spec.num_kv_heads * spec.head_dim, "keys")
                 if isinstance(network, MixtureSpec):
                     size = network.expert.intermediate_size
                     self._name(network.num_experts_per_token * size, "chosen experts' widths")
                     self._name(network.num_experts, "experts")
-                else:
+                elif isinstance(network, FeedForwardSpec):
                     self._name(network.intermediate_size, "feed-forward")
         self.widths[model.hidden_size] = "hidden"
         self.widths[model.vocab_size] = "vocabulary"
@@ -293,7 +355,8 @@ class _SizeNames:
             tokens = self.batch * length
             width, rest = divmod(tensor.numel, tokens)
             if not rest and width:
-                return f"{tokens} tokens x {self._width(width)} x {size}"
+                each = f" x {self._width(width)}" if width > 1 else ""
+                return f"{tokens} tokens{each} x {size}"
         return f"{tensor.numel:,} x {size}"
 
     def _width(self, width: int) -> str:

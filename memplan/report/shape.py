@@ -1,8 +1,11 @@
 """A model in the few sizes that published formulas ask for."""
 
+from memplan.errors import UnsupportedOperationError
 from memplan.formulas.flops import FormulaShape
 from memplan.model.spec import (
     AttentionSpec,
+    CountedSpec,
+    FeedForwardSpec,
     LatentAttentionSpec,
     LayerSpec,
     MixtureSpec,
@@ -11,10 +14,11 @@ from memplan.model.spec import (
 
 
 def formula_shape(model: ModelSpec) -> FormulaShape:
-    """The model as a decoder of equal layers: the kind of layer that it has most of."""
-    layer = common_layer(model)
-    attention = scores_of(layer)
-    network = layer.feed_forward
+    """The model as a decoder of equal layers: the kind of layer that it has most of.
+
+    Raises ``UnsupportedOperationError`` where no layer has attention and a feed-forward network.
+    """
+    attention, network = _common_parts(model)
     mixture = network if isinstance(network, MixtureSpec) else None
     dense = network.expert if isinstance(network, MixtureSpec) else network
     shared = mixture.shared.intermediate_size if mixture and mixture.shared else 0
@@ -41,9 +45,25 @@ def common_layer(model: ModelSpec) -> LayerSpec:
     return max(runs, key=lambda run: run.count).layer
 
 
-def scores_of(layer: LayerSpec) -> AttentionSpec:
-    """What a layer's scores are made of."""
+def _common_parts(model: ModelSpec) -> tuple[AttentionSpec, FeedForwardSpec | MixtureSpec]:
+    """Attention and network of the longest run that has both written down."""
+    runs = [run for stack in model.stacks for run in stack.runs]
+    for run in sorted(runs, key=lambda each: -each.count):
+        attention, network = scores_of(run.layer), run.layer.feed_forward
+        if attention is not None and not isinstance(network, CountedSpec):
+            return attention, network
+    msg = (
+        f"{model.source}: {model.family}: has no layer of attention and feed-forward network, "
+        "which is what the published formulas are about"
+    )
+    raise UnsupportedOperationError(msg)
+
+
+def scores_of(layer: LayerSpec) -> AttentionSpec | None:
+    """What a layer's scores are made of; None where it has none that are written down."""
     attention = layer.attention
+    if isinstance(attention, CountedSpec):
+        return None
     return attention.scores if isinstance(attention, LatentAttentionSpec) else attention
 
 

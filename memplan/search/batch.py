@@ -11,9 +11,6 @@ from memplan.training.setup import TrainingSetup
 MAX_MICRO_BATCH = 65_536
 """Sequences of one micro-batch beyond which nobody looks for more."""
 
-Fits = Callable[[Estimate], bool]
-"""Whether an estimate is small enough."""
-
 
 def fits(answer: Estimate) -> bool:
     """Whether even the high end of the range is within the GPU's memory."""
@@ -25,14 +22,13 @@ def largest_micro_batch(
     setup: TrainingSetup,
     gpu: GpuSpec,
     *,
-    fits: Fits = fits,
-    at_least: int = 0,
     limit: int = MAX_MICRO_BATCH,
+    known: Estimate | None = None,
 ) -> int:
     """The largest ``micro_batch_size`` that fits, everything else being as in ``setup``; 0: none.
 
-    Doubles until it no longer fits, then halves the interval: a larger micro-batch never needs less
-    memory. ``at_least`` is one that is known to fit.
+    ``known`` is an estimate of ``setup`` itself, where there is one. Raises ``SetupError`` for a
+    setup that cannot be trained.
 
     >>> from memplan.sources.catalog import load_gpu
     >>> from memplan.sources.models import load_model
@@ -40,21 +36,85 @@ def largest_micro_batch(
     >>> largest_micro_batch(load_model("gpt2"), setup, load_gpu("v100-16gb"))
     32
     """
+    search = LargestFit(
+        lambda size: estimate(model, replace(setup, micro_batch_size=size), gpu),
+        room=lambda answer: room_bytes(answer),
+        limit=limit,
+    )
+    if known is not None:
+        search.tell(setup.micro_batch_size, known)
+    return search.run()
 
-    def is_small_enough(size: int) -> bool:
-        return fits(estimate(model, replace(setup, micro_batch_size=size), gpu))
 
-    low, high = at_least, max(1, 2 * at_least)
-    while high <= limit and is_small_enough(high):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_small_enough(middle):
-            low = middle
+def room_bytes(answer: Estimate) -> int:
+    """What the high end of the range leaves of the GPU; below zero where it does not fit [bytes]."""
+    if answer.gpu is None or answer.account.left_out:
+        return -1
+    return answer.gpu.capacity_bytes - answer.total_bytes.high
+
+
+class LargestFit:
+    """Looks for the largest size that leaves room, by bisection that aims.
+
+    A larger micro-batch never needs less memory, and needs nearly as much more for each sequence
+    as the one before: a straight line through two answers says where to look next. Only answers
+    count: the result is a size that fits, and the next one was seen not to.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[int], Estimate],
+        *,
+        room: Callable[[Estimate], int],
+        limit: int = MAX_MICRO_BATCH,
+    ) -> None:
+        self._ask = ask
+        self._room = room
+        self._limit = limit
+        self._rooms: dict[int, int] = {}
+        self._low, self._high = 0, limit + 1
+
+    def tell(self, size: int, answer: Estimate) -> None:
+        """Take an answer that is known already into account."""
+        self._note(size, self._room(answer))
+
+    def run(self) -> int:
+        """The size; 0 where not even 1 fits."""
+        while self._high - self._low > 1:
+            size = self._next()
+            self._note(size, self._room(self._ask(size)))
+        return self._low
+
+    def _note(self, size: int, room: int) -> None:
+        self._rooms[size] = room
+        if room >= 0:
+            self._low = max(self._low, size)
         else:
-            high = middle
-    return low
+            self._high = min(self._high, size)
+
+    def _next(self) -> int:
+        """Where to look next: between what fits and what does not."""
+        low, high = self._low, self._high
+        if not self._rooms:
+            return 1
+        if len(self._rooms) == 1:
+            guess = 2 * low if low else high // 2
+        else:
+            guess = self._aim()
+        if high > self._limit:
+            high = min(high, 8 * low + 8)
+        return min(max(guess, low + 1), high - 1)
+
+    def _aim(self) -> int:
+        """Where the line through the two answers nearest to the border meets it."""
+        sizes = sorted(self._rooms, key=lambda size: abs(self._rooms[size]))
+        first, second = sorted(sizes[:2])
+        slope = (self._rooms[first] - self._rooms[second]) / (second - first)
+        if slope <= 0:
+            return 2 * self._low
+        guess = int(first + self._rooms[first] / slope)
+        # The border is beside the guess, mostly: the size before tells as much as the size itself.
+        return guess + 1 if guess == self._low else guess
 
 
 def largest_of(sizes: Sequence[int], is_small_enough: Callable[[int], bool]) -> int | None:

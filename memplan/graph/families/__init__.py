@@ -106,6 +106,13 @@ FAMILY_MODULES: dict[str, str] = {
     "gpt_oss": "mixtures",
     "mimo_v2_flash": "mixtures",
     "deepseek_v32": "latents",
+    "longt5": "t5_kin",
+    "switch_transformers": "t5_kin",
+    "led": "bart_kin",
+    "pegasus_x": "bart_kin",
+    "bigbird_pegasus": "bart_kin",
+    "fsmt": "bart_kin",
+    "prophetnet": "bart_kin",
 }
 """For each supported ``model_type``, the module of this package that reads it."""
 

@@ -173,6 +173,7 @@ def window_runs(
     types = reader.texts("layer_types")
     if types and len(types) < count:
         raise reader.fail("layer_types", f"names {len(types)} layers of {count}")
+    assert isinstance(layer.attention, AttentionSpec)
     local = replace(layer, attention=replace(layer.attention, sliding_window=window))
     flags = [
         types[index] == "sliding_attention" if types else pattern is None or pattern(index)

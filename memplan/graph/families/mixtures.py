@@ -31,6 +31,10 @@ from memplan.model.spec import (
 )
 
 
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What configs call the number of routed experts."""
+
+
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``MIXTURES``."""
     kind = MIXTURES[request.model_type]
@@ -198,13 +202,14 @@ def read_mixture(reader: ConfigReader, kind: Mixture) -> MixtureSpec:
 
     Raises ``ConfigError`` where a token would need more experts than there are.
     """
-    num_experts = reader.integer("num_experts", "num_local_experts", "n_routed_experts")
+    key = next((name for name in EXPERT_KEYS if name in reader.config), EXPERT_KEYS[0])
+    num_experts = reader.integer(key, *EXPERT_KEYS)
     per_token = reader.integer("num_experts_per_tok")
     if per_token > num_experts:
         error = reader.fail("num_experts_per_tok", f"{per_token} of {num_experts} experts")
         raise error
     if kind.router.grouped:
-        reader.divide("num_experts", num_experts, "n_group", reader.integer("n_group", default=1))
+        reader.divide(key, num_experts, "n_group", reader.integer("n_group", default=1))
     size = reader.integer(kind.expert_size)
     shared = _shared_size(reader, kind, size)
     expert = FeedForwardSpec(

@@ -46,9 +46,10 @@ def fsdp1_account(given: RankInput) -> RankAccount:
     gradients = _gradient_entry(units, offloaded=offloaded)
     step = [*states, gradients, *optimizer_copies_entry(given, units, offloaded=offloaded), scratch]
     stays = gradients.num_bytes if options.use_orig_params else 0
+    begins = [gradients] if stays > forward.best_bytes else forward.entries()
     phases = (
         make_phase("load", _load_entries(given.tape, options, units, offloaded=offloaded)),
-        make_phase("forward", [*states, *forward.entries(), scratch]),
+        make_phase("forward", [*states, *begins, scratch]),
         make_phase("backward", [*states, *backward.entries(), scratch]),
         make_phase("step", step),
         _save_phase(options, units, [*states, scratch]),

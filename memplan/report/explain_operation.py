@@ -1,0 +1,91 @@
+"""A lesson on one operation, printed."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memplan.report.explain import size_text
+from memplan.report.lessons import Lesson, Taught, teach
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def print_lesson(console: "Console", lesson: Lesson) -> None:
+    """Print what each way to run the operation keeps, then why."""
+    from rich.text import Text
+
+    console.print(Text.assemble((lesson.name, "bold"), f"  {lesson.title}"))
+    console.print(Text(lesson.sizes, style="dim"))
+    taught = [teach(variant) for variant in lesson.variants]
+    for each in taught:
+        console.print(_table(each))
+    for line in conclusions(lesson, taught):
+        console.print(Text(line))
+    console.print(Text(f"Source: {lesson.source}", style="dim"))
+
+
+def conclusions(lesson: Lesson, taught: Sequence[Taught]) -> list[str]:
+    """Why, and what the other ways save against the usual one."""
+    usual, *others = taught
+    lines = [lesson.why]
+    lines += [
+        f"{other.variant.name}: {size_text(other.kept_bytes)} instead of "
+        f"{size_text(usual.kept_bytes)}, {size_text(usual.kept_bytes - other.kept_bytes)} saved."
+        for other in others
+        if other.kept_bytes < usual.kept_bytes
+    ]
+    return lines
+
+
+def lesson_rows(lesson: Lesson) -> list[dict[str, object]]:
+    """Flat rows: one for each thing kept, and one for each variant's sum."""
+    rows: list[dict[str, object]] = []
+    for variant in lesson.variants:
+        taught = teach(variant)
+        for step in taught.steps:
+            for what, num_bytes in step.saves:
+                rows.append(_row(lesson, variant.name, step.operation, what, num_bytes))
+        rows.append(_row(lesson, variant.name, "", "all it keeps", taught.kept_bytes))
+    return rows
+
+
+def _row(
+    lesson: Lesson, variant: str, operation: str, keeps: str, num_bytes: int
+) -> dict[str, object]:
+    return {
+        "lesson": lesson.name,
+        "variant": variant,
+        "operation": operation,
+        "keeps": keeps,
+        "bytes": num_bytes,
+        "source": lesson.source,
+    }
+
+
+def _table(taught: Taught) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=taught.variant.name,
+        title_justify="left", title_style="bold",
+    )  # fmt: skip
+    table.add_column("operation", no_wrap=True)
+    table.add_column("makes", justify="right", no_wrap=True)
+    table.add_column("keeps", justify="right", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for step in taught.steps:
+        kept = sum(num_bytes for _, num_bytes in step.saves)
+        what = [text if num_bytes > 512 else f"{text} (a number)" for text, num_bytes in step.saves]
+        if step.again_bytes:
+            what.append(f"{size_text(step.again_bytes)} kept before: counted once")
+        table.add_row(
+            step.operation, size_text(step.made_bytes) if step.made_bytes else "-",
+            size_text(kept) if kept else "-", ", ".join(dict.fromkeys(what)),
+        )  # fmt: skip
+    table.add_section()
+    beside = taught.kept_beside_output_bytes
+    note = "" if beside == taught.kept_bytes else f"{size_text(beside)} beside its result"
+    table.add_row("kept", "", size_text(taught.kept_bytes), note, style="bold")
+    return table
