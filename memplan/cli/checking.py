@@ -63,9 +63,7 @@ class Checks:
         if self.baseline is not None:
             from memplan.report.baseline import baseline_lines
 
-            lines = baseline_lines(
-                self.baseline, name=self.baseline_name, tolerance=self.tolerance
-            )
+            lines = baseline_lines(self.baseline, name=self.baseline_name, tolerance=self.tolerance)
             stream.write("".join(f"{line}\n" for line in lines))
             regressions = self.baseline.regressions(self.tolerance)
             if regressions:

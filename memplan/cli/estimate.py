@@ -19,10 +19,12 @@ from memplan.cli.options import (
     TokenOption,
 )
 from memplan.cli.training_options import (
+    AccelerateConfigOption,
     AttentionOption,
     BatchSizeOption,
     CheckpointingOption,
     CompileOption,
+    DeepSpeedConfigOption,
     DropoutOption,
     EngineOption,
     EngineOptionOption,
@@ -38,7 +40,9 @@ from memplan.cli.training_options import (
     OutputsHeldOption,
     PrecisionOption,
     SeqLenOption,
+    SetupFileOption,
     TargetSeqLenOption,
+    TrainingArgumentsOption,
     UpcastOutputsOption,
     ZeroOption,
     parse_engine_options,
@@ -59,6 +63,7 @@ def _table_option(name: str, help_text: str, metavar: str) -> Any:
 
 
 def estimate(
+    ctx: typer.Context,
     model: OptionalModelArgument = None,
     num_gpus: NumGpusOption = 1,
     num_nodes: NumNodesOption = None,
@@ -86,6 +91,10 @@ def estimate(
     compiled: CompileOption = False,
     engine_option: EngineOptionOption = None,
     kernel_scratch: KernelScratchOption = True,
+    setup_file: SetupFileOption = None,
+    training_args: TrainingArgumentsOption = None,
+    deepspeed_config: DeepSpeedConfigOption = None,
+    accelerate_config: AccelerateConfigOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
     num_labels: NumLabelsOption = None,
@@ -115,8 +124,8 @@ def estimate(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
+    from memplan.cli.setup_files import read_base
     from memplan.sources.models import load_model
-    from memplan.training.setup import TrainingSetup
 
     spec = None
     if model is not None:
@@ -142,34 +151,80 @@ def estimate(
 
         msg = "name a MODEL (memplan models lists the built-in ones), or give --params"
         raise UsageError(msg)
-    base = TrainingSetup(
-        num_gpus=num_gpus,
-        num_nodes=num_nodes,
-        micro_batch_size=batch_size,
-        gradient_accumulation_steps=gradient_accumulation,
-        seq_len=seq_len,
-        target_seq_len=target_seq_len,
-        optimizer=optimizer,  # type: ignore[arg-type]
-        checkpointing=checkpointing,  # type: ignore[arg-type]
-        kernels=kernels,  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
-        norm=norm,  # type: ignore[arg-type]
-        mlp=mlp,  # type: ignore[arg-type]
-        loss=loss,  # type: ignore[arg-type]
-        dropout=dropout,
-        freeze=freeze,  # type: ignore[arg-type]
-        outputs_held=outputs_held,
-        upcast_outputs=upcast_outputs,
-        compiled=compiled,
-        engine_options=parse_engine_options(engine_option),
-        kernel_scratch=kernel_scratch,
+    fields: dict[str, object] = {
+        "num_gpus": num_gpus,
+        "num_nodes": num_nodes,
+        "micro_batch_size": batch_size,
+        "gradient_accumulation_steps": gradient_accumulation,
+        "seq_len": seq_len,
+        "target_seq_len": target_seq_len,
+        "optimizer": optimizer,
+        "checkpointing": checkpointing,
+        "kernels": kernels,
+        "attention": attention,
+        "norm": norm,
+        "mlp": mlp,
+        "loss": loss,
+        "dropout": dropout,
+        "freeze": freeze,
+        "outputs_held": outputs_held,
+        "upcast_outputs": upcast_outputs,
+        "compiled": compiled,
+        "engine_options": parse_engine_options(engine_option),
+        "kernel_scratch": kernel_scratch,
+    }
+    given = given_fields(ctx, fields)
+    if deepspeed_config is not None or accelerate_config is not None:
+        # The file names the engine; what is said beside it may only agree.
+        stage: object = int(zero) if zero is not None and zero.isdecimal() else zero
+        named = {"engine": engine, "precision": precision, "zero_stage": stage}
+        given |= {name: value for name, value in named.items() if value is not None}
+        engine = precision = zero = None
+    base = read_base(
+        given,
+        setup_file=setup_file,
+        training_args=training_args,
+        deepspeed_config=deepspeed_config,
+        accelerate_config=accelerate_config,
     )
-    setups = _setups(base, precision=precision, engine=engine, zero=zero, offload=offload)
+    setups = [base.setup]
+    if not base.engine_fixed or engine or zero or offload or precision:
+        setups = _setups(base.setup, precision=precision, engine=engine, zero=zero, offload=offload)
     gpus = chosen_gpus(gpu, gpu_memory)
     from memplan.estimator import estimate as estimate_memory
 
-    rows = [[estimate_memory(spec, setup, each) for each in gpus] for setup in setups]
+    rows = [
+        [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
+        for setup in setups
+    ]
     _show(rows, output_format)
+
+
+OPTION_NAMES = {
+    "micro_batch_size": "batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation",
+    "engine_options": "engine_option",
+}
+"""Parameters of the command whose names differ from the setup's fields."""
+
+
+def given_fields(ctx: typer.Context, fields: "dict[str, object]") -> "dict[str, object]":
+    """Those fields that were given on the command line, not left at their defaults."""
+    found = {}
+    for name, value in fields.items():
+        source = ctx.get_parameter_source(OPTION_NAMES.get(name, name))
+        if source is not None and source.name == "COMMANDLINE":
+            found[name] = value
+    return found
+
+
+def with_notes(answer: "Estimate", notes: tuple[str, ...]) -> "Estimate":
+    """The estimate with what a configuration file has to say."""
+    if not notes:
+        return answer
+    from dataclasses import replace
+
+    return replace(answer, notes=(*answer.notes, *notes))
 
 
 def _setups(
@@ -253,4 +308,3 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
         print_account(console, rows[0])
     else:
         print_comparison(console, rows)
-

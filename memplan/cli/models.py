@@ -57,9 +57,7 @@ def _list(output_format: OutputFormat) -> None:
 
     found = [model for name in builtin_names() if (model := find_builtin(name)) is not None]
     rows = [
-        CatalogRow(
-            name=model.name, family=model.family, hub_id=model.hub_id, aliases=model.aliases
-        )
+        CatalogRow(name=model.name, family=model.family, hub_id=model.hub_id, aliases=model.aliases)
         for model in found
     ]
     if output_format is OutputFormat.TABLE:

@@ -101,9 +101,7 @@ CheckpointingAxis = Annotated[
 KernelsAxis = Annotated[
     str | None, axis_option("--kernels", "hf, torchtitan, megatron, liger.", "NAMES")
 ]
-AttentionAxis = Annotated[
-    str | None, axis_option("--attention", "eager, sdpa, flash.", "NAMES")
-]
+AttentionAxis = Annotated[str | None, axis_option("--attention", "eager, sdpa, flash.", "NAMES")]
 LossAxis = Annotated[
     str | None, axis_option("--loss", "eager, shifted, chunked, fused_linear, ...", "NAMES")
 ]
@@ -245,9 +243,7 @@ def base_setup(setup_file: str | None, training_args: str | None) -> "TrainingSe
     return TrainingSetup()
 
 
-def named_gpus(
-    names: list[str] | tuple[str, ...] | None, memory: str | None
-) -> "list[GpuSpec]":
+def named_gpus(names: list[str] | tuple[str, ...] | None, memory: str | None) -> "list[GpuSpec]":
     """The GPUs to judge by; names may be joined by commas."""
     from memplan.cli.estimate import chosen_gpus
 

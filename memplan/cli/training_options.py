@@ -16,7 +16,9 @@ def _option(name: str, help_text: str, metavar: str = "NAME") -> Any:
 
 EngineOption = Annotated[
     str | None,
-    _option("--engine", "ddp, deepspeed, fsdp, fsdp1 or megatron. [default: all that are compared]"),
+    _option(
+        "--engine", "ddp, deepspeed, fsdp, fsdp1 or megatron. [default: all that are compared]"
+    ),
 ]
 ZeroOption = Annotated[
     str | None, _option("--zero", "DeepSpeed's ZeRO stages, such as 2 or 1-3.", "STAGES")
@@ -105,6 +107,18 @@ KernelScratchOption = Annotated[
         help="Count cuBLAS workspaces and scratch inside kernels.",
         rich_help_panel=TRAINING_PANEL,
     ),
+]
+SetupFileOption = Annotated[
+    str | None, _option("--setup", "A YAML file that holds a whole training setup.", "FILE")
+]
+TrainingArgumentsOption = Annotated[
+    str | None, _option("--training-args", "Hugging Face TrainingArguments, JSON or YAML.", "FILE")
+]
+DeepSpeedConfigOption = Annotated[
+    str | None, _option("--deepspeed-config", "DeepSpeed's ds_config.json.", "FILE")
+]
+AccelerateConfigOption = Annotated[
+    str | None, _option("--accelerate-config", "accelerate's YAML, FSDP or plain.", "FILE")
 ]
 
 

@@ -20,6 +20,10 @@ class ParameterCounts:
     """Of the module that owns the most directly: DeepSpeed's rule."""
     untied: int
     """With input and output matrices apart; equal to ``total`` where they are."""
+    active: int
+    """That one token passes through; equal to ``total`` without a mixture of experts."""
+    largest_layer_unfused: int
+    """As ``largest_layer``, each expert's matrices counted on their own."""
     components: tuple[tuple[str, int], ...]
     """By component, largest first."""
 
@@ -43,6 +47,8 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
         base=base,
         largest_layer=largest_layer_parameters(tape),
         untied=untied,
+        active=active_parameters(tape),
+        largest_layer_unfused=largest_layer_unfused(tape),
         components=tuple(component_parameters(tape).most_common()),
     )
 
@@ -69,6 +75,31 @@ def trainable_parameters(tape: Tape) -> int:
         for parameter in segment.parameters
         if parameter.requires_grad
     )
+
+
+def active_parameters(tape: Tape) -> int:
+    """Parameters that one token passes through: of the routed experts, only the chosen ones."""
+    return sum(
+        parameter.active_numel * segment.num_copies
+        for segment in tape.segments
+        for parameter in segment.parameters
+    )
+
+
+def largest_layer_unfused(tape: Tape) -> int:
+    """The largest module, where each expert's matrix is a module of its own."""
+    sizes = [0]
+    for segment in tape.segments:
+        owned: Counter[str] = Counter()
+        for parameter in segment.parameters:
+            if parameter.experts is None:
+                owned[parameter.module] += parameter.numel
+            else:
+                sizes.append(parameter.unfused_numel)
+        for module, weight in segment.tied:
+            owned[module] += weight.numel
+        sizes.append(max(owned.values(), default=0))
+    return max(sizes)
 
 
 def module_parameters(segment: Segment) -> Counter[str]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
+from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup, coerce_enum
 
 _Kind = TypeVar("_Kind", bound=Enum)
@@ -86,3 +87,15 @@ class OptionReader:
 def option_names(kind: Any) -> tuple[str, ...]:
     """The names of an options class's fields."""
     return tuple(field.name for field in fields(kind))
+
+
+def engine_autocast(setup: TrainingSetup) -> DType | None:
+    """What an engine's ``autocast`` option turns matrix products into, on top of its own precision.
+
+    accelerate adds it to FSDP1's mixed precision and not to FSDP2's (accelerate 1.15,
+    ``prepare_model`` and ``_prepare_fsdp2``). None where it is not asked for.
+    """
+    asked = dict(setup.engine_options).get("autocast", False)
+    if asked not in (True, "true", "True"):
+        return None
+    return PRECISIONS[setup.chosen_precision].compute

@@ -68,6 +68,8 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(_CHECKPOINTING.get(checkpointing_label(after), "partial checkpointing"))
     if engine_label(before) != engine_label(after) and after.num_gpus > 1:
         parts.append(engine_label(after))
+    if _zero_init(after) and not _zero_init(before):
+        parts.append("zero.Init")
     if offload_label(before) != offload_label(after):
         parts.append(offload_label(after) or "no offloading")
     if before.num_gpus != after.num_gpus:
@@ -78,6 +80,10 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _zero_init(setup: TrainingSetup) -> bool:
+    return bool(dict(setup.engine_options).get("zero_init"))
 
 
 _CHECKPOINTING = {

@@ -51,10 +51,11 @@ def print_explanation(console: "Console", found: Estimate, explained: Explanatio
 def footnotes(found: Estimate, explained: Explanation) -> tuple[str, ...]:
     """How the parts add up, and what is missing."""
     kept = sum(kind.count * kind.kept_bytes for kind in explained.layers)
+    beside = explained.kept_bytes - kept
     return (
-        f"After the forward pass {size_text(explained.kept_bytes)} stay; the lists above hold "
-        f"{size_text(kept)} of it, the rest is what variables still hold, rounding included. Every "
-        "tensor is rounded up to 512 bytes.",
+        f"After the forward pass {size_text(explained.kept_bytes)} stay: what the lists above hold, "
+        f"and {size_text(beside)} that variables hold, the loss or outputs among them. Every tensor "
+        "is rounded up to 512 bytes.",
         "What an operation keeps, and why: memplan explain --operation NAME.",
         *found.notes,
         *(f"Left out: {text}" for text in found.account.left_out),

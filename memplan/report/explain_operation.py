@@ -30,10 +30,10 @@ def conclusions(lesson: Lesson, taught: Sequence[Taught]) -> list[str]:
     usual, *others = taught
     lines = [lesson.why]
     lines += [
-        f"{other.variant.name}: {size_text(other.kept_bytes)} instead of "
-        f"{size_text(usual.kept_bytes)}, {size_text(usual.kept_bytes - other.kept_bytes)} saved."
+        f"{other.variant.name}: keeps {size_text(other.kept_bytes)} instead of "
+        f"{size_text(usual.kept_bytes)}; at its highest {size_text(other.peak_bytes)} instead of "
+        f"{size_text(usual.peak_bytes)}."
         for other in others
-        if other.kept_bytes < usual.kept_bytes
     ]
     return lines
 
@@ -47,6 +47,7 @@ def lesson_rows(lesson: Lesson) -> list[dict[str, object]]:
             for what, num_bytes in step.saves:
                 rows.append(_row(lesson, variant.name, step.operation, what, num_bytes))
         rows.append(_row(lesson, variant.name, "", "all it keeps", taught.kept_bytes))
+        rows.append(_row(lesson, variant.name, "", "peak", taught.peak_bytes))
     return rows
 
 
@@ -88,4 +89,7 @@ def _table(taught: Taught) -> "Table":
     beside = taught.kept_beside_output_bytes
     note = "" if beside == taught.kept_bytes else f"{size_text(beside)} beside its result"
     table.add_row("kept", "", size_text(taught.kept_bytes), note, style="bold")
+    table.add_row(
+        "peak", size_text(taught.peak_bytes), "", "forward or backward, weights left out", style="dim"
+    )
     return table

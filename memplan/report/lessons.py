@@ -25,6 +25,7 @@ from memplan.graph.operations import (
     softmax,
 )
 from memplan.graph.tape import Operation, Storage, Tape, TapeOptions, Tensor
+from memplan.memory.step import StepWalk
 from memplan.model.spec import Activation, AttentionSpec, FeedForwardSpec
 from memplan.training.kernels import (
     AttentionKernel,
@@ -91,6 +92,8 @@ class Taught:
     output_bytes: int
     kept_beside_output_bytes: int
     """The same without the result, which somebody else holds anyway."""
+    peak_bytes: int
+    """The most alive at once, forward or backward, weights and their gradients left out."""
 
 
 def find_lesson(name: str) -> Lesson:
@@ -129,7 +132,19 @@ def teach(variant: Variant) -> Taught:
         kept_bytes=kept,
         output_bytes=out.storage.num_bytes,
         kept_beside_output_bytes=beside,
+        peak_bytes=_peak(tape),
     )
+
+
+def _peak(tape: Tape) -> int:
+    passes = StepWalk(tape).run()
+    forward = [height.total_bytes for each in passes.forward for height in each.heights()]
+    backward = [
+        each.start.total_bytes + interval.peak.total_bytes
+        for each in passes.backward
+        for interval in each.intervals
+    ]
+    return max(forward + backward)
 
 
 GIVEN = "given"

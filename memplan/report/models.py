@@ -46,6 +46,7 @@ def model_rows(model: ModelSpec, counts: ParameterCounts) -> list[dict[str, obje
         "base_model_params": counts.base,
         "largest_layer_params": counts.largest_layer,
         "untied_params": counts.untied,
+        "active_params": counts.active,
         "tying": model.tying.value,
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -100,6 +101,8 @@ def print_model(console: "Console", model: ModelSpec, counts: ParameterCounts) -
     table.add_section()
     table.add_row("total", f"{counts.total:,}", format_count(counts.total), style="bold")
     table.add_row("base model", f"{counts.base:,}", format_count(counts.base))
+    if counts.active != counts.total:
+        table.add_row("active per token", f"{counts.active:,}", format_count(counts.active))
     table.add_row("largest layer", f"{counts.largest_layer:,}", format_count(counts.largest_layer))
     console.print(table)
     for line in _shape_lines(model, counts):

@@ -1,6 +1,7 @@
 """A plan as people read it: what fits, best first; what does not, and what would change that."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.report.changes import (
@@ -10,6 +11,7 @@ from memplan.report.changes import (
     saving_text,
 )
 from memplan.search.planner import Objective, Plan, PlannedSetup, Shortfall
+from memplan.training.setup import ZeroStage
 from memplan.units import GIB, format_count, format_gib
 
 if TYPE_CHECKING:
@@ -133,7 +135,9 @@ def shortfall_text(shortfall: Shortfall) -> str:
     if shortfall.better is None:
         missing = format_gib(shortfall.missing_bytes, digits=1)
         return f"{label}: {missing} more needed, and nothing that was tried fits"
-    change = describe_change(setup, shortfall.better.setup)
+    better = shortfall.better.setup
+    size = min(setup.micro_batch_size, better.micro_batch_size)
+    change = describe_change(setup, replace(better, micro_batch_size=size))
     text = saving_text(
         change, missing_bytes=shortfall.missing_bytes, saved_bytes=shortfall.saved_bytes
     )
@@ -153,6 +157,8 @@ def footnotes(plan: Plan) -> list[str]:
         "Speed is relative to the fastest here, an order and no forecast. Assumed: "
         + "; ".join(plan.assumptions) + ".",
     ]  # fmt: skip
+    if any(each.setup.zero_stage is ZeroStage.PARAMETERS for each in plan.setups):
+        lines.append("ZeRO-3 builds the model inside deepspeed.zero.Init, as transformers does.")
     if any(each.tier for each in plan.setups):
         lines.append("Setups without fp32 optimizer states come last: they train less precisely.")
     lines += _notes(plan.setups)

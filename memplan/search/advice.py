@@ -1,6 +1,6 @@
 """The nearest change that makes a setup fit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.errors import SetupError
@@ -20,6 +20,20 @@ from memplan.training.setup import (
 
 MAX_DOUBLINGS = 10
 """How often the number of GPUs is doubled in search of one that suffices."""
+
+
+Place = tuple[int, str]
+"""A row's number and a GPU's id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hints:
+    """What stands beside estimates: how far one could go, and what would help."""
+
+    largest: dict[Place, int]
+    """The largest micro-batch that fits, for each row and GPU; 0: none."""
+    advice: tuple["Advice", ...]
+    """For each GPU on which no setup fits, what would make the nearest one fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +96,9 @@ def _nearest_changes(
             micro_batch = largest_micro_batch(model, setup, gpu, limit=setup.micro_batch_size)
         if micro_batch:
             yield smaller_batch(setup, micro_batch)
+    if setup.zero_stage is ZeroStage.PARAMETERS and not dict(setup.engine_options).get("zero_init"):
+        setup = with_zero_init(setup)
+        yield setup
     shardings = list(_more_sharding(setup))
     same_engine = [each for each in shardings if each.engine is setup.engine]
     other_engine = [each for each in shardings if each.engine is not setup.engine]
@@ -116,12 +133,18 @@ def _more_sharding(setup: TrainingSetup) -> Iterator[TrainingSetup]:
     if engine is Engine.DEEPSPEED:
         stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
         for higher in range(stage + 1, ZeroStage.PARAMETERS + 1):
-            yield replace(setup, zero_stage=ZeroStage(higher))
+            changed = replace(setup, zero_stage=ZeroStage(higher))
+            yield with_zero_init(changed) if higher == ZeroStage.PARAMETERS else changed
     elif engine in (Engine.FSDP, Engine.FSDP1):
         if setup.fsdp_strategy is not FsdpStrategy.FULL_SHARD:
             yield replace(setup, fsdp_strategy=FsdpStrategy.FULL_SHARD)
     elif engine is Engine.DDP:
         yield _sharded(setup)
+
+
+def with_zero_init(setup: TrainingSetup) -> TrainingSetup:
+    """Stage 3 with the model built inside ``deepspeed.zero.Init``, as transformers does."""
+    return replace(setup, engine_options={**dict(setup.engine_options), "zero_init": True})
 
 
 def _sharded(setup: TrainingSetup) -> TrainingSetup:
@@ -146,13 +169,9 @@ def _offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
         if stage is not ZeroStage.NONE and setup.offload_optimizer is Offload.NONE:
             yield replace(setup, offload_optimizer=Offload.CPU)
         if setup.data_parallel > 1 or stage is ZeroStage.PARAMETERS:
-            yield replace(
-                setup, zero_stage=ZeroStage.PARAMETERS, offload_optimizer=Offload.CPU
-            )
-            yield replace(
-                setup, zero_stage=ZeroStage.PARAMETERS, offload_optimizer=Offload.CPU,
-                offload_param=Offload.CPU,
-            )  # fmt: skip
+            sharded = with_zero_init(replace(setup, zero_stage=ZeroStage.PARAMETERS))
+            yield replace(sharded, offload_optimizer=Offload.CPU)
+            yield replace(sharded, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
     elif engine in (Engine.FSDP, Engine.FSDP1):
         yield replace(setup, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
     elif engine is Engine.DDP:
@@ -166,7 +185,7 @@ def _offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
         yield replace(
             setup, engine=Engine.DEEPSPEED, precision=precision, zero_stage=ZeroStage.PARAMETERS,
             offload_optimizer=Offload.CPU, offload_param=Offload.CPU, upcast_outputs=False,
-            engine_options=(),
+            engine_options={"zero_init": True},
         )  # fmt: skip
 
 
@@ -178,3 +197,21 @@ def _more_gpus(setup: TrainingSetup) -> Iterator[TrainingSetup]:
         if num_gpus > MAX_GPUS:
             return
         yield replace(wider, num_gpus=num_gpus, num_nodes=None)
+
+
+def hints_for(model: ModelSpec, rows: Sequence[Sequence[Estimate]]) -> Hints:
+    """The largest micro-batch of every row on every GPU, and advice where nothing fits a GPU."""
+    largest: dict[Place, int] = {}
+    for number, row in enumerate(rows):
+        for each in row:
+            if each.gpu is not None:
+                largest[(number, each.gpu.gpu_id)] = largest_micro_batch(
+                    model, each.setup, each.gpu, known=each
+                )
+    advice = []
+    for column in zip(*rows, strict=True):
+        if column[0].gpu is not None and all(each.verdict is Verdict.OOM for each in column):
+            nearest = min(column, key=missing_bytes)
+            size = largest[(column.index(nearest), column[0].gpu.gpu_id)]
+            advice.append(advise(model, nearest, micro_batch=size))
+    return Hints(largest=largest, advice=tuple(advice))

@@ -67,10 +67,12 @@ class LargestFit:
         *,
         room: Callable[[Estimate], int],
         limit: int = MAX_MICRO_BATCH,
+        first: int = 1,
     ) -> None:
         self._ask = ask
         self._room = room
         self._limit = limit
+        self._first = first
         self._rooms: dict[int, int] = {}
         self._low, self._high = 0, limit + 1
 
@@ -96,9 +98,11 @@ class LargestFit:
         """Where to look next: between what fits and what does not."""
         low, high = self._low, self._high
         if not self._rooms:
-            return 1
+            return min(self._first, self._limit)
         if len(self._rooms) == 1:
-            guess = 2 * low if low else high // 2
+            guess = low + 1 if low else high // 2
+        elif len(self._rooms) > _AIMED and high <= self._limit:
+            guess = (low + high) // 2
         else:
             guess = self._aim()
         if high > self._limit:
@@ -115,6 +119,10 @@ class LargestFit:
         guess = int(first + self._rooms[first] / slope)
         # The border is beside the guess, mostly: the size before tells as much as the size itself.
         return guess + 1 if guess == self._low else guess
+
+
+_AIMED = 8
+"""Answers after which the interval is halved: the line is then none."""
 
 
 def largest_of(sizes: Sequence[int], is_small_enough: Callable[[int], bool]) -> int | None:

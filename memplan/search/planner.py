@@ -1,7 +1,8 @@
 """From a model, a GPU and a goal to the setups that fit, best first.
 
 The space: numbers of GPUs x engine, stage and offload x precision x checkpointing, each with the
-largest micro-batch that fits. Offloading is tried where the same engine does not fit without it.
+largest micro-batch that fits. Offloading is tried where the same engine does not fit without it, and
+less recomputation where more of it fits.
 Parallel degrees are those of the goal's base setup.
 """
 
@@ -15,7 +16,7 @@ from memplan.graph.model import record_model
 from memplan.graph.tape import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
-from memplan.search.batch import MAX_MICRO_BATCH, largest_of
+from memplan.search.batch import LargestFit, largest_of
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import DEFAULT_PRECISION, PRECISIONS, Engine, Precision
@@ -58,6 +59,17 @@ class EngineVariant:
     def offloads(self) -> bool:
         """Whether anything is kept on the host."""
         return Offload.CPU in (self.offload_optimizer, self.offload_param)
+
+    def options(self, base: TrainingSetup) -> dict[str, object]:
+        """The engine's own settings: the base's, and for stage 3 ``deepspeed.zero.Init``.
+
+        Without it every GPU holds the whole model while it is loaded; Hugging Face's integration
+        always uses it in stage 3.
+        """
+        options = dict(base.engine_options)
+        if self.zero_stage is ZeroStage.PARAMETERS:
+            options.setdefault("zero_init", True)
+        return options
 
 
 VARIANTS: tuple[EngineVariant, ...] = (
@@ -218,6 +230,9 @@ class Planner:
         self.found: list[PlannedSetup] = []
         self.failed: list[tuple[_Candidate, Estimate]] = []
         self.refused: dict[str, None] = {}
+        self.at_hand: TrainingSetup | None = None
+        self.answers: dict[int, Estimate] = {}
+        """Estimates of the setup at hand, by micro-batch."""
         self.largest: dict[object, int] = {}
         """The last micro-batch that fitted, by everything but the number of GPUs: where to look
         first when there are more."""
@@ -226,12 +241,18 @@ class Planner:
         """Try everything, rank what fits, and say what the rest lacks."""
         for num_gpus in self.goal.num_gpus:
             fitting: set[tuple[object, ...]] = set()
+            hopeless: set[tuple[object, ...]] = set()
             for candidate in self._candidates(num_gpus):
                 key = _without_offload(candidate)
                 if candidate.variant.offloads and key in fitting:
                     continue
+                own = (candidate.variant, candidate.setup.precision)
+                if own in hopeless:
+                    continue
                 if self._try(candidate):
                     fitting.add(key)
+                else:
+                    hopeless.add(own)
         if not self.found and not self.failed:
             raise SetupError(next(iter(self.refused), "the goal leaves nothing to try"))
         ranked = sorted(self.found, key=self._rank)
@@ -252,7 +273,7 @@ class Planner:
             if variant.engine not in engines or not _is_sensible(variant, num_gpus, engines):
                 continue
             for tier, precision in self._precisions(variant.engine):
-                for checkpointing in self._policies():
+                for checkpointing in sorted(self._policies(), key=_saving, reverse=True):
                     try:
                         setup = replace(
                             self.goal.base,
@@ -265,6 +286,7 @@ class Planner:
                             offload_param=variant.offload_param,
                             precision=precision,
                             checkpointing=checkpointing,
+                            engine_options=variant.options(self.goal.base),
                         )
                     except SetupError as error:
                         self.refused[str(error)] = None
@@ -332,37 +354,37 @@ class Planner:
             sizes = self._sizes(setup)
             return largest_of(sizes, lambda size: self._fits(self._estimate(setup, size)))
         key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
-        start = self.largest.get(key, 0)
-        best = self._gallop(setup, start)
-        self.largest[key] = best
+        search = LargestFit(
+            lambda size: self._estimate(setup, size), room=self._room, first=self.largest.get(key, 1)
+        )
+        best = search.run()
+        self.largest[key] = max(best, 1)
         return best or None
 
-    def _gallop(self, setup: TrainingSetup, start: int) -> int:
-        """The largest micro-batch that fits, looked for upwards from one that probably does."""
-        low = start if start and self._fits(self._estimate(setup, start)) else 0
-        step = 1
-        high = low + step
-        while high <= MAX_MICRO_BATCH and self._fits(self._estimate(setup, high)):
-            low = high
-            step *= 2
-            high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._fits(self._estimate(setup, middle)):
-                low = middle
-            else:
-                high = middle
-        return low
-
     def _estimate(self, setup: TrainingSetup, size: int) -> Estimate:
+        """One estimate; those of the setup at hand are kept, as a search ends where it has been."""
+        if setup is not self.at_hand:
+            self.at_hand = setup
+            self.answers = {}
+        answer = self.answers.get(size)
+        if answer is None:
+            answer = self.answers[size] = estimate(self.model, self._sized(setup, size), self.gpu)
+        return answer
+
+    def _sized(self, setup: TrainingSetup, size: int) -> TrainingSetup:
         steps = setup.gradient_accumulation_steps
         if self.goal.global_batch_size is not None:
-            steps = self.goal.global_batch_size // (size * setup.data_parallel) or 1
-        changed = replace(setup, micro_batch_size=size, gradient_accumulation_steps=steps)
-        return estimate(self.model, changed, self.gpu)
+            steps = self.goal.global_batch_size // (size * setup.data_parallel)
+        return replace(setup, micro_batch_size=size, gradient_accumulation_steps=max(1, steps))
+
+    def _room(self, answer: Estimate) -> int:
+        """What the goal's share of the GPU has left at the high end of the range [bytes]."""
+        if answer.account.left_out:
+            return -1
+        return self.limit_bytes - answer.total_bytes.high
 
     def _fits(self, answer: Estimate) -> bool:
-        return not answer.account.left_out and answer.total_bytes.high <= self.limit_bytes
+        return self._room(answer) >= 0
 
     # -- the order -------------------------------------------------------------------------------
 
@@ -405,7 +427,11 @@ def _tier(precision: Precision) -> int:
 
 
 def _recomputed(setup: TrainingSetup) -> float:
-    value = setup.checkpointing
+    return _saving(setup.checkpointing)
+
+
+def _saving(value: Recomputation | float) -> float:
+    """A policy's place among policies: what recomputes more saves more."""
     if isinstance(value, float):
         return value
     return {Recomputation.NONE: 0.0, Recomputation.SELECTIVE: 0.5, Recomputation.FULL: 1.0}[value]

@@ -209,7 +209,9 @@ class _Reader:
 
         name = _RENAMED.get(key, key)
         if name not in OPTION_NAMES:
-            guess = did_you_mean(key, OPTION_NAMES)
+            guess = did_you_mean(
+                key, ["stage", "offload_optimizer", "offload_param", *OPTION_NAMES]
+            )
             self._fail(f"zero_optimization.{key}", f"DeepSpeed has no such key.{guess}")
         return name
 

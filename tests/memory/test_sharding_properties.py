@@ -129,3 +129,16 @@ class TestSurprises:
         made = account(engine="fsdp", num_gpus=8, seq_len=32, offload_param="cpu")
         assert "optimizer_states" not in made.phases[3].components
         assert made.host.held_bytes > 0
+
+    def test_fsdp1_offload_keeps_gradient_shards_on_the_gpu_through_backward(self) -> None:
+        fields: dict[str, Any] = {
+            "num_gpus": 2, "seq_len": 32, "offload_param": "cpu", "checkpointing": "full",
+        }  # fmt: skip
+        first = account(engine="fsdp1", **fields).phases[2].components["gradients"]
+        second = account(engine="fsdp", **fields).phases[2].components["gradients"]
+        assert first > second
+
+    def test_a_forward_prefetch_of_fsdp1_raises_the_backward_peak(self) -> None:
+        fields: dict[str, Any] = {"engine": "fsdp1", "num_gpus": 8, "seq_len": 32}
+        ahead = account(**fields, engine_options={"forward_prefetch": True})
+        assert ahead.phases[2].peak_bytes > account(**fields).phases[2].peak_bytes

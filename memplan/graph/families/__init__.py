@@ -113,6 +113,23 @@ FAMILY_MODULES: dict[str, str] = {
     "bigbird_pegasus": "bart_kin",
     "fsmt": "bart_kin",
     "prophetnet": "bart_kin",
+    "big_bird": "counted_encoders",
+    "longformer": "counted_encoders",
+    "luke": "counted_encoders",
+    "lilt": "counted_encoders",
+    "convbert": "counted_encoders",
+    "squeezebert": "counted_encoders",
+    "fnet": "counted_encoders",
+    "funnel": "counted_encoders",
+    "xlnet": "counted_encoders",
+    "mamba": "hybrids",
+    "falcon_mamba": "hybrids",
+    "mamba2": "hybrids",
+    "jamba": "hybrids",
+    "bamba": "hybrids",
+    "granitemoehybrid": "hybrids",
+    "falcon_h1": "hybrids",
+    "nemotron_h": "hybrids",
 }
 """For each supported ``model_type``, the module of this package that reads it."""
 

@@ -30,7 +30,6 @@ from memplan.model.spec import (
     StackSpec,
 )
 
-
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What configs call the number of routed experts."""
 

@@ -180,7 +180,8 @@ class FlatMicroBatch(MicroBatch):
         if self.casts_gradients:
             held.buffers_bytes -= unit.reduce_output_bytes
         held.gradients_bytes -= unit.flat_gradient_bytes
-        if self.gradients is Gradients.SHARDS_REDUCED or self.formats.offloaded:
+        # Offloaded shards too stay on the GPU until backward is over (``prepare_gradient_for_optim``).
+        if self.gradients is Gradients.SHARDS_REDUCED and not self.formats.offloaded:
             held.gradients_bytes -= unit.gradient_shard_bytes
 
     def _reduce_whole(self, unit: FlatUnit, height: Height, moved: Level) -> None:

@@ -73,8 +73,10 @@ def _measure(unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats) -> Non
     unit.largest_bytes = unit.whole_bytes
     if unit.sharded:
         unit.gathered_bytes = allocated_bytes(shard * degree, compute)
-        unit.copy_in_bytes = allocated_bytes(shard, compute) if mixed else 0
-        unit.upload_bytes = unit.shard_bytes if formats.offloaded else 0
+        # What is gathered: a copy in the compute format, or an offloaded shard on the GPU.
+        if mixed or formats.offloaded:
+            unit.copy_in_bytes = allocated_bytes(shard, compute)
+        unit.upload_bytes = unit.shard_bytes if formats.offloaded and mixed else 0
     elif mixed:
         unit.gathered_bytes = allocated_bytes(flat, compute)
     if not any(parameter.requires_grad for parameter in unit.parameters):

@@ -41,7 +41,7 @@ def fsdp2_account(given: RankInput) -> RankAccount:
         make_phase("forward", [*states, *forward.entries(), scratch]),
         make_phase("backward", [*states, *backward.entries(), scratch]),
         make_phase("step", [*states, gradients, *copies, scratch]),
-        _save_phase(options, units, [*states, scratch]),
+        _save_phase(options, units, [*states, scratch], gathers=formats.degree > 1),
     )
     return RankAccount(
         phases=phases,
@@ -168,12 +168,9 @@ def load_entries(
     given: RankInput, options: Fsdp2Options, units: Units, *, offloaded: bool
 ) -> list[Entry]:
     """The GPU while the model is sharded, unit by unit, the root last."""
-    whole = 0
-    if options.init_device is InitDevice.CUDA:
-        whole = total_of(units, "whole_bytes")
-    elif options.init_device is InitDevice.CPU:
-        whole = max((unit.whole_bytes for unit in units.all()), default=0)
-    shards = 0 if offloaded else shard_bytes(units)
+    shards, whole = _load_peak(units, options.init_device)
+    if offloaded:
+        shards = 0
     return [
         Entry(ComponentKind.PARAMETERS, shards, f"{given.formats.weights.label} shards"),
         buffer_entry(given.tape),
@@ -181,10 +178,32 @@ def load_entries(
     ]
 
 
-def _save_phase(options: Fsdp2Options, units: Units, held: list[Entry]) -> Phase:
+def _load_peak(units: Units, init_device: InitDevice) -> tuple[int, int]:
+    """Shards and whole parameters at the fullest moment of sharding [bytes].
+
+    A unit's parameters lie on the GPU beside their shards until all of them are sharded. Where the
+    shards are filled later, the largest tensor passes through whole (accelerate 1.15,
+    ``fsdp2_load_full_state_dict``).
+    """
+    if init_device is InitDevice.META:
+        return shard_bytes(units), max((unit.largest_bytes for unit in units.all()), default=0)
+    left = total_of(units, "whole_bytes") if init_device is InitDevice.CUDA else 0
+    best, done = (0, left), 0
+    for unit in [*units.layers.values(), *reversed(units.single())]:
+        for _ in range(unit.num_copies):
+            done += unit.shard_bytes
+            whole = left if init_device is InitDevice.CUDA else unit.whole_bytes
+            best = max(best, (done, whole), key=sum)
+            left -= unit.whole_bytes
+    return best
+
+
+def _save_phase(
+    options: Fsdp2Options, units: Units, held: list[Entry], *, gathers: bool
+) -> Phase:
     """Writing a checkpoint: a full one gathers tensor after tensor on the GPU."""
     largest = 0
-    if options.state_dict_type is StateDictType.FULL:
+    if gathers and options.state_dict_type is StateDictType.FULL:
         largest = max((unit.largest_bytes for unit in units.all()), default=0)
     gathered = Entry(
         ComponentKind.GATHERED_PARAMETERS, largest, "the largest tensor of a full checkpoint"

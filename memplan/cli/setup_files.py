@@ -1,0 +1,74 @@
+"""A training setup out of files and the options given beside them.
+
+``--setup`` or ``--training-args`` is where it starts; the engine's own file comes over that, and what
+was typed on the command line over both. What contradicts an engine's file is refused by its reader.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from memplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from memplan.training.setup import TrainingSetup
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSetup:
+    """Where an estimate starts from."""
+
+    setup: "TrainingSetup"
+    engine_fixed: bool
+    """A file says which engine runs, so there is one setup and not a comparison."""
+    notes: tuple[str, ...]
+    """What the files hold that the answer should name."""
+
+
+def read_base(
+    given: Mapping[str, object],
+    *,
+    setup_file: str | None,
+    training_args: str | None,
+    deepspeed_config: str | None,
+    accelerate_config: str | None,
+) -> BaseSetup:
+    """The setup of the files named, with the ``given`` fields over it.
+
+    Raises ``UsageError`` for two files that both say the same thing.
+    """
+    start = _start(setup_file, training_args)
+    changes: dict[str, Any] = dict(given)
+    notes: tuple[str, ...] = ()
+    if deepspeed_config is not None and accelerate_config is not None:
+        msg = "--deepspeed-config and --accelerate-config both name an engine: give one"
+        raise UsageError(msg)
+    if deepspeed_config is not None:
+        from memplan.sources.deepspeed_config import read_deepspeed_config
+
+        deepspeed = read_deepspeed_config(deepspeed_config, given)
+        changes, notes = {**changes, **deepspeed.fields}, deepspeed.notes
+    if accelerate_config is not None:
+        from memplan.sources.accelerate_config import read_accelerate_config
+
+        accelerate = read_accelerate_config(accelerate_config, given)
+        changes, notes = {**changes, **accelerate.fields}, accelerate.notes
+    setup = replace(start, **changes) if changes else start
+    return BaseSetup(setup, engine_fixed=setup.engine is not None, notes=notes)
+
+
+def _start(setup_file: str | None, training_args: str | None) -> "TrainingSetup":
+    from memplan.training.setup import TrainingSetup
+
+    if setup_file is not None and training_args is not None:
+        msg = "--setup and --training-args both give the setup to start from: name one"
+        raise UsageError(msg)
+    if setup_file is not None:
+        from memplan.sources.setup_file import read_setup
+
+        return read_setup(setup_file)
+    if training_args is not None:
+        from memplan.sources.training_arguments import read_training_arguments
+
+        return read_training_arguments(training_args)
+    return TrainingSetup()
