@@ -29,26 +29,48 @@ def models(
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show one model's modules, equal layers once.")
+    ] = False,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """List the built-in models, or show where one model's parameters are."""
     if name is None:
+        if tree:
+            from memplan.errors import UsageError
+
+            msg = "--tree: name a MODEL to show the modules of"
+            raise UsageError(msg)
         _list(output_format)
         return
     from memplan.graph.counts import count_parameters
-    from memplan.report.models import model_rows, print_model, write_rows
+    from memplan.report.models import model_rows, print_model, print_tree, write_rows
     from memplan.sources.models import load_model
 
     spec = load_model(
         name, task, family=family, num_labels=num_labels, revision=revision, token=token
     )
     counts = count_parameters(spec)
+    rows = model_rows(spec, counts)
+    if tree or output_format is OutputFormat.JSON:
+        from memplan.graph.model import record_model
+        from memplan.graph.module_tree import module_tree
+        from memplan.graph.tape import TapeOptions
+
+        root = module_tree(record_model(spec, TapeOptions()), spec.name)
+        if output_format is OutputFormat.JSON:
+            rows[0]["tree"] = root.to_dict()
+        if tree and output_format is OutputFormat.TABLE:
+            from rich.console import Console
+
+            print_tree(Console(highlight=False), root)
+            return
     if output_format is OutputFormat.TABLE:
         from rich.console import Console
 
         print_model(Console(highlight=False), spec, counts)
         return
-    typer.echo(write_rows(model_rows(spec, counts), output_format.value))
+    typer.echo(write_rows(rows, output_format.value))
 
 
 def _list(output_format: OutputFormat) -> None:

@@ -11,6 +11,7 @@ from memplan.graph.model import record_model
 from memplan.graph.tape import Tape, TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
+from memplan.memory.engine_options import engine_autocast
 from memplan.memory.rank import RankInput
 from memplan.memory.runtime import workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk
@@ -18,6 +19,7 @@ from memplan.model.spec import ModelSpec
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import Recomputation, TrainingSetup
+
 
 def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None) -> Estimate:
     """Estimate the memory of training ``model`` as ``setup`` says; a pure function.
@@ -79,7 +81,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         target_seq_len=setup.target_seq_len or seq_len,
         weights=formats.weights,
         compute=formats.compute,
-        autocast=formats.autocast,
+        autocast=formats.autocast or engine_autocast(setup),
         kernels=setup.chosen_kernels,
         dropout=setup.dropout,
         decomposed=not setup.kernel_scratch,
@@ -153,13 +155,9 @@ def rank_account(
         from memplan.memory.fsdp1 import fsdp1_account
 
         return fsdp1_account(given)
-    if setup.num_gpus > 1:
-        from memplan.memory.ddp import ddp_account
+    from memplan.memory.ddp import ddp_account
 
-        return ddp_account(given)
-    from memplan.memory.plain import plain_account
-
-    return plain_account(given)
+    return ddp_account(given)
 
 
 def _refuse_unmodelled(setup: TrainingSetup) -> None:

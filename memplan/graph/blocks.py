@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from memplan.dtypes import DType
 from memplan.graph.attention import Shape, attend
 from memplan.graph.operations import activation, clamp, dropout, linear, norm
-from memplan.graph.output_gate import gate_states, gated_output
+from memplan.graph.output_gate import gate_states, gated_output, split_gate
 from memplan.graph.rotary import rotate
 from memplan.graph.tape import Gradient, Tape, Tensor
 from memplan.model.spec import (
@@ -96,6 +96,8 @@ def self_attention(
     gate = None
     if spec.output_gate is OutputGate.SIGMOID:
         gate = gate_states(t, x, spec, context.hidden_size)
+    elif spec.output_gate is OutputGate.QUERIES:
+        query, gate = split_gate(t, query)
     if spec.projection_clamped:
         query, key, value = (clamp(t, part) for part in (query, key, value))
     if spec.query_rescaled:
@@ -172,7 +174,10 @@ def project(
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
-        query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
+        doubled = 2 if spec.output_gate is OutputGate.QUERIES else 1
+        query = linear(
+            t, x, "self_attn.q_proj", hidden, doubled * query_size, bias=spec.query_bias
+        )
         key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = linear(t, x, "self_attn.v_proj", hidden, width, bias=spec.value_bias)

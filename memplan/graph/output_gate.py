@@ -14,6 +14,12 @@ def gate_states(t: Tape, x: Tensor, spec: AttentionSpec, hidden_size: int) -> Te
     return linear(t, x, "self_attn.gate_proj", hidden_size, width)
 
 
+def split_gate(t: Tape, both: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and gate, head by head in one tensor; the gate is copied out."""
+    query, gate = t.split(both, both.numel // 2, both.numel // 2)
+    return query, t.contiguous(gate)
+
+
 def gated_output(
     t: Tape, x: Tensor, out: Tensor, states: Tensor | None, spec: AttentionSpec, hidden_size: int
 ) -> Tensor:

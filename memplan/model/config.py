@@ -164,6 +164,33 @@ class ConfigReader:
             raise self.fail(keys[0], f"expected an object, got {_shown(value)}")
         return value
 
+    def child(
+        self,
+        key: str,
+        all_defaults: Mapping[str, Mapping[str, object]],
+        model_type: str,
+        *,
+        fixed: bool = False,
+    ) -> "ConfigReader":
+        """A reader of a nested config; an empty one where there is none.
+
+        Its class is that of its own ``model_type``, or of the one given where it names none that
+        is known, or where the outer class makes it so (``fixed``).
+        """
+        nested = self.mapping(key) or {}
+        own = nested.get("model_type")
+        if not fixed and isinstance(own, str) and own in all_defaults:
+            model_type = own
+        row = all_defaults.get(model_type, {})
+        defaults, renamed = row.get("defaults"), row.get("renamed")
+        return ConfigReader(
+            nested,
+            source=self.source,
+            defaults=defaults if isinstance(defaults, Mapping) else {},
+            renamed=renamed if isinstance(renamed, Mapping) else {},
+            path=f"{self.path}{key}.",
+        )
+
     def choice(self, key: str, value: str, known: Mapping[str, object] | Iterable[str]) -> str:
         """Check that a string is one of those known."""
         options = list(known)

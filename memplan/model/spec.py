@@ -162,6 +162,8 @@ class OutputGate(Enum):
     """In fp32, of a linear layer that runs after attention (Laguna)."""
     SOFTPLUS_PER_HEAD = "softplus_per_head"
     """One number for each head (Laguna)."""
+    QUERIES = "queries"
+    """Sigmoid, of the other half of what the queries' projection gives (Qwen3-Next)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

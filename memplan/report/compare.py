@@ -156,7 +156,7 @@ def _own_row(found: Estimate) -> MethodRow:
         states_bytes=states,
         activations_bytes=found.activations_bytes,
         total_bytes=found.peak_bytes,
-        formula=f"every operation; peak in {found.peak_phase}",
+        formula=f"the tape; peak in {found.peak_phase}",
         source=f"memplan explain; {found.attention_kernel} attention",
         leaves_out=left_out or "fragmentation, NCCL and the CUDA context, which are ranges",
     )

@@ -258,12 +258,14 @@ def flops_footnotes(
         f"TFLOP = 10^12; a multiply-add counts as 2. Scores: {CONVENTIONS[flops.scores]} "
         f"(--scores {other.value}: {CONVENTIONS[other]}).",
     ]
-    if flops.early_stopped or flops.kernel_recomputation:
-        lines.append(
-            f"The GPU runs {flops.executed / TERA:,.2f} TFLOP: torch stops recomputing early "
-            f"(-{flops.early_stopped / TERA:,.2f}), attention kernels compute scores again "
-            f"(+{flops.kernel_recomputation / TERA:,.2f})."
-        )
+    reasons = []
+    if flops.early_stopped:
+        reasons.append(f"torch stops recomputing early (-{flops.early_stopped / TERA:,.2f})")
+    if flops.kernel_recomputation:
+        again = f"(+{flops.kernel_recomputation / TERA:,.2f})"
+        reasons.append(f"attention kernels compute scores again in backward {again}")
+    if reasons:
+        lines.append(f"The GPU runs {flops.executed / TERA:,.2f} TFLOP: {', '.join(reasons)}.")
     if steps > 1:
         lines.append(
             f"A step of {steps} micro-batches: {steps * flops.total / TERA:,.2f} TFLOP over all GPUs."

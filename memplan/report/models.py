@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator.assumptions import tying_note
 from memplan.graph.counts import ParameterCounts
+from memplan.graph.module_tree import ModuleNode
 from memplan.model.spec import ModelSpec, Tying
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.units import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.tree import Tree
 
 MODELS_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""
@@ -107,6 +109,41 @@ def print_model(console: "Console", model: ModelSpec, counts: ParameterCounts) -
     console.print(table)
     for line in _shape_lines(model, counts):
         console.print(Text(line, style="dim"))
+
+
+def print_tree(console: "Console", root: ModuleNode) -> None:
+    """Print the module tree, one line a module, equal layers once."""
+    from rich.table import Table
+    from rich.tree import Tree
+
+    tree = Tree("", hide_root=True, guide_style="dim")
+    _grow(tree, root, console.width)
+    table = Table.grid()
+    table.add_column()
+    table.add_row(tree)
+    console.print(table)
+
+
+def _grow(tree: "Tree", node: ModuleNode, width: int) -> None:
+    from rich.text import Text
+
+    shapes = ", ".join(
+        f"{name} {'x'.join(map(str, shape))}" for name, shape in node.shapes.items()
+    )
+    times = f"{node.count} x " if node.count > 1 else ""
+    line = Text.assemble(
+        (node.name, "bold" if node.children else ""),
+        f"  {times}{node.num_params:,}",
+        (f"  {shapes}" if shapes else "", "dim"),
+        no_wrap=width >= TREE_COLUMNS,
+    )
+    branch = tree.add(line)
+    for child in node.children.values():
+        _grow(branch, child, width)
+
+
+TREE_COLUMNS = 80
+"""From this width on a module is one line."""
 
 
 def _shape_lines(model: ModelSpec, counts: ParameterCounts) -> list[str]:

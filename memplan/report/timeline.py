@@ -124,22 +124,24 @@ def by_lifetime(phase: Phase) -> dict[Lifetime, int]:
 def _laid_over(
     phase: Phase, heights: Iterable[tuple[str, Height]], *, plain: bool
 ) -> list[Moment]:
-    held = short = 0
+    held = short = gradients = 0
     for entry in phase.entries:
-        if entry.kind in _WALKED or (plain and entry.kind is ComponentKind.GRADIENTS):
+        if entry.kind in _WALKED:
             continue
-        if entry.kind.lifetime is Lifetime.SHORT:
+        if entry.kind is ComponentKind.GRADIENTS:
+            gradients += entry.num_bytes
+        elif entry.kind.lifetime is Lifetime.SHORT:
             short += entry.num_bytes
         else:
             held += entry.num_bytes
     moments = []
     for place, height in heights:
         medium = max(0, height.activations_bytes + height.loss_bytes)
-        long = held + height.gradients_bytes
         # The peak is where engine and activations together are highest, not where each of them is.
-        room = max(0, phase.peak_bytes - long - medium)
-        passing = min(max(0, height.temporaries_bytes) + short, room)
-        moments.append(Moment(phase.name, place, long, medium, passing))
+        room = max(0, phase.peak_bytes - held - medium)
+        ready = height.gradients_bytes if plain else min(gradients, room)
+        passing = min(max(0, height.temporaries_bytes) + short, max(0, room - ready))
+        moments.append(Moment(phase.name, place, held + ready, medium, passing))
     return moments
 
 
@@ -152,13 +154,14 @@ def columns_of(moments: Sequence[Moment], count: int) -> list[Moment]:
     """
     phases = list(dict.fromkeys(moment.phase for moment in moments))
     groups = [[moment for moment in moments if moment.phase == name] for name in phases]
+    wide = max(1, count // _SINGLE_SHARE)
     single = sum(len(group) == 1 for group in groups)
-    spare = max(len(groups), count - single * _SINGLE_WIDTH)
+    spare = max(len(groups), count - single * wide)
     total = sum(len(group) for group in groups if len(group) > 1)
     columns: list[Moment] = []
     for group in groups:
         if len(group) == 1:
-            columns += group * _SINGLE_WIDTH
+            columns += group * wide
             continue
         width = max(1, min(len(group), spare * len(group) // total))
         columns += [
@@ -171,8 +174,8 @@ def columns_of(moments: Sequence[Moment], count: int) -> list[Moment]:
     return columns
 
 
-_SINGLE_WIDTH = 6
-"""Columns of a phase that is one moment."""
+_SINGLE_SHARE = 12
+"""A phase that is one moment has one column in so many."""
 
 
 def stretched(columns: Sequence[Moment], count: int) -> list[Moment]:

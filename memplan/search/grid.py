@@ -171,6 +171,8 @@ def _coerced(base: TrainingSetup, name: str, value: object) -> object:
         return getattr(sharded, name)
     if name == "precision":
         return _precision(value)
+    if isinstance(value, Mapping):  # of engine options
+        return tuple(sorted(value.items()))
     if name in _LONE_FIELDS:
         return getattr(TrainingSetup(**{name: value}), name)  # type: ignore[arg-type]
     return value

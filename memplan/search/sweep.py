@@ -1,15 +1,11 @@
 """Every setup of a grid, estimated on every GPU: lazily, in a stable order, in flat memory."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate
-from memplan.estimator.assumptions import notes_of
-from memplan.estimator.estimation import tape_options
-from memplan.graph.tape import TapeOptions
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.runtime import workspace_bytes
 from memplan.model.spec import ModelSpec
 from memplan.search.grid import Grid, Impossible
 from memplan.training.setup import TrainingSetup
@@ -84,21 +80,8 @@ def sweep(model: ModelSpec, grid: Grid, gpus: Sequence[GpuSpec] = ()) -> Sweep:
 def estimate_on_gpus(
     model: ModelSpec, setup: TrainingSetup, gpus: Sequence[GpuSpec]
 ) -> tuple[Estimate, ...]:
-    """One setup on several GPUs: a step is walked once for all that run the same kernels.
+    """One setup on several GPUs; without any, one estimate without a verdict.
 
-    Without GPUs, one estimate without a verdict.
+    ``estimate`` remembers walks and accounts, which GPUs that run the same kernels share.
     """
-    if len(gpus) < 2:
-        return (estimate(model, setup, gpus[0] if gpus else None),)
-    resolved = setup.resolve(model.context_length)
-    made: dict[tuple[TapeOptions, int], Estimate] = {}
-    found = []
-    for gpu in gpus:
-        alike = (tape_options(resolved, gpu), workspace_bytes(gpu.compute_capability))
-        known = made.get(alike)
-        if known is None:
-            known = made[alike] = estimate(model, setup, gpu)
-        else:
-            known = replace(known, gpu=gpu, notes=notes_of(resolved, gpu))
-        found.append(known)
-    return tuple(found)
+    return tuple(estimate(model, setup, gpu) for gpu in gpus) or (estimate(model, setup),)

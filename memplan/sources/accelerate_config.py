@@ -121,7 +121,9 @@ class _Reader:
             self._set("engine", "ddp", "distributed_type")
             self._read_precision("amp", upcasts=True)
         else:
-            self._refuse("distributed_type", f"{kind} is not read from this file{_HINTS.get(kind, '')}")
+            self._refuse(
+                "distributed_type", f"{kind} is not read from this file{_HINTS.get(kind, '')}"
+            )
         self._read_sizes(kind)
         self._read_parallelism()
         self._read_compilation()

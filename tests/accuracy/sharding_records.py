@@ -15,9 +15,11 @@ from memplan.training.setup import TrainingSetup
 ACCOUNTANTS = {Engine.FSDP: fsdp2_account, Engine.FSDP1: fsdp1_account, Engine.DDP: ddp_account}
 
 
-def account_of(config: dict[str, Any], setup: TrainingSetup) -> RankAccount:
-    """The account of a causal language model; no lookup of an engine by the estimator."""
-    model = load_model(config, "causal-lm")
+def account_of(
+    config: dict[str, Any], setup: TrainingSetup, task: str = "causal-lm"
+) -> RankAccount:
+    """The account of a model, from the engine itself."""
+    model = load_model(config, task)
     resolved = setup.resolve(model.context_length)
     tape, passes = record_and_walk(model, tape_options(resolved, None))
     given = RankInput(tape=tape, passes=passes, setup=resolved)

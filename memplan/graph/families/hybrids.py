@@ -14,7 +14,7 @@ from memplan.graph.families.llama import (
     read_activation,
     read_attention,
 )
-from memplan.graph.families.mixture_types import DEEPSEEK_ROUTER, Mixture
+from memplan.graph.families.mixture_types import DEEPSEEK_ROUTER, MAX_SOFTCAP, Mixture
 from memplan.graph.families.mixtures import read_mixture
 from memplan.graph.families.request import ReadRequest
 from memplan.graph.families.state_space import (
@@ -68,11 +68,18 @@ class Hybrid:
     """The class ties no matrices whatever the config says."""
     embedding_scaled: bool = False
     logits_scaled: bool = False
+    softcap_key: str = ""
+    """Which key, above 0, caps the logits."""
+    final_norm: NormSpec = NORM
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``HYBRIDS``."""
-    kind = HYBRIDS[request.model_type]
+    return read_hybrid(reader, request, HYBRIDS[request.model_type])
+
+
+def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> ModelSpec:
+    """A decoder of layers that differ."""
     hidden_size = reader.integer("hidden_size")
     made: dict[str, LayerSpec] = {}
     layers = []
@@ -84,15 +91,14 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         name="decoder",
         runs=join_runs(layers),
         embedding=EmbeddingSpec(embedding_size=hidden_size, scaled=kind.embedding_scaled),
-        final_norm=NORM,
+        final_norm=kind.final_norm,
     )
-    model = decoder_model(
-        reader,
-        request,
-        stack,
-        hidden_size=hidden_size,
-        head=HeadSpec(scaled=kind.logits_scaled),
+    head = HeadSpec(
+        scaled=kind.logits_scaled,
+        softcap=bool(kind.softcap_key)
+        and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
     )
+    model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
     tied = model.head.tied and not kind.never_tied
     return replace(
         model,

@@ -27,6 +27,10 @@ _TASK_SUFFIXES: tuple[tuple[str, Task], ...] = (
     ("LMHeadModel", Task.CAUSAL_LM),
     ("ForCausalLM", Task.CAUSAL_LM),
     ("ForConditionalGeneration", Task.SEQ2SEQ_LM),
+    ("ForSpeechToText", Task.SEQ2SEQ_LM),
+    ("ForTextToText", Task.SEQ2SEQ_LM),
+    ("ForTextToSpeech", Task.OTHER),
+    ("ForSpeechToSpeech", Task.OTHER),
 )
 """What an architecture's name says. A bare ``...Model`` has no loss to train with, so it says
 nothing, and the family's usual task is meant; ``base`` has to be asked for."""
@@ -89,12 +93,17 @@ def resolve_task(reader: ConfigReader, model_type: str, task: Task | None) -> Ta
     """The task asked for, or the one the config's first architecture names."""
     if task is not None:
         return task
-    for architecture in reader.texts("architectures"):
-        if architecture.endswith("ForPreTraining") and model_type in _OWN_PRETRAINING:
-            return Task.PRETRAINING
-        for suffix, found in _TASK_SUFFIXES:
-            if architecture.endswith(suffix):
-                return found
+    named = (task_named(each, model_type) for each in reader.texts("architectures"))
+    return next((found for found in named if found is not None), None)
+
+
+def task_named(architecture: str, model_type: str) -> Task | None:
+    """The task that a class is named after; None for a bare model and for other tasks."""
+    if architecture.endswith("ForPreTraining") and model_type in _OWN_PRETRAINING:
+        return Task.PRETRAINING
+    for suffix, found in _TASK_SUFFIXES:
+        if architecture.endswith(suffix):
+            return found
     return None
 
 

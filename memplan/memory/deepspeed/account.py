@@ -6,7 +6,6 @@ from memplan.errors import SetupError
 from memplan.memory.account import RankAccount
 from memplan.memory.deepspeed.bf16_optimizer import bf16_optimizer_account, uses_bf16_optimizer
 from memplan.memory.deepspeed.job import Job, prepare_job
-from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.stage0 import replicated_account
 from memplan.memory.deepspeed.stage3 import sharded_account
 from memplan.memory.deepspeed.stage12 import sharded_states_account
@@ -39,13 +38,7 @@ def fullest_rank(given: RankInput) -> int:
     if setup.zero_stage not in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS):
         return 0
     job = prepare_job(given, rank=0)
-    part = FlatPartition(
-        job.weights,
-        num_ranks=job.num_ranks,
-        rank=0,
-        round_robin=job.options.round_robin_gradients,
-    )
-    return part.fullest_rank
+    return job.partition(round_robin=job.options.round_robin_gradients).fullest_rank
 
 
 def _by_stage(job: Job) -> RankAccount:

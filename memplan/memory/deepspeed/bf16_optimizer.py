@@ -23,9 +23,7 @@ def uses_bf16_optimizer(job: Job) -> bool:
 
 def bf16_optimizer_account(job: Job) -> RankAccount:
     """The account of stage 1 with fp32 accumulation."""
-    partition = FlatPartition(
-        job.weights, num_ranks=job.num_ranks, rank=job.rank, round_robin=False
-    )
+    partition = job.partition(round_robin=False)
     flat = job.weight_bytes * partition.numel
     made = _made(job, partition)
     part = rounded(MASTER_BYTES * partition.size)
@@ -99,7 +97,7 @@ def _backward(job: Job, flat_bytes: int, gradients_bytes: int) -> Peak:
     if not gradients_bytes:
         return _immediate(job, flat_bytes)
     return backward_peak(
-        job.timeline,
+        job,
         carried_bytes=gradients_bytes if job.accumulates else 0,
         gradients_bytes=gradients_bytes,
         bucket_bytes=max(flat_bytes, largest),

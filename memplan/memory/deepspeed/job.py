@@ -1,16 +1,18 @@
 """What every stage's account starts from: the model's parameters, the engine's settings, sizes."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from memplan.graph.tape import ALLOCATION_ROUNDING, Tape
 from memplan.memory.account import ComponentKind, Entry, Phase, make_phase
 from memplan.memory.deepspeed.options import DeepSpeedOptions, read_options
-from memplan.memory.deepspeed.partition import ModelWeights
+from memplan.memory.deepspeed.partition import FlatPartition, ModelWeights
 from memplan.memory.deepspeed.peak import Peak, balanced, engine_entries
+from memplan.memory.deepspeed.recording import Keyed, Shape, shape_of
 from memplan.memory.deepspeed.timeline import BackwardTimeline, expand_backward
 from memplan.memory.plain import height_entries
 from memplan.memory.rank import RankInput
-from memplan.memory.step import Height
+from memplan.memory.step import Height, StepPasses
 from memplan.training.optimizers import OPTIMIZERS
 from memplan.training.setup import Offload, ZeroStage
 
@@ -26,6 +28,7 @@ class Job:
     options: DeepSpeedOptions
     weights: ModelWeights
     timeline: BackwardTimeline
+    shape: Shape
     rank: int
     num_ranks: int
     weight_bytes: int
@@ -85,6 +88,10 @@ class Job:
         """The largest trained parameter."""
         return rounded(self.weight_bytes * self.weights.largest_trained)
 
+    def partition(self, *, round_robin: bool) -> FlatPartition:
+        """How the flat buffer of stages 1 and 2 is cut, and which part is this rank's."""
+        return remembered_partition(self.shape, self.num_ranks, self.rank, round_robin)
+
     @property
     def forward_height(self) -> Height:
         """The forward pass at its highest, without the engine."""
@@ -118,19 +125,38 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
     """Read the settings and write the parameters and the backward pass out."""
     setup, formats = given.setup, given.formats
     options = read_options(setup, hidden_size=hidden_size(given.tape))
-    weights = ModelWeights(given.tape)
+    weights, timeline, shape = written_out(Keyed(given.tape), Keyed(given.passes))
     accumulated = options.grad_accum_dtype or formats.gradients
     return Job(
         given=given,
         options=options,
         weights=weights,
-        timeline=expand_backward(given.passes, weights),
+        timeline=timeline,
+        shape=shape,
         rank=rank,
         num_ranks=setup.data_parallel * setup.context_parallel,
         weight_bytes=formats.weights.num_bytes,
         gradient_bytes=accumulated.num_bytes,
         capacity_bytes=capacity_bytes,
     )
+
+
+@lru_cache(maxsize=8)
+def written_out(
+    tape: Keyed[Tape], passes: Keyed[StepPasses]
+) -> tuple[ModelWeights, BackwardTimeline, Shape]:
+    """Parameters and backward pass of one walk; remembered, since stages and sizes share them."""
+    weights = ModelWeights(tape.value)
+    timeline = expand_backward(passes.value, weights)
+    return weights, timeline, shape_of(weights, timeline)
+
+
+@lru_cache(maxsize=64)
+def remembered_partition(
+    shape: Shape, num_ranks: int, rank: int, round_robin: bool
+) -> FlatPartition:
+    """The cut of parameters of one shape; remembered, since it is the same for every batch."""
+    return FlatPartition(shape, num_ranks=num_ranks, rank=rank, round_robin=round_robin)
 
 
 def hidden_size(tape: Tape) -> int:

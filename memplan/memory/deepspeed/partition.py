@@ -7,6 +7,7 @@ tape's, but for norms: see ``registered``.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from memplan.graph.tape import Parameter, Tape
 
@@ -83,6 +84,18 @@ def registered(parameters: Sequence[Parameter]) -> list[Parameter]:
     return [each for each in parameters if each not in last] + last
 
 
+class Numels(Protocol):
+    """Parameters, as far as cutting them goes."""
+
+    @property
+    def numels(self) -> Sequence[int]:
+        """Elements of each [elements]."""
+
+    @property
+    def trainable(self) -> Sequence[bool]:
+        """Whether each is trained."""
+
+
 class FlatPartition:
     """Stages 1 and 2: one flat buffer, cut into equal parts (stage_1_and_2.py, ``__init__``).
 
@@ -90,12 +103,14 @@ class FlatPartition:
     """
 
     def __init__(
-        self, weights: ModelWeights, *, num_ranks: int, rank: int, round_robin: bool
+        self, weights: Numels, *, num_ranks: int, rank: int, round_robin: bool
     ) -> None:
         self.num_ranks = num_ranks
         self.rank = rank
         alignment = 2 * num_ranks
-        self.numel = -(-weights.num_trained // alignment) * alignment
+        pairs = zip(weights.numels, weights.trainable, strict=True)
+        num_trained = sum(count for count, kept in pairs if kept)
+        self.numel = -(-num_trained // alignment) * alignment
         """Elements of the padded buffer."""
         self.size = self.numel // num_ranks
         """Elements of one rank's part."""
@@ -109,7 +124,8 @@ class FlatPartition:
         self.last_rank = [-1] * len(weights.numels)
         """Whose part it ends in."""
         self.offsets = [0] * len(weights.numels)
-        self._numels = weights.numels
+        self.numels = weights.numels
+        """Elements of each parameter."""
         offset = 0
         size = max(1, self.size)
         for index in trained:
@@ -126,7 +142,7 @@ class FlatPartition:
         """Elements of the parameter inside this rank's part."""
         start = self.offsets[index]
         low = max(start, self.rank * self.size)
-        high = min(start + self._numels[index], (self.rank + 1) * self.size)
+        high = min(start + self.numels[index], (self.rank + 1) * self.size)
         return max(0, high - low)
 
     @cached_property
@@ -137,7 +153,7 @@ class FlatPartition:
     @cached_property
     def whole_numel(self) -> int:
         """Elements of those parameters, whole: what stage 2 keeps gradients for."""
-        return sum(self._numels[index] for index in self.owned)
+        return sum(self.numels[index] for index in self.owned)
 
     @cached_property
     def fullest_rank(self) -> int:
@@ -145,7 +161,7 @@ class FlatPartition:
         whole = [0] * self.num_ranks
         for index in self.order:
             for rank in range(self.first_rank[index], self.last_rank[index] + 1):
-                whole[rank] += self._numels[index]
+                whole[rank] += self.numels[index]
         return whole.index(max(whole))
 
     @cached_property
@@ -155,7 +171,7 @@ class FlatPartition:
 
     def cuts(self, index: int) -> list[int]:
         """Elements of the pieces that the parts' boundaries cut a parameter into."""
-        start, numel = self.offsets[index], self._numels[index]
+        start, numel = self.offsets[index], self.numels[index]
         pieces = []
         for rank in range(self.first_rank[index], self.last_rank[index] + 1):
             low = max(start, rank * self.size)

@@ -9,6 +9,7 @@ move into a buffer of their own, which is allocated whole at the first of them, 
 go. A gradient larger than the bucket stays where it is until the next reduction.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.graph.tape import ALLOCATION_ROUNDING
@@ -50,7 +51,7 @@ class Reduction:
     """The engine's bucket during the last backward pass before an optimizer step."""
 
     def __init__(
-        self, settings: ReductionSettings, partition: FlatPartition, numels: list[int]
+        self, settings: ReductionSettings, partition: FlatPartition, numels: Sequence[int]
     ) -> None:
         self.settings = settings
         self.partition = partition
@@ -159,18 +160,19 @@ def reduce_while_backward(
     timeline: BackwardTimeline,
     settings: ReductionSettings,
     partition: FlatPartition,
-    numels: list[int],
+    numels: Sequence[int],
     *,
     carried_bytes: int,
     carried_buckets_bytes: int,
     gradients_added: bool,
+    peak: Peak | None = None,
 ) -> Peak:
     """Gradients move into the bucket as they come.
 
     ``carried_bytes`` are gradients of earlier micro-steps. With ``gradients_added`` the new ones
-    are added to them one by one (stage 1), and leave with them.
+    are added to them one by one (stage 1), and leave with them. ``peak`` takes the offers.
     """
-    peak = Peak()
+    peak = Peak() if peak is None else peak
     reduction = Reduction(settings, partition, numels)
     reduction.unreduced_bytes = carried_bytes
     buckets = carried_buckets_bytes
@@ -196,17 +198,18 @@ def reduce_after_backward(
     timeline: BackwardTimeline,
     settings: ReductionSettings,
     partition: FlatPartition,
-    numels: list[int],
+    numels: Sequence[int],
     *,
     carried: bool,
     gradient_sizes: list[int],
+    peak: Peak | None = None,
 ) -> Peak:
     """Stage 1 without overlap: all gradients accumulate first.
 
     ``carried``: they and the bucket are there from earlier micro-steps. ``gradient_sizes``: bytes of
-    each parameter's gradient, 0 where it has none.
+    each parameter's gradient, 0 where it has none. ``peak`` takes the offers.
     """
-    peak = Peak()
+    peak = Peak() if peak is None else peak
     total = sum(gradient_sizes)
     finished = total if carried else 0
     buckets = settings.buckets_bytes if carried else 0

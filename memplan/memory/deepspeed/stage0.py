@@ -9,11 +9,20 @@ gradients are the optimizer's own.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.deepspeed.host import saved_bytes
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.deepspeed.peak import Peak
+from memplan.memory.deepspeed.recording import (
+    REMEMBERED,
+    Keyed,
+    Offer,
+    Recording,
+    candidates,
+    highest,
+)
 from memplan.memory.deepspeed.timeline import BackwardTimeline
 
 ALLREDUCE_BUCKET = 500_000_000
@@ -28,7 +37,7 @@ def replicated_account(job: Job) -> RankAccount:
     height = job.forward_height
     forward.offer(height.total_bytes, gradients=carried, height=height)
     backward = backward_peak(
-        job.timeline,
+        job,
         carried_bytes=carried,
         gradients_bytes=job.trained_bytes,
         bucket_bytes=job.weight_bytes * allreduce_bucket_numel(job.weights.trained_numels),
@@ -108,19 +117,27 @@ def allreduce_bucket_numel(numels: Sequence[int], limit: int = ALLREDUCE_BUCKET)
 
 
 def backward_peak(
-    timeline: BackwardTimeline, *, carried_bytes: int, gradients_bytes: int, bucket_bytes: int
+    job: Job, *, carried_bytes: int, gradients_bytes: int, bucket_bytes: int
 ) -> Peak:
     """Gradients stay; then they are all-reduced bucket by bucket.
 
     ``carried_bytes`` are gradients of earlier micro-steps, to which the new ones are added.
     """
-    peak = Peak()
+    timeline = Keyed(job.timeline, job.shape)
+    return highest(_offers(timeline, carried_bytes, gradients_bytes, bucket_bytes), job.timeline)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _offers(
+    timeline: Keyed[BackwardTimeline], carried_bytes: int, gradients_bytes: int, bucket_bytes: int
+) -> tuple[Offer, ...]:
+    peak = Recording(timeline.value)
     finished = 0
-    for moment in timeline.moments:
+    for moment in timeline.value.moments:
         kept = carried_bytes or finished
         peak.offer(moment.peak_bytes, gradients=kept + moment.waiting_bytes, moment=moment)
         finished += moment.gradient_bytes
-    last = timeline.moments[-1]
+    last = timeline.value.moments[-1]
     peak.offer(
         last.end_bytes,
         gradients=gradients_bytes,
@@ -128,4 +145,4 @@ def backward_peak(
         moment=last,
         at_end=True,
     )
-    return peak
+    return candidates(peak, timeline.value)

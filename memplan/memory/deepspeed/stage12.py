@@ -9,18 +9,28 @@ staging buffer Wn. The step holds the G gradients; it takes the norm of one afte
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.deepspeed.host import replicated_host, saved_bytes
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
+from memplan.memory.deepspeed.recording import (
+    REMEMBERED,
+    Keyed,
+    Offer,
+    Recording,
+    candidates,
+    highest,
+)
 from memplan.memory.deepspeed.reduction import (
     NORM_BYTES,
     ReductionSettings,
     reduce_after_backward,
     reduce_while_backward,
 )
+from memplan.memory.deepspeed.timeline import BackwardTimeline
 from memplan.training.setup import ZeroStage
 
 
@@ -67,12 +77,7 @@ def sharded_states_account(job: Job) -> RankAccount:
 
 def _plan(job: Job) -> _Plan:
     options = job.options
-    partition = FlatPartition(
-        job.weights,
-        num_ranks=job.num_ranks,
-        rank=job.rank,
-        round_robin=options.round_robin_gradients,
-    )
+    partition = job.partition(round_robin=options.round_robin_gradients)
     stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
     wide = job.gradient_bytes > job.weight_bytes
     owned = job.weight_bytes * partition.whole_numel
@@ -141,29 +146,66 @@ def _load(job: Job, plan: _Plan) -> list[Entry]:
 
 
 def _backward(job: Job, plan: _Plan) -> Peak:
-    numels = job.weights.numels
+    timeline = Keyed(job.timeline, job.shape)
     if plan.sharded_gradients or job.options.overlap_comm:
-        return reduce_while_backward(
-            job.timeline,
+        offers = _while_backward(
+            timeline,
             plan.settings,
             plan.partition,
-            numels,
-            carried_bytes=plan.carried_bytes,
-            carried_buckets_bytes=plan.carried_buckets_bytes,
-            gradients_added=bool(plan.carried_bytes) and not plan.sharded_gradients,
+            plan.carried_bytes,
+            plan.carried_buckets_bytes,
+            plan.sharded_gradients,
         )
-    sizes = [0] * len(numels)
-    for moment in job.timeline.moments:
+    else:
+        offers = _after_backward(timeline, plan.settings, plan.partition, job.accumulates)
+    return highest(offers, job.timeline)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _while_backward(
+    timeline: Keyed[BackwardTimeline],
+    settings: ReductionSettings,
+    partition: FlatPartition,
+    carried_bytes: int,
+    carried_buckets_bytes: int,
+    sharded_gradients: bool,
+) -> tuple[Offer, ...]:
+    recording = Recording(timeline.value)
+    reduce_while_backward(
+        timeline.value,
+        settings,
+        partition,
+        partition.numels,
+        carried_bytes=carried_bytes,
+        carried_buckets_bytes=carried_buckets_bytes,
+        gradients_added=bool(carried_bytes) and not sharded_gradients,
+        peak=recording,
+    )
+    return candidates(recording, timeline.value)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _after_backward(
+    timeline: Keyed[BackwardTimeline],
+    settings: ReductionSettings,
+    partition: FlatPartition,
+    carried: bool,
+) -> tuple[Offer, ...]:
+    sizes = [0] * len(partition.numels)
+    for moment in timeline.value.moments:
         if moment.weight >= 0:
             sizes[moment.weight] = moment.gradient_bytes
-    return reduce_after_backward(
-        job.timeline,
-        plan.settings,
-        plan.partition,
-        numels,
-        carried=job.accumulates,
+    recording = Recording(timeline.value)
+    reduce_after_backward(
+        timeline.value,
+        settings,
+        partition,
+        partition.numels,
+        carried=carried,
         gradient_sizes=sizes,
+        peak=recording,
     )
+    return candidates(recording, timeline.value)
 
 
 def _step(job: Job, plan: _Plan) -> Peak:

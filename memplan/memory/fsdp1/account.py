@@ -100,19 +100,32 @@ def _gradient_entry(units: Units, *, offloaded: bool) -> Entry:
 def _load_entries(
     tape: Tape, options: Fsdp1Options, units: Units, *, offloaded: bool
 ) -> list[Entry]:
-    """The GPU while the model is wrapped: a unit's parameters are joined into a flat one."""
-    largest = max((unit.whole_bytes for unit in units.all()), default=0)
-    whole = {
-        InitDevice.CPU: 2 * largest,
-        InitDevice.META: largest,
-        InitDevice.CUDA: total_of(units, "whole_bytes") + largest,
-    }[options.init_device]
-    shards = 0 if offloaded else total_of(units, "shard_bytes")
+    """The GPU while the model is wrapped, unit by unit, the root last."""
+    shards, whole = _load_peak(units, on_gpu=options.init_device is InitDevice.CUDA)
+    if offloaded:
+        shards = 0
     return [
         Entry(ComponentKind.PARAMETERS, shards, "flat shards"),
         buffer_entry(tape),
         Entry(ComponentKind.GATHERED_PARAMETERS, whole, "the parameters being joined and sharded"),
     ]
+
+
+def _load_peak(units: Units, *, on_gpu: bool) -> tuple[int, int]:
+    """Shards and whole parameters at the fullest moment of wrapping [bytes].
+
+    A unit's parameters, the flat one they are joined into and its shard are there at once
+    (``_flat_param.py``: ``_init_flat_param_and_metadata``, ``shard``).
+    """
+    left = total_of(units, "whole_bytes") if on_gpu else 0
+    best, done = (0, left), 0
+    for unit in [*units.layers.values(), *units.single()]:
+        for _ in range(unit.num_copies):
+            done += unit.shard_bytes
+            whole = (left if on_gpu else unit.whole_bytes) + unit.whole_bytes
+            best = max(best, (done, whole), key=sum)
+            left -= unit.whole_bytes
+    return best
 
 
 def _save_phase(options: Fsdp1Options, units: Units, held: list[Entry]) -> Phase:
@@ -123,7 +136,5 @@ def _save_phase(options: Fsdp1Options, units: Units, held: list[Entry]) -> Phase
         if options.wrapping is AutoWrap.LAYERS:
             layers = (unit.whole_bytes for unit in units.all() if unit.name != ROOT)
             whole += max(layers, default=0)
-    gathered = Entry(
-        ComponentKind.GATHERED_PARAMETERS, whole, "whole units of a full checkpoint"
-    )
+    gathered = Entry(ComponentKind.GATHERED_PARAMETERS, whole, "whole units of a full checkpoint")
     return make_phase("save", [*held, gathered])

@@ -93,7 +93,9 @@ def _check(setup: TrainingSetup, options: Fsdp1Options) -> None:
     check_offload(setup)
     replicas = options.data_parallel_replicate_degree
     if replicas > 1 and setup.fsdp_strategy is not FsdpStrategy.HYBRID:
-        msg = "engine_options: data_parallel_replicate_degree: FSDP1 has it with fsdp_strategy hybrid"
+        msg = (
+            "engine_options: data_parallel_replicate_degree: FSDP1 has it with fsdp_strategy hybrid"
+        )
         raise SetupError(msg)
     if setup.data_parallel % replicas:
         msg = (

@@ -150,9 +150,7 @@ def optimizer_bytes(given: RankInput, units: Units) -> int:
     return optimizer.num_states * total_of(units, "state_bytes") + counters
 
 
-def optimizer_copies_entry(
-    given: RankInput, units: Units, *, offloaded: bool
-) -> list[Entry]:
+def optimizer_copies_entry(given: RankInput, units: Units, *, offloaded: bool) -> list[Entry]:
     """What the optimizer's step copies on the GPU."""
     copies = 0 if offloaded else OPTIMIZERS[given.setup.optimizer].num_step_copies
     return [
@@ -198,9 +196,7 @@ def _load_peak(units: Units, init_device: InitDevice) -> tuple[int, int]:
     return best
 
 
-def _save_phase(
-    options: Fsdp2Options, units: Units, held: list[Entry], *, gathers: bool
-) -> Phase:
+def _save_phase(options: Fsdp2Options, units: Units, held: list[Entry], *, gathers: bool) -> Phase:
     """Writing a checkpoint: a full one gathers tensor after tensor on the GPU."""
     largest = 0
     if gathers and options.state_dict_type is StateDictType.FULL:

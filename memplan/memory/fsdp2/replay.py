@@ -205,9 +205,7 @@ class MicroBatch:
             self._unshard_forward(tail, each.start, loss=each.loss)
         self.moments.see(each.start, level=each.peak, loss=each.loss)
         for repetition in range(1, each.segment.repeat):
-            self.moments.see(
-                each.start, moved_forward(each, repetition), each.peak, loss=each.loss
-            )
+            self.moments.see(each.start, moved_forward(each, repetition), each.peak, loss=each.loss)
         if embeds and embedding is not None:
             self._post_forward(embedding)
 
@@ -357,9 +355,7 @@ class MicroBatch:
             use.own_gradient_bytes += interval.gradient_bytes * each.repeats
             self.held.gradients_bytes += interval.gradient_bytes * each.repeats
 
-    def _backward_layers(
-        self, each: BackwardPass, remaining: dict[int, int], position: int
-    ) -> int:
+    def _backward_layers(self, each: BackwardPass, remaining: dict[int, int], position: int) -> int:
         uses = self._uses_of(each.segment)
         index = each.segment.index
         crest = crest_of(each.intervals, pile_up=self._piles_up)
@@ -372,9 +368,7 @@ class MicroBatch:
             if wanted:
                 self._pre_backward(use, position, each.start, moved, loss=False)
             position -= 1
-            self.moments.see(
-                each.start, moved, crest.level, gradients_bytes=crest.finished_bytes
-            )
+            self.moments.see(each.start, moved, crest.level, gradients_bytes=crest.finished_bytes)
             use.own_gradient_bytes += finished
             self.held.gradients_bytes += finished
             given = each.segment.input
@@ -447,5 +441,3 @@ class MicroBatch:
 
 def _wants_gradients(segment: Segment) -> bool:
     return segment.output is not None and segment.output.requires_grad
-
-

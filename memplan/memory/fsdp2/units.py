@@ -105,8 +105,8 @@ class Units:
 
 
 def is_layer(segment: Segment) -> bool:
-    """Whether the segment is a run of layers, each of which is wrapped."""
-    return segment.name.endswith(".layers")
+    """Whether the segment is a run of layers, each of which is wrapped; or of parts of them."""
+    return segment.repeat > 1 or segment.name.endswith("layers")
 
 
 def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units:
@@ -118,12 +118,12 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
         root.reshard = False
         units.tied = _tied_embedding(tape)
         units.tail = Unit(TAIL, reshard=False)
-        units.embedding = units.tail if units.tied else Unit(EMBEDDING, reshard=reshard is not False)
+        units.embedding = (
+            units.tail if units.tied else Unit(EMBEDDING, reshard=reshard is not False)
+        )
     for segment in tape.segments:
         if is_layer(segment):
-            unit = Unit(
-                segment.name, reshard=reshard is not False, num_copies=segment.num_copies
-            )
+            unit = Unit(segment.name, reshard=reshard is not False, num_copies=segment.num_copies)
             units.layers[segment.index] = unit
             unit.parameters = list(segment.parameters)
             units.of_parameter.update(dict.fromkeys(segment.parameters, unit))

@@ -1,0 +1,222 @@
+"""``memplan explain``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memplan.cli.options import (
+    OUTPUT_PANEL,
+    FamilyOption,
+    FormatOption,
+    GpuMemoryOption,
+    GpuOption,
+    NumGpusOption,
+    NumLabelsOption,
+    NumNodesOption,
+    OptionalModelArgument,
+    OutputFormat,
+    RevisionOption,
+    TaskOption,
+    TokenOption,
+)
+from memplan.cli.training_options import (
+    AttentionOption,
+    BatchSizeOption,
+    CheckpointingOption,
+    CompileOption,
+    DropoutOption,
+    EngineOption,
+    EngineOptionOption,
+    FreezeOption,
+    GradientAccumulationOption,
+    KernelScratchOption,
+    KernelsOption,
+    LossOption,
+    MlpOption,
+    NormOption,
+    OffloadOption,
+    OptimizerOption,
+    OutputsHeldOption,
+    PrecisionOption,
+    SeqLenOption,
+    TargetSeqLenOption,
+    UpcastOutputsOption,
+    ZeroOption,
+    parse_engine_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memplan.estimator import Estimate
+
+
+def explain(
+    model: OptionalModelArgument = None,
+    num_gpus: NumGpusOption = 1,
+    num_nodes: NumNodesOption = None,
+    gpu: GpuOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    engine: EngineOption = None,
+    zero: ZeroOption = None,
+    offload: OffloadOption = None,
+    batch_size: BatchSizeOption = 1,
+    gradient_accumulation: GradientAccumulationOption = 1,
+    seq_len: SeqLenOption = None,
+    target_seq_len: TargetSeqLenOption = None,
+    precision: PrecisionOption = None,
+    optimizer: OptimizerOption = "adamw-fused",
+    checkpointing: CheckpointingOption = "none",
+    kernels: KernelsOption = "hf",
+    attention: AttentionOption = None,
+    norm: NormOption = None,
+    mlp: MlpOption = None,
+    loss: LossOption = None,
+    dropout: DropoutOption = None,
+    freeze: FreezeOption = "",
+    outputs_held: OutputsHeldOption = False,
+    upcast_outputs: UpcastOutputsOption = False,
+    compiled: CompileOption = False,
+    engine_option: EngineOptionOption = None,
+    kernel_scratch: KernelScratchOption = True,
+    task: TaskOption = None,
+    family: FamilyOption = None,
+    num_labels: NumLabelsOption = None,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    operation: Annotated[
+        str | None,
+        typer.Option(
+            "--operation",
+            metavar="NAME",
+            help="Explain one operation instead: what mul, softmax, rms_norm, attention, ... "
+            "keeps for backward.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Write a self-contained report.html, or the timeline alone as timeline.svg.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    output_format: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
+    if operation is not None:
+        _show_lesson(operation, output_format)
+        return
+    from memplan.cli.estimate import chosen_gpus
+    from memplan.cli.single import with_engine
+    from memplan.errors import UsageError
+    from memplan.estimator import estimate as estimate_memory
+    from memplan.sources.models import load_model
+    from memplan.training.setup import TrainingSetup
+
+    if model is None:
+        msg = "name a MODEL (memplan models lists the built-in ones), or give --operation"
+        raise UsageError(msg)
+    spec = load_model(
+        model, task, family=family, num_labels=num_labels, revision=revision, token=token
+    )
+    base = TrainingSetup(
+        num_gpus=num_gpus,
+        num_nodes=num_nodes,
+        micro_batch_size=batch_size,
+        gradient_accumulation_steps=gradient_accumulation,
+        seq_len=seq_len,
+        target_seq_len=target_seq_len,
+        optimizer=optimizer,  # type: ignore[arg-type]
+        checkpointing=checkpointing,  # type: ignore[arg-type]
+        kernels=kernels,  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+        norm=norm,  # type: ignore[arg-type]
+        mlp=mlp,  # type: ignore[arg-type]
+        loss=loss,  # type: ignore[arg-type]
+        dropout=dropout,
+        freeze=freeze,  # type: ignore[arg-type]
+        outputs_held=outputs_held,
+        upcast_outputs=upcast_outputs,
+        compiled=compiled,
+        engine_options=parse_engine_options(engine_option),
+        kernel_scratch=kernel_scratch,
+    )
+    setup = with_engine(base, precision=precision, engine=engine, zero=zero, offload=offload)
+    names = gpu or ([] if gpu_memory else ["a100-80gb"])
+    found = [estimate_memory(spec, setup, each) for each in chosen_gpus(names, gpu_memory)]
+    if output is not None:
+        _write(found, output)
+        return
+    _show(found[0], output_format)
+
+
+def _show_lesson(name: str, output_format: OutputFormat) -> None:
+    from memplan.report.explain_operation import lesson_rows, print_lesson
+    from memplan.report.lessons import find_lesson
+
+    lesson = find_lesson(name)
+    if output_format is OutputFormat.TABLE:
+        from rich.console import Console
+
+        print_lesson(Console(highlight=False), lesson)
+        return
+    _echo_rows(lesson_rows(lesson), output_format, ())
+
+
+def _show(found: "Estimate", output_format: OutputFormat) -> None:
+    from memplan.report.explain import print_explanation
+    from memplan.report.explanation import explain_estimate, explanation_rows
+
+    explained = explain_estimate(found)
+    if output_format is OutputFormat.TABLE:
+        from rich.console import Console
+
+        print_explanation(Console(highlight=False), found, explained)
+        return
+    _echo_rows(explanation_rows(explained), output_format, found.assumptions)
+
+
+def _echo_rows(
+    rows: "Sequence[dict[str, object]]",
+    output_format: OutputFormat,
+    assumptions: "Sequence[str]",
+) -> None:
+    from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
+    from memplan.report.rows import rows_csv, rows_json, rows_markdown
+
+    if output_format is OutputFormat.JSON:
+        text = rows_json(rows, schema_version=EXPLAIN_SCHEMA_VERSION, assumptions=assumptions)
+    else:
+        text = rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows)
+    typer.echo(text)
+
+
+def _write(found: "Sequence[Estimate]", output: Path) -> None:
+    """Write the report or the drawing, and say so.
+
+    Raises ``UsageError`` for another ending, and ``InputError`` where the file cannot be written.
+    """
+    from memplan.errors import InputError, UsageError
+
+    ending = output.suffix.lower()
+    if ending in (".html", ".htm"):
+        from memplan.report.html import html_report
+
+        text = html_report(found)
+    elif ending == ".svg":
+        from memplan.report.svg import timeline_svg
+
+        text = timeline_svg(found[0])
+    else:
+        msg = f"--output: {output.name!r} must end in .html (a report) or .svg (the timeline)"
+        raise UsageError(msg)
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"--output: cannot write {output}: {error.strerror or error}"
+        raise InputError(msg) from error
+    typer.echo(f"Wrote {output}: {len(text.encode()) // 1024} KiB")

@@ -1,0 +1,92 @@
+"""Configs inside configs: a text model, a tower, each with the defaults of its own class."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from memplan.errors import ConfigError
+from memplan.graph.families.request import ReadRequest
+from memplan.model.config import ConfigReader
+
+EMPTY: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartSpec:
+    """A nested config: its key, and what the outer class makes where it is absent."""
+
+    key: str
+    """``text_config``, ``vision_config``, ``audio_config``, ``vq_config``..."""
+    model_type: str = ""
+    """Whose class it is where neither the file nor the outer class says so."""
+    fills: Mapping[str, object] = field(default_factory=lambda: EMPTY)
+    """What the outer class gives it where the whole part is absent."""
+    always_fills: bool = False
+    """It gives these for every key that the part leaves out (GLM-ASR)."""
+    flat: bool = False
+    """Where the part is absent, its keys stand in the outer config (Qwen2-VL)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A nested config, ready to be read."""
+
+    model_type: str
+    reader: ConfigReader
+
+
+def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Part:
+    """Make a reader for a nested config.
+
+    The outer class of transformers either has one class for the part, whatever the part's own
+    ``model_type`` says, or lets that decide. Raises ``ConfigError`` for a part that is no object.
+    """
+    found = reader.mapping(spec.key)
+    fixed = _fixed_type(request, spec.key)
+    own = found.get("model_type") if found is not None else None
+    model_type = fixed or (own if isinstance(own, str) and own else spec.model_type)
+    if not model_type:
+        raise reader.fail(f"{spec.key}.model_type", "is missing, so its kind is unknown")
+    defaults, renamed = class_row(request, model_type)
+    config = found
+    if config is None:
+        config = reader.config if spec.flat else spec.fills
+    elif spec.always_fills:
+        config = {**spec.fills, **config}
+    path = f"{reader.path}{spec.key}." if found is not None else reader.path
+    nested = ConfigReader(
+        config, source=reader.source, defaults=defaults, renamed=renamed, path=path
+    )
+    return Part(model_type=model_type, reader=nested)
+
+
+def optional_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Part | None:
+    """The same, or None where the config has no such part."""
+    return None if reader.mapping(spec.key) is None else read_part(reader, request, spec)
+
+
+def class_row(
+    request: ReadRequest, model_type: str
+) -> tuple[Mapping[str, object], Mapping[str, str]]:
+    """A class's defaults, and what it calls keys by their common names."""
+    row = request.all_defaults.get(model_type, EMPTY)
+    defaults, renamed = row.get("defaults"), row.get("renamed")
+    names = renamed if isinstance(renamed, Mapping) else EMPTY
+    return (
+        defaults if isinstance(defaults, Mapping) else EMPTY,
+        {key: str(value) for key, value in names.items()},
+    )
+
+
+def _fixed_type(request: ReadRequest, key: str) -> str:
+    """The class that the outer class always makes for a part; empty where the part decides."""
+    parts = request.all_defaults.get(request.model_type, EMPTY).get("parts")
+    found = parts.get(key) if isinstance(parts, Mapping) else None
+    return found if isinstance(found, str) else ""
+
+
+def unknown_part(part: Part, known: Mapping[str, object]) -> ConfigError:
+    """Make the error for a part of a kind that no module reads."""
+    return part.reader.fail(
+        "model_type", f"{part.model_type!r} is not supported here; known are {', '.join(known)}"
+    )
