@@ -28,7 +28,7 @@ class MemplanCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line without pydantic."""
         read_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, with_optional_values(args))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line; some versions of Typer put braces round MODEL."""
@@ -39,6 +39,26 @@ class MemplanCommand(TyperCommand):
         for title, rows in _grouped(self.get_params(ctx), ctx).items():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+OPTIONAL_VALUES = {"--check": ("all", ("all", "any")), "--pivot": ("peak", ())}
+"""Options that may stand alone: what they then mean, and the words that may follow all the same."""
+
+
+def with_optional_values(args: Sequence[str]) -> list[str]:
+    """Give options that stand alone the value they mean.
+
+    >>> with_optional_values(["t5-3b", "--check", "--format", "json"])
+    ['t5-3b', '--check', 'all', '--format', 'json']
+    """
+    found = []
+    for position, word in enumerate(args):
+        found.append(word)
+        usual, known = OPTIONAL_VALUES.get(word, ("", ()))
+        following = args[position + 1] if position + 1 < len(args) else "-"
+        if usual and (following.startswith("-") or (known and following not in known)):
+            found.append(usual)
+    return found
 
 
 class MemplanGroup(TyperGroup):

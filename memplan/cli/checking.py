@@ -1,6 +1,7 @@
 """``--check``, ``--fail-on`` and ``--baseline``: watch what passes by, judge it at the end."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -9,6 +10,7 @@ from memplan.errors import CheckFailedError, UsageError, did_you_mean
 from memplan.search.checks import FailOn, FitCheck, Scope
 
 if TYPE_CHECKING:
+    from memplan.estimator import Estimate
     from memplan.search.baseline import Baseline
     from memplan.search.sweep import SweepResult
 
@@ -73,6 +75,15 @@ class Checks:
         if failed:
             stream.flush()
             raise CheckFailedError("; ".join(failed))
+
+
+def check_rows(rows: "Iterable[Sequence[Estimate]]", checks: Checks, output_format: str) -> None:
+    """Judge estimates that were shown; what moved goes to stderr where stdout is for a script."""
+    from memplan.search.sweep import SweepResult
+
+    for _ in checks.watch(SweepResult(estimates=tuple(row)) for row in rows):
+        pass
+    checks.finish(sys.stdout if output_format == "table" else sys.stderr)
 
 
 def read_checks(

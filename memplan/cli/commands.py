@@ -9,7 +9,7 @@ COMMANDS = {
     "sweep": "Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts.",
     "plan": "Search for the setups that fit, best first, and what would make the rest fit.",
     "explain": "Show the arithmetic of an estimate: every component, the step's timeline, a report.",
-    "compare": "Set memplan's figure beside the published formulas, each with what it leaves out.",
+    "compare": "Set memplan's figure beside published formulas, each with what it leaves out.",
     "flops": "Count the FLOPs of a training step, by component and by others' formulas.",
     "models": "List the built-in models, or show where one model's parameters are.",
     "gpus": "List the GPU catalog, or show one GPU with its sources.",

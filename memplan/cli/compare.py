@@ -54,7 +54,7 @@ def compare(
     token: TokenOption = None,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Set memplan's figure beside the published formulas, each with what it leaves out."""
+    """Set memplan's figure beside published formulas, each with what it leaves out."""
     from memplan.report.compare import (
         compare_assumptions,
         compare_methods,

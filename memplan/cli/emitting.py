@@ -4,10 +4,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memplan.errors import InputError
+from memplan.errors import InputError, UsageError
 from memplan.training.setup import coerce_enum
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memplan.estimator import Estimate
     from memplan.sources.emitters import Emitted
     from memplan.training.setup import TrainingSetup
 
@@ -19,16 +22,26 @@ def emit_setup(setup: "TrainingSetup", framework: str, output: str | None) -> No
     kind = coerce_enum("--emit", framework, Framework)
     made = emit(setup, kind)
     is_yaml = kind is Framework.ACCELERATE or (output or "").lower().endswith((".yaml", ".yml"))
+    text = made.yaml if is_yaml else made.json
     if kind is Framework.TORCHTITAN:
         text = made.flags
-    else:
-        text = made.yaml if is_yaml else made.json
     if output is None:
         sys.stdout.write(f"{text}\n")
     else:
         _write(Path(output), f"{text}\n")
     for note in _remarks(made, kind.value):
         sys.stderr.write(f"memplan: {note}\n")
+
+
+def emit_only(answers: "Sequence[Estimate]", framework: str, output: str | None) -> None:
+    """Write the one setup that was estimated.
+
+    Raises ``UsageError`` where there are several.
+    """
+    if len(answers) > 1:
+        msg = "--emit: writes one setup, and several were estimated: name --engine and --zero"
+        raise UsageError(msg)
+    emit_setup(answers[0].setup, framework, output)
 
 
 def _remarks(made: "Emitted", framework: str) -> list[str]:

@@ -18,6 +18,14 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.sweep_options import (
+    BaselineOption,
+    CheckOption,
+    EmitOption,
+    FailOnOption,
+    OutputOption,
+    ToleranceOption,
+)
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     AttentionOption,
@@ -122,6 +130,12 @@ def estimate(
         str | None, _table_option("--largest-layer", "Parameters of the largest layer.", "N")
     ] = None,
     output_format: FormatOption = OutputFormat.TABLE,
+    emit: EmitOption = None,
+    output: OutputOption = None,
+    check: CheckOption = None,
+    fail_on: FailOnOption = None,
+    baseline: BaselineOption = None,
+    tolerance: ToleranceOption = "0%",
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.setup_files import read_base
@@ -197,7 +211,17 @@ def estimate(
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
-    _show(rows, output_format)
+    if emit is not None:
+        from memplan.cli.emitting import emit_only
+
+        emit_only([row[0] for row in rows], emit, output)
+        return
+    everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
+    _show(rows, output_format, everywhere=everywhere)
+    if check or fail_on or baseline:
+        from memplan.cli.checking import check_rows, read_checks
+
+        check_rows(rows, read_checks(check, fail_on, baseline, tolerance), output_format.value)
 
 
 OPTION_NAMES = {
@@ -284,7 +308,8 @@ def chosen_gpus(names: list[str] | None, memory: str | None) -> "list[GpuSpec]":
     return chosen or [load_gpu(name) for name in DEFAULT_GPUS]
 
 
-def _show(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
+def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhere: bool) -> None:
+    """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     if output_format is not OutputFormat.TABLE:
         from memplan.estimator.estimate import SCHEMA_VERSION
         from memplan.report.estimate import MARKDOWN_COLUMNS
@@ -301,10 +326,12 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
         return
     from rich.console import Console
 
-    from memplan.report.estimate import print_account, print_comparison
+    from memplan.report.estimate import hinted_places, print_account, print_comparison
+    from memplan.search.advice import hints_for
 
     console = Console(highlight=False)
+    hints = hints_for(rows[0][0].model, rows, None if everywhere else hinted_places(rows))
     if len(rows) == 1:
-        print_account(console, rows[0])
+        print_account(console, rows[0], hints)
     else:
-        print_comparison(console, rows)
+        print_comparison(console, rows, hints)

@@ -31,13 +31,12 @@ from memplan.cli.sweep_options import (
     PrecisionAxis,
     RowFormat,
     RowFormatOption,
-    SetupOption,
-    TrainingArgsOption,
     axis_option,
     base_setup,
     named_gpus,
     parse_share,
 )
+from memplan.cli.training_options import SetupFileOption, TrainingArgumentsOption
 
 if TYPE_CHECKING:
     from memplan.search.planner import Plan, PlannedSetup
@@ -86,8 +85,8 @@ def plan(
     attention: AttentionAxis = None,
     loss: LossAxis = None,
     freeze: FreezeAxis = None,
-    setup: SetupOption = None,
-    training_args: TrainingArgsOption = None,
+    setup: SetupFileOption = None,
+    training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
     num_labels: NumLabelsOption = None,
@@ -103,7 +102,7 @@ def plan(
     from memplan.sources.models import load_model
     from memplan.training.setup import coerce_enum
 
-    changes = {
+    changes: dict[str, object] = {
         "seq_len": seq_len, "optimizer": optimizer, "kernels": kernels, "attention": attention,
         "loss": loss, "freeze": freeze,
     }  # fmt: skip

@@ -1,11 +1,12 @@
 """A progress bar on stderr, for what takes longer than a moment."""
 
 import sys
-from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memplan.search.sweep import Sweep, SweepResult
 
 PATIENCE_S = 0.5

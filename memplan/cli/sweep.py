@@ -40,16 +40,18 @@ from memplan.cli.sweep_options import (
     RowFormat,
     RowFormatOption,
     SeqLenAxis,
-    SetupOption,
     TargetSeqLenAxis,
     ToleranceOption,
-    TrainingArgsOption,
     ZeroAxis,
     base_setup,
     named_gpus,
     read_axes,
 )
-from memplan.cli.training_options import EngineOptionOption
+from memplan.cli.training_options import (
+    EngineOptionOption,
+    SetupFileOption,
+    TrainingArgumentsOption,
+)
 
 if TYPE_CHECKING:
     from memplan.cli.checking import Checks
@@ -91,8 +93,8 @@ def sweep(
     loss: LossAxis = None,
     freeze: FreezeAxis = None,
     engine_option: EngineOptionOption = None,
-    setup: SetupOption = None,
-    training_args: TrainingArgsOption = None,
+    setup: SetupFileOption = None,
+    training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
     num_labels: NumLabelsOption = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memplan.cli.options import HARDWARE_PANEL, MODEL_PANEL, OUTPUT_PANEL, TRAINING_PANEL
+from memplan.cli.options import HARDWARE_PANEL, OUTPUT_PANEL, TRAINING_PANEL
 
 if TYPE_CHECKING:
     from memplan.hardware.gpu import GpuSpec
@@ -108,24 +108,6 @@ LossAxis = Annotated[
 FreezeAxis = Annotated[
     str | None, axis_option("--freeze", "Parts not trained: embeddings,layers.0-7.", "PARTS")
 ]
-SetupOption = Annotated[
-    str | None,
-    typer.Option(
-        "--setup",
-        metavar="FILE",
-        help="A YAML file with the training setup; options overrule it.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-TrainingArgsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--training-args",
-        metavar="FILE",
-        help="Hugging Face TrainingArguments (JSON or YAML) to start from.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
 CheckOption = Annotated[
     str | None,
     typer.Option(
@@ -226,21 +208,15 @@ def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object
 
 def base_setup(setup_file: str | None, training_args: str | None) -> "TrainingSetup":
     """The setup that options start from."""
-    from memplan.errors import UsageError
-    from memplan.training.setup import TrainingSetup
+    from memplan.cli.setup_files import read_base
 
-    if setup_file is not None and training_args is not None:
-        msg = "--setup and --training-args both give the setup to start from: name one"
-        raise UsageError(msg)
-    if setup_file is not None:
-        from memplan.sources.setup_file import read_setup
-
-        return read_setup(setup_file)
-    if training_args is not None:
-        from memplan.sources.training_arguments import read_training_arguments
-
-        return read_training_arguments(training_args)
-    return TrainingSetup()
+    return read_base(
+        {},
+        setup_file=setup_file,
+        training_args=training_args,
+        deepspeed_config=None,
+        accelerate_config=None,
+    ).setup
 
 
 def named_gpus(names: list[str] | tuple[str, ...] | None, memory: str | None) -> "list[GpuSpec]":

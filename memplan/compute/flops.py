@@ -16,13 +16,7 @@ from enum import Enum
 from fractions import Fraction
 
 from memplan.graph.tape import Operation, Parameter, Segment, Tape, Tensor
-from memplan.model.spec import (
-    AttentionSpec,
-    CountedSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    ModelSpec,
-)
+from memplan.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
 
 
 class ScoreCount(Enum):
@@ -113,9 +107,7 @@ class StepFlops:
         return self.total - self.early_stopped + self.kernel_recomputation
 
 
-def count_flops(
-    tape: Tape, model: ModelSpec, *, scores: ScoreCount = ScoreCount.FULL
-) -> StepFlops:
+def count_flops(tape: Tape, model: ModelSpec, *, scores: ScoreCount = ScoreCount.FULL) -> StepFlops:
     """Count one micro-batch of a recorded model.
 
     Equation for GPT-3's shape, a share gamma of its layers recomputed: ``(3 + gamma)·24bsh²L(1 +
@@ -244,7 +236,7 @@ class _Counter:
         if self.scores is ScoreCount.FULL or layer is None:
             return Fraction(1)
         attention = layer.attention
-        if isinstance(attention, CountedSpec):
+        if not isinstance(attention, AttentionSpec | LatentAttentionSpec):
             return Fraction(1)
         spec: AttentionSpec = (
             attention.scores if isinstance(attention, LatentAttentionSpec) else attention

@@ -1,4 +1,4 @@
-"""A training cluster's memory as a widely read article works it out for XLM-RoBERTa-XXL.
+"""A training cluster's memory as a widely read article [3]_ works it out for XLM-RoBERTa-XXL.
 
 Nomenclature: m is the number of parameters in billions, p the bytes of a number, n the GPUs, s the
 sequence length, b the micro-batch, h the hidden size, a the heads, L the layers. Results are GB of
@@ -12,7 +12,9 @@ References
    models," 2020. arXiv:1910.02054: what each stage shards.
 .. [2] V. Korthikanti et al., "Reducing activation recomputation in large transformer models,"
    2022. arXiv:2205.05198, equation 2: ``sbh(34 + 5as/h)``, which is what p = 2 gives here.
-.. [3] The article's table: batch 8, 64 GPUs, 48 layers, 512 tokens, h = 4096, a = 32, m = 10.
+.. [3] M. Shaposhnikov, "Understanding and estimating GPU memory demands for training LLMs in
+   practice," medium.com/@maxshapp: its table has batch 8, 64 GPUs, 48 layers, 512 tokens, h = 4096,
+   a = 32, m = 10.
 """
 
 from memplan.errors import SetupError
@@ -29,7 +31,7 @@ def activations_memory(
     batch_size: int,
     hidden_dim: int,
     num_heads: int,
-    precision: int,
+    precision: int = 2,
 ) -> float:
     """Activations of all layers, rounded to two decimals [GB].
 

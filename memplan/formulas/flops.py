@@ -47,9 +47,7 @@ class FormulaShape:
         return self.num_heads * self.head_dim
 
 
-def layer_step_flops(
-    hidden_size: int, *, seq_len: int, batch_size: int, recomputed: bool
-) -> int:
+def layer_step_flops(hidden_size: int, *, seq_len: int, batch_size: int, recomputed: bool) -> int:
     """Forward and backward of one GPT layer, recomputed or not.
 
     Equation: ``72bsh²(1 + s/(6h))``, ``96bsh²(1 + s/(6h))`` with recomputation ([1]_). All s x s

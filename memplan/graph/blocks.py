@@ -21,6 +21,8 @@ from memplan.model.spec import (
     NormPlacement,
     OutputGate,
     Projection,
+    ShortConvolutionSpec,
+    TokenMixer,
 )
 from memplan.training.kernels import FeedForwardKernel
 
@@ -68,17 +70,10 @@ class StackContext:
         return cos, sin
 
 
-def self_attention(
-    t: Tape,
-    x: Tensor,
-    spec: AttentionSpec | LatentAttentionSpec | CountedSpec,
-    context: StackContext,
-) -> Tensor:
+def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tensor:
     """Queries, keys and values of the hidden states, attention, output projection."""
-    if isinstance(spec, CountedSpec):
-        from memplan.graph.counted import counted_part  # only for what is not written down
-
-        return counted_part(t, x, spec, context.hidden_size)
+    if not isinstance(spec, AttentionSpec | LatentAttentionSpec):
+        return other_mixer(t, x, spec, context)
     if isinstance(spec, LatentAttentionSpec):
         from memplan.graph.latent_attention import latent_attention  # only for DeepSeek's kin
 
@@ -124,6 +119,19 @@ def self_attention(
     if gate is not None:
         t.touch(gate)
     return out
+
+
+def other_mixer(
+    t: Tape, x: Tensor, spec: ShortConvolutionSpec | CountedSpec, context: StackContext
+) -> Tensor:
+    """What mixes the tokens without attention's scores."""
+    if isinstance(spec, ShortConvolutionSpec):
+        from memplan.graph.convolution import short_convolution  # only for LFM2
+
+        return short_convolution(t, x, spec, context)
+    from memplan.graph.counted import counted_part  # only for what is not written down
+
+    return counted_part(t, x, spec, context.hidden_size)
 
 
 def _cached(t: Tape, x: Tensor, dtype: DType) -> Tensor:
@@ -319,7 +327,7 @@ def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
 def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """GPT-2's and Llama's order: norm, attention, sum; norm, feed-forward, sum."""
     hidden = context.hidden_size
-    normed = norm(t, x, layer.norm, "input_layernorm", hidden)
+    normed = norm(t, x, layer.norm, "input_layernorm", hidden) if layer.attention_norm else x
     if layer.names_normed:
         t.linger(normed)
     attended = self_attention(t, normed, layer.attention, context)

@@ -18,6 +18,8 @@ def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[T
     positions = _made(t, tokens, hold=False) if spec.positions_from_ids else None
     x = embedding_lookup(t, table, tokens)
     held = [x]
+    if spec.joined_tables:
+        x = _joined(t, spec, x, tokens, held)
     if spec.token_dropout:
         x = _token_dropout(t, x)
     if spec.num_token_types:
@@ -86,6 +88,20 @@ def _boxes(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tens
     for rows in held[-6:]:
         x = t.add(x, rows)
     return x
+
+
+def _joined(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tensor]) -> Tensor:
+    """RoCBert's: rows of shapes and sounds beside a copy of the tokens', joined one by one."""
+    width = spec.embedding_size
+    joined = t.scale(x, "clone")
+    for index, (rows, columns) in enumerate(spec.joined_tables):
+        ids = _made(t, tokens, hold=False)
+        found = embedding(t, f"joined_embeddings.{index}", rows, columns, tokens, ids)
+        held.append(found)
+        joined = t.concatenate(joined, found)
+        width += columns
+    held.append(joined)
+    return linear(t, joined, "map_inputs", width, spec.embedding_size, bias=True)
 
 
 def _times_mask(t: Tape, x: Tensor, tokens: int) -> Tensor:

@@ -12,7 +12,7 @@ from memplan.errors import UnsupportedOperationError
 from memplan.graph.attention import Shape, attend
 from memplan.graph.blocks import StackContext, add_residual, feed_forward_of
 from memplan.graph.heads import classification
-from memplan.graph.model import attention_masks, output_matrix, split_runs
+from memplan.graph.model import attention_masks, counted_parts, output_matrix, split_runs
 from memplan.graph.operations import (
     cross_entropy,
     dropout,
@@ -21,6 +21,7 @@ from memplan.graph.operations import (
     norm,
 )
 from memplan.graph.relative import learned_bias, zero_bias
+from memplan.graph.tables import record_tables
 from memplan.graph.tape import Gradient, Parameter, Tape, TapeOptions, Tensor, allocated_bytes
 from memplan.model.spec import (
     AttentionSpec,
@@ -40,6 +41,8 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         options = replace(options, target_seq_len=options.seq_len)
     t = Tape(options)
+    if model.tables:
+        record_tables(t, counted_parts(model), tied=model.head.tied)
     encoder, decoder = model.stacks
     source, target = options.seq_len, options.target_seq_len
     labels = 1 if model.task is Task.SEQUENCE_CLASSIFICATION else target

@@ -17,25 +17,32 @@ DECODER_CLASSIFIER = ClassifierSpec(pooling=Pooling.LAST_LOGITS, token_dropout=0
 (transformers 5.23, ``modeling_layers``)."""
 
 
+WHOLE_SEQUENCES = frozenset({Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE})
+"""Tasks whose logits are one row for each sequence."""
+
+
 def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     """A dense layer, activation and norm, then logits for every token; returns the loss."""
     spec = model.head
     width = table.shape[-1]
     if spec.transform is not None:
-        size = spec.transform.intermediate_size
-        x = linear(t, x, "transform.dense", model.hidden_size, size, bias=True)
+        width = spec.transform.intermediate_size
+        hidden, bias = model.hidden_size, spec.transform_bias
+        x = linear(t, x, "transform.dense", hidden, width, bias=bias)
         x = activation(t, x, spec.transform.activation)
     if spec.transform_norm is not None:
         x = norm(t, x, spec.transform_norm, "transform.norm", width)
-    logits = _decoder(t, model, spec, x, table)
+    logits = _decoder(t, model, spec, x, table, width)
     loss = cross_entropy(t, t.cast(logits, DType.FP32) if spec.loss_upcast else logits)
     t.touch(logits)
     return loss
 
 
-def _decoder(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter) -> Tensor:
+def _decoder(
+    t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter, width: int
+) -> Tensor:
     """Logits, through the token table where it is tied."""
-    vocab_size, width = model.vocab_size, table.shape[-1]
+    vocab_size = model.vocab_size
     if spec.tied:
         weight = table
         t.tie(table, "decoder")
@@ -88,8 +95,10 @@ def base_parts(t: Tape, model: ModelSpec, x: Tensor) -> Tensor | None:
 def classification(t: Tape, model: ModelSpec, x: Tensor, pooled: Tensor | None) -> Tensor:
     """Classes of each sequence or of each token; returns the loss."""
     spec = model.head.classifier or DECODER_CLASSIFIER
-    if model.task is Task.SEQUENCE_CLASSIFICATION:
+    if model.task in WHOLE_SEQUENCES:
         return cross_entropy(t, _sequence_logits(t, model, spec, x, pooled))
+    if spec.every_token:
+        x = _dense(t, model, spec, x)
     if model.task is Task.TOKEN_CLASSIFICATION:
         x = dropout(t, x, spec.token_dropout)
         return cross_entropy(t, _classify(t, model, x, bias=True))
@@ -134,14 +143,23 @@ def _sequence_logits(
         x = t.mean(x, t.options.seq_len)
     elif pooled is not None:
         x = pooled
-    if spec.dense is not None:
-        x = dropout(t, x, spec.first_dropout)
-        x = linear(t, x, "classifier.dense", hidden, hidden, bias=True)
-        x = activation(t, x, spec.dense)
+    x = _dense(t, model, spec, x)
     logits = _classify(t, model, dropout(t, x, spec.dropout), bias=True)
     if spec.pooling is Pooling.MEAN_LOGITS:
         return t.mean(logits, t.options.seq_len)
     return logits
+
+
+def _dense(t: Tape, model: ModelSpec, spec: ClassifierSpec, x: Tensor) -> Tensor:
+    """The dense layer before the classes, where there is one, its activation and norm."""
+    hidden = model.hidden_size
+    if spec.dense is not None:
+        x = dropout(t, x, spec.first_dropout)
+        x = linear(t, x, "classifier.dense", hidden, hidden, bias=spec.dense_bias)
+        x = activation(t, x, spec.dense)
+    if spec.norm is not None:
+        x = norm(t, x, spec.norm, "classifier.norm", hidden)
+    return x
 
 
 def _selected(t: Tape, x: Tensor, numel: int) -> Tensor:

@@ -27,6 +27,18 @@ def sliding_pattern(t: Tape, queries: int, keys: int) -> Tensor:
     return both
 
 
+def two_sided_pattern(t: Tape, length: int) -> Tensor:
+    """``|q - kv| <= window``, joined to what came before; distances are int64."""
+    distances, absolute = (t.tensor(length * length, DType.INT64) for _ in range(2))
+    near, first, both = (t.tensor(length * length, DType.BOOL) for _ in range(3))
+    t.record("sub", (), (distances,))
+    t.record("abs", (distances,), (absolute,))
+    t.record("le", (absolute,), (near,))
+    t.record("bitwise_and", (near,), (first,))
+    t.record("bitwise_and", (first,), (both,))
+    return both
+
+
 def additive_mask(t: Tape, pattern: Tensor, batch: int, dtype: DType) -> Tensor:
     """Zero or the dtype's lowest number, written out for each sequence (``eager_mask``)."""
     mask = t.tensor(pattern.numel * batch, dtype)

@@ -7,9 +7,9 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.blocks import DIRECT_FORMS, StackContext, decoder_layer
 from memplan.graph.embeddings import module_embeddings
-from memplan.graph.heads import base_parts, classification, masked_lm, replaced_tokens
+from memplan.graph.heads import WHOLE_SEQUENCES, base_parts, classification, masked_lm, replaced_tokens
 from memplan.graph.losses import GRADIENTS_IN_FORWARD, language_model_loss
-from memplan.graph.masks import additive_mask, causal_pattern, sliding_pattern
+from memplan.graph.masks import additive_mask, causal_pattern, sliding_pattern, two_sided_pattern
 from memplan.graph.operations import (
     activation,
     causal_lm_loss,
@@ -29,11 +29,11 @@ from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import (
     AttentionForm,
     AttentionSpec,
-    CountedSpec,
     HeadSpec,
     LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
+    PositionBias,
     RotarySpec,
     StackSpec,
     Task,
@@ -44,7 +44,7 @@ from memplan.training.kernels import AttentionKernel
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
 """Attention that adds a bias made for the whole stack."""
 CLASSIFICATION_TASKS = frozenset(
-    {Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
+    {*WHOLE_SEQUENCES, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
 )
 """Tasks whose logits are of classes, not of tokens."""
 
@@ -87,7 +87,7 @@ def counted_parts(model: ModelSpec) -> tuple[ParameterBlock, ...]:
 def _label_bytes(t: Tape, model: ModelSpec) -> int:
     """Labels of the batch: one a token, one a sequence, or a span's two ends [bytes]."""
     batch = t.options.batch_size
-    if model.task is Task.SEQUENCE_CLASSIFICATION:
+    if model.task in WHOLE_SEQUENCES:
         return _ids(t, batch)
     if model.task is Task.QUESTION_ANSWERING:
         return 2 * _ids(t, batch)
@@ -106,7 +106,8 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     t.begin("embed", frozen=t.options.freeze.embeddings)
     if spec.own_module:
         return module_embeddings(t, model, spec)
-    table = t.parameter("embed_tokens.weight", model.vocab_size, spec.embedding_size)
+    rows = model.vocab_size + spec.extra_rows
+    table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
     if spec.patch_features:
         shape = model.hidden_size, spec.patch_features
         t.parameter("vision_embed_tokens.weight", *shape).unused = True
@@ -160,6 +161,10 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.alibi import add_alibi  # only for BLOOM and MPT
 
         add_alibi(t, _attentions(stack)[0], context)
+    if any(spec.position_bias is PositionBias.STACK for spec in _attentions(stack)):
+        from memplan.graph.relative import add_stack_bias  # only for MPNet
+
+        add_stack_bias(t, _attentions(stack)[0], context)
     if any(spec.distances is not None for spec in _attentions(stack)):
         from memplan.graph.disentangled import make_distances  # only for DeBERTa
 
@@ -190,7 +195,7 @@ def _attentions(stack: StackSpec) -> list[AttentionSpec]:
     return [
         spec.scores if isinstance(spec, LatentAttentionSpec) else spec
         for spec in found
-        if not isinstance(spec, CountedSpec)
+        if isinstance(spec, AttentionSpec | LatentAttentionSpec)
     ]
 
 
@@ -205,7 +210,7 @@ def attention_masks(
     if not _attentions(stack):
         return None, None
     if not all(spec.causal for spec in _attentions(stack)):
-        return padding_mask(t, stack), None
+        return padding_mask(t, stack), two_sided_mask(t, stack, context)
     if any(spec.form is AttentionForm.MASK_PRODUCT for spec in _attentions(stack)):
         return None, None
     eager = t.kernels.attention is AttentionKernel.EAGER or model.eager_attention_only
@@ -224,6 +229,22 @@ def attention_masks(
             sliding = additive_mask(t, sliding, context.batch, t.compute)
         t.hold(sliding)
     return full, sliding
+
+
+def two_sided_mask(t: Tape, stack: StackSpec, context: StackContext) -> Tensor | None:
+    """What an encoder's layers with a window are given, unless the sequence is no longer than it.
+
+    The window of ``sliding_window`` counts neighbours on either side, the token itself included
+    (ModernBERT).
+    """
+    windows = [spec.sliding_window for spec in _attentions(stack) if spec.sliding_window]
+    if not windows or context.seq_len < min(windows):
+        return None
+    mask = two_sided_pattern(t, context.seq_len)
+    if t.kernels.attention is AttentionKernel.EAGER:
+        mask = additive_mask(t, mask, context.batch, t.compute)
+    t.hold(mask)
+    return mask
 
 
 def padding_mask(t: Tape, stack: StackSpec) -> Tensor | None:
@@ -371,13 +392,13 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     if t.kernels.loss in GRADIENTS_IN_FORWARD:
         weight = table
         if not model.head.tied:
-            weight = t.parameter("lm_head.weight", model.vocab_size, table.shape[-1])
-        return language_model_loss(t, x, weight, model.vocab_size, lambda hidden: hidden)
+            weight = t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])
+        return language_model_loss(t, x, weight, model.num_outputs, lambda hidden: hidden)
     return language_model_loss(
         t,
         x,
         table,
-        model.vocab_size,
+        model.num_outputs,
         lambda hidden: output_matrix(t, model, model.head, hidden, table),
     )
 
@@ -394,7 +415,7 @@ def output_matrix(
         bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
         logits = matmul_weight(t, x, table, bias)
     else:
-        logits = linear(t, x, "lm_head", width, model.vocab_size, bias=spec.bias)
+        logits = linear(t, x, "lm_head", width, model.num_outputs, bias=spec.bias)
     if spec.softcap:
         logits = t.scale(t.elementwise("tanh", t.scale(logits), saves_output=True))
     if spec.scaled:

@@ -13,7 +13,7 @@ from memplan.graph.attention import Shape, batched_matmul, merged_heads
 from memplan.graph.blocks import StackContext, project
 from memplan.graph.operations import dropout, linear, rotary, softmax
 from memplan.graph.tape import Gradient, Tape, Tensor
-from memplan.model.spec import AttentionForm, AttentionSpec, Projection
+from memplan.model.spec import AttentionForm, AttentionSpec, PositionBias, Projection
 
 
 @dataclass(slots=True)
@@ -214,6 +214,26 @@ def _clamped_scores(
     return _softmax(t, clamped)
 
 
+def _plain_scores(
+    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
+) -> Tensor:
+    """``RemBertSelfAttention`` and ``MPNetSelfAttention``: divided, a bias added in place."""
+    del frame
+    scores = t.scale(_product(t, query, key, shape), "div")
+    if shape.spec.position_bias is PositionBias.STACK and context.bias is not None:
+        scores = _added_in_place(t, scores, context.bias)
+    return _softmax(t, _masked(t, scores, context))
+
+
+def _added_in_place(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
+    out = t.view(scores, scores.numel)
+    out.requires_grad = True
+    t.record(
+        "add_", (scores, bias), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS)
+    )
+    return out
+
+
 def _turned_pairs(
     t: Tape,
     query: Tensor,
@@ -270,4 +290,5 @@ _SCORES: dict[AttentionForm, Scores] = {
     AttentionForm.ALIBI_PRODUCT: _alibi_product,
     AttentionForm.ALIBI_SUM: _alibi_sum,
     AttentionForm.CLAMPED_SCORES: _clamped_scores,
+    AttentionForm.PLAIN_SCORES: _plain_scores,
 }

@@ -11,6 +11,7 @@ Eager attention adds the bias to the scores. sdpa gets it as an additive mask
 
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
+from memplan.graph.blocks import StackContext
 from memplan.graph.operations import embedding
 from memplan.graph.tape import Gradient, Tape, Tensor, allocated_bytes
 from memplan.model.spec import AttentionSpec, PositionBias
@@ -36,6 +37,15 @@ def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: st
     )  # fmt: skip
     t.touch(distances)
     return bias
+
+
+def add_stack_bias(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
+    """``MPNetEncoder.compute_position_bias``: looked up once, then written out for the batch."""
+    bias = learned_bias(t, spec, context.seq_len, context.seq_len, "encoder")
+    out = t.tensor(bias.numel * context.batch, bias.dtype)
+    t.record("clone", (bias,), (out,), gradients=(Gradient.FRESH,))
+    t.hold(out)
+    context.bias = out
 
 
 def _bucket_temporaries_bytes(spec: AttentionSpec, pairs: int) -> int:

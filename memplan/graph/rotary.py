@@ -29,6 +29,11 @@ def rotate(
     if form.expanded_tables:
         cos, sin = _expanded(t, cos), _expanded(t, sin)
     sources = (query, key)
+    if form.upcast_twice:
+        turned = [_twice_upcast(t, x, cos, sin) for x in sources]
+        query, key = (t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True))
+        t.touch(*turned)
+        return query, key
     parts = [t.cast(x, DType.FP32) if form.upcast else x for x in sources]
     halves = [_turn(t, x, form, spec.head_dim, cos, sin) for x in parts]
     turned = [_joined(t, *each) for each in halves]
@@ -41,6 +46,15 @@ def rotate(
         rotated = turned
     t.touch(query, key, cos, sin)
     return rotated[0], rotated[1]
+
+
+def _twice_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x.float() * cos + rotate_half(x.float()) * sin``, each copy gone after its product."""
+    straight = t.mul(t.cast(x, DType.FP32), cos)
+    copy = t.cast(x, DType.FP32)
+    first, second = t.slice(copy, copy.numel // 2), t.slice(copy, copy.numel - copy.numel // 2)
+    turned = t.concatenate(t.scale(second, "neg"), first)
+    return t.add(straight, t.mul(turned, sin))
 
 
 def _expanded(t: Tape, table: Tensor) -> Tensor:

@@ -34,5 +34,12 @@ def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
         f"{each.module}.{each.name}",
         *each.shape,
         module=each.module,
-        experts=IDLE if idle else None,
+        trainable=each.trainable,
+        experts=_share(each, idle=idle),
     )
+
+
+def _share(each: ParameterShape, *, idle: bool) -> ExpertShare | None:
+    if each.num_experts:
+        return ExpertShare(each.num_experts, each.num_active, each.num_matrices)
+    return IDLE if idle else None

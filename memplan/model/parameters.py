@@ -27,6 +27,8 @@ class ParameterShape:
     """How many of those experts each token passes."""
     num_matrices: int = 1
     """Linear layers of an expert that are fused in it."""
+    trainable: bool = True
+    """A class may own a parameter that it never trains: Whisper's sinusoids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,10 @@ class ParameterTable:
     def parameter(self, module: str, name: str, *shape: int) -> None:
         """Declare a weight that is no layer's."""
         self._open.append(ParameterShape(module, name, shape))
+
+    def untrained(self, module: str, name: str, *shape: int) -> None:
+        """Declare a weight that the class itself keeps from being trained."""
+        self._open.append(ParameterShape(module, name, shape, trainable=False))
 
     def experts(
         self, module: str, name: str, *shape: int, active: int, matrices: int = 1

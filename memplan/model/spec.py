@@ -93,6 +93,8 @@ class RotarySpec:
     """Dimensions of each head that are rotated; the rest pass through."""
     upcast: bool = False
     """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
+    upcast_twice: bool = False
+    """The same, with a copy in fp32 for each of the two products (ModernBERT)."""
     full_tables: bool = False
     """The tables stay in fp32, and what they rotated is cast back (OLMo)."""
     expanded_tables: bool = False
@@ -123,6 +125,8 @@ class PositionBias(Enum):
     """Zeros that the layer makes (UMT5's cross attention)."""
     FIRST_ZEROS = "first_zeros"
     """The same for the layers that follow too; under checkpointing they need a gradient (T5)."""
+    STACK = "stack"
+    """Looked up once before the layers, and copied for every sequence (MPNet)."""
     EARLIER_ZEROS = "earlier_zeros"
     """What the stack's first layer made."""
 
@@ -148,6 +152,8 @@ class AttentionForm(Enum):
     """``scaled_dot_product_attention`` called by the class, always with a mask (Falcon)."""
     DIRECT_ALIBI = "direct_alibi"
     """The same, with each head's bias in the mask (Falcon-RW)."""
+    PLAIN_SCORES = "plain_scores"
+    """Divided, then masked; the softmax in their own dtype (RemBERT, MPNet)."""
     CLAMPED_SCORES = "clamped_scores"
     """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
@@ -424,6 +430,19 @@ NOTHING = CountedSpec()
 """A part that the layer does not have."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortConvolutionSpec:
+    """LFM2's mixer: products around a short convolution over the tokens."""
+
+    kernel_size: int
+    bias: bool = False
+    """The convolution and both linear layers have one."""
+
+
+TokenMixer = AttentionSpec | LatentAttentionSpec | ShortConvolutionSpec | CountedSpec
+"""What can mix the tokens of a layer."""
+
+
 class NormPlacement(Enum):
     """Where a layer's norms stand."""
 
@@ -459,7 +478,7 @@ class HalfClamp(Enum):
 class LayerSpec:
     """One layer of a stack."""
 
-    attention: AttentionSpec | LatentAttentionSpec | CountedSpec
+    attention: TokenMixer
     """What mixes the tokens."""
     feed_forward: FeedForwardSpec | MixtureSpec | CountedSpec
     norm: NormSpec
@@ -482,6 +501,8 @@ class LayerSpec:
         """Probability on the output of the feed-forward network."""
         return 0.0 if self.attention_dropout_only else self.dropout
     half_clamp: HalfClamp = HalfClamp.NEVER
+    attention_norm: bool = True
+    """There is a norm before attention; ModernBERT's first layer has none."""
     own_modules: bool = False
     """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
@@ -544,6 +565,8 @@ class EmbeddingSpec:
     """The position table holds sinusoids and is not trained (Pegasus)."""
     position_buffer: bool = False
     """The position table is a buffer, no parameter (M2M-100)."""
+    extra_rows: int = 0
+    """Rows of the token table beside the vocabulary's: prompts (CPM-Ant)."""
     own_table: bool = False
     """The stack has a token table of its own; the one that both would share is unused (BART)."""
     num_token_types: int = 0
@@ -551,6 +574,8 @@ class EmbeddingSpec:
     """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
     num_box_positions: int = 0
     """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
+    joined_tables: tuple[tuple[int, int], ...] = ()
+    """Rows and widths of tables that are joined to the tokens', then projected (RoCBert)."""
     padding_product: bool = False
     """The norm's result is multiplied by the attention mask (DeBERTa)."""
     token_dropout: bool = False
@@ -637,6 +662,11 @@ class ClassifierSpec:
     """Of a sequence classifier; the others look at every token."""
     dense: Activation | None = None
     """The activation behind a dense layer of the hidden size; None for no such layer."""
+    dense_bias: bool = True
+    norm: NormSpec | None = None
+    """Behind that activation (ModernBERT)."""
+    every_token: bool = False
+    """The dense layer and its norm stand before the classes of tokens and spans too."""
     first_dropout: float = 0.0
     """Probability before the dense layer."""
     dropout: float = 0.0
@@ -653,9 +683,12 @@ class HeadSpec:
 
     tied: bool = False
     """The output matrix is the token table."""
+    num_rows: int = 0
+    """Rows of the output matrix where they are not the token table's (GLM-Image); 0: the same."""
     bias: bool = False
     transform: FeedForwardSpec | None = None
     """A dense layer and an activation before the output matrix (BERT's masked-LM head)."""
+    transform_bias: bool = True
     transform_norm: NormSpec | None = None
     softcap: bool = False
     router_loss: bool = False
@@ -728,3 +761,8 @@ class ModelSpec:
     def num_layers(self) -> int:
         """Layers of all stacks."""
         return sum(stack.num_layers for stack in self.stacks)
+
+    @property
+    def num_outputs(self) -> int:
+        """Logits of a token."""
+        return self.head.num_rows or self.vocab_size

@@ -20,13 +20,13 @@ def baseline_lines(baseline: Baseline, *, name: str, tolerance: float) -> list[s
     """One line of sums, then one for each move; regressions are marked."""
     regressions = baseline.regressions(tolerance)
     moved = len(baseline.moves)
-    lines = [
+    head = (
         f"Since {name}: {moved} of {baseline.num_compared} rows moved, "
         f"{len(regressions)} for the worse beyond {100 * tolerance:g} %; "
         f"{baseline.num_new} new, {baseline.num_gone} gone"
-    ]
+    )
     first = [*regressions, *(move for move in baseline.moves if move not in regressions)]
-    lines += [move_line(move, tolerance=tolerance) for move in first[:MAX_MOVES]]
+    lines = [head, *(move_line(move, tolerance=tolerance) for move in first[:MAX_MOVES])]
     if moved > MAX_MOVES:
         lines.append(f"  ... and {moved - MAX_MOVES} more")
     return lines

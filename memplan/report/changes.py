@@ -108,7 +108,5 @@ def advice_text(advice: Advice) -> str:
         missing = format_gib(advice.missing_bytes, digits=1)
         return f"{missing} more needed: no change of batch, engine, offload or GPUs gives that"
     change = describe_change(advice.answer.setup, better.setup)
-    text = saving_text(
-        change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes
-    )
+    text = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
     return text if better.verdict is Verdict.FITS else f"{text}, and is still tight"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate
 from memplan.formulas.activations import (
@@ -40,6 +41,7 @@ from memplan.memory.account import Lifetime
 from memplan.model.spec import ModelSpec, NormKind
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import common_layer, formula_shape, shape_notes
+from memplan.training.optimizers import OPTIMIZERS
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import Recomputation, TrainingSetup
 from memplan.units import GB, GIB, format_count
@@ -52,7 +54,9 @@ COMPARE_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""
 
 NO_ACTIVATIONS = "activations, logits, buffers, gathered parameters"
-TEXTBOOK_LAYER = "logits, temporaries, kernels other than Megatron's, grouped queries, gated networks"
+TEXTBOOK_LAYER = (
+    "logits, temporaries, kernels other than Megatron's, grouped queries, gated networks"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,9 +150,7 @@ def _own_row(found: Estimate) -> MethodRow:
     from memplan.report.estimate import setup_label
 
     peak = found.account.peak
-    states = sum(
-        entry.num_bytes for entry in peak.entries if entry.kind.lifetime is Lifetime.LONG
-    )
+    states = sum(entry.num_bytes for entry in peak.entries if entry.kind.lifetime is Lifetime.LONG)
     left_out = "; ".join(found.account.left_out)
     return MethodRow(
         method="memplan (tape)",
@@ -156,7 +158,7 @@ def _own_row(found: Estimate) -> MethodRow:
         states_bytes=states,
         activations_bytes=found.activations_bytes,
         total_bytes=found.peak_bytes,
-        formula=f"the tape; peak in {found.peak_phase}",
+        formula=f"peak in {found.peak_phase}",
         source=f"memplan explain; {found.attention_kernel} attention",
         leaves_out=left_out or "fragmentation, NCCL and the CUDA context, which are ranges",
     )
@@ -214,9 +216,7 @@ def _table_rows(case: _Case) -> list[MethodRow]:
     return rows
 
 
-def _states_row(
-    method: str, setting: str, num_bytes: int, formula: str, source: str
-) -> MethodRow:
+def _states_row(method: str, setting: str, num_bytes: int, formula: str, source: str) -> MethodRow:
     return MethodRow(
         method=method, setting=setting, states_bytes=num_bytes, activations_bytes=None,
         total_bytes=num_bytes, formula=formula, source=source, leaves_out=NO_ACTIVATIONS,
@@ -305,9 +305,7 @@ def _megatron_row(case: _Case) -> MethodRow:
         sequence_parallel=True, selective=True,
     )  # fmt: skip
     rms = common_layer(case.model).norm.kind in _RMS_NORMS
-    params = shard_parameters(
-        case.shape, tied=case.model.head.tied, rms_norm=rms, layout=layout
-    )
+    params = shard_parameters(case.shape, tied=case.model.head.tied, rms_norm=rms, layout=layout)
     states = state_bytes(params, layout=layout)
     activations = activation_bytes(
         case.shape, seq_len=case.seq_len, batch_size=case.batch_size, layout=layout
@@ -362,9 +360,7 @@ def method_rows(rows: Sequence[MethodRow]) -> list[dict[str, object]]:
     ]
 
 
-def write_methods(
-    rows: Sequence[MethodRow], output_format: str, assumptions: Sequence[str]
-) -> str:
+def write_methods(rows: Sequence[MethodRow], output_format: str, assumptions: Sequence[str]) -> str:
     """Rows as JSON, CSV or Markdown."""
     flat = method_rows(rows)
     if output_format == "json":
@@ -404,7 +400,7 @@ def print_methods(
     console.print(_method_table(rows, notes))
     for text, number in notes.items():
         console.print(Text(f"[{number}] {text}", style="dim"))
-    for line in (*_footnotes(), *(f"memplan has no row: {reason}" for reason in refused)):
+    for line in (*_footnotes(setup), *(f"memplan has no row: {reason}" for reason in refused)):
         console.print(Text(line, style="dim"))
 
 
@@ -443,11 +439,32 @@ def _method_table(rows: Sequence[MethodRow], notes: dict[str, int]) -> "Table":
     return table
 
 
-def _footnotes() -> tuple[str, ...]:
+def assumed_bytes_line(setup: TrainingSetup) -> str:
+    """How many bytes a parameter takes in this setup, where the methods assume another number."""
+    formats = PRECISIONS[setup.chosen_precision]
+    parts = {
+        "weights": formats.weights.num_bytes,
+        "gradients": formats.gradients.num_bytes,
+        "master weights": DType.FP32.num_bytes if formats.master_weights else 0,
+        "optimizer": OPTIMIZERS[setup.optimizer].num_states * formats.optimizer_states.num_bytes,
+    }
+    total = sum(parts.values())
+    if total == sum(num_bytes for _, num_bytes in MIXED_STATES):
+        return ""
+    words = ", ".join(f"{name} {num_bytes}" for name, num_bytes in parts.items() if num_bytes)
     return (
-        "GiB = 2^30 bytes. memplan's last figure is the peak of a step: its states and activations "
-        "need not all be alive at that moment, and temporaries are.",
+        f"The methods assume 16 bytes a parameter or more; {setup.chosen_precision.value} with "
+        f"{setup.optimizer.value} holds {total}: {words}."
     )
+
+
+def _footnotes(setup: TrainingSetup) -> tuple[str, ...]:
+    assumed = assumed_bytes_line(setup)
+    units = (
+        "GiB = 2^30 bytes. memplan's last figure is the peak of a step: its states and activations "
+        "need not all be alive at that moment, and temporaries are."
+    )
+    return (assumed, units) if assumed else (units,)
 
 
 def _gib(num_bytes: int | None) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from memplan.search.advice import Hints
+
 VERDICT_STYLES = {
     Verdict.FITS: "green",
     Verdict.TIGHT: "yellow",
@@ -28,7 +30,9 @@ MARKDOWN_COLUMNS = (
 """What a Markdown table shows of a row."""
 
 
-def print_comparison(console: "Console", rows: Sequence[Sequence[Estimate]]) -> None:
+def print_comparison(
+    console: "Console", rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None
+) -> None:
     """Print one line per setup; each row holds the same setup on every GPU asked for."""
     from rich.text import Text
 
@@ -38,21 +42,51 @@ def print_comparison(console: "Console", rows: Sequence[Sequence[Estimate]]) -> 
         if all(text in each.assumptions for row in rows for each in row)
     ]
     _print_head(console, rows[0][0], common)
-    console.print(comparison_table(rows, narrow=console.width < NARROW_COLUMNS))
-    for line in footnotes(rows):
+    narrow = console.width < NARROW_COLUMNS
+    console.print(comparison_table(rows, narrow=narrow, hints=hints))
+    print_advice(console, hints)
+    for line in footnotes(rows, hints):
         console.print(Text(line, style="dim"))
 
 
-def print_account(console: "Console", estimates: Sequence[Estimate]) -> None:
+def print_account(
+    console: "Console", estimates: Sequence[Estimate], hints: "Hints | None" = None
+) -> None:
     """Print one setup's bytes by component and phase, then the verdict on every GPU."""
     from rich.text import Text
 
     _print_head(console, estimates[0], estimates[0].assumptions)
     for group in kernel_groups(estimates):
         console.print(account_table(group[0]))
-        console.print(verdict_table(group))
+        console.print(verdict_table(group, hints))
+    print_advice(console, hints)
     for line in footnotes([estimates]):
         console.print(Text(line, style="dim"))
+
+
+def print_advice(console: "Console", hints: "Hints | None") -> None:
+    """Print one line for each GPU that nothing fits: what is missing, and what would help."""
+    from rich.text import Text
+
+    from memplan.report.changes import advice_text
+
+    for each in hints.advice if hints is not None else ():
+        answer = each.answer
+        gpu = answer.gpu.gpu_id if answer.gpu is not None else ""
+        console.print(Text(f"{gpu}, {setup_label(answer.setup)}: {advice_text(each)}"))
+
+
+def hinted_places(rows: Sequence[Sequence[Estimate]]) -> set[tuple[int, str]]:
+    """The simplest setup that fits each GPU, where there is no time to look at all of them."""
+    found = set()
+    for gpu in [each.gpu for each in rows[0] if each.gpu is not None]:
+        best = simplest_fit(rows, gpu.gpu_id)
+        found |= {
+            (number, gpu.gpu_id)
+            for number, row in enumerate(rows)
+            if any(each is best for each in row)
+        }
+    return found
 
 
 def _print_head(console: "Console", first: Estimate, assumptions: Sequence[str]) -> None:
@@ -75,19 +109,25 @@ NARROW_COLUMNS = 110
 """Below this width the GPUs' names are broken at their hyphens."""
 
 
-def comparison_table(rows: Sequence[Sequence[Estimate]], *, narrow: bool) -> "Table":
+def comparison_table(
+    rows: Sequence[Sequence[Estimate]], *, narrow: bool, hints: "Hints | None" = None
+) -> "Table":
     """One line per setup (and attention kernel), one verdict column per GPU."""
     table = _table()
     labels = [setup_label(row[0].setup) for row in rows]
-    table.add_column("setup", overflow="fold", min_width=max(map(len, labels)))
+    # With the largest micro-batches in three columns, 80 columns leave the longest label no room.
+    room = SHORT_LABEL if hints is not None and narrow else max(map(len, labels))
+    table.add_column("setup", overflow="fold", min_width=min(room, max(map(len, labels))))
     for name in ("GiB\nper GPU", "peak in", "CPU GiB\nper node"):
         table.add_column(name, justify="left" if name == "peak in" else "right", no_wrap=True)
     gpus = [each.gpu for each in rows[0] if each.gpu is not None]
+    best = {gpu.gpu_id: simplest_fit(rows, gpu.gpu_id) for gpu in gpus}
+    largest = hints.largest if hints is not None else {}
+    width = VERDICT_WIDTH + max((len(f" {size}") for size in largest.values()), default=0)
     for gpu in gpus:
         name = gpu.gpu_id.replace("-", "-\n") if narrow else gpu.gpu_id
-        table.add_column(name, no_wrap=True, min_width=VERDICT_WIDTH)
-    best = {gpu.gpu_id: simplest_fit(rows, gpu.gpu_id) for gpu in gpus}
-    for row in rows:
+        table.add_column(name, no_wrap=True, min_width=width)
+    for number, row in enumerate(rows):
         groups = kernel_groups(row)
         for group in groups:
             first = group[0]
@@ -96,7 +136,11 @@ def comparison_table(rows: Sequence[Sequence[Estimate]], *, narrow: bool) -> "Ta
                 label += f", {first.attention_kernel}"
             held = {each.gpu.gpu_id: each for each in group if each.gpu is not None}
             cells = [
-                verdict_text(held[gpu.gpu_id], best=held[gpu.gpu_id] is best[gpu.gpu_id])
+                verdict_text(
+                    held[gpu.gpu_id],
+                    best=held[gpu.gpu_id] is best[gpu.gpu_id],
+                    largest=largest.get((number, gpu.gpu_id)),
+                )
                 if gpu.gpu_id in held
                 else ""
                 for gpu in gpus
@@ -111,6 +155,8 @@ def comparison_table(rows: Sequence[Sequence[Estimate]], *, narrow: bool) -> "Ta
     return table
 
 
+SHORT_LABEL = 16
+"""Columns for an engine and an offloaded optimizer."""
 VERDICT_WIDTH = 6
 """Columns for ``fits`` and its mark."""
 
@@ -168,14 +214,18 @@ def setup_label(setup: TrainingSetup) -> str:
     return label
 
 
-def verdict_text(estimate: Estimate, *, best: bool = False) -> "Text":
-    """The verdict in words and colour; a mark on the simplest setup that fits."""
+def verdict_text(estimate: Estimate, *, best: bool = False, largest: int | None = None) -> "Text":
+    """The verdict in words and colour; a mark on the simplest setup that fits.
+
+    ``largest`` is the largest micro-batch that fits, where it is known and there is one.
+    """
     from rich.text import Text
 
     verdict = estimate.verdict
     if verdict is None:
         return Text("")
-    mark = f" {BEST_MARK}" if best else ""
+    mark = f" {largest}" if largest else ""
+    mark += f" {BEST_MARK}" if best else ""
     return Text(verdict.value + mark, style=VERDICT_STYLES[verdict])
 
 
@@ -200,26 +250,36 @@ def account_table(estimate: Estimate) -> "Table":
     return table
 
 
-def verdict_table(estimates: Sequence[Estimate]) -> "Table":
-    """GPU, its memory, what nvidia-smi would show, the verdict."""
+def verdict_table(estimates: Sequence[Estimate], hints: "Hints | None" = None) -> "Table":
+    """GPU, its memory, what nvidia-smi would show, the verdict, the largest micro-batch."""
     table = _table()
     table.add_column("GPU", no_wrap=True)
     for name in ("usable", "needed"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
+    if hints is not None:
+        table.add_column("largest batch", justify="right", no_wrap=True)
     for each in estimates:
         if each.gpu is None:
             continue
         total = each.total_bytes
         needed = f"{total.low / GIB:,.1f} - {total.high / GIB:,.1f} GiB"
         mark = "~" if each.gpu.capacity_note else ""
+        largest = []
+        if hints is not None:
+            size = hints.largest.get((0, each.gpu.gpu_id))
+            largest = [str(size) if size else "-"]
         table.add_row(
-            each.gpu.gpu_id, mark + gib(each.gpu.capacity_bytes), needed, verdict_text(each)
+            each.gpu.gpu_id,
+            mark + gib(each.gpu.capacity_bytes),
+            needed,
+            verdict_text(each),
+            *largest,
         )
     return table
 
 
-def footnotes(rows: Sequence[Sequence[Estimate]]) -> list[str]:
+def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) -> list[str]:
     """What the reader has to know, each line once."""
     lines = [
         "GiB = 2^30 bytes, allocated by PyTorch. The verdict adds fragmentation, "
@@ -241,6 +301,8 @@ def footnotes(rows: Sequence[Sequence[Estimate]]) -> list[str]:
             f"{BEST_MARK} the simplest setup that fits: least offloading, then least sharding; "
             f"attention kernel: {kernels}"
         )
+    if hints is not None and any(hints.largest.values()):
+        lines.append("The number after a verdict: the largest micro-batch that fits")
     for row in rows:
         for each in row:
             lines += each.notes

@@ -11,6 +11,7 @@ from memplan.units import GIB, KIB, MIB, format_count
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
     from rich.tree import Tree
 
 EXPLAIN_SCHEMA_VERSION = 1
@@ -52,10 +53,13 @@ def footnotes(found: Estimate, explained: Explanation) -> tuple[str, ...]:
     """How the parts add up, and what is missing."""
     kept = sum(kind.count * kind.kept_bytes for kind in explained.layers)
     beside = explained.kept_bytes - kept
-    return (
+    summed = (
         f"After the forward pass {size_text(explained.kept_bytes)} stay: what the lists above hold, "
         f"and {size_text(beside)} that variables hold, the loss or outputs among them. Every tensor "
-        "is rounded up to 512 bytes.",
+        "is rounded up to 512 bytes."
+    )
+    return (
+        summed,
         "What an operation keeps, and why: memplan explain --operation NAME.",
         *found.notes,
         *(f"Left out: {text}" for text in found.account.left_out),
@@ -93,7 +97,7 @@ def _add_parts(tree: "Tree", node: Node) -> None:
         tree.add(Text(f"{total}  {names}", style="dim"))
 
 
-def _line(node: Node) -> "object":
+def _line(node: Node) -> "Text":
     from rich.text import Text
 
     text = Text.assemble((size_text(node.num_bytes), "cyan"), f"  {node.name}")
@@ -108,7 +112,9 @@ def _kind_table(kind: LayerKind) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    times = f", x {kind.count} = {size_text(kind.count * kind.kept_bytes)}" if kind.count > 1 else ""
+    times = (
+        f", x {kind.count} = {size_text(kind.count * kind.kept_bytes)}" if kind.count > 1 else ""
+    )
     table = Table(
         box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left",
         title=f"{kind.name} keeps {size_text(kind.kept_bytes)} for backward{times}",

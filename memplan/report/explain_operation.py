@@ -90,6 +90,10 @@ def _table(taught: Taught) -> "Table":
     note = "" if beside == taught.kept_bytes else f"{size_text(beside)} beside its result"
     table.add_row("kept", "", size_text(taught.kept_bytes), note, style="bold")
     table.add_row(
-        "peak", size_text(taught.peak_bytes), "", "forward or backward, weights left out", style="dim"
+        "peak",
+        size_text(taught.peak_bytes),
+        "",
+        "forward or backward, weights left out",
+        style="dim",
     )
     return table

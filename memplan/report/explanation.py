@@ -133,8 +133,7 @@ def parameter_nodes(tape: Tape) -> tuple[Node, ...]:
             num_bytes=segment.num_copies
             * sum(parameter.storage.num_bytes for parameter in segment.parameters),
             children=tuple(
-                _parameter_node(parameter, segment.num_copies)
-                for parameter in segment.parameters
+                _parameter_node(parameter, segment.num_copies) for parameter in segment.parameters
             ),
         )
         for segment in tape.segments

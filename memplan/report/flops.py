@@ -13,7 +13,7 @@ from memplan.formulas.flops import (
     palm_flops,
     torchtitan_flops,
 )
-from memplan.graph.counts import component_parameters, total_parameters
+from memplan.graph.counts import active_parameters, component_parameters, total_parameters
 from memplan.graph.model import record_model
 from memplan.graph.tape import TapeOptions
 from memplan.model.spec import ModelSpec
@@ -42,78 +42,76 @@ class FlopsMethod:
     name: str
     flops: int
     """Forward and backward; recomputation only where ``recomputes``."""
-    recomputes: bool
     equation: str
     scores: str
     """Whether masked scores are counted."""
     source: str
+    recomputes: bool = False
 
 
 def flops_methods(model: ModelSpec, setup: TrainingSetup) -> tuple[FlopsMethod, ...]:
     """The formulas for a setup whose defaults are filled in."""
-    tape = record_model(model, TapeOptions())
-    params = total_parameters(tape)
-    active = sum(
-        parameter.active_numel * segment.num_copies
-        for segment in tape.segments
-        for parameter in segment.parameters
-    )
-    embeddings = component_parameters(tape)["embeddings"]
-    shape, seq_len = formula_shape(model), setup.seq_len or 1
-    batch = setup.micro_batch_size
-    tokens, layers = batch * seq_len, model.num_layers
+    return (*_by_shape(model, setup), *_by_parameters(model, setup))
+
+
+def _by_shape(model: ModelSpec, setup: TrainingSetup) -> tuple[FlopsMethod, ...]:
+    """Formulas that add up the layers' products."""
+    shape, seq_len, batch = formula_shape(model), setup.seq_len or 1, setup.micro_batch_size
+    narayanan = narayanan_flops(
+        num_layers=model.num_layers, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size,
+        seq_len=seq_len, batch_size=batch, recomputed_share=recomputed_share(setup),
+    )  # fmt: skip
     return (
         FlopsMethod(
             name="Megatron-LM", flops=megatron_flops(shape, seq_len=seq_len, batch_size=batch),
-            recomputes=False, equation="3 x (layers + 2ThV)", scores="half",
-            source="training.py:802, d98e8a64",
+            equation="3 x (layers + 2ThV)", scores="half", source="training.py:802, d98e8a64",
         ),
         FlopsMethod(
-            name="PaLM",
-            flops=palm_flops(
-                params, tokens=tokens, seq_len=seq_len, num_layers=layers,
-                num_heads=shape.num_heads, head_dim=shape.head_dim,
-            ),
-            recomputes=False, equation="T(6N + 12Lads)", scores="all",
+            name="Narayanan et al.", flops=narayanan, recomputes=True,
+            equation="(3+g)24bsh²L(1+s/6h)+6bshV", scores="all", source="arXiv:2104.04473",
+        ),
+    )  # fmt: skip
+
+
+def _by_parameters(model: ModelSpec, setup: TrainingSetup) -> tuple[FlopsMethod, ...]:
+    """Formulas that multiply parameters by tokens, most with a term for the scores."""
+    tape = record_model(model, TapeOptions())
+    params, active = total_parameters(tape), active_parameters(tape)
+    embeddings = component_parameters(tape)["embeddings"]
+    shape, seq_len, layers = formula_shape(model), setup.seq_len or 1, model.num_layers
+    tokens = setup.micro_batch_size * seq_len
+    palm = palm_flops(
+        params, tokens=tokens, seq_len=seq_len, num_layers=layers, num_heads=shape.num_heads,
+        head_dim=shape.head_dim,
+    )  # fmt: skip
+    torchtitan = torchtitan_flops(
+        active, embedding_params=0 if model.head.tied else embeddings, tokens=tokens,
+        seq_len=seq_len, shape=shape,
+    )  # fmt: skip
+    foundry = llm_foundry_flops(
+        params, tokens=tokens, seq_len=seq_len, num_layers=layers, hidden_size=shape.hidden_size
+    )
+    return (
+        FlopsMethod(
+            name="PaLM", flops=palm, equation="T(6N + 12Lads)", scores="all",
             source="arXiv:2204.02311, appendix B",
         ),
         FlopsMethod(
-            name="torchtitan",
-            flops=torchtitan_flops(
-                active, embedding_params=0 if model.head.tied else embeddings,
-                tokens=tokens, seq_len=seq_len, shape=shape,
-            ),
-            recomputes=False, equation="T(6(N - N_emb) + 6La(d_qk + d_v)s)", scores="all",
-            source="get_nparams_and_flops, 0.3.0",
+            name="torchtitan", flops=torchtitan, scores="all",
+            equation="T(6(N - N_emb) + 6La(d_qk + d_v)s)", source="get_nparams_and_flops, 0.3.0",
         ),
         FlopsMethod(
-            name="llm-foundry",
-            flops=llm_foundry_flops(
-                params, tokens=tokens, seq_len=seq_len, num_layers=layers,
-                hidden_size=shape.hidden_size,
-            ),
-            recomputes=False, equation="3T(2N + 4Lhs)", scores="all",
+            name="llm-foundry", flops=foundry, equation="3T(2N + 4Lhs)", scores="all",
             source="scripts/train/benchmarking",
         ),
         FlopsMethod(
-            name="6N, all parameters", flops=kaplan_flops(params, tokens=tokens),
-            recomputes=False, equation="6NT", scores="none",
-            source="arXiv:2001.08361",
+            name="6N, all parameters", flops=kaplan_flops(params, tokens=tokens), equation="6NT",
+            scores="none", source="arXiv:2001.08361",
         ),
         FlopsMethod(
             name="6N, no embeddings, active",
             flops=kaplan_flops(active - embeddings, tokens=tokens),
-            recomputes=False, equation="6(N_active - N_emb)T", scores="none",
-            source="arXiv:2001.08361, table 1",
-        ),
-        FlopsMethod(
-            name="Narayanan et al.",
-            flops=narayanan_flops(
-                num_layers=layers, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size,
-                seq_len=seq_len, batch_size=batch, recomputed_share=recomputed_share(setup),
-            ),
-            recomputes=True, equation="(3+g)24bsh²L(1+s/6h)+6bshV", scores="all",
-            source="arXiv:2104.04473",
+            equation="6(N_active - N_emb)T", scores="none", source="arXiv:2001.08361, table 1",
         ),
     )  # fmt: skip
 
@@ -170,9 +168,7 @@ def write_flops(
 ) -> str:
     """Rows as JSON, CSV or Markdown."""
     if output_format == "json":
-        return rows_json(
-            rows, schema_version=FLOPS_SCHEMA_VERSION, assumptions=assumptions
-        )
+        return rows_json(rows, schema_version=FLOPS_SCHEMA_VERSION, assumptions=assumptions)
     return rows_csv(rows) if output_format == "csv" else rows_markdown(rows)
 
 
@@ -184,7 +180,11 @@ def flops_assumptions(flops: StepFlops, setup: TrainingSetup) -> tuple[str, ...]
         f"{global_micro_batches(setup)} micro-batches in a step over all ranks",
         f"attention scores: {CONVENTIONS[flops.scores]}",
         "checkpointing "
-        + (checkpointing.value if isinstance(checkpointing, Recomputation) else f"{checkpointing:.0%}"),
+        + (
+            checkpointing.value
+            if isinstance(checkpointing, Recomputation)
+            else f"{checkpointing:.0%}"
+        ),
     )
 
 
@@ -248,16 +248,15 @@ def method_table(flops: StepFlops, methods: Sequence[FlopsMethod]) -> "Table":
     return table
 
 
-def flops_footnotes(
-    model: ModelSpec, setup: TrainingSetup, flops: StepFlops
-) -> tuple[str, ...]:
+def flops_footnotes(model: ModelSpec, setup: TrainingSetup, flops: StepFlops) -> tuple[str, ...]:
     """The convention, what the GPU really runs, and where formulas do not fit the model."""
     steps = global_micro_batches(setup)
     other = ScoreCount.CAUSAL if flops.scores is ScoreCount.FULL else ScoreCount.FULL
-    lines = [
+    convention = (
         f"TFLOP = 10^12; a multiply-add counts as 2. Scores: {CONVENTIONS[flops.scores]} "
-        f"(--scores {other.value}: {CONVENTIONS[other]}).",
-    ]
+        f"(--scores {other.value}: {CONVENTIONS[other]})."
+    )
+    lines = [convention]
     reasons = []
     if flops.early_stopped:
         reasons.append(f"torch stops recomputing early (-{flops.early_stopped / TERA:,.2f})")

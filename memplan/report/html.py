@@ -10,7 +10,12 @@ from html import escape
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.memory.account import ComponentKind, Phase
-from memplan.report.compare import MethodRow, compare_methods, numbers_of
+from memplan.report.compare import (
+    MethodRow,
+    assumed_bytes_line,
+    compare_methods,
+    numbers_of,
+)
 from memplan.report.estimate import footnotes, setup_label
 from memplan.report.explain import size_text
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
@@ -90,9 +95,7 @@ def heat_cells(found: Estimate) -> list[HeatCell]:
     for batch in batches:
         for length in lengths:
             target = length if setup.target_seq_len == setup.seq_len else setup.target_seq_len
-            changed = replace(
-                setup, micro_batch_size=batch, seq_len=length, target_seq_len=target
-            )
+            changed = replace(setup, micro_batch_size=batch, seq_len=length, target_seq_len=target)
             try:
                 answer: Estimate | None = estimate(model, changed, found.gpu)
             except SetupError:
@@ -250,9 +253,7 @@ def _heat_map(found: Estimate) -> str:
     lengths = sorted({cell.length for cell in cells})
     body = []
     for batch in sorted({cell.batch for cell in cells}):
-        row = "".join(
-            _heat_cell(cell, found) for cell in cells if cell.batch == batch
-        )
+        row = "".join(_heat_cell(cell, found) for cell in cells if cell.batch == batch)
         body.append(f"<tr><th>{batch}</th>{row}</tr>")
     head = "".join(f"<th>{length}</th>" for length in lengths)
     judge = f", judged by {found.gpu.gpu_id}" if found.gpu is not None else ""
@@ -278,8 +279,7 @@ def _heat_cell(cell: HeatCell, found: Estimate) -> str:
 
 def _tree(explained: Explanation) -> str:
     return "".join(
-        _details(phase, is_open=phase.name == explained.peak, depth=0)
-        for phase in explained.phases
+        _details(phase, is_open=phase.name == explained.peak, depth=0) for phase in explained.phases
     )
 
 
@@ -344,8 +344,16 @@ def _methods(found: Estimate, rows: Sequence[MethodRow], refused: Sequence[str])
         ]
         for row in rows
     ]  # fmt: skip
-    head = ["method", "states", "activations", "GiB in all", "formula", "source, and what is left out"]
-    notes = (numbers_of(found.model, found.setup), *refused)
+    head = [
+        "method",
+        "states",
+        "activations",
+        "GiB in all",
+        "formula",
+        "source, and what is left out",
+    ]
+    assumed = assumed_bytes_line(found.setup)
+    notes = (numbers_of(found.model, found.setup), *((assumed,) if assumed else ()), *refused)
     return _table(head, body) + _notes(notes)
 
 
@@ -377,7 +385,7 @@ def _table(
         number for row in body for number, cell in enumerate(row) if _is_figure(cell) and number
     }
     heads = "".join(
-        f'<th{FIGURE if number in figures else ""}>{escape(cell)}</th>'
+        f"<th{FIGURE if number in figures else ''}>{escape(cell)}</th>"
         for number, cell in enumerate(head)
     )
     rows = []

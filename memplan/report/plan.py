@@ -150,13 +150,14 @@ def footnotes(plan: Plan) -> list[str]:
     kept = ""
     if goal.headroom:
         kept = f", and {100 * goal.headroom:g} % of the GPU stay free besides"
-    lines = [
+    order = (
         f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that fit, "
         "each with its largest micro-batch; among equals (2 %) the simplest. Fits: the high end of "
-        f"what nvidia-smi would show{kept}; left: what that leaves.",
-        "Speed is relative to the fastest here, an order and no forecast. Assumed: "
-        + "; ".join(plan.assumptions) + ".",
-    ]  # fmt: skip
+        f"what nvidia-smi would show{kept}; left: what that leaves."
+    )
+    assumed = "; ".join(plan.assumptions)
+    speed = "Speed is relative to the fastest here, an order and no forecast."
+    lines = [order, f"{speed} Assumed: {assumed}."]
     if any(each.setup.zero_stage is ZeroStage.PARAMETERS for each in plan.setups):
         lines.append("ZeRO-3 builds the model inside deepspeed.zero.Init, as transformers does.")
     if any(each.tier for each in plan.setups):

@@ -62,7 +62,7 @@ def _common_parts(model: ModelSpec) -> tuple[AttentionSpec, FeedForwardSpec | Mi
 def scores_of(layer: LayerSpec) -> AttentionSpec | None:
     """What a layer's scores are made of; None where it has none that are written down."""
     attention = layer.attention
-    if isinstance(attention, CountedSpec):
+    if not isinstance(attention, AttentionSpec | LatentAttentionSpec):
         return None
     return attention.scores if isinstance(attention, LatentAttentionSpec) else attention
 

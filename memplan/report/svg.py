@@ -96,13 +96,11 @@ def _share(moment: Moment, lifetime: Lifetime) -> int:
             return moment.short_bytes
 
 
-def _area(
-    below: list[int], above: list[int], top: int, width: float, height: float
-) -> str:
+def _area(below: list[int], above: list[int], top: int, width: float, height: float) -> str:
     """Steps along the upper edge, and back along the lower one."""
     step = width / len(above)
     forth = [
-        f"H{(index + 1) * step:.1f}" if index and above[index] == above[index - 1]
+        f"H{(index + 1) * step:.1f}" if index and size == above[index - 1]
         else f"V{height * (1 - size / top):.1f}H{(index + 1) * step:.1f}"
         for index, size in enumerate(above)
     ]  # fmt: skip
@@ -118,7 +116,11 @@ def timeline_svg(found: Estimate) -> str:
     """A drawing of its own, with title, scale, legend and both colour schemes."""
     timeline = lay_out(found)
     left, top, bottom = 64, 56, 64
-    words = [_text(0, 20, f"{found.model.name}: peak {gib(timeline.peak.total_bytes)}, {_where(timeline)}")]
+    words = [
+        _text(
+            0, 20, f"{found.model.name}: peak {gib(timeline.peak.total_bytes)}, {_where(timeline)}"
+        )
+    ]
     for share in (0, 0.25, 0.5, 0.75, 1):
         figure = timeline.top_bytes * share / GIB
         words.append(_text(0, top + HEIGHT * (1 - share) + 4, f"{figure:,.1f}"))
@@ -132,7 +134,9 @@ def timeline_svg(found: Estimate) -> str:
         words.append(_text(left + 6, y, f"{found.gpu.gpu_id} {gib(timeline.capacity_bytes)}"))
     for number, lifetime in enumerate(Lifetime):
         x, y = left + 230 * number, top + HEIGHT + 46
-        words.append(f'<rect class="{lifetime.value}" x="{x}" y="{y - 11}" width="12" height="12"/>')
+        words.append(
+            f'<rect class="{lifetime.value}" x="{x}" y="{y - 11}" width="12" height="12"/>'
+        )
         words.append(_text(x + 18, y, LIFETIME_WORDS[lifetime]))
     full_width, full_height = left + WIDTH + 16, top + HEIGHT + bottom
     return (

@@ -84,7 +84,13 @@ _HEAD_WORDS = {
     "kernels": "kernels {}", "dropout": "dropout {}", "frozen": "frozen: {}", "GPUs": "{} GPUs",
     "nodes": "{} nodes", "parallel": "{}", "setup": "{}",
 }  # fmt: skip
-_SILENT = {"nodes": "1", "dropout": "config", "frozen": "nothing", "parallel": "", "accumulated": "1"}
+_SILENT = {
+    "nodes": "1",
+    "dropout": "config",
+    "frozen": "nothing",
+    "parallel": "",
+    "accumulated": "1",
+}
 """What needs no word in the head."""
 
 
@@ -119,9 +125,7 @@ def print_sweep(console: "Console", sweep: Sweep, results: Sequence[SweepResult]
         console.print(Text(line, style="dim"))
 
 
-def print_head(
-    console: "Console", results: Sequence[SweepResult], shown: Sequence[str]
-) -> None:
+def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequence[str]) -> None:
     """Print the model, and what is the same in all setups."""
     from rich.text import Text
 
@@ -296,12 +300,12 @@ def figure_bytes(answer: Estimate, figure: Figure) -> int:
 
 def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
     """What the reader has to know, each line once."""
-    lines = [
+    units = (
         "Peak per GPU in GiB = 2^30 bytes, as PyTorch allocates. The verdict adds fragmentation, "
         "NCCL and the CUDA context as a range: fits = its high end does, tight = the GPU's "
         "memory is inside it, OOM = its low end exceeds the GPU."
-    ]
-    lines += kernel_notes(results)
+    )
+    lines = [units, *kernel_notes(results)]
     for result in results:
         for each in result.estimates:
             lines += each.notes

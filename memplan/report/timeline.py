@@ -108,9 +108,7 @@ def _risen(height: Height, num_bytes: int, *, loss: bool) -> Height:
 
 def _flat(name: str, phase: Phase) -> Moment:
     totals = by_lifetime(phase)
-    return Moment(
-        name, "", totals[Lifetime.LONG], totals[Lifetime.MEDIUM], totals[Lifetime.SHORT]
-    )
+    return Moment(name, "", totals[Lifetime.LONG], totals[Lifetime.MEDIUM], totals[Lifetime.SHORT])
 
 
 def by_lifetime(phase: Phase) -> dict[Lifetime, int]:
@@ -121,9 +119,7 @@ def by_lifetime(phase: Phase) -> dict[Lifetime, int]:
     return totals
 
 
-def _laid_over(
-    phase: Phase, heights: Iterable[tuple[str, Height]], *, plain: bool
-) -> list[Moment]:
+def _laid_over(phase: Phase, heights: Iterable[tuple[str, Height]], *, plain: bool) -> list[Moment]:
     held = short = gradients = 0
     for entry in phase.entries:
         if entry.kind in _WALKED:

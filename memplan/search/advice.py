@@ -1,6 +1,6 @@
 """The nearest change that makes a setup fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.errors import SetupError
@@ -199,19 +199,25 @@ def _more_gpus(setup: TrainingSetup) -> Iterator[TrainingSetup]:
         yield replace(wider, num_gpus=num_gpus, num_nodes=None)
 
 
-def hints_for(model: ModelSpec, rows: Sequence[Sequence[Estimate]]) -> Hints:
-    """The largest micro-batch of every row on every GPU, and advice where nothing fits a GPU."""
+def hints_for(
+    model: ModelSpec,
+    rows: Sequence[Sequence[Estimate]],
+    places: Collection[Place] | None = None,
+) -> Hints:
+    """The largest micro-batch of rows on their GPUs, and advice where nothing fits a GPU.
+
+    ``places`` are the rows and GPUs to look at; None: all.
+    """
     largest: dict[Place, int] = {}
     for number, row in enumerate(rows):
         for each in row:
-            if each.gpu is not None:
-                largest[(number, each.gpu.gpu_id)] = largest_micro_batch(
-                    model, each.setup, each.gpu, known=each
-                )
+            if each.gpu is None or each.account.left_out:
+                continue
+            place = (number, each.gpu.gpu_id)
+            if places is None or place in places:
+                largest[place] = largest_micro_batch(model, each.setup, each.gpu, known=each)
     advice = []
     for column in zip(*rows, strict=True):
-        if column[0].gpu is not None and all(each.verdict is Verdict.OOM for each in column):
-            nearest = min(column, key=missing_bytes)
-            size = largest[(column.index(nearest), column[0].gpu.gpu_id)]
-            advice.append(advise(model, nearest, micro_batch=size))
+        if all(each.verdict is Verdict.OOM for each in column):
+            advice.append(advise(model, min(column, key=missing_bytes)))
     return Hints(largest=largest, advice=tuple(advice))

@@ -127,7 +127,7 @@ def ordered_axes(axes: AxisValues, base: TrainingSetup) -> dict[str, tuple[objec
         if not values:
             msg = f"{name}: the axis has no values"
             raise SetupError(msg)
-        found[name] = tuple(dict.fromkeys(_coerced(base, name, value) for value in values))
+        found[name] = tuple(dict.fromkeys(_coerced(name, value) for value in values))
     if "engine" not in found and base.engine is None:
         engines = _implied_engines(found)
         if engines:
@@ -158,7 +158,7 @@ _LONE_FIELDS = frozenset({
 """Fields whose value can be judged without the others."""
 
 
-def _coerced(base: TrainingSetup, name: str, value: object) -> object:
+def _coerced(name: str, value: object) -> object:
     """The value as the setup holds it, so that equal ones are seen to be equal."""
     if name == "zero_stage":
         setup = TrainingSetup(num_gpus=2, engine=Engine.DEEPSPEED, zero_stage=value)  # type: ignore[arg-type]
@@ -257,8 +257,7 @@ def _excluded(entry: AxisValues) -> dict[str, tuple[object, ...]]:
         msg = "exclude: an entry names no field, and would leave out everything"
         raise SetupError(msg)
     return {
-        name: tuple(_plain(value) for value in _as_tuple(values))
-        for name, values in entry.items()
+        name: tuple(_plain(value) for value in _as_tuple(values)) for name, values in entry.items()
     }
 
 

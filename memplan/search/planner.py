@@ -7,7 +7,7 @@ Parallel degrees are those of the goal's base setup.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from memplan.errors import SetupError
@@ -355,7 +355,9 @@ class Planner:
             return largest_of(sizes, lambda size: self._fits(self._estimate(setup, size)))
         key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
         search = LargestFit(
-            lambda size: self._estimate(setup, size), room=self._room, first=self.largest.get(key, 1)
+            lambda size: self._estimate(setup, size),
+            room=self._room,
+            first=self.largest.get(key, 1),
         )
         best = search.run()
         self.largest[key] = max(best, 1)

@@ -43,14 +43,13 @@ DEFAULT_TFLOPS = 312.0
 DEFAULT_PCIE_BYTES_PER_S = 31_500_000_000
 """PCIe 4, 16 lanes."""
 
-ASSUMPTIONS = (
-    "full recomputation costs a third more computing, "
+ASSUMPTIONS: tuple[str, ...] = (
+    f"full recomputation costs {FULL_RECOMPUTATION:.0%} more computing",
     f"a micro-batch of {HALF_SPEED_TOKENS} tokens runs at half speed",
-    "communication is hidden behind computing as far as that lasts "
-    f"({NODE_LINK_BYTES_PER_S // 10**9} GB/s per GPU between nodes, {ACHIEVED_BANDWIDTH:.0%} of "
-    f"each link reached, {UTILISATION:.0%} of the data sheet's FLOP/s)",
-    "offloaded optimizers step at "
-    f"{HOST_BYTES_PER_S // 10**9} GB/s of host memory per node, and nothing hides them",
+    "communication hides behind computing as far as that lasts",
+    f"{NODE_LINK_BYTES_PER_S // 10**9} GB/s per GPU between nodes",
+    f"links reach {ACHIEVED_BANDWIDTH:.0%}, GPUs {UTILISATION:.0%} of the data sheet",
+    f"offloaded optimizers step at {HOST_BYTES_PER_S // 10**9} GB/s per node, and nothing hides it",
 )
 """What the relative speeds rest on, in words."""
 

@@ -185,9 +185,7 @@ def _exclusions(value: object, *, source: str) -> tuple[Mapping[str, object], ..
     for entry in value:
         for name in entry:
             check_field(str(name), source=source, section="exclude: ")
-        found.append(
-            {name: _exclusion(name, each, source=source) for name, each in entry.items()}
-        )
+        found.append({name: _exclusion(name, each, source=source) for name, each in entry.items()})
     return tuple(found)
 
 

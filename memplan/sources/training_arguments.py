@@ -34,9 +34,7 @@ _PRECISIONS = {
 """What a flag means under each engine, for a model that is loaded in fp32."""
 
 
-def read_training_arguments(
-    path: str | Path, base: TrainingSetup | None = None
-) -> TrainingSetup:
+def read_training_arguments(path: str | Path, base: TrainingSetup | None = None) -> TrainingSetup:
     """Read a setup from a file of training arguments.
 
     ``base`` holds what they do not say. Raises ``ConfigError`` when the file cannot be read, or a
@@ -133,7 +131,8 @@ class _Arguments:
             return False
         if value is True or isinstance(value, str | list):
             return True
-        raise self._wrong("fsdp", "true, or words such as full_shard auto_wrap")
+        key = "fsdp"
+        raise self._wrong(key, "true, or words such as full_shard auto_wrap")
 
     def _with_fsdp(self, found: dict[str, object]) -> TrainingSetup:
         from memplan.sources.accelerate_config import accelerate_fields
@@ -162,10 +161,7 @@ class _Arguments:
             return _OPTIMIZERS[name]
         known = list(_OPTIMIZERS)
         hint = did_you_mean(str(name), known)
-        msg = (
-            f"{self.source}: optim: {name!r} is not modelled.{hint} "
-            f"There are: {', '.join(known)}"
-        )
+        msg = f"{self.source}: optim: {name!r} is not modelled.{hint} There are: {', '.join(known)}"
         raise ConfigError(msg)
 
     def _refuse_unmodelled(self) -> None:

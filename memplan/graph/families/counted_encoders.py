@@ -1,7 +1,7 @@
 """Encoders that are counted: their attention, convolutions or mixing are not written down.
 
-BigBird, Longformer, LUKE, LiLT, ConvBERT, SqueezeBERT, FNet, Funnel and XLNet. Each class adds its
-own weights to BERT's layer or replaces parts of it; a row of ``FORMS`` says how.
+BigBird, Longformer, X-MOD, LUKE, LiLT, ConvBERT, SqueezeBERT, FNet, Funnel and XLNet. Each class
+adds its own weights to BERT's layer or replaces parts of it; a row of ``FORMS`` says how.
 """
 
 from collections.abc import Callable
@@ -180,6 +180,35 @@ def _longformer(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> No
         encoder_layer(table, sizes.hidden_size, sizes.inner_size)
         for name in ("query_global", "key_global", "value_global"):
             square(table, f"self_attn.{name}", sizes.hidden_size)
+
+
+# -- X-MOD ------------------------------------------------------------------------------------------
+
+
+def _xmod(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
+    """Every layer has an adapter for each language; which one a sequence passes depends on it."""
+    hidden, factor = sizes.hidden_size, reader.integer("adapter_reduction_factor")
+    narrow = hidden // factor
+    if not narrow:
+        raise reader.fail("adapter_reduction_factor", f"leaves nothing of {hidden} dimensions")
+    with table.block("embed"):
+        _embeddings(table, reader, sizes)
+    with table.block("encoder.layers", count=sizes.num_layers):
+        encoder_layer(table, hidden, sizes.inner_size)
+        if reader.flag("adapter_layer_norm"):
+            table.norm("adapter_layer_norm", hidden)
+    with table.block("encoder.adapters", count=sizes.num_layers * len(_languages(reader))):
+        feed_forward(table, hidden, narrow, name="adapter")
+    with table.block("encoder.norm"):
+        if reader.flag("pre_norm"):
+            table.norm("layer_norm", hidden)
+
+
+def _languages(reader: ConfigReader) -> list[str]:
+    languages = reader.texts("languages")
+    if not languages:
+        raise reader.fail("languages", "is empty; name at least one")
+    return languages
 
 
 # -- LUKE and LiLT ---------------------------------------------------------------------------------
@@ -433,6 +462,11 @@ FORMS: dict[str, Form] = {
     ),
     "longformer": Form(
         body=_longformer,
+        head=_dense_head,
+        pooler_tasks=frozenset({Task.BASE, Task.MULTIPLE_CHOICE}),
+    ),
+    "xmod": Form(
+        body=_xmod,
         head=_dense_head,
         pooler_tasks=frozenset({Task.BASE, Task.MULTIPLE_CHOICE}),
     ),

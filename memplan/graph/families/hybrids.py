@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from memplan.graph.families.llama import (
+    DECODER_TASKS,
     Variation,
     decoder_model,
     join_runs,
@@ -16,7 +17,7 @@ from memplan.graph.families.llama import (
 )
 from memplan.graph.families.mixture_types import DEEPSEEK_ROUTER, MAX_SOFTCAP, Mixture
 from memplan.graph.families.mixtures import read_mixture
-from memplan.graph.families.request import ReadRequest
+from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.graph.families.state_space import (
     Mamba,
     Mamba2,
@@ -46,6 +47,7 @@ from memplan.model.spec import (
     RouterScore,
     RouterSpec,
     StackSpec,
+    Task,
 )
 
 NORM = NormSpec(kind=NormKind.RMS)
@@ -62,7 +64,7 @@ class Hybrid:
     """What each layer is, in order; equal words mean equal layers."""
     layer: Callable[[ConfigReader, str], LayerSpec]
     """The layer for one of those words."""
-    left_out: str
+    left_out: str = ""
     """Whose activations are left out, in words."""
     never_tied: bool = False
     """The class ties no matrices whatever the config says."""
@@ -71,6 +73,10 @@ class Hybrid:
     softcap_key: str = ""
     """Which key, above 0, caps the logits."""
     final_norm: NormSpec = NORM
+    extra_rows: Callable[[ConfigReader], int] = lambda _: 0
+    """Rows of the token table beside the vocabulary's."""
+    tasks: tuple[Task, ...] = DECODER_TASKS
+    """What there are classes for, the usual one first."""
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -90,7 +96,11 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
     stack = StackSpec(
         name="decoder",
         runs=join_runs(layers),
-        embedding=EmbeddingSpec(embedding_size=hidden_size, scaled=kind.embedding_scaled),
+        embedding=EmbeddingSpec(
+            embedding_size=hidden_size,
+            scaled=kind.embedding_scaled,
+            extra_rows=kind.extra_rows(reader),
+        ),
         final_norm=kind.final_norm,
     )
     head = HeadSpec(
@@ -98,12 +108,13 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         softcap=bool(kind.softcap_key)
         and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
     )
+    request = replace(request, task=reject_task(reader, request, *kind.tasks))
     model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
     tied = model.head.tied and not kind.never_tied
     return replace(
         model,
         head=replace(model.head, tied=tied),
-        activations_left_out=f"activations of {kind.left_out}",
+        activations_left_out=f"activations of {kind.left_out}" if kind.left_out else "",
     )
 
 

@@ -1,6 +1,7 @@
 """Decoders with DeepSeek's latent attention."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from memplan.graph.families.llama import decoder_model, join_runs, read_activation
 from memplan.graph.families.mixture_types import (
@@ -43,9 +44,29 @@ class Latent:
     """The rotary embedding takes neighbouring pairs where ``rope_interleave`` does not say no."""
     indexer: bool = False
     """Attention is sparse, and its mask is always written out."""
+    shares_indexer: Callable[[ConfigReader, int], bool] | None = None
+    """Which layers attend to what an earlier one chose; None: none."""
     residual_scaled: bool = False
     head_input_scaled: bool = False
     embedding_scaled: bool = False
+
+
+def _shares_indexer(reader: ConfigReader, number: int) -> bool:
+    """GLM-5's ``indexer_types``, a pattern of letters, or every so many layers."""
+    types = reader.texts("indexer_types")
+    pattern = reader.raw("index_topk_pattern")
+    if not types and isinstance(pattern, str):
+        types = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
+    elif not types:
+        types = reader.texts("index_topk_pattern")
+    if types:
+        if number >= len(types):
+            error = reader.fail("indexer_types", f"names {len(types)} layers, needs more")
+            raise error
+        return reader.choice("indexer_types", types[number], ("full", "shared")) == "shared"
+    every = reader.integer("index_topk_freq", default=1, minimum=0) or 1
+    offset = reader.integer("index_skip_topk_offset", default=2, minimum=0)
+    return max(number - offset + 1, 0) % every != 0
 
 
 LATENTS: dict[str, Latent] = {
@@ -74,6 +95,18 @@ LATENTS: dict[str, Latent] = {
         paired=True,
         indexer=True,
     ),
+    "kimi_k2": Latent(
+        mixture=Mixture(router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=first_dense),
+        paired=True,
+    ),
+    "glm_moe_dsa": Latent(
+        mixture=Mixture(
+            router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=typed_or_first_dense
+        ),
+        paired=True,
+        indexer=True,
+        shares_indexer=_shares_indexer,
+    ),
     "minicpm3": Latent(residual_scaled=True, head_input_scaled=True, embedding_scaled=True),
 }
 
@@ -90,7 +123,17 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         written_mask=kind.indexer,
     )
     head = HeadSpec(input_scaled=kind.head_input_scaled)
-    return decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
+    model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
+    shared = any(_shares(reader, kind, number) for number in range(stack.num_layers))
+    return replace(model, activations_left_out=SHARED_INDEXER if shared else "")
+
+
+SHARED_INDEXER = "activations of masks that layers take over from an earlier one"
+"""What is left out where layers attend to what another one has chosen."""
+
+
+def _shares(reader: ConfigReader, kind: Latent, number: int) -> bool:
+    return kind.shares_indexer is not None and kind.shares_indexer(reader, number)
 
 
 def _layers(reader: ConfigReader, kind: Latent) -> list[LayerSpec]:
@@ -112,7 +155,12 @@ def _layers(reader: ConfigReader, kind: Latent) -> list[LayerSpec]:
         return [dense] * count
     sparse = LayerSpec(attention=attention, feed_forward=read_mixture(reader, mixture), norm=NORM)
     is_dense = mixture.dense or (lambda *_: False)
-    return [dense if is_dense(reader, number) else sparse for number in range(count)]
+    layers = [dense if is_dense(reader, number) else sparse for number in range(count)]
+    unindexed = replace(attention, indexer=None)
+    return [
+        replace(layer, attention=unindexed) if _shares(reader, kind, number) else layer
+        for number, layer in enumerate(layers)
+    ]
 
 
 def read_latent_attention(reader: ConfigReader, kind: Latent) -> LatentAttentionSpec:

@@ -34,6 +34,7 @@ from memplan.model.spec import (
     RotarySpec,
     RouterScore,
     RouterSpec,
+    ShortConvolutionSpec,
 )
 
 NORM = NormSpec(kind=NormKind.RMS)
@@ -271,28 +272,16 @@ def _adjusted_network(reader: ConfigReader) -> FeedForwardSpec:
 def _lfm_layer(
     reader: ConfigReader, kind: str, network: FeedForwardSpec | MixtureSpec
 ) -> LayerSpec:
-    attention: AttentionSpec | CountedSpec
+    attention: AttentionSpec | ShortConvolutionSpec
     if kind.startswith("conv"):
-        attention = _short_convolution(reader)
+        attention = ShortConvolutionSpec(
+            kernel_size=reader.integer("conv_L_cache"), bias=reader.flag("conv_bias")
+        )
     else:
         variation = Variation(qkv_bias=False, output_bias=False, query_key_norm=NormKind.RMS)
         attention = plain_attention(reader, variation)
         attention = replace(attention, rotary=RotarySpec(dim=attention.head_dim), dropout=0.0)
     return LayerSpec(attention=attention, feed_forward=network, norm=NORM)
-
-
-def _short_convolution(reader: ConfigReader) -> CountedSpec:
-    hidden_size, bias = reader.integer("hidden_size"), reader.flag("conv_bias")
-
-    def declare(table: ParameterTable) -> None:
-        name, kernel = "conv", reader.integer("conv_L_cache")
-        table.convolution(
-            f"{name}.conv", hidden_size, hidden_size, kernel, groups=hidden_size, bias=bias
-        )
-        table.linear(f"{name}.in_proj", hidden_size, 3 * hidden_size, bias=bias)
-        table.linear(f"{name}.out_proj", hidden_size, hidden_size, bias=bias)
-
-    return counted(declare)
 
 
 _DELTA = "its gated delta rules"
@@ -320,9 +309,9 @@ LINEAR_ATTENTION: dict[str, Hybrid] = {
         kinds=_minimax_kinds, layer=_minimax_layer, left_out="its lightning attention"
     ),
     "lfm2": Hybrid(
-        kinds=_lfm_dense_kinds, layer=_lfm_dense_layer, left_out="its short convolutions"
+        kinds=_lfm_dense_kinds, layer=_lfm_dense_layer
     ),
     "lfm2_moe": Hybrid(
-        kinds=_lfm_sparse_kinds, layer=_lfm_sparse_layer, left_out="its short convolutions"
+        kinds=_lfm_sparse_kinds, layer=_lfm_sparse_layer
     ),
 }

@@ -31,6 +31,7 @@ _TASK_SUFFIXES: tuple[tuple[str, Task], ...] = (
     ("ForTextToText", Task.SEQ2SEQ_LM),
     ("ForTextToSpeech", Task.OTHER),
     ("ForSpeechToSpeech", Task.OTHER),
+    ("ForVisualReasoning", Task.OTHER),
 )
 """What an architecture's name says. A bare ``...Model`` has no loss to train with, so it says
 nothing, and the family's usual task is meant; ``base`` has to be asked for."""

@@ -7,6 +7,7 @@ classes take that one (``CLIPConfig.__post_init__`` of transformers 5.23).
 from collections.abc import Callable
 
 from memplan.graph.families.classes import BARE, classifier, dispatch, whole_model
+from memplan.graph.families.nesting import PartSpec, read_part, unknown_part
 from memplan.graph.families.request import ReadRequest
 from memplan.graph.families.towers.bert import bert_text
 from memplan.graph.families.towers.clip import (
@@ -18,7 +19,8 @@ from memplan.graph.families.towers.clip import (
     siglip_vision,
 )
 from memplan.graph.families.towers.efficientnet import efficientnet_tower
-from memplan.graph.families.towers.layers import attention, perceptron, transformer_layer
+from memplan.graph.families.towers.layers import perceptron
+from memplan.graph.families.towers.parts import attention, transformer_layer
 from memplan.graph.families.towers.vit import VIT_TOWERS, vit_model
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
@@ -39,10 +41,13 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 def towers(reader: ConfigReader, request: ReadRequest) -> tuple[ConfigReader, ConfigReader]:
     """Readers of the text tower's config and of the vision tower's."""
     text, vision = (
-        reader.child(
-            f"{part}_config_dict" if reader.has(f"{part}_config_dict") else f"{part}_config",
-            request.all_defaults, f"{request.model_type}_{part}_model", fixed=True,
-        )
+        read_part(
+            reader, request,
+            PartSpec(
+                key=f"{part}_config_dict" if reader.has(f"{part}_config_dict") else f"{part}_config",
+                model_type=f"{request.model_type}_{part}_model",
+            ),
+        ).reader
         for part in ("text", "vision")
     )  # fmt: skip
     return text, vision
@@ -296,16 +301,21 @@ def _mixer(table: ParameterTable, name: str, size: int, inner: int, out: int) ->
 
 def _dual_encoder(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Any two towers, each of a type of its own."""
-    text = reader.child("text_config", request.all_defaults, "bert")
-    vision = reader.child("vision_config", request.all_defaults, "clip_vision_model")
-    read_text = text.text("model_type", default="bert")
-    read_vision = vision.text("model_type", default="clip_vision_model")
-    text.choice("model_type", read_text, _ANY_TEXT)
-    vision.choice("model_type", read_vision, _ANY_VISION)
+    text_part = read_part(reader, request, PartSpec(key="text_config", model_type="bert"))
+    vision_part = read_part(
+        reader, request, PartSpec(key="vision_config", model_type="clip_vision_model")
+    )
+    declare_text = _ANY_TEXT.get(text_part.model_type)
+    declare_vision = _ANY_VISION.get(vision_part.model_type)
+    if declare_text is None:
+        raise unknown_part(text_part, _ANY_TEXT)
+    if declare_vision is None:
+        raise unknown_part(vision_part, _ANY_VISION)
+    text, vision = text_part.reader, vision_part.reader
 
     def declare(table: ParameterTable, _ending: str) -> None:
-        _ANY_VISION[read_vision](table, "vision_model", vision)
-        _ANY_TEXT[read_text](table, "text_model", text)
+        declare_vision(table, "vision_model", vision)
+        declare_text(table, "text_model", text)
         _contrast(table, reader, text.integer("hidden_size"), vision.integer("hidden_size"))
 
     return _two_towers(reader, request, declare, text)

@@ -10,9 +10,11 @@ parameters are seen here; activation functions and dropouts, which leave no trac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 
 from memplan.graph.tape import Operation, Parameter, Segment, Tape
 from memplan.memory.deepspeed.partition import ModelWeights
+from memplan.memory.deepspeed.recording import REMEMBERED, Keyed
 from memplan.memory.step import StepPasses
 from memplan.memory.walk import ForwardWalk, Interval
 
@@ -57,6 +59,55 @@ def write_scripts(
         _Writer(segment, intervals.get(segment.index, ()), weights, persistent).write()
         for segment in tape.segments
     ]
+
+
+class ScriptShape:
+    """Everything in the scripts of a step but their levels: equal shapes are one object."""
+
+    __slots__ = ()
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _script_shape(*key: object) -> ScriptShape:
+    del key  # what tells shapes apart
+    return ScriptShape()
+
+
+@dataclass(frozen=True, slots=True)
+class Scripts:
+    """The scripts of a step."""
+
+    segments: list[SegmentScript]
+    """In the tape's order."""
+    shape: ScriptShape
+
+
+@lru_cache(maxsize=8)
+def remembered_scripts(
+    tape: Keyed[Tape],
+    passes: Keyed[StepPasses],
+    weights: Keyed[ModelWeights],
+    persistent: frozenset[Parameter],
+) -> Scripts:
+    """The scripts of one walk; remembered, since sizes of the job share them."""
+    scripts = write_scripts(tape.value, passes.value, weights.value, persistent=persistent)
+    shape = _script_shape(
+        tuple(_outline(script) for script in scripts),
+        tuple(segment.repeat for segment in tape.value.segments),
+        tuple(stage.segment.index for stage in passes.value.forward),
+        tuple((stage.segment.index, stage.repeats) for stage in passes.value.backward),
+    )
+    return Scripts(scripts, shape)
+
+
+def _outline(script: SegmentScript) -> tuple[object, ...]:
+    """A script without its levels."""
+
+    def without_levels(acts: Sequence[tuple[Act, int]]) -> tuple[tuple[Act, int], ...]:
+        return tuple((act, 0 if act is Act.LEVEL else operand) for act, operand in acts)
+
+    modules = tuple(tuple(module.weights) for module in script.modules)
+    return without_levels(script.forward), without_levels(script.backward), modules
 
 
 class _Writer:

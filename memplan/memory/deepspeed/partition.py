@@ -102,9 +102,7 @@ class FlatPartition:
     The buffer is padded to two elements for each rank, so that every part starts at 4 bytes.
     """
 
-    def __init__(
-        self, weights: Numels, *, num_ranks: int, rank: int, round_robin: bool
-    ) -> None:
+    def __init__(self, weights: Numels, *, num_ranks: int, rank: int, round_robin: bool) -> None:
         self.num_ranks = num_ranks
         self.rank = rank
         alignment = 2 * num_ranks

@@ -17,7 +17,7 @@ from memplan.memory.deepspeed.peak import EngineBytes, Peak
 from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
 from memplan.memory.step import Height
 
-REMEMBERED = 256
+REMEMBERED = 128
 """Recordings that are kept: more than a sweep meets between two of the same kind."""
 
 
@@ -74,8 +74,8 @@ def shape_of(weights: ModelWeights, timeline: BackwardTimeline) -> Shape:
 class Offer(NamedTuple):
     """What the engine holds at one end of a moment."""
 
-    index: int
-    """The moment's number."""
+    number: int
+    """Of the moment."""
     at_end: bool
     gradients: int
     buckets: int
@@ -117,7 +117,7 @@ def candidates(recording: Recording, timeline: BackwardTimeline) -> tuple[Offer,
     """The offers that can be the highest, in the order they were made."""
     groups: dict[tuple[int, int, bool], list[tuple[int, int, int]]] = {}
     for order, offer in enumerate(recording.offers):
-        moment = timeline.moments[offer.index]
+        moment = timeline.moments[offer.number]
         place = (moment.place, moment.interval, offer.at_end)
         point = (moment.repetition, offer.engine_bytes, order)
         groups.setdefault(place, []).append(point)
@@ -168,9 +168,7 @@ def highest(offers: Sequence[Offer], timeline: BackwardTimeline) -> Peak:
             best, chosen = total, offer
     peak = Peak()
     peak.total_bytes = best
-    peak.moment = moments[chosen.index]
+    peak.moment = moments[chosen.number]
     peak.at_end = chosen.at_end
-    peak.engine = EngineBytes(
-        chosen.gradients, chosen.buckets, chosen.temporaries, chosen.gathered
-    )
+    peak.engine = EngineBytes(chosen.gradients, chosen.buckets, chosen.temporaries, chosen.gathered)
     return peak

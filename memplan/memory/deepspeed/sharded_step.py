@@ -8,12 +8,15 @@ together (``comm/coalesced_collectives.py``), but for a single gradient that div
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
 
 from memplan.graph.tape import Segment
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings
 from memplan.memory.deepspeed.modules import Act, SegmentScript
 from memplan.memory.deepspeed.partition import shard_numel
 from memplan.memory.deepspeed.peak import Peak
+from memplan.memory.deepspeed.recording import upper_hull
 from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
 from memplan.memory.step import BackwardPass, StepPasses
@@ -37,8 +40,66 @@ class ScatterSettings:
     """Shards' gradients go to the CPU."""
 
 
+class Spot(IntEnum):
+    """Where an offer's level comes from; a number from 0 up is an ``Act.LEVEL`` of the script."""
+
+    PEAK = -1
+    """The moment's peak."""
+    END = -2
+    """Its end, with the gradient that ends it."""
+    AFTER = -3
+    """Its end, when the next module's parameters are fetched."""
+    START = -4
+    """The beginning of the repetition."""
+
+
+class ForwardOffer(NamedTuple):
+    """What is gathered at one place of the forward pass."""
+
+    stage: int
+    """Number of its ``ForwardPass``."""
+    copy: int
+    """Number of the repetition."""
+    act: int
+    """The script's ``Act.LEVEL`` that it stands on; -1: where the repetition begins."""
+    gathered: int
+
+
+class BackwardOffer(NamedTuple):
+    """What the engine holds at one place of the backward pass."""
+
+    number: int
+    """Of the moment."""
+    spot: int
+    shift: int
+    """What the level at the repetition's beginning differs by from that of the moment."""
+    gradients: int
+    buckets: int
+    temporaries: int
+    gathered: int
+
+    @property
+    def engine_bytes(self) -> int:
+        """All of it, the shift included."""
+        return self.shift + self.gradients + self.buckets + self.temporaries + self.gathered
+
+
+@dataclass(frozen=True, slots=True)
+class StepOffers:
+    """The offers of a replay that can be the highest, in the order they are made."""
+
+    forward: tuple[ForwardOffer, ...]
+    turn_gathered: int
+    """What is gathered between forward and backward."""
+    backward: tuple[BackwardOffer, ...]
+
+
 class StepReplay:
-    """Forward and backward of one micro-step, with the coordinator and the bucket."""
+    """Forward and backward of one micro-step, with the coordinator and the bucket.
+
+    It notes what the engine holds and where; ``forward_peak`` and ``backward_peak`` weigh that
+    against the levels of a walk.
+    """
 
     def __init__(
         self,
@@ -47,7 +108,7 @@ class StepReplay:
         timeline: BackwardTimeline,
         segments: Sequence[Segment],
         scripts: Sequence[SegmentScript],
-        numels: list[int],
+        numels: Sequence[int],
         fetching: FetchSettings,
         scattering: ScatterSettings,
     ) -> None:
@@ -73,6 +134,18 @@ class StepReplay:
         """Their parameters."""
         self.large_bytes = 0
         """A gradient larger than the bucket, in its own memory until the next reduction."""
+        self.offers: list[BackwardOffer] = []
+
+    def run(self) -> StepOffers:
+        """Forward, then backward."""
+        forward = self._forward() if self.gathers else []
+        turn = self.coordinator.gathered_bytes
+        self._backward()
+        return StepOffers(
+            forward=_forward_candidates(forward),
+            turn_gathered=turn,
+            backward=_backward_candidates(self.offers, self.timeline.moments),
+        )
 
     # -- the trace -------------------------------------------------------------------------------
 
@@ -95,141 +168,212 @@ class StepReplay:
 
     # -- forward ---------------------------------------------------------------------------------
 
-    def forward(self) -> Peak:
-        """The forward pass."""
-        peak = Peak()
+    def _forward(self) -> list[ForwardOffer]:
+        offers = []
         coordinator = self.coordinator
-        for stage in self.passes.forward:
-            if not self.gathers:
-                for height in stage.heights():
-                    peak.offer(height.total_bytes, height=height)
-                continue
+        for number, stage in enumerate(self.passes.forward):
             script = self.scripts[stage.segment.index]
-            level = stage.start.total_bytes
-            best = peak.total_bytes
             for copy, members in enumerate(self.members[stage.segment.index]):
-                now = level
-                for act, operand in script.forward:
+                level = -1
+                for position, (act, operand) in enumerate(script.forward):
                     if act is Act.LEVEL:
-                        now = level + operand
+                        level = position
                         gathered = coordinator.gathered_bytes
                     elif act is Act.FETCH:
                         gathered = coordinator.enter()
                     else:
                         coordinator.release(members[operand])
                         continue
-                    if now + gathered > best:
-                        best = now + gathered
-                        height = stage.start.plus(
-                            Level(saved_bytes=now - stage.start.total_bytes), loss=stage.loss
-                        )
-                        peak.offer(now, gathered=gathered, height=height)
-                level += stage.later_bytes if copy else stage.first_bytes
-        return peak
+                    offers.append(ForwardOffer(number, copy, level, gathered))
+        return offers
 
     # -- backward --------------------------------------------------------------------------------
 
-    def backward(self) -> Peak:
-        """The backward pass, after ``forward``."""
-        peak = Peak()
-        after = self.passes.after_forward
-        peak.offer(after.total_bytes, gathered=self.coordinator.gathered_bytes, height=after)
+    def _backward(self) -> None:
         done: dict[int, int] = {}
         position = 0
-        moments = self.timeline.moments
         for stage in self.passes.backward:
             script = self.scripts[stage.segment.index]
             count = len(stage.intervals)
             for copy in _copies(stage, done):
                 members = self.members[stage.segment.index][copy]
-                self._back(stage, script, members, moments[position : position + count], peak)
+                self._back(script, members, range(position, position + count))
                 position += count
-        last = moments[-1]
-        self._reduce(last, 0, peak)
-        return peak
+        self._reduce(len(self.timeline.moments) - 1, 0)
 
     def _back(
-        self,
-        stage: BackwardPass,
-        script: SegmentScript,
-        members: Sequence[Sequence[int]],
-        moments: Sequence[Moment],
-        peak: Peak,
+        self, script: SegmentScript, members: Sequence[Sequence[int]], indices: range
     ) -> None:
         if not self.gathers:
-            for moment in moments:
-                self._pass(moment, peak)
+            for index in indices:
+                self._pass(index)
             return
         coordinator = self.coordinator
-        start = self._start(stage, moments[0])
-        now = moments[0]
-        level = start
-        for act, operand in script.backward:
+        now = indices[0]
+        spot: int = Spot.START
+        for position, (act, operand) in enumerate(script.backward):
             if act is Act.INTERVAL:
-                now = moments[operand]
-                self._pass(now, peak)
-                level = now.end_bytes + now.waiting_bytes
+                now = indices[operand]
+                self._pass(now)
+                spot = Spot.AFTER
             elif act is Act.FETCH:
-                self._offer(peak, now, level, coordinator.enter())
+                self._offer(indices[0], now, spot, coordinator.enter())
             elif act is Act.LEVEL:
-                level = start + operand
-                self._offer(peak, now, level, coordinator.gathered_bytes)
+                spot = position
+                self._offer(indices[0], now, spot, coordinator.gathered_bytes)
             else:
                 coordinator.release(members[operand])
 
-    def _start(self, stage: BackwardPass, first: Moment) -> int:
-        """The level at which a repetition begins [bytes]."""
-        total = stage.start.total_bytes + first.repetition * stage.change.total_bytes
-        return total + first.waiting_bytes
-
-    def _offer(self, peak: Peak, moment: Moment, level: int, gathered: int) -> None:
-        if level + gathered + self.large_bytes > peak.total_bytes:
-            height = self.timeline.start(moment)
-            rest = level - height.total_bytes - moment.waiting_bytes
-            inside = height.plus(Level(saved_bytes=rest), loss=False)
-            peak.offer(
-                level - moment.waiting_bytes,
-                gradients=self.large_bytes + moment.waiting_bytes,
-                gathered=gathered,
-                height=inside,
-            )
-
-    def _pass(self, moment: Moment, peak: Peak) -> None:
-        peak.offer(
-            moment.peak_bytes,
-            gradients=self.large_bytes + moment.waiting_bytes,
-            gathered=self.coordinator.gathered_bytes,
-            moment=moment,
+    def _offer(self, first: int, now: int, spot: int, gathered: int) -> None:
+        moments = self.timeline.moments
+        waiting = moments[now].waiting_bytes
+        shift = 0 if spot == Spot.AFTER else moments[first].waiting_bytes - waiting
+        self.offers.append(
+            BackwardOffer(now, spot, shift, self.large_bytes + waiting, 0, 0, gathered)
         )
+
+    def _pass(self, index: int) -> None:
+        moment = self.timeline.moments[index]
+        held = self.large_bytes + moment.waiting_bytes
+        gathered = self.coordinator.gathered_bytes
+        self.offers.append(BackwardOffer(index, Spot.PEAK, 0, held, 0, 0, gathered))
         if moment.weight < 0:
             return
         numel, limit = self.numels[moment.weight], self.scattering.bucket_numel
         if self.filled and self.filled + numel > limit:
-            self._reduce(moment, moment.gradient_bytes, peak)
+            self._reduce(index, moment.gradient_bytes)
         if numel > limit:
             self.large_bytes = moment.gradient_bytes
         self.waiting.append(moment.weight)
         self.filled += numel
 
-    def _reduce(self, moment: Moment, arriving_bytes: int, peak: Peak) -> None:
+    def _reduce(self, index: int, arriving_bytes: int) -> None:
         """Reduce-scatter what waits; ``arriving_bytes`` is the gradient that did not fit."""
         if not self.waiting:
             return
         flat, extra = reduction_bytes(
             self.scattering, [self.numels[weight] for weight in self.waiting]
         )
-        peak.offer(
-            moment.end_bytes,
-            gradients=self.large_bytes + arriving_bytes + moment.waiting_bytes,
-            buckets=flat,
-            temporaries=extra,
-            gathered=self.coordinator.gathered_bytes,
-            moment=moment,
-            at_end=True,
-        )
+        waiting = self.timeline.moments[index].waiting_bytes
+        held = self.large_bytes + arriving_bytes + waiting
+        gathered = self.coordinator.gathered_bytes
+        self.offers.append(BackwardOffer(index, Spot.END, 0, held, flat, extra, gathered))
         self.large_bytes = 0
         self.waiting = []
         self.filled = 0
+
+
+def _forward_candidates(offers: Sequence[ForwardOffer]) -> tuple[ForwardOffer, ...]:
+    """The offers that can be the highest.
+
+    From the second repetition on the level rises by the same step.
+    """
+    groups: dict[tuple[int, int, bool], list[tuple[int, int, int]]] = {}
+    for order, offer in enumerate(offers):
+        place = (offer.stage, offer.act, offer.copy > 0)
+        groups.setdefault(place, []).append((offer.copy, offer.gathered, order))
+    kept = sorted(order for points in groups.values() for _, _, order in upper_hull(points))
+    return tuple(offers[order] for order in kept)
+
+
+def _backward_candidates(
+    offers: Sequence[BackwardOffer], moments: Sequence[Moment]
+) -> tuple[BackwardOffer, ...]:
+    groups: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
+    for order, offer in enumerate(offers):
+        moment = moments[offer.number]
+        inside = offer.spot in (Spot.PEAK, Spot.END, Spot.AFTER)
+        place = (moment.place, offer.spot, moment.interval if inside else 0)
+        point = (moment.repetition, offer.engine_bytes, order)
+        groups.setdefault(place, []).append(point)
+    kept = sorted(order for points in groups.values() for _, _, order in upper_hull(points))
+    return tuple(offers[order] for order in kept)
+
+
+def forward_peak(
+    passes: StepPasses, scripts: Sequence[SegmentScript], offers: StepOffers, *, gathers: bool
+) -> Peak:
+    """The forward pass at its highest."""
+    peak = Peak()
+    if not gathers:
+        for stage in passes.forward:
+            for height in stage.heights():
+                peak.offer(height.total_bytes, height=height)
+        return peak
+    best = -1
+    chosen: tuple[ForwardOffer, int] | None = None
+    starts = [stage.start.total_bytes for stage in passes.forward]
+    for offer in offers.forward:
+        number, copy, act, gathered = offer
+        stage = passes.forward[number]
+        level = starts[number]
+        if copy:
+            level += stage.first_bytes + (copy - 1) * stage.later_bytes
+        if act >= 0:
+            level += scripts[stage.segment.index].forward[act][1]
+        if level + gathered > best:
+            best, chosen = level + gathered, (offer, level)
+    if chosen is not None:
+        offer, level = chosen
+        stage = passes.forward[offer.stage]
+        inside = Level(saved_bytes=level - starts[offer.stage])
+        height = stage.start.plus(inside, loss=stage.loss)
+        peak.offer(level, gathered=offer.gathered, height=height)
+    return peak
+
+
+def backward_peak(
+    passes: StepPasses,
+    timeline: BackwardTimeline,
+    scripts: Sequence[SegmentScript],
+    offers: StepOffers,
+) -> Peak:
+    """The backward pass at its highest."""
+    peak = Peak()
+    after = passes.after_forward
+    peak.offer(after.total_bytes, gathered=offers.turn_gathered, height=after)
+    best, chosen, level = peak.total_bytes, None, 0
+    runs = [
+        (run.start.total_bytes, run.change.total_bytes, scripts[run.segment.index].backward)
+        for run in passes.backward
+    ]
+    for offer in offers.backward:
+        moment = timeline.moments[offer[0]]
+        spot = offer[1]
+        if spot == Spot.PEAK:
+            base = moment.peak_bytes
+        elif spot >= Spot.AFTER and spot < 0:
+            base = moment.end_bytes
+        else:
+            start, change, acts = runs[moment.place]
+            base = start + moment.repetition * change + offer[2]
+            if spot >= 0:
+                base += acts[spot][1]
+        total = base + offer[3] + offer[4] + offer[5] + offer[6]
+        if total > best:
+            best, chosen, level = total, offer, base
+    if chosen is not None:
+        _take(peak, timeline, chosen, level)
+    return peak
+
+
+def _take(peak: Peak, timeline: BackwardTimeline, offer: BackwardOffer, level: int) -> None:
+    """Make an offer the peak, with what the model itself holds there."""
+    moment = timeline.moments[offer.number]
+    if offer.spot in (Spot.PEAK, Spot.END):
+        peak.offer(
+            level,
+            gradients=offer.gradients,
+            buckets=offer.buckets,
+            temporaries=offer.temporaries,
+            gathered=offer.gathered,
+            moment=moment,
+            at_end=offer.spot == Spot.END,
+        )
+        return
+    height = timeline.start(moment)
+    inside = height.plus(Level(saved_bytes=level - height.total_bytes), loss=False)
+    peak.offer(level, gradients=offer.gradients, gathered=offer.gathered, height=inside)
 
 
 def reduction_bytes(settings: ScatterSettings, numels: Sequence[int]) -> tuple[int, int]:

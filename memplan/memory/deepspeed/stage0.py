@@ -116,9 +116,7 @@ def allreduce_bucket_numel(numels: Sequence[int], limit: int = ALLREDUCE_BUCKET)
     return max(largest, filled if count > 1 else 0)
 
 
-def backward_peak(
-    job: Job, *, carried_bytes: int, gradients_bytes: int, bucket_bytes: int
-) -> Peak:
+def backward_peak(job: Job, *, carried_bytes: int, gradients_bytes: int, bucket_bytes: int) -> Peak:
     """Gradients stay; then they are all-reduced bucket by bucket.
 
     ``carried_bytes`` are gradients of earlier micro-steps, to which the new ones are added.

@@ -8,17 +8,25 @@ each sub-group flattens its gradients (WP') and casts them to fp32 (4P').
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from memplan.graph.tape import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, RankAccount, make_phase
 from memplan.memory.deepspeed.coordinator import FetchSettings
 from memplan.memory.deepspeed.host import sharded_host
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
-from memplan.memory.deepspeed.modules import write_scripts
+from memplan.memory.deepspeed.modules import Scripts, remembered_scripts
 from memplan.memory.deepspeed.partition import shard_numel, sub_groups
 from memplan.memory.deepspeed.peak import Peak
+from memplan.memory.deepspeed.recording import REMEMBERED, Keyed
 from memplan.memory.deepspeed.reduction import NORM_BYTES
-from memplan.memory.deepspeed.sharded_step import ScatterSettings, StepReplay
+from memplan.memory.deepspeed.sharded_step import (
+    ScatterSettings,
+    StepOffers,
+    StepReplay,
+    backward_peak,
+    forward_peak,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,22 +54,18 @@ def sharded_account(job: Job) -> RankAccount:
     plan = _plan(job)
     made = _made(job, plan)
     held = [*made, *_after_step(job, plan)]
-    replay = StepReplay(
-        passes=job.given.passes,
-        timeline=job.timeline,
-        segments=job.given.tape.segments,
-        scripts=write_scripts(
-            job.given.tape, job.given.passes, job.weights, persistent=plan.persistent
-        ),
-        numels=job.weights.numels,
-        fetching=_fetching(job),
-        scattering=_scattering(job),
+    passes, timeline = job.given.passes, job.timeline
+    scripts = remembered_scripts(
+        Keyed(job.given.tape), Keyed(passes), Keyed(job.weights), plan.persistent
     )
-    forward = replay.forward()
+    fetching = _fetching(job)
+    offers = _offers(Keyed((job, scripts), job.shape), scripts.shape, fetching, _scattering(job))
+    forward = forward_peak(passes, scripts.segments, offers, gathers=fetching.gathers)
+    backward = backward_peak(passes, timeline, scripts.segments, offers)
     phases = (
         make_phase("load", _load(job, plan, made)),
         job.peak_phase("forward", held, forward),
-        job.peak_phase("backward", held, replay.backward()),
+        job.peak_phase("backward", held, backward),
         job.peak_phase("step", held[: len(held) - 1], _step(job, plan)),
         job.phase("save", held, _gathered_for_saving(job)),
     )
@@ -71,6 +75,26 @@ def sharded_account(job: Job) -> RankAccount:
         held_bytes=job.phase("held", held).peak_bytes,
         host=sharded_host(job, shards=plan.shards, groups=plan.groups),
     )
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _offers(
+    replayed: "Keyed[tuple[Job, Scripts]]",
+    shape: object,  # noqa: ARG001  (part of the key alone)
+    fetching: FetchSettings,
+    scattering: ScatterSettings,
+) -> StepOffers:
+    """What the engine holds and where: the same for every batch that runs the same modules."""
+    job, scripts = replayed.value
+    return StepReplay(
+        passes=job.given.passes,
+        timeline=job.timeline,
+        segments=job.given.tape.segments,
+        scripts=scripts.segments,
+        numels=job.weights.numels,
+        fetching=fetching,
+        scattering=scattering,
+    ).run()
 
 
 def _plan(job: Job) -> _Plan:

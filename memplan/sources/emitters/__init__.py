@@ -4,13 +4,15 @@ One module for each: ``emit(setup) -> Emitted``. What a framework's file cannot 
 result's notes; what a framework cannot do is refused.
 """
 
-from collections.abc import Callable
 from enum import Enum
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from memplan.sources.emitters.emitted import Emitted
 from memplan.training.setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Emitted", "Framework", "emit"]
 

@@ -49,9 +49,9 @@ def emit(setup: TrainingSetup) -> Emitted:
         "same_network": True,
         "use_cpu": False,
     }
+    steps = setup.gradient_accumulation_steps
     notes = [
-        f"micro-batch {setup.micro_batch_size}, accumulated "
-        f"{setup.gradient_accumulation_steps} times: set them in the training script"
+        f"set micro-batch {setup.micro_batch_size} and {steps} accumulation steps in the script"
     ]
     if setup.seq_len is not None:
         notes.append(f"cut sequences to {setup.seq_len} tokens")
@@ -177,7 +177,9 @@ def _mixed_precision(setup: TrainingSetup) -> str:
     name = _MIXED.get(setup.chosen_precision)
     if name is None:
         known = ", ".join(each.value for each in _MIXED)
-        msg = f"accelerate has no precision {setup.chosen_precision.value} with FSDP; it has {known}"
+        msg = (
+            f"accelerate has no precision {setup.chosen_precision.value} with FSDP; it has {known}"
+        )
         raise refuse(msg)
     return name
 

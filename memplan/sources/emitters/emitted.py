@@ -55,9 +55,7 @@ def _yaml_lines(values: Mapping[str, object], *, indent: int) -> list[str]:
     return lines
 
 
-_PLAIN_WORDS = frozenset(
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./"
-)
+_PLAIN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./")
 _YAML_WORDS = frozenset({"yes", "no", "on", "off", "true", "false", "null", "y", "n", ""})
 
 

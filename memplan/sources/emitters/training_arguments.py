@@ -31,6 +31,13 @@ PRECISION_FLAGS: dict[Precision, dict[str, bool]] = {
 """What each precision is called; the engine decides which of those with one flag is meant."""
 
 
+_BATCHES = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
+
+
 def emit(setup: TrainingSetup) -> Emitted:
     """Write the arguments of a setup that the Trainer can run."""
     values: dict[str, object] = {
@@ -52,7 +59,8 @@ def emit(setup: TrainingSetup) -> Emitted:
         notes.append(f"cut sequences to {setup.seq_len} tokens")
     engine = setup.chosen_engine
     if engine is Engine.DEEPSPEED:
-        values["deepspeed"] = deepspeed.config(setup)
+        # The Trainer fills these in from its own arguments and the number of GPUs.
+        values["deepspeed"] = {**deepspeed.config(setup), **dict.fromkeys(_BATCHES, "auto")}
     elif engine in (Engine.FSDP, Engine.FSDP1):
         from memplan.sources.emitters import accelerate
 

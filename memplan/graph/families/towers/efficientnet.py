@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from memplan.graph.families.towers.layers import each_stage, ratio
+from memplan.graph.families.towers.sizes import each_stage, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from memplan.graph.families.towers.layers import attention, pair, perceptron, ratio
+from memplan.graph.families.towers.layers import perceptron
+from memplan.graph.families.towers.parts import attention
+from memplan.graph.families.towers.sizes import pair, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 

@@ -1,0 +1,244 @@
+"""The report as a browser shows it: laid out on a desk and on a phone, light, dark and printed."""
+
+import html
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.estimator import estimate
+from memplan.report.html import html_report
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+pytestmark = pytest.mark.browser
+
+BROWSERS = (
+    "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge",
+)  # fmt: skip
+DESK, PHONE = 1280, 390
+SCHEMES = {"light": 1, "dark": 0}
+"""Blink's ``preferredColorScheme``."""
+
+MEASURE = """
+const frame = document.querySelector("iframe");
+frame.onload = () => {
+  const page = frame.contentDocument, root = page.documentElement, view = frame.contentWindow;
+  const box = (selector) => {
+    const found = page.querySelector(selector).getBoundingClientRect();
+    return {left: found.left, right: found.right, top: found.top, width: found.width,
+            height: found.height};
+  };
+  const outside = [...page.querySelectorAll("main *")].filter((each) =>
+    !each.closest(".scroll > *") && each.getBoundingClientRect().right > root.clientWidth + 1);
+  const measured = {
+    title: page.title,
+    width: root.clientWidth,
+    scrollWidth: root.scrollWidth,
+    outside: outside.map((each) => each.outerHTML.slice(0, 80)),
+    background: view.getComputedStyle(page.body).backgroundColor,
+    ink: view.getComputedStyle(page.body).color,
+    fetched: view.performance.getEntriesByType("resource").length,
+    canvas: box(".canvas"),
+    capacity: box(".capacity"),
+    peak: box(".peak i"),
+    badge: box(".badge"),
+    areas: [...page.querySelectorAll(".canvas path")].map((each) =>
+      ({fill: view.getComputedStyle(each).fill, height: each.getBoundingClientRect().height})),
+    phases: [...page.querySelectorAll(".phases span")].map((each) => each.innerText),
+    cells: page.querySelectorAll(".heat td").length,
+    marks: [...page.querySelectorAll(".heat td")].map((each) => each.innerText),
+    bars: [...page.querySelectorAll(".bar div")].map((each) =>
+      [...each.children].reduce((sum, part) => sum + part.getBoundingClientRect().width, 0)),
+    text: page.body.innerText,
+  };
+  const out = document.createElement("pre");
+  out.id = "measured";
+  out.textContent = JSON.stringify(measured);
+  document.body.append(out);
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    wanted = os.environ.get("MEMPLAN_BROWSER")
+    found = wanted or next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium or Chrome on this machine (MEMPLAN_BROWSER names one)")
+    return found
+
+
+@pytest.fixture(scope="module")
+def report() -> str:
+    setup = TrainingSetup(precision="bf16", micro_batch_size=2, seq_len=2048)  # type: ignore[arg-type]
+    return html_report([estimate(load_model("llama-3.1-8b"), setup, load_gpu("a100-80gb"))])
+
+
+def run_browser(browser: str, folder: Path, *arguments: str) -> str:
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+        "--no-first-run", "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000", *arguments,
+    ]  # fmt: skip
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return outcome.stdout
+
+
+def framed(report: str, width: int, folder: Path) -> str:
+    """A page that shows the report in a frame as wide as the screen meant, and measures it."""
+    page = folder / "frame.html"
+    page.write_text(
+        f'<meta charset="utf-8"><body style="margin:0"><iframe style="border:0;width:{width}px;'
+        f'height:2400px" srcdoc="{html.escape(report)}"></iframe><script>{MEASURE}</script>',
+        encoding="utf-8",
+    )
+    return page.as_uri()
+
+
+def measure(
+    browser: str, report: str, folder: Path, *, width: int, scheme: str = "light"
+) -> dict[str, Any]:
+    dom = run_browser(
+        browser, folder, f"--window-size={max(width, 500)},2400",
+        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", "--dump-dom",
+        framed(report, width, folder),
+    )  # fmt: skip
+    found = re.search(r'<pre id="measured">(.*?)</pre>', dom, re.DOTALL)
+    assert found is not None, dom[-2000:]
+    measured: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return measured
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE], ids=["desk", "phone"])
+def test_layout(browser: str, report: str, tmp_path: Path, width: int) -> None:
+    found = measure(browser, report, tmp_path, width=width)
+
+    assert found["width"] == width
+    assert found["scrollWidth"] <= width, "the page scrolls sideways"
+    assert found["outside"] == []
+    assert found["fetched"] == 0
+    assert found["title"] == "llama-3.1-8b: 75.40 GiB"
+    assert "a100-sxm4-80gb 79.15 GiB" in found["text"]
+    assert "8,030,261,248" in found["text"]
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE], ids=["desk", "phone"])
+def test_drawings(browser: str, report: str, tmp_path: Path, width: int) -> None:
+    found = measure(browser, report, tmp_path, width=width)
+    canvas, peak, capacity = found["canvas"], found["peak"], found["capacity"]
+
+    assert canvas["height"] >= 200
+    assert canvas["width"] > 0.8 * min(width, 1040)
+    heights = [area["height"] for area in found["areas"]]
+    assert all(height > 0 for height in heights)
+    assert peak["left"] >= 0
+    assert peak["right"] <= width
+    assert peak["top"] + peak["height"] <= canvas["top"] + 1, "the peak's words stand above"
+    assert canvas["left"] <= capacity["left"]
+    assert capacity["right"] <= canvas["right"]
+    assert found["phases"][:4] == ["load", "forward", "backward", "step"]
+    assert found["cells"] == len(found["marks"]) >= 30
+    assert {mark[-1] for mark in found["marks"]} == {"✓", "~", "✗"}
+    assert max(found["bars"]) == found["bars"][2], "backward is the fullest phase"
+
+
+def test_dark(browser: str, report: str, tmp_path: Path) -> None:
+    light = measure(browser, report, tmp_path, width=DESK)
+    dark = measure(browser, report, tmp_path, width=DESK, scheme="dark")
+
+    assert light["background"] == "rgb(255, 255, 255)"
+    assert brightness(dark["background"]) < 60
+    assert brightness(dark["ink"]) > 180
+    fills = [area["fill"] for area in dark["areas"]]
+    assert fills != [area["fill"] for area in light["areas"]]
+    assert all(brightness(fill) > 100 for fill in fills)
+
+
+def brightness(colour: str) -> float:
+    red, green, blue = (int(part) for part in re.findall(r"\d+", colour)[:3])
+    return 0.3 * red + 0.59 * green + 0.11 * blue
+
+
+def test_pixels(browser: str, report: str, tmp_path: Path) -> None:
+    """What is on the screen: the areas cover what they should, and the dashed line is there."""
+    page, picture = tmp_path / "report.html", tmp_path / "report.png"
+    page.write_text(report, encoding="utf-8")
+
+    run_browser(
+        browser, tmp_path, "--window-size=1280,900", f"--screenshot={picture}", page.as_uri()
+    )
+
+    colours = pixels(picture)
+    assert colours[0x3B, 0x6F, 0xB6] > 80_000, "what is held the whole run"
+    assert colours[0xD9, 0x82, 0x2B] > 20_000, "from forward to backward"
+    assert colours[0xB3, 0x26, 0x1E] > 300, "the GPU's memory"
+    assert colours[0xFF, 0xFF, 0xFF] > 400_000
+
+
+def pixels(picture: Path) -> Counter[tuple[int, ...]]:
+    """Count the colours of a PNG of 8 bits a channel, without a library for it."""
+    content = picture.read_bytes()
+    position, data, header = 8, b"", b""
+    while position < len(content):
+        (size,) = struct.unpack(">I", content[position : position + 4])
+        kind = content[position + 4 : position + 8]
+        body = content[position + 8 : position + 8 + size]
+        header = body if kind == b"IHDR" else header
+        data += body if kind == b"IDAT" else b""
+        position += size + 12
+    width, height, depth, colour, *_, interlaced = struct.unpack(">IIBBBBB", header)
+    assert (depth, interlaced) == (8, 0)
+    channels = {2: 3, 6: 4}[colour]
+    raw, stride = zlib.decompress(data), width * channels
+    previous, found = bytearray(stride), Counter[tuple[int, ...]]()
+    for row in range(height):
+        start = row * (stride + 1)
+        line = unfiltered(raw[start], raw[start + 1 : start + 1 + stride], previous, channels)
+        reds, greens, blues = line[0::channels], line[1::channels], line[2::channels]
+        found.update(zip(reds, greens, blues, strict=True))
+        previous = line
+    return found
+
+
+def unfiltered(kind: int, coded: bytes, above: bytearray, channels: int) -> bytearray:
+    """Undo a PNG row's filter (PNG specification, section 9)."""
+    line = bytearray(coded)
+    if kind == 2:
+        return bytearray((byte + up) & 255 for byte, up in zip(coded, above, strict=True))
+    for index in range(len(line) if kind else 0):
+        left = line[index - channels] if index >= channels else 0
+        up = above[index]
+        corner = above[index - channels] if index >= channels else 0
+        if kind == 1:
+            guess = left
+        elif kind == 3:
+            guess = (left + up) // 2
+        else:
+            nearest = min((left, up, corner), key=lambda byte: abs(left + up - corner - byte))
+            guess = nearest
+        line[index] = (line[index] + guess) & 255
+    return line
+
+
+def test_print(browser: str, report: str, tmp_path: Path) -> None:
+    page, paper = tmp_path / "report.html", tmp_path / "report.pdf"
+    page.write_text(report, encoding="utf-8")
+
+    run_browser(
+        browser, tmp_path, "--blink-settings=preferredColorScheme=0",
+        f"--print-to-pdf={paper}", "--no-pdf-header-footer", page.as_uri(),
+    )  # fmt: skip
+
+    content = paper.read_bytes()
+    assert content.startswith(b"%PDF")
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 8

@@ -1,0 +1,160 @@
+"""The report as a file: one page, no network, both colour schemes."""
+
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from memplan.estimator import estimate
+from memplan.report.html import heat_cells, html_report
+from memplan.report.svg import timeline_svg
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+VOID = {"meta", "br", "img", "line", "path", "rect"}
+
+
+class Page(HTMLParser):
+    """Collects tags and text, and checks that every tag is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.text += data
+
+
+def report(model: Any = "llama-3.2-1b", *gpus: str, **setup: Any) -> str:
+    spec = load_model(model)
+    cards = [load_gpu(gpu) for gpu in gpus] or [None]
+    return html_report([estimate(spec, TrainingSetup(**setup), card) for card in cards])
+
+
+def parsed(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    assert not page.open
+    return page
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return parsed(report("llama-3.2-1b", "a100", "v100-16gb", precision="bf16"))
+
+
+def test_sections(page: Page) -> None:
+    ids = [attributes["id"] for tag, attributes in page.tags if tag == "section"]
+
+    assert ids == [
+        "the-step", "on-the-gpu", "another-batch-or-sequence", "the-account", "flops",
+        "what-other-methods-say", "assumptions",
+    ]  # fmt: skip
+
+
+def test_nothing_is_fetched(page: Page) -> None:
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object"}
+    for _, attributes in page.tags:
+        assert not {"src", "href"} & attributes.keys()
+    assert "url(" not in report("gpt2")
+
+
+def test_both_schemes_and_print() -> None:
+    text = report("gpt2")
+
+    assert "prefers-color-scheme:dark" in text
+    assert "@media print" in text
+
+
+def test_figures(page: Page) -> None:
+    found = estimate(load_model("llama-3.2-1b"), TrainingSetup(precision="bf16"), load_gpu("a100"))  # type: ignore[arg-type]
+
+    assert f"{found.peak_bytes / 2**30:,.2f} GiB" in page.text
+    assert "a100-sxm4-80gb" in page.text
+    assert "v100-sxm2-16gb" in page.text
+    assert "optimizer adamw-fused" in page.text
+    assert "Φ = 1,235,814,400 parameters" in page.text
+
+
+def test_names_are_escaped() -> None:
+    config = {
+        "model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "vocab_size": 100,
+        "n_positions": 64, "_name_or_path": "<script>alert(1)</script>",
+    }  # fmt: skip
+    text = report(config)
+
+    assert "<script" not in text
+    parsed(text)
+
+
+def test_a_page_without_a_gpu_has_no_verdict() -> None:
+    page = parsed(report("gpt2"))
+
+    assert "No GPU was named" in page.text
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    assert report("gpt2", "a100") == report("gpt2", "a100")
+
+
+def test_heat_map_has_the_setup_itself() -> None:
+    found = estimate(load_model("gpt2"), TrainingSetup(micro_batch_size=3, seq_len=700))
+    cells = {(cell.batch, cell.length): cell.found for cell in heat_cells(found)}
+
+    own = cells[3, 700]
+    assert own is not None
+    assert own.peak_bytes == found.peak_bytes
+    assert max(length for _, length in cells) == 1024  # as far as GPT-2 reads
+
+
+@pytest.mark.parametrize(
+    "setup", [{"zero_stage": 3}, {"engine": "fsdp"}, {"engine": "ddp"}], ids=str
+)
+def test_engines(setup: dict[str, Any]) -> None:
+    page = parsed(report("gpt2", "a100", num_gpus=8, **setup))
+
+    assert "on 8 GPUs" in page.text
+
+
+def test_svg_is_xml() -> None:
+    found = estimate(load_model("gpt2"), TrainingSetup(), load_gpu("v100-16gb"))
+    root = ElementTree.fromstring(timeline_svg(found))
+
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "forward" in words
+    assert any("peak" in (word or "") for word in words)
+    paths = list(root.iter("{http://www.w3.org/2000/svg}path"))
+    assert [path.get("class") for path in paths] == ["long", "medium", "short"]
+
+
+@pytest.mark.parametrize("name", ["report.html", "timeline.svg"])
+def test_command_writes_the_file(run: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    output = tmp_path / name
+    outcome = run("explain", "gpt2", "--output", str(output))
+
+    assert outcome.exit_code == 0
+    assert outcome.stdout.startswith(f"Wrote {output}: ")
+    assert "peak" in output.read_text(encoding="utf-8")
+
+
+def test_command_says_where_it_cannot_write(run: Callable[..., Any], tmp_path: Path) -> None:
+    outcome = run("explain", "gpt2", "--output", str(tmp_path / "missing" / "report.html"))
+
+    assert outcome.exit_code == 3
+    assert "cannot write" in outcome.stderr
