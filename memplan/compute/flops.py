@@ -75,6 +75,8 @@ class StepFlops:
     """Of the recomputation: what torch does not run, since nothing after it is needed."""
     kernel_recomputation: int
     """Scores that attention kernels compute again in backward; not part of ``total``."""
+    left_out: str = ""
+    """Parts of the model whose operations are not written down, and so not counted."""
 
     @property
     def forward(self) -> int:
@@ -199,6 +201,7 @@ class _Counter:
             num_tokens=options.batch_size * tokens,
             early_stopped=self.early_stopped,
             kernel_recomputation=self.kernel_recomputation,
+            left_out=self.model.activations_left_out.removeprefix("activations of "),
         )
 
     def _note_copy(self, operation: Operation) -> None:

@@ -57,9 +57,17 @@ def _checkpointing(setup: TrainingSetup) -> str:
     return f"checkpointing {value.value}"
 
 
-def notes_of(setup: TrainingSetup, gpu: GpuSpec | None) -> tuple[str, ...]:
+def notes_of(
+    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None
+) -> tuple[str, ...]:
     """Warnings that belong to the figure."""
     notes = []
+    has_table = any(stack.embedding and stack.embedding.num_positions for stack in model.stacks)
+    if has_table and setup.seq_len is not None and setup.seq_len > model.context_length:
+        notes.append(
+            f"{model.name} holds {model.context_length} positions: {setup.seq_len} tokens would "
+            "fail when it runs"
+        )
     if setup.compiled:
         notes.append("torch.compile is not modelled: its fused kernels keep less than shown here")
     formats = PRECISIONS[setup.chosen_precision]

@@ -53,7 +53,7 @@ def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None)
         activations_bytes=passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(tape),
         assumptions=assumptions_of(model, setup, resolved),
-        notes=notes_of(resolved, gpu),
+        notes=notes_of(model, resolved, gpu),
     )
 
 

@@ -1,6 +1,7 @@
 """The FLOPs of a training setup, from the tape that its memory is read off."""
 
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
+from memplan.errors import UnsupportedOperationError
 from memplan.estimator.estimation import tape_options
 from memplan.graph.model import record_model
 from memplan.hardware.gpu import GpuSpec
@@ -18,8 +19,16 @@ def estimate_flops(
     """FLOPs of one micro-batch through one copy of the model.
 
     ``gpu`` decides only which attention kernel runs. Raises ``SetupError`` for a setup that this
-    model cannot be trained with.
+    model cannot be trained with, and ``UnsupportedOperationError`` for a model whose operations are
+    not written down.
     """
     resolved = setup.resolve(model.context_length)
     tape = record_model(model, tape_options(resolved, gpu))
-    return count_flops(tape, model, scores=scores)
+    counted = count_flops(tape, model, scores=scores)
+    if not counted.total:
+        msg = (
+            f"{model.source}: {model.family}: its operations are not written down yet, only its "
+            "parameters, so its FLOPs are not known"
+        )
+        raise UnsupportedOperationError(msg)
+    return counted

@@ -17,8 +17,10 @@ from memplan.model.spec import (
     FeedForwardSpec,
     LatentAttentionSpec,
     LayerSpec,
+    LightningSpec,
     MixtureSpec,
     NormPlacement,
+    OtherMixer,
     OutputGate,
     Projection,
     ShortConvolutionSpec,
@@ -121,14 +123,16 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
     return out
 
 
-def other_mixer(
-    t: Tape, x: Tensor, spec: ShortConvolutionSpec | CountedSpec, context: StackContext
-) -> Tensor:
+def other_mixer(t: Tape, x: Tensor, spec: OtherMixer, context: StackContext) -> Tensor:
     """What mixes the tokens without attention's scores."""
     if isinstance(spec, ShortConvolutionSpec):
         from memplan.graph.convolution import short_convolution  # only for LFM2
 
         return short_convolution(t, x, spec, context)
+    if isinstance(spec, LightningSpec):
+        from memplan.graph.lightning import lightning_attention  # only for MiniMax
+
+        return lightning_attention(t, x, spec, context)
     from memplan.graph.counted import counted_part  # only for what is not written down
 
     return counted_part(t, x, spec, context.hidden_size)
@@ -351,6 +355,10 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
 
 def add_residual(t: Tape, x: Tensor, added: Tensor, layer: LayerSpec) -> Tensor:
     """The residual sum; Granite and MiniCPM multiply what is added by a constant."""
+    if layer.residual_weighted:
+        out = t.add(t.scale(x), t.scale(added))
+        t.touch(added)
+        return out
     if not layer.residual_scaled:
         return t.add(x, added)
     out = t.add(x, t.scale(added))

@@ -31,8 +31,10 @@ Scores = Callable[[Tape, Tensor, Tensor, Shape, StackContext, Frame], Tensor]
 
 FOLDING = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.CLAMPED_SCORES})
 """Forms that fold the heads into the batch before anything else."""
-UNCAST = frozenset({AttentionForm.MASK_PRODUCT, AttentionForm.CLAMPED_SCORES})
-"""Forms that leave the weights in the dtype of their softmax, and return none of them."""
+UNCAST = frozenset(
+    {AttentionForm.MASK_PRODUCT, AttentionForm.CLAMPED_SCORES, AttentionForm.PLAIN_SCORES}
+)
+"""Forms that leave the weights in the dtype of their softmax."""
 
 
 def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext) -> Tensor:
@@ -53,7 +55,7 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     product = _weighted(t, weights, value, shape)
     t.touch(weights, *frame.inner)
     out = t.contiguous(product) if shape.batch == 1 else t.scale(product, "clone")
-    _name_weights(t, probabilities, weights, spec.form, frame)
+    _name_weights(t, probabilities, weights, spec, frame)
     merged, width = out, spec.num_heads * spec.head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
     t.touch(x, query, key, value, *frame.outer)
@@ -64,10 +66,13 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
 
 
 def _name_weights(
-    t: Tape, probabilities: Tensor, weights: Tensor, form: AttentionForm, frame: Frame
+    t: Tape, probabilities: Tensor, weights: Tensor, spec: AttentionSpec, frame: Frame
 ) -> None:
     """Hold the weights as long as the class's variables do."""
-    if form is AttentionForm.CLAMPED_SCORES:
+    form = spec.form
+    if not spec.names_weights:
+        frame.outer.append(weights)
+    elif form is AttentionForm.CLAMPED_SCORES:
         frame.outer.append(weights)
         t.linger(probabilities)
     elif form is not AttentionForm.MASK_PRODUCT:
@@ -228,9 +233,8 @@ def _plain_scores(
 def _added_in_place(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
     out = t.view(scores, scores.numel)
     out.requires_grad = True
-    t.record(
-        "add_", (scores, bias), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS)
-    )
+    of_bias = Gradient.ALIAS if bias.dtype is scores.dtype else Gradient.FRESH
+    t.record("add_", (scores, bias), (out,), gradients=(Gradient.ALIAS, of_bias))
     return out
 
 

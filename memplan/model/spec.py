@@ -439,7 +439,24 @@ class ShortConvolutionSpec:
     """The convolution and both linear layers have one."""
 
 
-TokenMixer = AttentionSpec | LatentAttentionSpec | ShortConvolutionSpec | CountedSpec
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LightningSpec:
+    """MiniMax's linear attention: blocks of tokens, each with a share of all earlier ones."""
+
+    num_heads: int
+    head_dim: int
+    block_size: int
+    """Tokens of a block, which attend to each other as usual."""
+    activation: Activation
+    """Of queries, keys and values."""
+    norm: NormSpec
+    """On the output, before its gate."""
+
+
+OtherMixer = ShortConvolutionSpec | LightningSpec | CountedSpec
+"""What mixes tokens without attention's scores."""
+
+TokenMixer = AttentionSpec | LatentAttentionSpec | OtherMixer
 """What can mix the tokens of a layer."""
 
 
@@ -507,6 +524,8 @@ class LayerSpec:
     """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
+    residual_weighted: bool = False
+    """So is the stream itself, by another one (MiniMax)."""
     names_normed: bool = False
     """A variable of the layer holds the first norm's output until the layer ends (StableLM)."""
     dropout_inside: bool = False

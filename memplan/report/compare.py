@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.errors import SetupError
+from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, estimate
 from memplan.formulas.activations import (
     layer_activation_bytes,
@@ -86,20 +86,25 @@ def compare_methods(
     All setups share their model, batch, sequence and number of GPUs.
     """
     base = setups[0].resolve(model.context_length)
-    counts, shape = count_parameters(model), formula_shape(model)
     own, refused = _own_rows(model, setups)
-    case = _Case(model, base, counts, shape)
-    rows = (
-        *own,
-        *_deepspeed_rows(case),
-        *_rule_rows(case),
-        *_table_rows(case),
-        *_activation_rows(case),
-        _square_root_row(case),
-        *_article_rows(case),
-        _megatron_row(case),
-    )
-    return rows, refused
+    case, shape = _Case(model, base, count_parameters(model)), known_shape(model)
+    rows = [*own, *_deepspeed_rows(case), *_rule_rows(case), *_table_rows(case)]
+    if shape is not None:
+        rows += [
+            *_activation_rows(case, shape),
+            _square_root_row(case, shape),
+            *_article_rows(case, shape),
+            _megatron_row(case, shape),
+        ]
+    return tuple(rows), refused
+
+
+def known_shape(model: ModelSpec) -> FormulaShape | None:
+    """The model's sizes; None for a kind of model that the formulas are not about."""
+    try:
+        return formula_shape(model)
+    except UnsupportedOperationError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,6 @@ class _Case:
     model: ModelSpec
     setup: TrainingSetup
     counts: ParameterCounts
-    shape: FormulaShape
 
     @property
     def precision(self) -> int:
@@ -127,9 +131,9 @@ class _Case:
     def checkpointed(self) -> bool:
         return self.setup.checkpointing is Recomputation.FULL
 
-    def layer_bytes(self) -> int:
+    def layer_bytes(self, shape: FormulaShape) -> int:
         return layer_activation_bytes(
-            self.shape.hidden_size, num_heads=self.shape.num_heads, seq_len=self.seq_len,
+            shape.hidden_size, num_heads=shape.num_heads, seq_len=self.seq_len,
             batch_size=self.batch_size, precision=self.precision,
         )  # fmt: skip
 
@@ -223,8 +227,8 @@ def _states_row(method: str, setting: str, num_bytes: int, formula: str, source:
     )  # fmt: skip
 
 
-def _activation_rows(case: _Case) -> list[MethodRow]:
-    shape, layers, p = case.shape, case.model.num_layers, case.precision
+def _activation_rows(case: _Case, shape: FormulaShape) -> list[MethodRow]:
+    layers, p = case.model.num_layers, case.precision
     elements = layer_elements_bytes(
         shape.hidden_size, num_heads=shape.num_heads, seq_len=case.seq_len,
         batch_size=case.batch_size, precision=p,
@@ -239,7 +243,7 @@ def _activation_rows(case: _Case) -> list[MethodRow]:
             "arXiv:2205.05198, equation 2", TEXTBOOK_LAYER,
         ),
         _activations_row(
-            "textbook layer", f"p = {p}", layers * case.layer_bytes(),
+            "textbook layer", f"p = {p}", layers * case.layer_bytes(shape),
             "L·psbh(16 + 2/p + 2as/h + as/(ph))",
             "arXiv:2205.05198 with p bytes a number", TEXTBOOK_LAYER,
         ),
@@ -251,9 +255,9 @@ def _activation_rows(case: _Case) -> list[MethodRow]:
     ]  # fmt: skip
 
 
-def _square_root_row(case: _Case) -> MethodRow:
+def _square_root_row(case: _Case, shape: FormulaShape) -> MethodRow:
     layers = case.model.num_layers
-    found = square_root_bytes(case.layer_bytes(), num_layers=layers)
+    found = square_root_bytes(case.layer_bytes(shape), num_layers=layers)
     return _activations_row(
         "square-root checkpoints", "every √L-th", found, "2√L·sbh(34 + 5as/h)",
         "arXiv:1604.06174, section 4", "logits; frameworks checkpoint every layer, not every √L-th",
@@ -270,12 +274,12 @@ def _activations_row(
     )  # fmt: skip
 
 
-def _article_rows(case: _Case) -> list[MethodRow]:
+def _article_rows(case: _Case, shape: FormulaShape) -> list[MethodRow]:
     rows = []
     for stage in range(4):
         total = gpu_memory_required(
             case.counts.total / 10**9, case.setup.num_gpus, case.model.num_layers, case.seq_len,
-            case.batch_size, case.shape.hidden_size, case.shape.num_heads, case.precision,
+            case.batch_size, shape.hidden_size, shape.num_heads, case.precision,
             case.checkpointed, stage,
         )  # fmt: skip
         states = zero_state_bytes(
@@ -298,17 +302,17 @@ def _article_rows(case: _Case) -> list[MethodRow]:
     return rows
 
 
-def _megatron_row(case: _Case) -> MethodRow:
+def _megatron_row(case: _Case, shape: FormulaShape) -> MethodRow:
     gpus = case.setup.num_gpus
     layout = MegatronLayout(
         data_parallel=gpus, distributed_optimizer=gpus > 1,
         sequence_parallel=True, selective=True,
     )  # fmt: skip
     rms = common_layer(case.model).norm.kind in _RMS_NORMS
-    params = shard_parameters(case.shape, tied=case.model.head.tied, rms_norm=rms, layout=layout)
+    params = shard_parameters(shape, tied=case.model.head.tied, rms_norm=rms, layout=layout)
     states = state_bytes(params, layout=layout)
     activations = activation_bytes(
-        case.shape, seq_len=case.seq_len, batch_size=case.batch_size, layout=layout
+        shape, seq_len=case.seq_len, batch_size=case.batch_size, layout=layout
     )
     rule = "(6 + 12/n)" if gpus > 1 else "18"
     return MethodRow(
@@ -329,14 +333,19 @@ _RMS_NORMS = frozenset(
 def numbers_of(model: ModelSpec, setup: TrainingSetup) -> str:
     """The letters of all formulas, with their values."""
     resolved = setup.resolve(model.context_length)
-    counts, shape = count_parameters(model), formula_shape(model)
-    case = _Case(model, resolved, counts, shape)
-    width = shape.intermediate_size or shape.expert_size
-    return (
+    counts, shape = count_parameters(model), known_shape(model)
+    case = _Case(model, resolved, counts)
+    text = (
         f"Φ = {counts.total:,} parameters, Λ = {counts.largest_layer:,} in the largest module, "
         f"n = {resolved.num_gpus}, p = {case.precision} bytes, s = {case.seq_len} tokens, "
-        f"b = {case.batch_size}, h = {shape.hidden_size}, a = {shape.num_heads}, "
-        f"L = {model.num_layers}, f = {width}, V = {model.vocab_size}"
+        f"b = {case.batch_size}"
+    )
+    if shape is None:
+        return f"{text}; no formula for activations is about this kind of model"
+    width = shape.intermediate_size or shape.expert_size
+    return (
+        f"{text}, h = {shape.hidden_size}, a = {shape.num_heads}, L = {model.num_layers}, "
+        f"f = {width}, V = {model.vocab_size}"
     )
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memplan.compute.flops import ScoreCount, StepFlops
+from memplan.errors import UnsupportedOperationError
 from memplan.formulas.flops import (
+    FormulaShape,
     kaplan_flops,
     llm_foundry_flops,
     megatron_flops,
@@ -50,13 +52,17 @@ class FlopsMethod:
 
 
 def flops_methods(model: ModelSpec, setup: TrainingSetup) -> tuple[FlopsMethod, ...]:
-    """The formulas for a setup whose defaults are filled in."""
-    return (*_by_shape(model, setup), *_by_parameters(model, setup))
+    """The formulas for a setup whose defaults are filled in; none for a model of another kind."""
+    try:
+        shape = formula_shape(model)
+    except UnsupportedOperationError:
+        return ()
+    return (*_by_shape(model, setup, shape), *_by_parameters(model, setup, shape))
 
 
-def _by_shape(model: ModelSpec, setup: TrainingSetup) -> tuple[FlopsMethod, ...]:
+def _by_shape(model: ModelSpec, setup: TrainingSetup, shape: FormulaShape) -> tuple[FlopsMethod, ...]:
     """Formulas that add up the layers' products."""
-    shape, seq_len, batch = formula_shape(model), setup.seq_len or 1, setup.micro_batch_size
+    seq_len, batch = setup.seq_len or 1, setup.micro_batch_size
     narayanan = narayanan_flops(
         num_layers=model.num_layers, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size,
         seq_len=seq_len, batch_size=batch, recomputed_share=recomputed_share(setup),
@@ -73,12 +79,12 @@ def _by_shape(model: ModelSpec, setup: TrainingSetup) -> tuple[FlopsMethod, ...]
     )  # fmt: skip
 
 
-def _by_parameters(model: ModelSpec, setup: TrainingSetup) -> tuple[FlopsMethod, ...]:
+def _by_parameters(model: ModelSpec, setup: TrainingSetup, shape: FormulaShape) -> tuple[FlopsMethod, ...]:
     """Formulas that multiply parameters by tokens, most with a term for the scores."""
     tape = record_model(model, TapeOptions())
     params, active = total_parameters(tape), active_parameters(tape)
     embeddings = component_parameters(tape)["embeddings"]
-    shape, seq_len, layers = formula_shape(model), setup.seq_len or 1, model.num_layers
+    seq_len, layers = setup.seq_len or 1, model.num_layers
     tokens = setup.micro_batch_size * seq_len
     palm = palm_flops(
         params, tokens=tokens, seq_len=seq_len, num_layers=layers, num_heads=shape.num_heads,
@@ -174,10 +180,10 @@ def write_flops(
 
 def flops_assumptions(flops: StepFlops, setup: TrainingSetup) -> tuple[str, ...]:
     """What the figures are of."""
-    checkpointing = setup.checkpointing
+    checkpointing, steps = setup.checkpointing, global_micro_batches(setup)
     return (
         f"one micro-batch of {setup.micro_batch_size} x {setup.seq_len} tokens",
-        f"{global_micro_batches(setup)} micro-batches in a step over all ranks",
+        f"{steps} of them in a step over all ranks" if steps > 1 else "one in a step",
         f"attention scores: {CONVENTIONS[flops.scores]}",
         "checkpointing "
         + (
@@ -269,6 +275,8 @@ def flops_footnotes(model: ModelSpec, setup: TrainingSetup, flops: StepFlops) ->
         lines.append(
             f"A step of {steps} micro-batches: {steps * flops.total / TERA:,.2f} TFLOP over all GPUs."
         )
+    if flops.left_out:
+        lines.append(f"Not counted: {flops.left_out}, whose operations are not written down.")
     lines += [f"In the formulas, {note}." for note in shape_notes(model)]
     return tuple(lines)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from memplan.errors import SetupError
+from memplan.compute.flops import StepFlops
+from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.memory.account import ComponentKind, Phase
 from memplan.report.compare import (
@@ -123,8 +124,11 @@ def _head(found: Estimate) -> str:
          "with context and fragmentation"),
         ("between steps", gib(found.held_bytes), "held"),
         ("parameters", format_count(found.num_params), f"{format_count(found.trainable_params)} trained"),
-        ("compute", f"{found.flops.total / TERA:,.1f} TFLOP", "a micro-batch, forward and backward"),
     ]  # fmt: skip
+    flops = known_flops(found)
+    if flops is not None:
+        compute = f"{flops.total / TERA:,.1f} TFLOP"
+        cards.append(("compute", compute, "a micro-batch, forward and backward"))
     if found.host_bytes:
         cards.append(("CPU memory", gib(found.host_bytes), "of a node"))
     boxes = "".join(
@@ -256,10 +260,11 @@ def _heat_map(found: Estimate) -> str:
         row = "".join(_heat_cell(cell, found) for cell in cells if cell.batch == batch)
         body.append(f"<tr><th>{batch}</th>{row}</tr>")
     head = "".join(f"<th>{length}</th>" for length in lengths)
+    states = ", ? what is counted fits" if found.account.left_out else ""
     judge = f", judged by {found.gpu.gpu_id}" if found.gpu is not None else ""
     return (
         f"<p>Peak in GiB by micro-batch (down) and tokens (across){escape(judge)}: "
-        "✓ fits, ~ tight, ✗ out of memory; this setup is framed.</p>"
+        "✓ fits, ~ tight, ✗ out of memory{states}; this setup is framed.</p>"
         '<div class="scroll"><table class="heat"><thead><tr><th></th>'
         f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>\n"
     )
@@ -316,8 +321,18 @@ def _kind(kind: LayerKind) -> str:
     )
 
 
+def known_flops(found: Estimate) -> StepFlops | None:
+    """FLOPs of a step; None for a model whose operations are not written down."""
+    try:
+        return found.flops
+    except UnsupportedOperationError:
+        return None
+
+
 def _flops(found: Estimate) -> str:
-    flops = found.flops
+    flops = known_flops(found)
+    if flops is None:
+        return "<p>The operations of this model are not written down yet.</p>"
     rows = [
         [each.component.value, *(_tera(figure) for figure in
          (each.forward, each.backward, each.recomputation, each.total))]

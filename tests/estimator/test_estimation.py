@@ -108,6 +108,12 @@ def test_defaults_are_told() -> None:
         assert word in told
 
 
+def test_more_tokens_than_positions() -> None:
+    answer = memplan.estimate("gpt2", TrainingSetup(seq_len=4096))
+    assert any("1024 positions" in note for note in answer.notes)
+    assert not memplan.estimate("gpt2").notes
+
+
 def test_compile_is_said_not_to_be_modelled() -> None:
     answer = memplan.estimate(SMALL, TrainingSetup(compiled=True))
     assert any("torch.compile" in note for note in answer.notes)

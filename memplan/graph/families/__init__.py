@@ -134,6 +134,12 @@ FAMILY_MODULES: dict[str, str] = {
     "lxmert": "text_image",
     "visual_bert": "text_image",
     "flava": "text_image",
+    "roberta-prelayernorm": "bert_kin",
+    "rembert": "bert_kin",
+    "roc_bert": "bert_kin",
+    "mpnet": "bert_kin",
+    "dpr": "bert_kin",
+    "modernbert": "modernbert",
     "mamba": "hybrids",
     "falcon_mamba": "hybrids",
     "mamba2": "hybrids",
@@ -201,6 +207,14 @@ FAMILY_MODULES: dict[str, str] = {
     "mobilevit": "mobilevit",
     "upernet": "dense_prediction",
     "vitmatte": "dense_prediction",
+    "wav2vec2": "speech_encoders",
+    "hubert": "speech_encoders",
+    "wavlm": "speech_encoders",
+    "data2vec-audio": "speech_encoders",
+    "unispeech": "speech_encoders",
+    "unispeech-sat": "speech_encoders",
+    "wav2vec2-conformer": "speech_encoders",
+    "wav2vec2-bert": "speech_encoders",
 }
 """For each supported ``model_type``, the module of this package that reads it."""
 

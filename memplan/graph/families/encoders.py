@@ -195,6 +195,7 @@ def encoder_model(
     context_length: int,
     recomputes: bool = True,
     eager_attention_only: bool = False,
+    num_labels: int | None = None,
 ) -> ModelSpec:
     """An encoder around its one stack."""
     return ModelSpec(
@@ -206,7 +207,7 @@ def encoder_model(
         context_length=context_length,
         stacks=(stack,),
         head=head,
-        num_labels=request.labels(reader),
+        num_labels=request.labels(reader) if num_labels is None else num_labels,
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=recomputes,
         eager_attention_only=eager_attention_only,
@@ -270,7 +271,7 @@ def encoder_embedding(
         embedding_size=embedding_size,
         num_positions=reader.integer("max_position_embeddings") if variation.positions else 0,
         positions_from_ids=variation.positions_from_ids,
-        num_token_types=reader.integer("type_vocab_size"),
+        num_token_types=reader.optional_integer("type_vocab_size") or 0,
         token_type_buffer=variation.token_type_buffer,
         num_box_positions=boxes or 0,
         own_module=True,

@@ -13,7 +13,7 @@ from memplan.graph.families.hybrids import (
     plain_attention,
     read_hybrid,
 )
-from memplan.graph.families.llama import Variation
+from memplan.graph.families.llama import Variation, read_activation
 from memplan.graph.families.mixture_types import QWEN_ROUTER, Mixture
 from memplan.graph.families.mixtures import read_mixture
 from memplan.graph.families.request import ReadRequest
@@ -25,6 +25,7 @@ from memplan.model.spec import (
     CountedSpec,
     FeedForwardSpec,
     LayerSpec,
+    LightningSpec,
     MixtureSpec,
     ModelSpec,
     Normalization,
@@ -181,30 +182,27 @@ _MINIMAX_MIXTURE = Mixture(
 
 
 def _minimax_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    attention: AttentionSpec | CountedSpec = plain_attention(reader)
-    assert isinstance(attention, AttentionSpec)
-    window = reader.optional_integer("sliding_window")
-    attention = replace(
-        attention, rotary=RotarySpec(dim=attention.head_dim), sliding_window=window
+    attention = plain_attention(reader)
+    mixer: AttentionSpec | LightningSpec = replace(
+        attention,
+        rotary=RotarySpec(dim=attention.head_dim),
+        sliding_window=reader.optional_integer("sliding_window"),
     )
     if kind == "linear_attention":
-        attention = _lightning(reader, attention.num_heads * attention.head_dim)
+        mixer = LightningSpec(
+            num_heads=attention.num_heads,
+            head_dim=attention.head_dim,
+            block_size=reader.integer("block_size"),
+            activation=read_activation(reader, "hidden_act"),
+            norm=NORM,
+        )
     return LayerSpec(
-        attention=attention, feed_forward=read_mixture(reader, _MINIMAX_MIXTURE), norm=NORM
+        attention=mixer,
+        feed_forward=read_mixture(reader, _MINIMAX_MIXTURE),
+        norm=NORM,
+        residual_normed=True,
+        residual_weighted=True,
     )
-
-
-def _lightning(reader: ConfigReader, width: int) -> CountedSpec:
-    hidden_size = reader.integer("hidden_size")
-
-    def declare(table: ParameterTable) -> None:
-        name = "self_attn"
-        table.norm(f"{name}.norm", width, bias=False)
-        table.linear(f"{name}.qkv_proj", hidden_size, 3 * width, bias=False)
-        table.linear(f"{name}.out_proj", width, hidden_size, bias=False)
-        table.linear(f"{name}.output_gate", hidden_size, width, bias=False)
-
-    return counted(declare)
 
 
 # -- LFM2 ----------------------------------------------------------------------------------------
@@ -305,9 +303,7 @@ LINEAR_ATTENTION: dict[str, Hybrid] = {
         left_out=_DELTA,
         final_norm=ZERO_CENTRED_NORM,
     ),
-    "minimax": Hybrid(
-        kinds=_minimax_kinds, layer=_minimax_layer, left_out="its lightning attention"
-    ),
+    "minimax": Hybrid(kinds=_minimax_kinds, layer=_minimax_layer),
     "lfm2": Hybrid(
         kinds=_lfm_dense_kinds, layer=_lfm_dense_layer
     ),

@@ -1,0 +1,87 @@
+from typing import Any
+
+import pytest
+
+from memplan.estimator import Verdict, estimate
+from memplan.report.changes import advice_text
+from memplan.search.advice import advise, hints_for
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "setup", "change"),
+    [
+        pytest.param(
+            "llama-3.2-1b", "a100-40gb",
+            {"num_gpus": 8, "zero_stage": 2, "micro_batch_size": 8, "seq_len": 2048},
+            "micro-batch 8 -> ", id="smaller micro-batch",
+        ),
+        pytest.param(
+            "llama-3.2-1b", "t4",
+            {"num_gpus": 8, "zero_stage": 2, "seq_len": 4096, "precision": "fp16-master"},
+            "checkpointing saves", id="checkpointing",
+        ),
+        pytest.param(
+            "llama-3.1-8b", "a100-80gb",
+            {"num_gpus": 8, "zero_stage": 0, "checkpointing": "full"}, ": ZeRO-1 saves",
+            id="a higher stage",
+        ),
+        pytest.param(
+            "llama-3.1-8b", "a100-80gb", {"num_gpus": 8, "engine": "ddp", "checkpointing": "full"},
+            ": FSDP2 saves", id="another engine",
+        ),
+        pytest.param(
+            "llama-3.1-8b", "h100", {"seq_len": 512, "checkpointing": "full"},
+            "optimizer on CPU saves", id="offload",
+        ),
+        pytest.param(
+            "llama-3.1-70b", "h100", {"num_gpus": 8, "zero_stage": 3, "seq_len": 512},
+            "zero.Init", id="loading",
+        ),
+    ],
+)  # fmt: skip
+def test_the_nearest_change(model: str, gpu: str, setup: dict[str, Any], change: str) -> None:
+    spec = load_model(model)
+    answer = estimate(spec, TrainingSetup(**setup), load_gpu(gpu))
+    assert answer.verdict is not Verdict.FITS
+    advice = advise(spec, answer)
+    assert advice.better is not None
+    assert advice.better.verdict is Verdict.FITS
+    assert change in advice_text(advice)
+
+
+def test_what_nothing_helps_says_how_much_is_missing() -> None:
+    spec = load_model("llama-3.1-405b")
+    card = load_gpu("t4")
+    setup = TrainingSetup(engine="ddp", seq_len=131072)
+    advice = advise(spec, estimate(spec, setup, card))
+    assert advice.better is None
+    assert "no change" in advice_text(advice)
+
+
+def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
+    spec, card = load_model("llama-3.2-1b"), load_gpu("a100-40gb")
+    setup = TrainingSetup(num_gpus=8, zero_stage=2, micro_batch_size=16, seq_len=512)
+    better = advise(spec, estimate(spec, setup, card)).better
+    assert better is not None
+    done = better.setup.micro_batch_size * better.setup.gradient_accumulation_steps
+    assert better.setup.micro_batch_size < 16
+    assert done == 16 or 16 % better.setup.micro_batch_size
+
+
+def test_advice_stands_only_where_nothing_fits_a_gpu() -> None:
+    spec = load_model("llama-3.1-8b")
+    cards = [load_gpu("v100-16gb"), load_gpu("h100")]
+    setups = [TrainingSetup(num_gpus=8, zero_stage=stage) for stage in (0, 2)]
+    rows = [[estimate(spec, setup, card) for card in cards] for setup in setups]
+    hints = hints_for(spec, rows)
+    assert [each.answer.gpu.gpu_id for each in hints.advice if each.answer.gpu] == [
+        "v100-sxm2-16gb"
+    ]
+    assert hints.largest[(1, "h100-sxm-80gb")] == 2
+    assert hints.largest[(0, "h100-sxm-80gb")] == 0
+    assert hints_for(spec, rows, places=[(1, "h100-sxm-80gb")]).largest == {
+        (1, "h100-sxm-80gb"): 2
+    }

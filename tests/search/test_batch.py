@@ -1,0 +1,70 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.estimator import Verdict, estimate
+from memplan.search.batch import LargestFit, largest_micro_batch, largest_of
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "setup"),
+    [
+        pytest.param("gpt2", "v100-16gb", {"seq_len": 512}, id="one GPU"),
+        pytest.param(
+            "llama-3.2-1b", "a100-40gb", {"num_gpus": 8, "zero_stage": 2, "seq_len": 1024},
+            id="ZeRO-2",
+        ),
+        pytest.param(
+            "llama-3.2-1b", "h100", {"num_gpus": 8, "engine": "fsdp", "checkpointing": "full"},
+            id="FSDP",
+        ),
+        pytest.param(
+            "t5-base", "t4", {"num_gpus": 4, "zero_stage": 3, "precision": "fp16-master"},
+            id="ZeRO-3",
+        ),
+        pytest.param("llama-3.1-8b", "v100", {"seq_len": 512}, id="nothing fits"),
+    ],
+)  # fmt: skip
+def test_it_is_the_last_that_fits(model: str, gpu: str, setup: dict[str, Any]) -> None:
+    spec, card, base = load_model(model), load_gpu(gpu), TrainingSetup(**setup)
+    largest = largest_micro_batch(spec, base, card)
+
+    def verdict(size: int) -> Verdict | None:
+        return estimate(spec, replace(base, micro_batch_size=size), card).verdict
+
+    assert largest == 0 or verdict(largest) is Verdict.FITS
+    assert verdict(largest + 1) is not Verdict.FITS
+    known = estimate(spec, replace(base, micro_batch_size=3), card)
+    start = replace(base, micro_batch_size=3)
+    assert largest_micro_batch(spec, start, card, known=known) == largest
+
+
+@given(
+    st.integers(0, 3000), st.integers(1, 500), st.integers(0, 500), st.integers(1, 300),
+    st.one_of(st.none(), st.integers(1, 400)),
+)  # fmt: skip
+def test_any_rising_need_is_searched_right(
+    capacity: int, slope: int, bend: int, first: int, told: int | None
+) -> None:
+    """A need that is flat at first and then rises, as one of a step and a backward pass is."""
+
+    def room(size: Any) -> int:
+        return capacity - max(bend, slope * size // 7)
+
+    search = LargestFit(lambda size: size, room=room, limit=400, first=first)
+    if told is not None:
+        search.tell(told, told)  # type: ignore[arg-type]
+    expected = max((size for size in range(1, 401) if room(size) >= 0), default=0)
+    assert search.run() == expected
+
+
+@given(st.lists(st.integers(1, 99), unique=True).map(sorted), st.integers(0, 100))
+def test_the_largest_of_a_list(sizes: list[int], limit: int) -> None:
+    expected = max((size for size in sizes if size <= limit), default=None)
+    assert largest_of(sizes, lambda size: size <= limit) == expected

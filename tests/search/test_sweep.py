@@ -1,0 +1,63 @@
+import pytest
+
+from memplan.errors import SetupError
+from memplan.estimator import estimate
+from memplan.search.grid import Grid
+from memplan.search.sweep import sweep
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+
+GPUS = [load_gpu(name) for name in ("v100-32gb", "a100-80gb", "h100")]
+MODEL = load_model("llama-3.2-1b")
+
+
+def test_every_column_is_what_one_estimate_says() -> None:
+    axes = {
+        "num_gpus": 8,
+        "zero_stage": [1, 2, 3],
+        "micro_batch_size": [1, 4],
+        "checkpointing": ["none", "full"],
+        "seq_len": 256,
+    }
+    for result in sweep(MODEL, Grid(axes=axes), GPUS):
+        for gpu, found in zip(GPUS, result.estimates, strict=True):
+            assert found == estimate(MODEL, result.setup, gpu)
+
+
+def test_nothing_is_computed_before_it_is_asked_for() -> None:
+    found = sweep(MODEL, Grid(axes={"micro_batch_size": list(range(1, 1000))}))
+    assert found.num_tried == 0
+    next(iter(found))
+    assert found.num_tried == 1
+    assert found.num_combinations == 999
+
+
+def test_what_cannot_be_trained_is_left_out_and_counted() -> None:
+    axes = {"num_gpus": 8, "zero_stage": [0, 2], "offload_optimizer": ["none", "cpu"]}
+    found = sweep(MODEL, Grid(axes=axes))
+    assert sum(1 for _ in found) == 3
+    ((reason, count),) = found.impossible.items()
+    assert "stage 1 on" in reason
+    assert count == 1
+
+
+def test_an_engine_that_refuses_its_options_is_left_out_too() -> None:
+    axes = {"num_gpus": 8, "engine": ["deepspeed", "ddp"], "engine_options": [{"zero_init": True}]}
+    found = sweep(MODEL, Grid(axes=axes))
+    assert [result.setup.chosen_engine.value for result in found] == ["deepspeed"]
+    assert "zero_init" in next(iter(found.impossible))
+
+
+def test_a_sweep_that_leaves_nothing_is_an_error() -> None:
+    axes = {"num_gpus": 8, "zero_stage": 0, "offload_optimizer": "cpu"}
+    with pytest.raises(SetupError, match="stage 1 on"):
+        list(sweep(MODEL, Grid(axes=axes)))
+    with pytest.raises(SetupError, match="excluded"):
+        list(sweep(MODEL, Grid(axes={"num_gpus": 8}, exclude=({"num_gpus": 8},))))
+
+
+def test_a_sweep_can_be_run_again() -> None:
+    found = sweep(MODEL, Grid(axes={"num_gpus": 8, "zero_stage": [1, 2]}), GPUS[1:2])
+    first = [result.estimates[0].peak_bytes for result in found]
+    assert [result.estimates[0].peak_bytes for result in found] == first
+    assert found.num_tried == 2
