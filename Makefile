@@ -55,8 +55,9 @@ test: $(ENVIRONMENT)  ## Run the whole test suite
 golden: $(ENVIRONMENT)  ## Rewrite the expected output of tests/golden
 	$(PYTHON) -m pytest tests/test_golden.py --update-golden $(PYTEST_FLAGS)
 
-bench: $(ENVIRONMENT)  ## Measure start-up against a minimal Typer app; fails when a bar is missed
+bench: $(ENVIRONMENT)  ## Measure start-up, a sweep of 19,200 setups and a plan; fails when a bar is missed
 	$(PYTHON) benchmarks/startup.py
+	$(PYTHON) benchmarks/sweep.py
 
 accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
 	$(PYTHON) -m pytest -m reference tests/accuracy --update-accuracy $(PYTEST_FLAGS)

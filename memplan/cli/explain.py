@@ -108,8 +108,12 @@ def explain(
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
     if operation is not None:
+        given = {"MODEL": model, "--output": output}
+        _refuse("--operation", [name for name, value in given.items() if value is not None])
         _show_lesson(operation, output_format)
         return
+    if output is not None and output_format is not OutputFormat.TABLE:
+        _refuse("--output", ["--format"])
     from memplan.cli.estimate import chosen_gpus
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
@@ -152,6 +156,15 @@ def explain(
         _write(found, output)
         return
     _show(found[0], output_format)
+
+
+def _refuse(option: str, unused: "Sequence[str]") -> None:
+    """Raise ``UsageError`` for what an option makes no use of."""
+    from memplan.errors import UsageError
+
+    if unused:
+        msg = f"{option} makes no use of {' and '.join(unused)}: leave it out, or run twice"
+        raise UsageError(msg)
 
 
 def _show_lesson(name: str, output_format: OutputFormat) -> None:
@@ -204,9 +217,10 @@ def _write(found: "Sequence[Estimate]", output: Path) -> None:
 
     ending = output.suffix.lower()
     if ending in (".html", ".htm"):
+        from memplan import __version__
         from memplan.report.html import html_report
 
-        text = html_report(found)
+        text = html_report(found, version=__version__)
     elif ending == ".svg":
         from memplan.report.svg import timeline_svg
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
-from memplan.graph.tape import Operation, Parameter, Segment, Tape, Tensor
+from memplan.graph.tape import Gradient, Operation, Parameter, Segment, Tape, Tensor
 from memplan.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
 
 
@@ -272,11 +272,14 @@ _KERNELS_THAT_RECOMPUTE = _ATTENTION
 
 def _passes(operation: Operation, unit: Fraction) -> tuple[Fraction, Fraction]:
     """FLOPs of an operation forward and backward, ``unit`` being what the tape counts."""
-    needed = [tensor.requires_grad for tensor in operation.inputs]
+    if not operation.gradients:
+        return (unit / 3 if operation.name in _LOSSES else unit), Fraction(0)
+    needed = [
+        tensor.requires_grad and kind != Gradient.NONE
+        for tensor, kind in zip(operation.inputs, operation.gradients, strict=True)
+    ]
     if operation.name in _LOSSES:
         return unit / 3, sum(needed[:2]) * unit / 3
-    if not operation.gradients:
-        return unit, Fraction(0)
     if operation.name in _ATTENTION:
         return unit, unit * _attention_factor(operation, needed)
     return unit, unit * sum(needed[:2])

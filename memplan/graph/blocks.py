@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from memplan.dtypes import DType
 from memplan.graph.attention import Shape, attend
 from memplan.graph.operations import activation, clamp, dropout, linear, norm
-from memplan.graph.output_gate import gate_states, gated_output, split_gate
+from memplan.graph.output_gate import gate_states, gated_output, gated_projections
 from memplan.graph.rotary import rotate
 from memplan.graph.tape import Gradient, Tape, Tensor
 from memplan.model.spec import (
@@ -14,6 +14,7 @@ from memplan.model.spec import (
     AttentionForm,
     AttentionSpec,
     CountedSpec,
+    DeltaRuleSpec,
     FeedForwardSpec,
     LatentAttentionSpec,
     LayerSpec,
@@ -88,18 +89,20 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
         from memplan.graph.disentangled import disentangled_attention  # only for DeBERTa
 
         return disentangled_attention(t, x, spec, context)
-    query, key, value = project(t, x, spec, context)
     frame: list[Tensor] = []
     gate = None
+    beside = spec.output_gate is OutputGate.QUERIES
+    if beside:
+        query, key, value, gate = gated_projections(t, x, spec, context.hidden_size)
+    else:
+        query, key, value = project(t, x, spec, context)
     if spec.output_gate is OutputGate.SIGMOID:
         gate = gate_states(t, x, spec, context.hidden_size)
-    elif spec.output_gate is OutputGate.QUERIES:
-        query, gate = split_gate(t, query)
     if spec.projection_clamped:
         query, key, value = (clamp(t, part) for part in (query, key, value))
     if spec.query_rescaled:
         query = t.scale(query)
-    if not spec.query_key_norm_last:
+    if not spec.query_key_norm_last and not beside:
         query, key = _normalized(t, query, key, spec)
     if spec.rotary is not None:
         cos, sin = context.tables(spec)
@@ -133,6 +136,10 @@ def other_mixer(t: Tape, x: Tensor, spec: OtherMixer, context: StackContext) -> 
         from memplan.graph.lightning import lightning_attention  # only for MiniMax
 
         return lightning_attention(t, x, spec, context)
+    if isinstance(spec, DeltaRuleSpec):
+        from memplan.graph.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
+
+        return delta_rule(t, x, spec, context)
     from memplan.graph.counted import counted_part  # only for what is not written down
 
     return counted_part(t, x, spec, context.hidden_size)
@@ -186,10 +193,7 @@ def project(
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
-        doubled = 2 if spec.output_gate is OutputGate.QUERIES else 1
-        query = linear(
-            t, x, "self_attn.q_proj", hidden, doubled * query_size, bias=spec.query_bias
-        )
+        query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
         key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = linear(t, x, "self_attn.v_proj", hidden, width, bias=spec.value_bias)
@@ -341,6 +345,8 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     context.attention_frame = ()
     if layer.names_attended:
         t.linger(attended)
+    named = layer.names_attended and not layer.unnamed_norms
+    if named:
         t.touch(normed)
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
@@ -348,7 +354,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     if layer.dropout_inside:
         t.touch(normed)
     out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
-    if layer.names_attended:
+    if named:
         t.touch(normed)
     return out
 

@@ -36,8 +36,13 @@ def causal_convolution(
     return t.slice(out, x.numel)
 
 
-def turned(t: Tape, x: Tensor) -> Tensor:
-    """A view with the channels before the tokens; its gradient is copied back into rows."""
+def turned(t: Tape, x: Tensor, batch: int) -> Tensor:
+    """A view with the channels before the tokens.
+
+    The gradient of more than one sequence is copied back into rows.
+    """
+    if batch == 1:
+        return x
     out = t.view(x, x.numel)
     t.record("transpose", (x,), (out,), gradients=(Gradient.FRESH,))
     return out
@@ -50,7 +55,7 @@ def short_convolution(
     hidden = context.hidden_size
     both = linear(t, x, "conv.in_proj", hidden, 3 * hidden, bias=spec.bias)
     size = x.numel
-    before, after, states = t.split(turned(t, both), size, size, size)
+    before, after, states = t.split(turned(t, both, context.batch), size, size, size)
     product = t.mul(before, states)
     mixed = causal_convolution(
         t, product, "conv.conv", hidden, spec.kernel_size, batch=context.batch, bias=spec.bias

@@ -7,7 +7,13 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.blocks import DIRECT_FORMS, StackContext, decoder_layer
 from memplan.graph.embeddings import module_embeddings
-from memplan.graph.heads import WHOLE_SEQUENCES, base_parts, classification, masked_lm, replaced_tokens
+from memplan.graph.heads import (
+    WHOLE_SEQUENCES,
+    base_parts,
+    classification,
+    masked_lm,
+    replaced_tokens,
+)
 from memplan.graph.losses import GRADIENTS_IN_FORWARD, language_model_loss
 from memplan.graph.masks import additive_mask, causal_pattern, sliding_pattern, two_sided_pattern
 from memplan.graph.operations import (
@@ -147,9 +153,14 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     rotary = _first_rotary(stack)
     if rotary is not None:
         tables = complex_tables if rotary.complex_numbers else rotary_tables
+        positions = context.seq_len
+        if rotary.sections:
+            from memplan.graph.rotary import sectioned_tables  # only for Qwen3.5
+
+            tables, positions = sectioned_tables, positions * context.batch
         dtype = DType.FP32 if rotary.full_tables else t.compute
         width = rotary.dim // 2 if rotary.halved else rotary.dim
-        context.cos, context.sin = tables(t, context.seq_len, width, dtype)
+        context.cos, context.sin = tables(t, positions, width, dtype)
         local = _local_rotary(stack)
         if local is not None:
             context.local_cos, context.local_sin = tables(t, context.seq_len, local.dim, dtype)
@@ -232,10 +243,9 @@ def attention_masks(
 
 
 def two_sided_mask(t: Tape, stack: StackSpec, context: StackContext) -> Tensor | None:
-    """What an encoder's layers with a window are given, unless the sequence is no longer than it.
+    """What an encoder's layers with a window are given, unless the sequence is shorter than it.
 
-    The window of ``sliding_window`` counts neighbours on either side, the token itself included
-    (ModernBERT).
+    Their ``sliding_window`` counts the neighbours on either side (ModernBERT).
     """
     windows = [spec.sliding_window for spec in _attentions(stack) if spec.sliding_window]
     if not windows or context.seq_len < min(windows):

@@ -1,7 +1,7 @@
 """Gates on attention's output: a linear layer of the hidden states, a curve, a product."""
 
 from memplan.dtypes import DType
-from memplan.graph.operations import linear
+from memplan.graph.operations import linear, norm
 from memplan.graph.tape import Tape, Tensor
 from memplan.model.spec import AttentionSpec, OutputGate
 
@@ -14,10 +14,25 @@ def gate_states(t: Tape, x: Tensor, spec: AttentionSpec, hidden_size: int) -> Te
     return linear(t, x, "self_attn.gate_proj", hidden_size, width)
 
 
-def split_gate(t: Tape, both: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and gate, head by head in one tensor; the gate is copied out."""
+def gated_projections(
+    t: Tape, x: Tensor, spec: AttentionSpec, hidden_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values and the gate, which lies beside the queries head by head.
+
+    Each is normalized before the next is made (``Qwen3NextAttention``).
+    """
+    width, narrow = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    both = linear(t, x, "self_attn.q_proj", hidden_size, 2 * width, bias=spec.query_bias)
     query, gate = t.split(both, both.numel // 2, both.numel // 2)
-    return query, t.contiguous(gate)
+    gate = t.contiguous(gate)
+    key_norm = spec.query_key_norm
+    if key_norm is not None:
+        query = norm(t, query, key_norm, "self_attn.q_norm", spec.head_dim)
+    key = linear(t, x, "self_attn.k_proj", hidden_size, narrow, bias=spec.key_bias)
+    if key_norm is not None:
+        key = norm(t, key, key_norm, "self_attn.k_norm", spec.head_dim)
+    value = linear(t, x, "self_attn.v_proj", hidden_size, narrow, bias=spec.value_bias)
+    return query, key, value, gate
 
 
 def gated_output(

@@ -23,20 +23,22 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
                 declared[f"{each.module}.{each.name}"] = _declare(t, each, idle=block.idle)
             else:
                 t.tie(earlier, each.module)
-        weights = t.segment.parameters
+        weights = [each for each in t.segment.parameters if not each.unused]
         out = t.tensor(0, DType.FP32)
         t.record("counted", weights, (out,), gradients=(Gradient.FRESH,) * len(weights))
         t.end(out)
 
 
 def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
-    return t.parameter(
+    made = t.parameter(
         f"{each.module}.{each.name}",
         *each.shape,
         module=each.module,
         trainable=each.trainable,
         experts=_share(each, idle=idle),
     )
+    made.unused = each.unused
+    return made
 
 
 def _share(each: ParameterShape, *, idle: bool) -> ExpertShare | None:

@@ -21,6 +21,8 @@ class ParameterShape:
     shape: tuple[int, ...]
     same_as: str = ""
     """The earlier weight, as ``module.name``, that it is where input and output are tied."""
+    unused: bool = False
+    """No loss reaches it."""
     num_experts: int = 0
     """How many routed experts' matrices it stacks; 0 where it is no such weight."""
     num_active: int = 0
@@ -70,9 +72,9 @@ class ParameterTable:
         """Everything collected so far."""
         return tuple(self._blocks)
 
-    def parameter(self, module: str, name: str, *shape: int) -> None:
+    def parameter(self, module: str, name: str, *shape: int, unused: bool = False) -> None:
         """Declare a weight that is no layer's."""
-        self._open.append(ParameterShape(module, name, shape))
+        self._open.append(ParameterShape(module, name, shape, unused=unused))
 
     def untrained(self, module: str, name: str, *shape: int) -> None:
         """Declare a weight that the class itself keeps from being trained."""
@@ -109,9 +111,11 @@ class ParameterTable:
         if bias:
             self.parameter(module, "bias", size)
 
-    def embedding(self, module: str, num_rows: int, width: int) -> None:
+    def embedding(
+        self, module: str, num_rows: int, width: int, *, unused: bool = False
+    ) -> None:
         """``torch.nn.Embedding``."""
-        self.parameter(module, "weight", num_rows, width)
+        self.parameter(module, "weight", num_rows, width, unused=unused)
 
     def convolution(
         self,

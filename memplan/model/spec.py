@@ -103,6 +103,8 @@ class RotarySpec:
     """Neighbouring numbers are turned by half of the tables' columns (DeepSeek-V3)."""
     halved: bool = False
     """Heads are split in halves, turned by tables of half a head (gpt-oss)."""
+    sections: bool = False
+    """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
     complex_numbers: bool = False
     """Pairs are multiplied as complex numbers in fp32 (DeepSeek-V2)."""
     joined: bool = False
@@ -453,7 +455,24 @@ class LightningSpec:
     """On the output, before its gate."""
 
 
-OtherMixer = ShortConvolutionSpec | LightningSpec | CountedSpec
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaRuleSpec:
+    """Linear attention by the gated delta rule (Qwen3-Next, Qwen3.5)."""
+
+    num_key_heads: int
+    num_value_heads: int
+    """A multiple of the key heads."""
+    key_head_dim: int
+    value_head_dim: int
+    kernel_size: int
+    """Of the convolution that queries, keys and values pass."""
+    activation: Activation
+    """Behind that convolution."""
+    fused: bool
+    """Two linear layers make everything, rather than four (Qwen3-Next)."""
+
+
+OtherMixer = ShortConvolutionSpec | LightningSpec | DeltaRuleSpec | CountedSpec
 """What mixes tokens without attention's scores."""
 
 TokenMixer = AttentionSpec | LatentAttentionSpec | OtherMixer
@@ -518,6 +537,8 @@ class LayerSpec:
         """Probability on the output of the feed-forward network."""
         return 0.0 if self.attention_dropout_only else self.dropout
     half_clamp: HalfClamp = HalfClamp.NEVER
+    unnamed_norms: bool = False
+    """The norms' results go straight into attention and feed-forward (ModernBERT)."""
     attention_norm: bool = True
     """There is a norm before attention; ModernBERT's first layer has none."""
     own_modules: bool = False

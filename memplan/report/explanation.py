@@ -9,6 +9,7 @@ from memplan.estimator import Estimate
 from memplan.estimator.estimation import record_and_walk, tape_options
 from memplan.graph.tape import Operation, Parameter, Segment, Storage, Tape, Tensor
 from memplan.memory.account import ComponentKind, Entry, Lifetime, Phase
+from memplan.memory.step import LOSS_COMPONENT
 from memplan.model.spec import FeedForwardSpec, MixtureSpec, ModelSpec
 from memplan.report.shape import scores_of
 from memplan.report.timeline import LIFETIME_WORDS
@@ -33,6 +34,8 @@ class LayerKind:
     name: str
     count: int
     checkpointed: bool
+    in_head: bool
+    """It is the head, whose bytes count as logits and loss."""
     tensors: tuple[Node, ...]
     """What one keeps, largest first."""
     kept_bytes: int
@@ -57,7 +60,7 @@ def explain_estimate(found: Estimate) -> Explanation:
     tape, passes = record_and_walk(found.model, tape_options(found.setup, found.gpu))
     kinds = tuple(layer_kinds(tape, found.model))
     return Explanation(
-        phases=tuple(_phase_node(phase, found, tape) for phase in found.account.phases),
+        phases=tuple(_phase_node(phase, found, tape, kinds) for phase in found.account.phases),
         peak=found.peak_phase,
         layers=kinds,
         kept_bytes=passes.after_forward.total_bytes,
@@ -74,7 +77,7 @@ def walk_nodes(node: Node, depth: int = 0) -> Iterator[tuple[int, Node]]:
 # -- the account ---------------------------------------------------------------------------------
 
 
-def _phase_node(phase: Phase, found: Estimate, tape: Tape) -> Node:
+def _phase_node(phase: Phase, found: Estimate, tape: Tape, kinds: Sequence[LayerKind]) -> Node:
     children = []
     for lifetime in Lifetime:
         entries = [each for each in phase.entries if each.kind.lifetime is lifetime]
@@ -83,18 +86,20 @@ def _phase_node(phase: Phase, found: Estimate, tape: Tape) -> Node:
                 Node(
                     name=LIFETIME_WORDS[lifetime],
                     num_bytes=sum(entry.num_bytes for entry in entries),
-                    children=tuple(_entry_node(entry, found, tape) for entry in entries),
+                    children=tuple(_entry_node(entry, found, tape, kinds) for entry in entries),
                 )
             )
     return Node(name=phase.name, num_bytes=phase.peak_bytes, children=tuple(children))
 
 
-def _entry_node(entry: Entry, found: Estimate, tape: Tape) -> Node:
+def _entry_node(entry: Entry, found: Estimate, tape: Tape, kinds: Sequence[LayerKind]) -> Node:
     children: tuple[Node, ...] = ()
     if entry.kind is ComponentKind.PARAMETERS:
         children = parameter_nodes(tape)
         if sum(child.num_bytes for child in children) != entry.num_bytes:
             children = ()  # sharded, or held in another format: the engine's figure stands alone
+    elif entry.kind in _KEPT_BY:
+        children = _kept_parts(entry, kinds)
     return Node(
         name=entry.kind.label.replace("_", " "),
         num_bytes=entry.num_bytes,
@@ -103,6 +108,30 @@ def _entry_node(entry: Entry, found: Estimate, tape: Tape) -> Node:
         children=children,
     )
 
+
+def _kept_parts(entry: Entry, kinds: Sequence[LayerKind]) -> tuple[Node, ...]:
+    """What layers keep, where all of it is alive, and what is alive beside it for the moment."""
+    in_head = _KEPT_BY[entry.kind]
+    parts = [
+        Node(
+            name=_times(kind.name, kind.count),
+            num_bytes=kind.count * kind.kept_bytes,
+            formula=f"{kind.count} x {kind.kept_bytes:,} B" if kind.count > 1 else "",
+            source="tensor by tensor below",
+        )
+        for kind in kinds
+        if kind.in_head is in_head
+    ]
+    rest = entry.num_bytes - sum(part.num_bytes for part in parts)
+    if rest < 0 or not parts:
+        return ()  # part of it is gone by then
+    if rest:
+        parts.append(Node(name="held for the moment", num_bytes=rest))
+    return tuple(parts)
+
+
+_KEPT_BY = {ComponentKind.ACTIVATIONS: False, ComponentKind.LOGITS_AND_LOSS: True}
+"""Components that layers keep, and whether it is the head."""
 
 _PER_PARAMETER = {
     ComponentKind.PARAMETERS: "parameters",
@@ -168,6 +197,7 @@ def layer_kinds(tape: Tape, model: ModelSpec) -> Iterator[LayerKind]:
             name="what layers share",
             count=1,
             checkpointed=False,
+            in_head=False,
             tensors=shared,
             kept_bytes=sum(node.num_bytes for node in shared),
         )
@@ -178,6 +208,7 @@ def layer_kinds(tape: Tape, model: ModelSpec) -> Iterator[LayerKind]:
                 name=segment.name,
                 count=segment.repeat,
                 checkpointed=segment.checkpointed,
+                in_head=segment.component == LOSS_COMPONENT,
                 tensors=tensors,
                 kept_bytes=sum(node.num_bytes for node in tensors),
             )

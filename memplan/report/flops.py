@@ -60,7 +60,9 @@ def flops_methods(model: ModelSpec, setup: TrainingSetup) -> tuple[FlopsMethod, 
     return (*_by_shape(model, setup, shape), *_by_parameters(model, setup, shape))
 
 
-def _by_shape(model: ModelSpec, setup: TrainingSetup, shape: FormulaShape) -> tuple[FlopsMethod, ...]:
+def _by_shape(
+    model: ModelSpec, setup: TrainingSetup, shape: FormulaShape
+) -> tuple[FlopsMethod, ...]:
     """Formulas that add up the layers' products."""
     seq_len, batch = setup.seq_len or 1, setup.micro_batch_size
     narayanan = narayanan_flops(
@@ -79,7 +81,9 @@ def _by_shape(model: ModelSpec, setup: TrainingSetup, shape: FormulaShape) -> tu
     )  # fmt: skip
 
 
-def _by_parameters(model: ModelSpec, setup: TrainingSetup, shape: FormulaShape) -> tuple[FlopsMethod, ...]:
+def _by_parameters(
+    model: ModelSpec, setup: TrainingSetup, shape: FormulaShape
+) -> tuple[FlopsMethod, ...]:
     """Formulas that multiply parameters by tokens, most with a term for the scores."""
     tape = record_model(model, TapeOptions())
     params, active = total_parameters(tape), active_parameters(tape)

@@ -63,8 +63,11 @@ class HeatCell:
     """None where the model cannot be trained so."""
 
 
-def html_report(found: Sequence[Estimate]) -> str:
-    """The page about one setup on one or more GPUs; the first one is drawn."""
+def html_report(found: Sequence[Estimate], *, version: str) -> str:
+    """The page about one setup on one or more GPUs; the first one is drawn.
+
+    ``version`` is memplan's, for the page's last line.
+    """
     first = found[0]
     explained = explain_estimate(first)
     rows, refused = compare_methods(first.model, [first.setup])
@@ -75,7 +78,7 @@ def html_report(found: Sequence[Estimate]) -> str:
         _section("The account", _tree(explained), *_kinds(explained)),
         _section("FLOPs", _flops(first)),
         _section("What other methods say", _methods(first, rows, refused)),
-        _section("Assumptions", _assumptions(found)),
+        _section("Assumptions", _assumptions(found, version)),
     )
     title = f"{first.model.name}: {gib(first.peak_bytes)}"
     return (
@@ -264,7 +267,7 @@ def _heat_map(found: Estimate) -> str:
     judge = f", judged by {found.gpu.gpu_id}" if found.gpu is not None else ""
     return (
         f"<p>Peak in GiB by micro-batch (down) and tokens (across){escape(judge)}: "
-        "✓ fits, ~ tight, ✗ out of memory{states}; this setup is framed.</p>"
+        f"✓ fits, ~ tight, ✗ out of memory{states}; this setup is framed.</p>"
         '<div class="scroll"><table class="heat"><thead><tr><th></th>'
         f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>\n"
     )
@@ -283,9 +286,21 @@ def _heat_cell(cell: HeatCell, found: Estimate) -> str:
 
 
 def _tree(explained: Explanation) -> str:
+    """Every phase; weights and what layers keep are listed in the fullest one only."""
     return "".join(
-        _details(phase, is_open=phase.name == explained.peak, depth=0) for phase in explained.phases
+        _details(phase, is_open=True, depth=0)
+        if phase.name == explained.peak
+        else _details(_by_component(phase), is_open=False, depth=0)
+        for phase in explained.phases
     )
+
+
+def _by_component(phase: Node) -> Node:
+    lifetimes = tuple(
+        replace(each, children=tuple(replace(child, children=()) for child in each.children))
+        for each in phase.children
+    )
+    return replace(phase, children=lifetimes)
 
 
 def _details(node: Node, *, is_open: bool, depth: int) -> str:
@@ -372,13 +387,11 @@ def _methods(found: Estimate, rows: Sequence[MethodRow], refused: Sequence[str])
     return _table(head, body) + _notes(notes)
 
 
-def _assumptions(found: Sequence[Estimate]) -> str:
-    from memplan import __version__
-
+def _assumptions(found: Sequence[Estimate], version: str) -> str:
     lines = [
         *found[0].assumptions,
         *footnotes([found]),
-        f"Made by memplan {__version__}.",
+        f"Made by memplan {version}.",
     ]
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>"
@@ -486,5 +499,5 @@ li{margin:.2rem 0}
 @media print{body{font-size:11px}main{max-width:none;padding:0}section{break-inside:auto}
 figure,.bars,.heat,.cards,tr{break-inside:avoid}h2{break-after:avoid}
 .canvas{height:220px}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.scroll{overflow:visible}}
+.scroll{overflow:visible}details::details-content{content-visibility:visible;block-size:auto}}
 """

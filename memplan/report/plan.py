@@ -124,7 +124,7 @@ def shortfall_lines(plan: Plan) -> list[str]:
     if not kept:
         return []
     more = [f"  ... and {len(lines) - len(kept)} more"] if len(lines) > len(kept) else []
-    return ["Does not fit, even with micro-batch 1 where that is allowed:", *kept, *more]
+    return ["Does not fit, even with the smallest micro-batch:", *kept, *more]
 
 
 def shortfall_text(shortfall: Shortfall) -> str:

@@ -18,6 +18,10 @@ from memplan.training.setup import (
     ZeroStage,
 )
 
+WEIGHT_BYTES = 2
+"""Of an element of a weight in 16 bit."""
+LOADING_SHARE = 0.8
+"""Of a GPU that the whole model may take while it is loaded, before zero.Init is called for."""
 MAX_DOUBLINGS = 10
 """How often the number of GPUs is doubled in search of one that suffices."""
 
@@ -75,7 +79,10 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
     if gpu is None:
         return Advice(answer=answer, better=None)
     tight = None
-    for setup in _nearest_changes(model, answer.setup, gpu, micro_batch):
+    changes = _nearest_changes(model, answer.setup, gpu, micro_batch)
+    if answer.num_params * WEIGHT_BYTES > LOADING_SHARE * gpu.capacity_bytes:
+        changes = map(with_zero_init, changes)
+    for setup in changes:
         try:
             better = estimate(model, setup, gpu)
         except SetupError:
@@ -96,9 +103,8 @@ def _nearest_changes(
             micro_batch = largest_micro_batch(model, setup, gpu, limit=setup.micro_batch_size)
         if micro_batch:
             yield smaller_batch(setup, micro_batch)
-    if setup.zero_stage is ZeroStage.PARAMETERS and not dict(setup.engine_options).get("zero_init"):
-        setup = with_zero_init(setup)
-        yield setup
+    if setup.zero_stage is ZeroStage.PARAMETERS:
+        yield setup  # for the sake of zero.Init, where loading asks for it
     shardings = list(_more_sharding(setup))
     same_engine = [each for each in shardings if each.engine is setup.engine]
     other_engine = [each for each in shardings if each.engine is not setup.engine]
@@ -133,8 +139,7 @@ def _more_sharding(setup: TrainingSetup) -> Iterator[TrainingSetup]:
     if engine is Engine.DEEPSPEED:
         stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
         for higher in range(stage + 1, ZeroStage.PARAMETERS + 1):
-            changed = replace(setup, zero_stage=ZeroStage(higher))
-            yield with_zero_init(changed) if higher == ZeroStage.PARAMETERS else changed
+            yield replace(setup, zero_stage=ZeroStage(higher))
     elif engine in (Engine.FSDP, Engine.FSDP1):
         if setup.fsdp_strategy is not FsdpStrategy.FULL_SHARD:
             yield replace(setup, fsdp_strategy=FsdpStrategy.FULL_SHARD)
@@ -143,7 +148,12 @@ def _more_sharding(setup: TrainingSetup) -> Iterator[TrainingSetup]:
 
 
 def with_zero_init(setup: TrainingSetup) -> TrainingSetup:
-    """Stage 3 with the model built inside ``deepspeed.zero.Init``, as transformers does."""
+    """Stage 3 with the model built inside ``deepspeed.zero.Init``, as transformers does.
+
+    Other stages and engines do not have it, and stay as they are.
+    """
+    if setup.zero_stage is not ZeroStage.PARAMETERS:
+        return setup
     return replace(setup, engine_options={**dict(setup.engine_options), "zero_init": True})
 
 
@@ -169,7 +179,7 @@ def _offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
         if stage is not ZeroStage.NONE and setup.offload_optimizer is Offload.NONE:
             yield replace(setup, offload_optimizer=Offload.CPU)
         if setup.data_parallel > 1 or stage is ZeroStage.PARAMETERS:
-            sharded = with_zero_init(replace(setup, zero_stage=ZeroStage.PARAMETERS))
+            sharded = replace(setup, zero_stage=ZeroStage.PARAMETERS)
             yield replace(sharded, offload_optimizer=Offload.CPU)
             yield replace(sharded, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
     elif engine in (Engine.FSDP, Engine.FSDP1):
@@ -185,7 +195,7 @@ def _offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
         yield replace(
             setup, engine=Engine.DEEPSPEED, precision=precision, zero_stage=ZeroStage.PARAMETERS,
             offload_optimizer=Offload.CPU, offload_param=Offload.CPU, upcast_outputs=False,
-            engine_options={"zero_init": True},
+            engine_options=(),
         )  # fmt: skip
 
 

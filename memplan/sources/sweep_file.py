@@ -164,14 +164,13 @@ def _axis(name: str, value: object, *, source: str) -> object:
             return read_axis(name, value, option=where)
         found: list[object] = []
         for each in value:
+            if isinstance(each, dict | list):
+                msg = f"{where}: write single values, not a mapping or a list in the list"
+                raise ConfigError(msg)
             read = read_axis(name, each, option=where)
             found += read if isinstance(read, list) else [read]
     except UsageError as error:
         raise ConfigError(str(error)) from None
-    for each in found:
-        if isinstance(each, dict | list):
-            msg = f"{where}: write single values, not a mapping or a list in the list"
-            raise ConfigError(msg)
     return found
 
 

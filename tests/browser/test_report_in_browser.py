@@ -81,7 +81,8 @@ def browser() -> str:
 @pytest.fixture(scope="module")
 def report() -> str:
     setup = TrainingSetup(precision="bf16", micro_batch_size=2, seq_len=2048)  # type: ignore[arg-type]
-    return html_report([estimate(load_model("llama-3.1-8b"), setup, load_gpu("a100-80gb"))])
+    found = estimate(load_model("llama-3.1-8b"), setup, load_gpu("a100-80gb"))
+    return html_report([found], version="1")
 
 
 def run_browser(browser: str, folder: Path, *arguments: str) -> str:

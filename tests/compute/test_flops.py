@@ -264,3 +264,59 @@ def test_estimate_has_them() -> None:
 
     assert estimate(model, setup).flops.total == flops_of(model).total
     assert estimate(model, replace(setup, num_gpus=1)).flops.scores is ScoreCount.FULL
+
+
+DECODERS = (
+    "gpt2", "pythia-160m", "opt-125m", "bloom-560m", "llama-3.2-1b", "mistral-7b", "qwen2-0.5b",
+    "qwen3-0.6b", "gemma-2b", "gemma-2-2b", "phi-3-mini-4k", "mixtral-8x7b", "qwen1.5-moe-a2.7b",
+    "qwen3-30b-a3b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_matrix_is_multiplied_once_by_every_token(name: str) -> None:
+    """Forward, scores apart: ``2T`` times the active matrices of the layers and the output's."""
+    model = load_model(name)
+    tape = record_model(model, TapeOptions(batch_size=1, seq_len=64, target_seq_len=64))
+    matrices = sum(
+        parameter.active_numel * segment.num_copies
+        for segment in tape.segments
+        if segment.name.endswith(".layers")
+        for parameter in segment.parameters
+        if len(parameter.shape) > 1
+    )
+
+    found = count_flops(tape, model)
+
+    scores = parts(found)[FlopsComponent.SCORES][0]
+    logits = 2 * 64 * model.hidden_size * model.vocab_size
+    assert found.forward - scores == 2 * 64 * matrices + logits
+    assert found.backward == 2 * found.forward
+
+
+def test_a_model_whose_operations_are_not_written_down_is_refused() -> None:
+    from memplan.errors import UnsupportedOperationError
+    from memplan.estimator.flops import estimate_flops
+    from memplan.training.setup import TrainingSetup
+
+    model = load_model({"model_type": "vit"})
+    assert model.activations_left_out
+    with pytest.raises(UnsupportedOperationError, match="vit: its operations are not written"):
+        estimate_flops(model, TrainingSetup())
+
+
+def test_an_indexer_has_no_backward_pass() -> None:
+    """DeepSeek-V3.2's indexer only chooses: forward as any product, backward nothing."""
+    sizes = {
+        "hidden_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8, "vocab_size": 1000,
+        "intermediate_size": 1024, "q_lora_rank": 128, "kv_lora_rank": 64, "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32, "v_head_dim": 48, "first_k_dense_replace": 1,
+    }  # fmt: skip
+    indexer = {"index_n_heads": 4, "index_head_dim": 64, "index_topk": 128}
+    plain, chosen = (
+        flops_of(load_model({"model_type": kind, **sizes, **more}))
+        for kind, more in (("deepseek_v3", {}), ("deepseek_v32", indexer))
+    )
+
+    assert chosen.forward > plain.forward
+    assert chosen.backward == plain.backward

@@ -155,8 +155,10 @@ def test_json(run: Callable[..., Any]) -> None:
         ((), "name a MODEL"),
         (("gpt2", "--zero", "1-3", "--gpus", "8"), "takes one"),
         (("gpt2", "--output", "report.pdf"), "must end in .html"),
+        (("gpt2", "--operation", "mul"), "--operation makes no use of MODEL"),
+        (("gpt2", "--output", "r.html", "--format", "csv"), "--output makes no use of --format"),
     ],
-    ids=["no model", "three stages", "ending"],
+    ids=["no model", "three stages", "ending", "model and operation", "output and format"],
 )
 def test_usage_errors(run: Callable[..., Any], arguments: tuple[str, ...], message: str) -> None:
     outcome = run("explain", *arguments)

@@ -44,7 +44,8 @@ class Page(HTMLParser):
 def report(model: Any = "llama-3.2-1b", *gpus: str, **setup: Any) -> str:
     spec = load_model(model)
     cards = [load_gpu(gpu) for gpu in gpus] or [None]
-    return html_report([estimate(spec, TrainingSetup(**setup), card) for card in cards])
+    found = [estimate(spec, TrainingSetup(**setup), card) for card in cards]
+    return html_report(found, version="1.2.3")
 
 
 def parsed(text: str) -> Page:
@@ -89,6 +90,7 @@ def test_figures(page: Page) -> None:
     assert "a100-sxm4-80gb" in page.text
     assert "v100-sxm2-16gb" in page.text
     assert "optimizer adamw-fused" in page.text
+    assert "Made by memplan 1.2.3." in page.text
     assert "Φ = 1,235,814,400 parameters" in page.text
 
 

@@ -114,7 +114,7 @@ def test_exclusions(entry: dict[str, Any], left: int) -> None:
         pytest.param({"axes": {"zero_stag": 2}}, "Did you mean 'zero_stage'", id="axis"),
         pytest.param({"axes": {"zero_stage": 7}}, "not one of 0, 1, 2, 3", id="value"),
         pytest.param({"axes": {"micro_batch_size": []}}, "no values", id="empty"),
-        pytest.param({"exclude": ({"zero": 2},)}, "Did you mean 'zero_stage'", id="exclusion"),
+        pytest.param({"exclude": ({"zero_stag": 2},)}, "Did you mean 'zero_stage'", id="exclusion"),
         pytest.param({"exclude": ({},)}, "leave out everything", id="empty exclusion"),
         pytest.param({"global_batch_size": 0}, "at least 1", id="batch"),
         pytest.param({"global_batch_size": "8"}, "whole number", id="batch of text"),

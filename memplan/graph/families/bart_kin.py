@@ -12,6 +12,7 @@ from memplan.graph.families.counted import (
     classifier,
     counted_model,
     feed_forward,
+    shared_table,
 )
 from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.model.config import ConfigReader
@@ -143,7 +144,9 @@ def _shape(reader: ConfigReader, request: ReadRequest, variation: Variation) -> 
 def _require_equal(reader: ConfigReader, key: str, other: str) -> None:
     """Two tables can only be one where they have the same number of rows."""
     if reader.integer(key) != reader.integer(other):
-        raise reader.fail("tie_word_embeddings", f"cannot tie unequal {key} and {other}")
+        problem = f"cannot tie unequal {key} and {other}"
+        tying = "tie_word_embeddings"
+        raise reader.fail(tying, problem)
 
 
 def _names_decoder(reader: ConfigReader) -> bool:
@@ -176,7 +179,7 @@ def _declare(table: ParameterTable, shape: Shape, variation: Variation, task: Ta
     if variation.two_vocabularies:
         _declare_vocabularies(table, shape)
     else:
-        _declare_tokens(table, "shared", encoder, shape.hidden_size)
+        shared_table(table, encoder.vocab_size, shape.hidden_size, STACKS, tied=shape.tied)
     for stack in shape.stacks:
         _declare_stack(table, shape, variation, stack)
     with table.block("head"):
@@ -198,9 +201,7 @@ def _declare_vocabularies(table: ParameterTable, shape: Shape) -> None:
         _declare_tokens(table, "encoder", encoder, shape.hidden_size)
     _declare_tokens(table, "decoder", decoder, shape.hidden_size)
     with table.block("output"):
-        table.tied(
-            "output_projection", "decoder.weight", decoder.vocab_size, shape.hidden_size
-        )
+        table.tied("output_projection", "decoder.weight", decoder.vocab_size, shape.hidden_size)
 
 
 def _declare_stack(
@@ -228,9 +229,7 @@ def _declare_stack(
             table.norm("layer_norm", hidden)
 
 
-def _declare_encoder_attention(
-    table: ParameterTable, shape: Shape, variation: Variation
-) -> None:
+def _declare_encoder_attention(table: ParameterTable, shape: Shape, variation: Variation) -> None:
     hidden = shape.hidden_size
     attention(table, "self_attn", hidden, bias=shape.bias)
     if variation.global_projections:

@@ -13,6 +13,7 @@ from memplan.model.spec import (
     AttentionForm,
     AttentionSpec,
     EmbeddingSpec,
+    FeedForwardSpec,
     LayerRun,
     ModelSpec,
     NormPlacement,
@@ -29,9 +30,7 @@ VARIATIONS: dict[str, Variation] = {
         spare_bias=False,
     ),
     "roc_bert": Variation(head_activation=None),
-    "mpnet": replace(
-        ROBERTA, classifier_dropout_key="hidden_dropout_prob", names_weights=False
-    ),
+    "mpnet": replace(ROBERTA, classifier_dropout_key="hidden_dropout_prob", names_weights=False),
     "dpr": Variation(pooler_tasks=(), tasks=(Task.BASE,)),
 }
 
@@ -73,9 +72,15 @@ def _plain_scores(
 
 
 def _prelayernorm(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
-    """The embeddings pass a norm all the same."""
+    """The embeddings pass a norm all the same; the second norm is the feed-forward's own."""
     del reader
-    return _with_embedding(model, replace(_embedding(model), norm=LAYER_NORM))
+    model = _with_embedding(model, replace(_embedding(model), norm=LAYER_NORM))
+    stack = model.stacks[0]
+    layer = stack.runs[0].layer
+    if isinstance(layer.feed_forward, FeedForwardSpec):
+        layer = replace(layer, feed_forward=replace(layer.feed_forward, inline=True))
+    runs = (replace(stack.runs[0], layer=layer),)
+    return replace(model, stacks=(replace(stack, runs=runs),))
 
 
 def _rembert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
@@ -84,7 +89,8 @@ def _rembert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     outputs = reader.integer("output_embedding_size")
     if model.head.tied and inputs != outputs:
         problem = "cannot tie unequal input_embedding_size and output_embedding_size"
-        raise reader.fail("tie_word_embeddings", problem)
+        key = "tie_word_embeddings"
+        raise reader.fail(key, problem)
     head, embedding = model.head, _embedding(model)
     if head.transform is not None:
         head = replace(head, transform=replace(head.transform, intermediate_size=outputs))
@@ -117,7 +123,8 @@ def _mpnet(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
 def _dpr(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     """BERT's encoder without a pooler (``DPREncoder``)."""
     if reader.integer("projection_dim", minimum=0):
-        raise reader.fail("projection_dim", "only 0 is supported: no projection of the first token")
+        key = "projection_dim"
+        raise reader.fail(key, "only 0 is supported: no projection of the first token")
     return model
 
 

@@ -27,9 +27,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return dispatch(_READERS, reader, request)
 
 
-def _residual(
-    reader: ConfigReader, request: ReadRequest, *, tower: DeclareTower
-) -> ModelSpec:
+def _residual(reader: ConfigReader, request: ReadRequest, *, tower: DeclareTower) -> ModelSpec:
     size = resnet_sizes(reader)[-1]
 
     def declare(table: ParameterTable, ending: str) -> None:
@@ -47,9 +45,7 @@ def _images(
     size: int,
 ) -> ModelSpec:
     """A classifier of images, which have no sequence: one position."""
-    return whole_model(
-        reader, request, (IMAGES, BARE), declare, hidden_size=size, context_length=1
-    )
+    return whole_model(reader, request, (IMAGES, BARE), declare, hidden_size=size, context_length=1)
 
 
 def _convnext(reader: ConfigReader, request: ReadRequest) -> ModelSpec:

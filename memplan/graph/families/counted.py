@@ -10,7 +10,7 @@ from collections.abc import Callable
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.model.spec import HeadSpec, ModelSpec, Task
+from memplan.model.spec import HeadSpec, ModelSpec, Task, Tying
 
 Declare = Callable[[ParameterTable, Task], None]
 """Declares everything that the class for a task owns."""
@@ -26,6 +26,7 @@ def counted_model(
     hidden_size: int,
     context_length: int,
     tied: bool,
+    tying: Tying = Tying.CLEAR,
 ) -> ModelSpec:
     """A model of tables only: those of the task's class, and those of the base model."""
     tables, base_tables = ParameterTable(), ParameterTable()
@@ -41,6 +42,7 @@ def counted_model(
         stacks=(),
         head=HeadSpec(tied=tied),
         num_labels=request.labels(reader),
+        tying=tying,
         checkpoint_dtype=checkpoint_dtype(reader),
         tables=tables.blocks(),
         base_tables=base_tables.blocks(),
@@ -108,13 +110,19 @@ def masked_lm_head(
     *,
     width: int | None = None,
     name: str = "lm_head",
+    spare_bias: bool = False,
 ) -> None:
-    """A dense layer and a norm, then the output matrix, tied or not, with a bias."""
+    """A dense layer and a norm, then the output matrix, tied or not, with a bias.
+
+    Untied, many classes keep a bias of the head's own, which serves nothing (``spare_bias``).
+    """
     width = hidden_size if width is None else width
     table.linear(f"{name}.transform.dense", hidden_size, width)
     table.norm(f"{name}.transform.norm", width)
     table.tied(f"{name}.decoder", same_as, vocab_size, width)
     table.parameter(f"{name}.decoder", "bias", vocab_size)
+    if spare_bias:
+        table.parameter(name, "bias", vocab_size, unused=True)
 
 
 def classifier(
@@ -145,6 +153,16 @@ CLASSIFIED = (
     Task.QUESTION_ANSWERING,
 )
 """Tasks that ``classifier`` declares a head for; multiple choice is another, where a class has it."""
+
+
+def shared_table(
+    table: ParameterTable, num_rows: int, width: int, stacks: tuple[str, ...], *, tied: bool
+) -> None:
+    """The token table of several stacks; untied, each has its own, and the shared one is unused."""
+    with table.block("embed"):
+        table.embedding("shared", num_rows, width, unused=not tied)
+        for name in () if tied else stacks:
+            table.embedding(f"{name}.embed_tokens", num_rows, width)
 
 
 def square(table: ParameterTable, name: str, size: int) -> None:

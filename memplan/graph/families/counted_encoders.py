@@ -17,6 +17,7 @@ from memplan.graph.families.counted import (
     masked_lm_head,
     square,
 )
+from memplan.graph.families.encoders import Variation, positions_for_tokens
 from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
@@ -38,6 +39,7 @@ class Sizes:
     num_layers: int
     num_positions: int
     num_labels: int
+    tied: bool
 
 
 Part = Callable[[ParameterTable, ConfigReader, Sizes], None]
@@ -54,6 +56,8 @@ class Form:
     head: Head
     pooler_tasks: frozenset[Task] = frozenset(Task)
     """Tasks whose class has a pooler."""
+    positions_from_ids: bool = False
+    """Positions start behind the padding token's, as RoBERTa's do."""
     tasks: tuple[Task, ...] = (Task.MASKED_LM, Task.BASE, *CLASSIFIED, Task.MULTIPLE_CHOICE)
     """The first is what a bare ``...Model`` is read as."""
 
@@ -74,9 +78,15 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return counted_model(
         reader, request, declare,
         task=task, vocab_size=sizes.vocab_size, hidden_size=sizes.hidden_size,
-        context_length=sizes.num_positions,
-        tied=reader.flag("tie_word_embeddings", default=True),
+        context_length=_context_length(reader, form, sizes),
+        tied=sizes.tied,
     )  # fmt: skip
+
+
+def _context_length(reader: ConfigReader, form: Form, sizes: Sizes) -> int:
+    if form.positions_from_ids:
+        return positions_for_tokens(reader, Variation(positions_from_ids=True))
+    return sizes.num_positions
 
 
 def _sizes(reader: ConfigReader, request: ReadRequest) -> Sizes:
@@ -96,6 +106,7 @@ def _sizes(reader: ConfigReader, request: ReadRequest) -> Sizes:
         num_layers=sum(blocks) if blocks else reader.layers("num_hidden_layers", "n_layer"),
         num_positions=reader.integer("max_position_embeddings", default=512),
         num_labels=request.labels(reader),
+        tied=reader.flag("tie_word_embeddings", default=True),
     )
 
 
@@ -113,13 +124,11 @@ def _embeddings(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> No
     table.norm("embed_norm", width)
 
 
-def _masked_lm(table: ParameterTable, sizes: Sizes) -> None:
-    masked_lm_head(table, sizes.hidden_size, sizes.vocab_size, f"{WORDS}.weight")
+def _masked_lm(table: ParameterTable, sizes: Sizes, same_as: str = f"{WORDS}.weight") -> None:
+    masked_lm_head(table, sizes.hidden_size, sizes.vocab_size, same_as, spare_bias=not sizes.tied)
 
 
-def _plain_head(
-    table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task
-) -> None:
+def _plain_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task) -> None:
     """BERT's heads: one linear layer to the classes."""
     del reader
     if task is Task.MASKED_LM:
@@ -128,9 +137,7 @@ def _plain_head(
         classifier(table, task, sizes.hidden_size, sizes.num_labels)
 
 
-def _dense_head(
-    table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task
-) -> None:
+def _dense_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task) -> None:
     """RoBERTa's heads: a sequence classifier has a dense layer more."""
     if task is Task.SEQUENCE_CLASSIFICATION:
         classifier(table, task, sizes.hidden_size, sizes.num_labels, dense=True)
@@ -158,9 +165,7 @@ def _big_bird(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None
         table.norm("final_layer_norm", sizes.hidden_size)
 
 
-def _big_bird_head(
-    table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task
-) -> None:
+def _big_bird_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task) -> None:
     """Its question answering head is a feed-forward network before the classes."""
     if task is Task.PRETRAINING:
         _masked_lm(table, sizes)
@@ -190,7 +195,8 @@ def _xmod(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
     hidden, factor = sizes.hidden_size, reader.integer("adapter_reduction_factor")
     narrow = hidden // factor
     if not narrow:
-        raise reader.fail("adapter_reduction_factor", f"leaves nothing of {hidden} dimensions")
+        key = "adapter_reduction_factor"
+        raise reader.fail(key, f"leaves nothing of {hidden} dimensions")
     with table.block("embed"):
         _embeddings(table, reader, sizes)
     with table.block("encoder.layers", count=sizes.num_layers):
@@ -207,7 +213,8 @@ def _xmod(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
 def _languages(reader: ConfigReader) -> list[str]:
     languages = reader.texts("languages")
     if not languages:
-        raise reader.fail("languages", "is empty; name at least one")
+        key = "languages"
+        raise reader.fail(key, "is empty; name at least one")
     return languages
 
 
@@ -242,7 +249,7 @@ def _luke_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: 
         return
     hidden, width = sizes.hidden_size, reader.integer("entity_emb_size")
     count = reader.integer("entity_vocab_size")
-    masked_lm_head(table, hidden, sizes.vocab_size, "")
+    _masked_lm(table, sizes, same_as="")
     table.linear("entity_predictions.transform.dense", hidden, width)
     table.norm("entity_predictions.transform.norm", width)
     table.tied("entity_predictions.decoder", f"{ENTITIES}.weight", count, width)
@@ -303,7 +310,8 @@ def _output_projection(
 ) -> None:
     """What attention and convolution join to must be as wide as the hidden states."""
     if joined != hidden:
-        raise reader.fail("hidden_size", f"{hidden} is odd, but its heads are halved")
+        key = "hidden_size"
+        raise reader.fail(key, f"{hidden} is odd, but its heads are halved")
     square(table, "self_attn.o_proj", hidden)
 
 
@@ -317,9 +325,7 @@ def _grouped(
     table.parameter(name, "bias", outputs)
 
 
-def _convbert_head(
-    table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task
-) -> None:
+def _convbert_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task) -> None:
     """Predictions are made in the width of the embeddings, as ELECTRA's generator makes them."""
     if task is not Task.MASKED_LM:
         _dense_head(table, reader, sizes, task)
@@ -333,7 +339,8 @@ def _squeezebert(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> N
     """Every linear layer is a grouped convolution of length 1."""
     hidden, inner = sizes.hidden_size, sizes.inner_size
     if sizes.embedding_size != hidden:
-        raise reader.fail("embedding_size", f"must be the hidden_size ({hidden}) in this class")
+        key = "embedding_size"
+        raise reader.fail(key, f"must be the hidden_size ({hidden}) in this class")
     layers = (
         ("self_attn.q_proj", hidden, hidden, "q_groups"),
         ("self_attn.k_proj", hidden, hidden, "k_groups"),
@@ -402,8 +409,6 @@ def _funnel(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
         table.norm("embed_norm", sizes.hidden_size)
     with table.block("encoder.layers", count=sizes.num_layers):
         _funnel_layer(table, reader, sizes)
-    with table.block("decoder.layers", count=reader.integer("num_decoder_layers", minimum=0)):
-        _funnel_layer(table, reader, sizes)
 
 
 def _bare_output(table: ParameterTable, sizes: Sizes) -> None:
@@ -412,14 +417,20 @@ def _bare_output(table: ParameterTable, sizes: Sizes) -> None:
     table.parameter("lm_head", "bias", sizes.vocab_size)
 
 
-def _funnel_head(
-    table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task
-) -> None:
-    del reader
+def _funnel_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task) -> None:
+    """Classes of whole sequences have no decoder, and a dense layer (``FunnelBaseModel``)."""
+    whole = task in {Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE}
+    if not whole:
+        count = reader.integer("num_decoder_layers", minimum=0)
+        with table.block("decoder.layers", count=count):
+            _funnel_layer(table, reader, sizes)
     if task is Task.MASKED_LM:
         _bare_output(table, sizes)
+    elif task is Task.PRETRAINING:
+        square(table, "discriminator.dense", sizes.hidden_size)
+        table.linear("discriminator.dense_prediction", sizes.hidden_size, 1)
     elif task is not Task.BASE:
-        classifier(table, task, sizes.hidden_size, sizes.num_labels)
+        classifier(table, task, sizes.hidden_size, sizes.num_labels, dense=whole)
 
 
 def _xlnet(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
@@ -461,21 +472,25 @@ FORMS: dict[str, Form] = {
         tasks=(*_UNPOOLED, Task.MULTIPLE_CHOICE, Task.PRETRAINING),
     ),
     "longformer": Form(
+        positions_from_ids=True,
         body=_longformer,
         head=_dense_head,
         pooler_tasks=frozenset({Task.BASE, Task.MULTIPLE_CHOICE}),
     ),
     "xmod": Form(
+        positions_from_ids=True,
         body=_xmod,
         head=_dense_head,
         pooler_tasks=frozenset({Task.BASE, Task.MULTIPLE_CHOICE}),
     ),
     "luke": Form(
+        positions_from_ids=True,
         body=_luke,
         head=_luke_head,
         pooler_tasks=_POOLED_CLASSES | {Task.MASKED_LM},
     ),
     "lilt": Form(
+        positions_from_ids=True,
         body=_lilt,
         head=_dense_head,
         pooler_tasks=frozenset({Task.BASE}),
@@ -497,7 +512,7 @@ FORMS: dict[str, Form] = {
         body=_funnel,
         head=_funnel_head,
         pooler_tasks=_NO_POOLER,
-        tasks=(Task.MASKED_LM, Task.BASE, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING),
+        tasks=(*_UNPOOLED, Task.MULTIPLE_CHOICE, Task.PRETRAINING),
     ),
     "xlnet": Form(
         body=_xlnet,

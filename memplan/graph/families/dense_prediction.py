@@ -88,9 +88,7 @@ _STAGED_BACKBONES: dict[str, DeclareBackbone] = {
 }
 
 
-def _batch_normed(
-    table: ParameterTable, name: str, before: int, after: int, kernel: int
-) -> None:
+def _batch_normed(table: ParameterTable, name: str, before: int, after: int, kernel: int) -> None:
     table.convolution(f"{name}.conv", before, after, kernel, kernel, bias=False)
     table.norm(f"{name}.batch_norm", after)
 
@@ -117,7 +115,8 @@ def _auxiliary_head(
     """``UperNetFCNHead`` on the third stage."""
     given = reader.optional_integer("auxiliary_in_channels")
     if given is None and len(channels) < 3:
-        raise reader.fail("auxiliary_in_channels", "is missing for a backbone of so few stages")
+        error = reader.fail("auxiliary_in_channels", "is missing for a backbone of so few stages")
+        raise error
     before = channels[2] if given is None else given
     width = reader.integer("auxiliary_channels")
     with table.block("head.auxiliary"):
@@ -138,7 +137,8 @@ def _vitmatte(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     details = [part.reader.integer("num_channels"), *reader.integers("convstream_hidden_sizes")]
     fused = [reader.integer("hidden_size"), *reader.integers("fusion_hidden_sizes", minimum=1)]
     if len(fused) != len(details) + 1:
-        raise reader.fail("fusion_hidden_sizes", "must be one more than convstream_hidden_sizes")
+        error = reader.fail("fusion_hidden_sizes", "must be one more than convstream_hidden_sizes")
+        raise error
 
     def declare(table: ParameterTable, _ending: str) -> None:
         vitdet_tower(table, "backbone", part.reader)
@@ -150,9 +150,7 @@ def _vitmatte(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
                 _batch_normed(table, f"fusion_blocks.{index}", joined, after, 3)
             _matting_head(table, fused[-1])
 
-    return whole_model(
-        reader, request, (MATTING,), declare, hidden_size=fused[0], context_length=1
-    )
+    return whole_model(reader, request, (MATTING,), declare, hidden_size=fused[0], context_length=1)
 
 
 MATTING_CHANNELS = 16

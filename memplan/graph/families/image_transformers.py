@@ -95,9 +95,7 @@ def _videomae_layer(table: ParameterTable, reader: ConfigReader, size: int, inne
     perceptron(table, "mlp", size, inner)
 
 
-def _videomae_decoder(
-    table: ParameterTable, reader: ConfigReader, size: int, tubelet: int
-) -> None:
+def _videomae_decoder(table: ParameterTable, reader: ConfigReader, size: int, tubelet: int) -> None:
     """``VideoMAEDecoder``: layers of their own sizes, then the pixels of a tube of patches."""
     width = reader.integer("decoder_hidden_size")
     height, across = pair(reader, "patch_size")
@@ -123,9 +121,7 @@ def _timesformer(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     def declare(table: ParameterTable, ending: str) -> None:
         with table.block("embed"):
             table.parameter("embeddings", "cls_token", 1, 1, size)
-            table.parameter(
-                "embeddings", "position_embeddings", 1, num_patches(reader) + 1, size
-            )
+            table.parameter("embeddings", "position_embeddings", 1, num_patches(reader) + 1, size)
             if kind != "space_only":
                 frames = reader.integer("num_frames")
                 table.parameter("embeddings", "time_embeddings", 1, frames, size)
@@ -164,9 +160,7 @@ def _vilt(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     def declare(table: ParameterTable, ending: str) -> None:
         with table.block("embed"):
             table.parameter("embeddings", "cls_token", 1, 1, size)
-            table.parameter(
-                "embeddings", "position_embeddings", 1, num_patches(reader) + 1, size
-            )
+            table.parameter("embeddings", "position_embeddings", 1, num_patches(reader) + 1, size)
             bert_embeddings(table, reader)
             patch_projection(table, reader, size)
             kinds = reader.integer("modality_type_vocab_size")
@@ -212,6 +206,8 @@ def _vilt_head(
                 table.norm("mlm_score.transform.norm", size)
                 table.tied("mlm_score.decoder", "word_embeddings.weight", vocab_size, size)
                 table.parameter("mlm_score.decoder", "bias", vocab_size)
+            case _:
+                pass
 
 
 _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from memplan.graph.families.hybrids import (
     Hybrid,
-    counted,
     gated_network,
     layer_kinds,
     plain_attention,
@@ -18,11 +17,10 @@ from memplan.graph.families.mixture_types import QWEN_ROUTER, Mixture
 from memplan.graph.families.mixtures import read_mixture
 from memplan.graph.families.request import ReadRequest
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterTable
 from memplan.model.spec import (
     Activation,
     AttentionSpec,
-    CountedSpec,
+    DeltaRuleSpec,
     FeedForwardSpec,
     LayerSpec,
     LightningSpec,
@@ -102,11 +100,11 @@ def _qwen_later_layer(reader: ConfigReader, kind: str) -> LayerSpec:
 
 def _qwen_layer(reader: ConfigReader, kind: str, mixture: Mixture, *, fused: bool) -> LayerSpec:
     mixer, network = kind.split()
-    attention: AttentionSpec | CountedSpec
+    attention: AttentionSpec | DeltaRuleSpec
     if mixer == "full_attention":
-        attention = _qwen_attention(reader)
+        attention = _qwen_attention(reader, sections=not fused)
     else:
-        attention = _delta_net(reader, fused=fused)
+        attention = _delta_rule(reader, fused=fused)
     return LayerSpec(
         attention=attention,
         feed_forward=read_mixture(reader, mixture) if network == "sparse" else gated_network(reader),
@@ -114,12 +112,13 @@ def _qwen_layer(reader: ConfigReader, kind: str, mixture: Mixture, *, fused: boo
     )
 
 
-def _qwen_attention(reader: ConfigReader) -> AttentionSpec:
+def _qwen_attention(reader: ConfigReader, *, sections: bool) -> AttentionSpec:
     """Attention whose query projection gives a gate too, with norms and a quarter rotated."""
     share = _rotary_share(reader, 0.25)
     variation = Variation(query_key_norm=NormKind.RMS_GEMMA)
     spec = plain_attention(reader, variation, rotary_share=share)
-    return replace(spec, output_gate=OutputGate.QUERIES)
+    rotary = spec.rotary and replace(spec.rotary, sections=sections)
+    return replace(spec, rotary=rotary, output_gate=OutputGate.QUERIES)
 
 
 def _rotary_share(reader: ConfigReader, default: float) -> float:
@@ -130,36 +129,22 @@ def _rotary_share(reader: ConfigReader, default: float) -> float:
     return reader.number("partial_rotary_factor", default=default)
 
 
-def _delta_net(reader: ConfigReader, *, fused: bool) -> CountedSpec:
-    """The gated delta rule; Qwen3-Next fuses its projections, Qwen3.5 keeps them apart."""
-    hidden_size = reader.integer("hidden_size")
-    key_heads, heads = (
+def _delta_rule(reader: ConfigReader, *, fused: bool) -> DeltaRuleSpec:
+    """Qwen3-Next fuses its projections, Qwen3.5 keeps them apart."""
+    keys, values = (
         reader.integer("linear_num_key_heads"),
         reader.integer("linear_num_value_heads"),
     )
-    reader.divide("linear_num_value_heads", heads, "linear_num_key_heads", key_heads)
-    keys = key_heads * reader.integer("linear_key_head_dim")
-    head_dim = reader.integer("linear_value_head_dim")
-    values = heads * head_dim
-
-    def declare(table: ParameterTable) -> None:
-        name, channels = "linear_attn", 2 * keys + values
-        table.parameter(name, "dt_bias", heads)
-        table.parameter(name, "A_log", heads)
-        kernel = reader.integer("linear_conv_kernel_dim")
-        table.convolution(
-            f"{name}.conv1d", channels, channels, kernel, groups=channels, bias=False
-        )
-        if fused:
-            projections = {"qkvz": channels + values, "ba": 2 * heads}
-        else:
-            projections = {"qkv": channels, "z": values, "b": heads, "a": heads}
-        for part, width in projections.items():
-            table.linear(f"{name}.in_proj_{part}", hidden_size, width, bias=False)
-        table.norm(f"{name}.norm", head_dim, bias=False)
-        table.linear(f"{name}.out_proj", values, hidden_size, bias=False)
-
-    return counted(declare)
+    reader.divide("linear_num_value_heads", values, "linear_num_key_heads", keys)
+    return DeltaRuleSpec(
+        num_key_heads=keys,
+        num_value_heads=values,
+        key_head_dim=reader.integer("linear_key_head_dim"),
+        value_head_dim=reader.integer("linear_value_head_dim"),
+        kernel_size=reader.integer("linear_conv_kernel_dim"),
+        activation=read_activation(reader, "hidden_act"),
+        fused=fused,
+    )
 
 
 # -- MiniMax -------------------------------------------------------------------------------------
@@ -282,25 +267,20 @@ def _lfm_layer(
     return LayerSpec(attention=attention, feed_forward=network, norm=NORM)
 
 
-_DELTA = "its gated delta rules"
-
 LINEAR_ATTENTION: dict[str, Hybrid] = {
     "qwen3_next": Hybrid(
         kinds=_qwen_next_kinds,
         layer=_qwen_next_layer,
-        left_out=_DELTA,
         final_norm=ZERO_CENTRED_NORM,
     ),
     "qwen3_5_text": Hybrid(
         kinds=_qwen_dense_kinds,
         layer=_qwen_later_layer,
-        left_out=_DELTA,
         final_norm=ZERO_CENTRED_NORM,
     ),
     "qwen3_5_moe_text": Hybrid(
         kinds=_qwen_sparse_kinds,
         layer=_qwen_later_layer,
-        left_out=_DELTA,
         final_norm=ZERO_CENTRED_NORM,
     ),
     "minimax": Hybrid(kinds=_minimax_kinds, layer=_minimax_layer),

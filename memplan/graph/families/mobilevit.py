@@ -53,7 +53,9 @@ def _encoder(table: ParameterTable, reader: ConfigReader, neck: list[int]) -> No
 def _transformer_stage(
     table: ParameterTable, reader: ConfigReader, before: int, after: int, size: int, depth: int
 ) -> None:
-    reader.divide("hidden_sizes", size, "num_attention_heads", reader.integer("num_attention_heads"))
+    reader.divide(
+        "hidden_sizes", size, "num_attention_heads", reader.integer("num_attention_heads")
+    )
     name = f"transformer_{size}"
     kernel = reader.integer("conv_kernel_size")
     with table.block(f"{name}.convolutions"):
@@ -86,7 +88,8 @@ def _segmentation_head(
     width = reader.integer("aspp_out_channels")
     rates = reader.integers("atrous_rates", minimum=1)
     if len(rates) != 3:
-        raise reader.fail("atrous_rates", f"expected 3 numbers, got {len(rates)}")
+        error = reader.fail("atrous_rates", f"expected 3 numbers, got {len(rates)}")
+        raise error
     with table.block("head"):
         convolution_norm(table, "aspp.convs.0", size, width, 1)
         for index in range(len(rates)):

@@ -86,7 +86,8 @@ def _layer_types(reader: ConfigReader) -> list[str]:
     for kind in listed:
         reader.choice("layer_types", kind, (FULL, SLIDING))
     if listed and len(listed) != count:
-        raise reader.fail("layer_types", f"has {len(listed)} entries for {count} layers")
+        key = "layer_types"
+        raise reader.fail(key, f"has {len(listed)} entries for {count} layers")
     every = reader.integer("global_attn_every_n_layers", default=GLOBAL_EVERY)
     return listed or [SLIDING if index % every else FULL for index in range(count)]
 
@@ -97,7 +98,7 @@ def _layer(
     num_heads = reader.integer("num_attention_heads")
     head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
     bias, dropout = reader.flag("attention_bias"), reader.number("attention_dropout")
-    window = reader.integer("local_attention") // 2 + 1
+    window = reader.integer("local_attention", minimum=2) // 2
     return LayerSpec(
         attention=AttentionSpec(
             num_heads=num_heads,
@@ -127,6 +128,7 @@ def _layer(
         attention_dropout_only=True,
         attention_norm=normed,
         names_attended=True,
+        unnamed_norms=True,
     )
 
 

@@ -124,7 +124,10 @@ def read_text(part: Part, request: ReadRequest) -> ModelSpec:
     reader = part.reader if kin is None else kin.adapt(part.reader)
     module_name = FAMILY_MODULES.get(family)
     if module_name is None:
-        raise reader.fail("model_type", f"{part.model_type!r}: no such text model can be read yet")
+        error = reader.fail(
+            "model_type", f"{part.model_type!r}: no such text model can be read yet"
+        )
+        raise error
     task = None if request.task in {Task.SEQ2SEQ_LM, Task.OTHER} else request.task
     module = cast("FamilyModule", import_module(f"memplan.graph.families.{module_name}"))
     text = module.read(reader, replace(request, model_type=family, task=task))

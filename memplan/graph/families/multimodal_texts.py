@@ -48,9 +48,7 @@ TEXTS: dict[str, TextKin] = {
     "qwen3_vl_text": TextKin(family="qwen3", left_out=THREE_AXES),
     "qwen3_vl_moe_text": TextKin(family="qwen3_moe", left_out=THREE_AXES),
     "glm4v_text": TextKin(family="glm4", fixed=_GLM4, left_out=THREE_AXES),
-    "glm4v_moe_text": TextKin(
-        family="glm4_moe", fixed={"use_qk_norm": False}, left_out=THREE_AXES
-    ),
+    "glm4v_moe_text": TextKin(family="glm4_moe", fixed={"use_qk_norm": False}, left_out=THREE_AXES),
     "glm_ocr_text": TextKin(family="glm4", fixed={"attention_bias": False}, left_out=THREE_AXES),
     "glm_image_text": TextKin(family="glm4", left_out=THREE_AXES),
     "exaone4_5_text": TextKin(family="exaone4"),

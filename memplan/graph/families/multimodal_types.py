@@ -1,433 +1,15 @@
-"""The types of language models with towers, one row each, and how each joins tower and text.
+"""The types of language models with towers, one row each.
 
 Sources: ``modeling_*.py`` and ``configuration_*.py`` of each type in transformers 5.23.
 """
 
 from collections.abc import Mapping
 
-from memplan.graph.families.multimodal import Multimodal, Ties, Whole
-from memplan.graph.families.nesting import Part, PartSpec, unknown_part
-from memplan.graph.families.towers.blocks import perceptron
-from memplan.graph.families.towers.clip import clip_vision, siglip2_vision, siglip_vision
-from memplan.graph.families.towers.images import (
-    blip_vision,
-    internvl_vision,
-    kimi_vision,
-    minicpm_vision,
-    muse_vision,
-    ovis2_vision,
-    pixtral_vision,
-    plain_layer,
-    unplaced_vision,
-)
-from memplan.graph.families.towers.layers import in_place_attention
-from memplan.graph.families.towers.patch_vits import PATCH_VITS, declare_patch_vit
-from memplan.graph.families.towers.qformer import qformer
-from memplan.graph.families.towers.sizes import pair, ratio
-from memplan.graph.families.towers.sound import glm_encoder, granite_encoder, whisper_encoder
-from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterTable
-
-VISION, TEXT, AUDIO = "vision_config", "text_config", "audio_config"
-
-TOWERS = {
-    "clip_vision_model": clip_vision,
-    "siglip_vision_model": siglip_vision,
-    "siglip2_vision_model": siglip2_vision,
-    "pixtral": pixtral_vision,
-    "internvl_vision": internvl_vision,
-    "kimi_k25_vision": kimi_vision,
-    "muse_glimmer_vision": muse_vision,
-    "minicpmv4_6_vision": minicpm_vision,
-    "video_llama_3_vision": unplaced_vision,
-    "ovis2_vision": ovis2_vision,
-    "instructblip_vision_model": blip_vision,
-    "qwen2_audio_encoder": whisper_encoder,
-    "voxtral_encoder": whisper_encoder,
-    "glmasr_encoder": glm_encoder,
-    "granite_speech_encoder": granite_encoder,
-    "granite_speech_plus_encoder": granite_encoder,
-}
-"""Towers by the ``model_type`` of their config; those of ``PATCH_VITS`` beside them."""
-
-PLAIN_SIGLIP = frozenset({"idefics3_vision", "smolvlm_vision", "paddleocr_vl_vision"})
-"""Towers that are SigLIP's without the pooling head."""
-
-CLIP_336: Mapping[str, object] = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
-    "num_attention_heads": 16, "image_size": 336, "patch_size": 14,
-}  # fmt: skip
-"""CLIP ViT-L/14 at 336 pixels, which LLaVA's classes make where a file has no vision config."""
-CLIP_224: Mapping[str, object] = {**CLIP_336, "image_size": 224}
-SIGLIP_384: Mapping[str, object] = {
-    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26,
-    "num_attention_heads": 16, "image_size": 384, "patch_size": 14, "vision_use_head": False,
-}  # fmt: skip
-PIXTRAL_1540: Mapping[str, object] = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
-    "num_attention_heads": 16, "image_size": 1540, "patch_size": 14,
-}  # fmt: skip
-
-
-def declare_tower(table: ParameterTable, part: Part, name: str = "vision_tower") -> None:
-    """Declare a tower of any kind that is known here.
-
-    Raises ``ConfigError`` for another.
-    """
-    if part.model_type in PATCH_VITS:
-        declare_patch_vit(table, name, part.reader, part.model_type)
-        return
-    if part.model_type in PLAIN_SIGLIP:
-        siglip_vision(table, name, headless(part.reader))
-        return
-    declare = TOWERS.get(part.model_type)
-    if declare is None:
-        raise unknown_part(part, {**TOWERS, **PATCH_VITS})
-    declare(table, name, part.reader)
-
-
-def headless(reader: ConfigReader) -> ConfigReader:
-    """A SigLIP config whose tower's class has no pooling head, whatever it says."""
-    return ConfigReader(
-        {**reader.config, "vision_use_head": False},
-        source=reader.source,
-        defaults=reader.defaults,
-        renamed=reader.renamed,
-        path=reader.path,
-    )
-
-
-def width_of(part: Part) -> int:
-    """Hidden size of a tower."""
-    return part.reader.integer("hidden_size")
-
-
-def feature_layers(reader: ConfigReader) -> int:
-    """How many layers' outputs are joined: ``vision_feature_layer`` is a number or a list."""
-    listed = reader.raw("vision_feature_layer")
-    return len(listed) if isinstance(listed, list) and listed else 1
-
-
-def _llava(table: ParameterTable, whole: Whole, fills: Mapping[str, object], kind: str) -> None:
-    vision = whole.part(VISION, kind, fills)
-    declare_tower(table, vision)
-    _llava_projector(table, whole, width_of(vision))
-
-
-def _llava_projector(table: ParameterTable, whole: Whole, width: int) -> None:
-    reader, outputs = whole.reader, whole.text.hidden_size
-    bias = reader.flag("multimodal_projector_bias")
-    with table.block("projector"):
-        inputs = width * feature_layers(reader)
-        perceptron(table, "projector", inputs, outputs, outputs, bias=bias)
-
-
-def _newline(table: ParameterTable, whole: Whole) -> None:
-    """A vector that ends a row of patches."""
-    with table.block("newline"):
-        table.parameter("model", "image_newline", whole.text.hidden_size)
-
-
-def llava(table: ParameterTable, whole: Whole) -> None:
-    """CLIP by default, and a perceptron."""
-    _llava(table, whole, CLIP_336, "clip_vision_model")
-
-
-def llava_next(table: ParameterTable, whole: Whole) -> None:
-    """LLaVA's, with a vector for line ends."""
-    _newline(table, whole)
-    llava(table, whole)
-
-
-def llava_onevision(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP by default."""
-    _newline(table, whole)
-    _llava(table, whole, SIGLIP_384, "siglip_vision_model")
-
-
-def video_llava(table: ParameterTable, whole: Whole) -> None:
-    """Two towers of one config, for images and for videos."""
-    vision = whole.part(VISION, "clip_vision_model", CLIP_224)
-    declare_tower(table, vision, "video_tower")
-    declare_tower(table, vision)
-    _llava_projector(table, whole, width_of(vision))
-
-
-def mistral3(table: ParameterTable, whole: Whole) -> None:
-    """Pixtral, a norm, neighbouring patches joined, a perceptron."""
-    vision = whole.part(VISION, "pixtral", PIXTRAL_1540)
-    declare_tower(table, vision)
-    width = width_of(vision)
-    with table.block("patch_merger"):
-        table.norm("projector.norm", width, bias=False)
-        joined = width * whole.reader.integer("spatial_merge_size") ** 2
-        table.linear("patch_merger.merging_layer", joined, width, bias=False)
-    _llava_projector(table, whole, width)
-
-
-def aya_vision(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP, a norm over joined patches, a gated perceptron whose halves multiply."""
-    vision = whole.part(VISION, "siglip_vision_model", {**SIGLIP_384, "num_attention_heads": 14})
-    declare_tower(table, vision)
-    outputs = whole.text.hidden_size
-    inner = whole.reader.integer("alignment_intermediate_size", default=outputs)
-    _halved_perceptron(table, whole, width_of(vision), inner, norm=True)
-
-
-def cohere2_vision(table: ParameterTable, whole: Whole) -> None:
-    """Aya Vision's without the norm."""
-    fills = {
-        "hidden_size": 1152, "intermediate_size": 3072, "image_size": 512,
-        "num_hidden_layers": 27, "num_attention_heads": 12,
-    }  # fmt: skip
-    vision = whole.part(VISION, "siglip_vision_model", fills)
-    declare_tower(table, vision)
-    inner = whole.reader.integer("alignment_intermediate_size")
-    _halved_perceptron(table, whole, width_of(vision), inner, norm=False)
-
-
-def _halved_perceptron(
-    table: ParameterTable, whole: Whole, width: int, inner: int, *, norm: bool
-) -> None:
-    joined = width * whole.reader.integer("downsample_factor") ** 2
-    with table.block("projector"):
-        if norm:
-            table.norm("projector.layernorm", joined)
-        table.linear("projector.linear_1", joined, inner)
-        table.linear("projector.linear_2", inner // 2, whole.text.hidden_size)
-
-
-def gemma3(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP, a norm and one matrix."""
-    vision = whole.part(VISION, "siglip_vision_model")
-    declare_tower(table, vision)
-    width = width_of(vision)
-    with table.block("projector"):
-        table.parameter("projector", "mm_input_projection_weight", width, whole.text.hidden_size)
-        table.norm("projector.mm_soft_emb_norm", width, bias=False)
-
-
-def paligemma(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP and one linear layer; the text model is as wide as that makes its output."""
-    fills = {
-        "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 224,
-        "num_hidden_layers": 27, "num_attention_heads": 16, "vision_use_head": False,
-    }  # fmt: skip
-    vision = whole.part(VISION, "siglip_vision_model", fills)
-    declare_tower(table, vision)
-    outputs = vision.reader.integer("projection_dim", default=2048)
-    with table.block("projector"):
-        table.linear("projector.linear", width_of(vision), outputs)
-
-
-def deepseek_vl(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP and a perceptron."""
-    vision = whole.part(VISION, "siglip_vision_model")
-    declare_tower(table, vision)
-    outputs = whole.text.hidden_size
-    with table.block("projector"):
-        perceptron(table, "aligner", width_of(vision), outputs, outputs)
-
-
-def idefics3(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP and one linear layer over joined patches."""
-    vision = whole.part(VISION)
-    declare_tower(table, vision)
-    joined = width_of(vision) * whole.reader.integer("scale_factor") ** 2
-    with table.block("projector"):
-        table.linear("connector.proj", joined, whole.text.hidden_size, bias=False)
-
-
-def modernvbert(table: ParameterTable, whole: Whole) -> None:
-    """The same over ModernBERT."""
-    vision = whole.part(VISION, "siglip_vision_model")
-    declare_tower(table, vision)
-    joined = width_of(vision) * whole.reader.integer("pixel_shuffle_factor") ** 2
-    with table.block("projector"):
-        table.linear("connector", joined, whole.text.hidden_size, bias=False)
-
-
-def internvl(table: ParameterTable, whole: Whole) -> None:
-    """InternViT, a norm over joined patches and a perceptron."""
-    vision = whole.part(VISION)
-    declare_tower(table, vision)
-    side = int(1 / ratio(whole.reader, "downsample_ratio", default=0.5))
-    joined, outputs = width_of(vision) * side * side, whole.text.hidden_size
-    with table.block("projector"):
-        table.norm("projector.layer_norm", joined)
-        perceptron(table, "projector", joined, outputs, outputs)
-
-
-def lfm2_vl(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP 2, whose class here has no pooling head, a norm and a perceptron."""
-    reader, vision = whole.reader, whole.part(VISION, "siglip2_vision_model")
-    declare_tower(table, vision)
-    joined = width_of(vision) * reader.integer("downsample_factor") ** 2
-    inner, bias = reader.integer("projector_hidden_size"), reader.flag("projector_bias")
-    with table.block("projector"):
-        if reader.flag("projector_use_layernorm"):
-            table.norm("projector.layer_norm", joined)
-        perceptron(table, "projector", joined, inner, whole.text.hidden_size, bias=bias)
-
-
-def visual(table: ParameterTable, whole: Whole) -> None:
-    """A tower that ends in the text model's width by itself (Qwen-VL and its kin)."""
-    declare_tower(table, whole.part(VISION))
-
-
-def kimi(table: ParameterTable, whole: Whole) -> None:
-    """MoonViT and a perceptron over joined patches."""
-    vision = whole.part(VISION)
-    declare_tower(table, vision)
-    height, width = pair(vision.reader, "merge_kernel_size")
-    joined = width_of(vision) * height * width
-    with table.block("projector"):
-        table.norm("projector.pre_norm", whole.reader.integer("projection_hidden_size"))
-        perceptron(table, "projector", joined, joined, whole.text.hidden_size)
-
-
-def paddle(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP and a perceptron over joined patches."""
-    vision = whole.part(VISION)
-    declare_tower(table, vision)
-    width = width_of(vision)
-    joined = width * vision.reader.integer("spatial_merge_size") ** 2
-    with table.block("projector"):
-        table.norm("projector.pre_norm", width)
-        perceptron(table, "projector", joined, joined, whole.text.hidden_size)
-
-
-def video_llama3(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP without a position table, and a perceptron."""
-    vision = whole.part(VISION)
-    declare_tower(table, vision)
-    outputs = whole.text.hidden_size
-    with table.block("projector"):
-        perceptron(table, "projector.readout", width_of(vision), outputs, outputs)
-
-
-def minicpm(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP that joins windows, and perceptrons that join four patches each."""
-    vision = whole.part(VISION)
-    declare_tower(table, vision)
-    width = width_of(vision)
-    times = whole.reader.integer("merger_times")
-    with table.block("projector"):
-        for number in range(times):
-            outputs = whole.text.hidden_size if number == times - 1 else width
-            table.norm(f"merger.{number}.pre_norm", 4 * width)
-            perceptron(table, f"merger.{number}", 4 * width, 4 * width, outputs)
-
-
-def muse(table: ParameterTable, whole: Whole) -> None:
-    """A tower, an adapter, a linear layer, all without a bias."""
-    reader = whole.reader
-    declare_tower(table, whole.part(VISION))
-    inner = reader.integer("projector_hidden_size")
-    with table.block("projector"):
-        perceptron(table, "adapter", reader.integer("out_hidden_size"), inner, inner, bias=False)
-        table.linear("vision_projection", inner, whole.text.hidden_size, bias=False)
-
-
-def ovis2(table: ParameterTable, whole: Whole) -> None:
-    """AIMv2 that scores visual words, and the table of those words."""
-    vision = whole.part(VISION, "ovis2_vision", {"num_visual_indicator_tokens": 5})
-    declare_tower(table, vision)
-    with table.block("visual_words"):
-        rows = vision.reader.integer("vocab_size")
-        table.embedding("visual_embeddings_table", rows, whole.reader.integer("hidden_size"))
-
-
-def aria(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP, then queries that attend to the patches, and a perceptron."""
-    vision = whole.part(VISION, "idefics3_vision")
-    declare_tower(table, vision)
-    width, outputs = width_of(vision), whole.text.hidden_size
-    with table.block("projector"):
-        table.parameter("projector", "query", _aria_queries(whole.reader), width)
-        for projection in ("q_proj", "k_proj", "v_proj"):
-            table.linear(f"cross_attn.{projection}", width, width, bias=False)
-        in_place_attention(table, "cross_attn.multihead_attn", width)
-        table.linear("cross_attn.linear", width, width)
-        for place in ("cross_attn.layer_norm", "cross_attn.layer_norm_kv", "projector.layer_norm"):
-            table.norm(place, width)
-        perceptron(table, "projector", width, outputs, outputs, bias=False)
-
-
-def _aria_queries(reader: ConfigReader) -> int:
-    """The most queries that any number of patches is given."""
-    found = reader.mapping("projector_patch_to_query_dict")
-    if not found:
-        return 256
-    counts = [each for each in found.values() if isinstance(each, int) and each > 0]
-    if len(counts) < len(found):
-        raise reader.fail("projector_patch_to_query_dict", "expected whole numbers above 0")
-    return max(counts)
-
-
-def instructblip(table: ParameterTable, whole: Whole) -> None:
-    """EVA's tower, a Q-Former that reads text too, and a linear layer."""
-    former = whole.part("qformer_config")
-    size = width_of(former)
-    vision = whole.part(VISION)
-    declare_tower(table, vision)
-    with table.block("queries"):
-        rows = whole.reader.integer("num_query_tokens")
-        table.parameter("model", "query_tokens", 1, rows, size)
-    source = {**former.reader.config, "encoder_hidden_size": width_of(vision)}
-    qformer(table, "qformer", _with(former.reader, source), reads_text=True)
-    with table.block("projector"):
-        table.linear("language_projection", size, whole.text.hidden_size)
-
-
-def _with(reader: ConfigReader, config: Mapping[str, object]) -> ConfigReader:
-    return ConfigReader(
-        config,
-        source=reader.source,
-        defaults=reader.defaults,
-        renamed=reader.renamed,
-        path=reader.path,
-    )
-
-
-def qwen2_audio(table: ParameterTable, whole: Whole) -> None:
-    """Whisper's encoder and one linear layer."""
-    audio = whole.part(AUDIO, "qwen2_audio_encoder")
-    declare_tower(table, audio, "audio_tower")
-    with table.block("projector"):
-        table.linear("projector.linear", audio.reader.integer("d_model"), whole.text.hidden_size)
-
-
-def voxtral(table: ParameterTable, whole: Whole) -> None:
-    """Whisper's encoder and a perceptron over joined frames."""
-    audio = whole.part(AUDIO, "voxtral_encoder")
-    declare_tower(table, audio, "audio_tower")
-    joined, outputs = audio.reader.integer("intermediate_size"), whole.text.hidden_size
-    with table.block("projector"):
-        perceptron(table, "projector", joined, outputs, outputs, bias=False)
-
-
-def glm_asr(table: ParameterTable, whole: Whole) -> None:
-    """Whisper's encoder with rotary positions and a perceptron over joined frames."""
-    audio = whole.part(AUDIO, "glmasr_encoder")
-    declare_tower(table, audio, "audio_tower")
-    joined, outputs = audio.reader.integer("intermediate_size"), whole.text.hidden_size
-    with table.block("projector"):
-        perceptron(table, "projector", joined, 2 * outputs, outputs)
-
-
-def granite_speech(table: ParameterTable, whole: Whole) -> None:
-    """A Conformer, a Q-Former over its windows, and a linear layer."""
-    reader, former = whole.reader, whole.part("projector_config", "blip_2_qformer")
-    declare_tower(table, whole.part("encoder_config"), "audio_tower")
-    size = width_of(former)
-    with table.block("queries"):
-        count = reader.integer("window_size") // reader.integer("downsample_rate")
-        table.parameter("projector", "query", 1, count, size)
-    qformer(table, "qformer", former.reader, reads_text=former.reader.flag("use_qformer_text_input"))
-    with table.block("projector"):
-        table.linear("projector.linear", size, whole.text.hidden_size)
-
+from memplan.graph.families import projectors
+from memplan.graph.families.multimodal import Multimodal, Ties
+from memplan.graph.families.nesting import PartSpec
+
+TEXT = projectors.TEXT
 
 LLAMA = PartSpec(key=TEXT, model_type="llama")
 QWEN2 = PartSpec(key=TEXT, model_type="qwen2")
@@ -457,65 +39,92 @@ SOUND = "the audio tower"
 
 MULTIMODALS: dict[str, Multimodal] = {
     "llava": Multimodal(
-        declare=llava,
+        declare=projectors.llava,
         text=PartSpec(key=TEXT, model_type="llama", flat=True),
         ties=Ties.EITHER,
     ),
-    "llava_next": Multimodal(declare=llava_next, text=LLAMA),
-    "llava_next_video": Multimodal(declare=llava_next, text=LLAMA, ties=Ties.EITHER),
-    "llava_onevision": Multimodal(declare=llava_onevision, text=QWEN2, ties=Ties.EITHER),
-    "video_llava": Multimodal(declare=video_llava, text=LLAMA),
+    "llava_next": Multimodal(declare=projectors.llava_next, text=LLAMA),
+    "llava_next_video": Multimodal(declare=projectors.llava_next, text=LLAMA, ties=Ties.EITHER),
+    "llava_onevision": Multimodal(declare=projectors.llava_onevision, text=QWEN2, ties=Ties.EITHER),
+    "video_llava": Multimodal(declare=projectors.video_llava, text=LLAMA),
     "mistral3": Multimodal(
-        declare=mistral3, text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL)
+        declare=projectors.mistral3,
+        text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
     ),
-    "aya_vision": Multimodal(declare=aya_vision, text=COHERE2),
-    "cohere2_vision": Multimodal(declare=cohere2_vision, text=COHERE2),
-    "gemma3": Multimodal(declare=gemma3, text=OWN),
-    "paligemma": Multimodal(declare=paligemma, text=PartSpec(key=TEXT, model_type="gemma")),
-    "deepseek_vl": Multimodal(declare=deepseek_vl, text=LLAMA),
-    "idefics3": Multimodal(declare=idefics3, text=LLAMA),
-    "smolvlm": Multimodal(declare=idefics3, text=LLAMA),
+    "aya_vision": Multimodal(declare=projectors.aya_vision, text=COHERE2),
+    "cohere2_vision": Multimodal(declare=projectors.cohere2_vision, text=COHERE2),
+    "gemma3": Multimodal(declare=projectors.gemma3, text=OWN),
+    "paligemma": Multimodal(
+        declare=projectors.paligemma, text=PartSpec(key=TEXT, model_type="gemma")
+    ),
+    "deepseek_vl": Multimodal(declare=projectors.deepseek_vl, text=LLAMA),
+    "idefics3": Multimodal(declare=projectors.idefics3, text=LLAMA),
+    "smolvlm": Multimodal(declare=projectors.idefics3, text=LLAMA),
     "modernvbert": Multimodal(
-        declare=modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
+        declare=projectors.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
     ),
-    "internvl": Multimodal(declare=internvl, text=QWEN2),
-    "lfm2_vl": Multimodal(declare=lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
-    "qwen2_vl": Multimodal(declare=visual, text=FLAT, ties=Ties.EITHER),
-    "qwen2_5_vl": Multimodal(declare=visual, text=FLAT, ties=Ties.EITHER),
-    "qwen3_vl": Multimodal(declare=visual, text=OWN),
-    "qwen3_vl_moe": Multimodal(declare=visual, text=OWN),
-    "qwen3_5": Multimodal(declare=visual, text=OWN),
-    "qwen3_5_moe": Multimodal(declare=visual, text=OWN),
-    "glm4v": Multimodal(declare=visual, text=OWN, ties=Ties.EITHER),
-    "glm4v_moe": Multimodal(declare=visual, text=OWN, ties=Ties.EITHER),
-    "glm_ocr": Multimodal(declare=visual, text=OWN, ties=Ties.EITHER),
-    "exaone4_5": Multimodal(declare=visual, text=PartSpec(key=TEXT, model_type="exaone4")),
-    "kimi_k25": Multimodal(declare=kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3")),
-    "paddleocr_vl": Multimodal(declare=paddle, text=FLAT, ties=Ties.EITHER),
-    "video_llama_3": Multimodal(declare=video_llama3, text=QWEN2, ties=Ties.EITHER),
+    "internvl": Multimodal(declare=projectors.internvl, text=QWEN2),
+    "lfm2_vl": Multimodal(declare=projectors.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
+    "qwen2_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER),
+    "qwen2_5_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER),
+    "qwen3_vl": Multimodal(declare=projectors.visual, text=OWN),
+    "qwen3_vl_moe": Multimodal(declare=projectors.visual, text=OWN),
+    "qwen3_5": Multimodal(declare=projectors.visual, text=OWN),
+    "qwen3_5_moe": Multimodal(declare=projectors.visual, text=OWN),
+    "glm4v": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
+    "glm4v_moe": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
+    "glm_ocr": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
+    "exaone4_5": Multimodal(
+        declare=projectors.visual, text=PartSpec(key=TEXT, model_type="exaone4")
+    ),
+    "kimi_k25": Multimodal(
+        declare=projectors.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3")
+    ),
+    "paddleocr_vl": Multimodal(declare=projectors.paddle, text=FLAT, ties=Ties.EITHER),
+    "video_llama_3": Multimodal(declare=projectors.video_llama3, text=QWEN2, ties=Ties.EITHER),
     "minicpmv4_6": Multimodal(
-        declare=minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
+        declare=projectors.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
     ),
-    "muse_glimmer": Multimodal(declare=muse, text=OWN),
-    "ovis2": Multimodal(declare=ovis2, text=QWEN2),
-    "aria": Multimodal(declare=aria, text=OWN),
+    "muse_glimmer": Multimodal(declare=projectors.muse, text=OWN),
+    "ovis2": Multimodal(declare=projectors.ovis2, text=QWEN2),
+    "aria": Multimodal(declare=projectors.aria, text=OWN),
     "instructblip": Multimodal(
-        declare=instructblip,
+        declare=projectors.instructblip,
         text=PartSpec(key=TEXT, model_type="opt"),
         ties=Ties.INNER,
         left_out="the vision tower and the Q-Former",
     ),
-    "qwen2_audio": Multimodal(declare=qwen2_audio, text=QWEN2, left_out=SOUND),
-    "voxtral": Multimodal(declare=voxtral, text=LLAMA, left_out=SOUND),
+    "qwen2_audio": Multimodal(declare=projectors.qwen2_audio, text=QWEN2, left_out=SOUND),
+    "voxtral": Multimodal(declare=projectors.voxtral, text=LLAMA, left_out=SOUND),
     "glmasr": Multimodal(
-        declare=glm_asr,
+        declare=projectors.glm_asr,
         text=PartSpec(key=TEXT, model_type="llama", fills=GLM_ASR_TEXT, always_fills=True),
         left_out=SOUND,
     ),
     "granite_speech": Multimodal(
-        declare=granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
+        declare=projectors.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
+    ),
+    "deepseek_vl_hybrid": Multimodal(
+        declare=projectors.deepseek_vl_hybrid, text=LLAMA, left_out="the vision towers"
+    ),
+    "got_ocr2": Multimodal(
+        declare=projectors.got_ocr2, text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN)
+    ),
+    "janus": Multimodal(
+        declare=projectors.janus, text=LLAMA, left_out="the vision tower and the VQGAN"
+    ),
+    "glm_image": Multimodal(
+        declare=projectors.glm_image, text=OWN, ties=Ties.NEVER, output_rows="vision_vocab_size"
+    ),
+    "llama4": Multimodal(declare=projectors.llama4, text=OWN, ties=Ties.INNER, head_in_base=True),
+    "mllama": Multimodal(declare=projectors.mllama, text=OWN),
+    "step3p7": Multimodal(declare=projectors.step, text=OWN),
+    "kosmos-2.5": Multimodal(declare=projectors.kosmos, text=OWN, ties=Ties.INNER),
+    "gemma4": Multimodal(declare=projectors.gemma4, text=OWN, left_out="the towers"),
+    "florence2": Multimodal(
+        declare=projectors.florence2, text=PartSpec(key=TEXT, model_type="bart")
     ),
     "granite_speech_plus": Multimodal(
-        declare=granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
+        declare=projectors.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
     ),
 }

@@ -46,7 +46,8 @@ def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Par
     own = found.get("model_type") if found is not None else None
     model_type = fixed or (own if isinstance(own, str) and own else spec.model_type)
     if not model_type:
-        raise reader.fail(f"{spec.key}.model_type", "is missing, so its kind is unknown")
+        error = reader.fail(f"{spec.key}.model_type", "is missing, so its kind is unknown")
+        raise error
     defaults, renamed = class_row(request, model_type)
     config = found
     if config is None:
@@ -83,6 +84,17 @@ def _fixed_type(request: ReadRequest, key: str) -> str:
     parts = request.all_defaults.get(request.model_type, EMPTY).get("parts")
     found = parts.get(key) if isinstance(parts, Mapping) else None
     return found if isinstance(found, str) else ""
+
+
+def same_class(reader: ConfigReader, config: Mapping[str, object]) -> ConfigReader:
+    """Another config of the same class, from the same place."""
+    return ConfigReader(
+        config,
+        source=reader.source,
+        defaults=reader.defaults,
+        renamed=reader.renamed,
+        path=reader.path,
+    )
 
 
 def unknown_part(part: Part, known: Mapping[str, object]) -> ConfigError:

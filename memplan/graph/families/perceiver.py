@@ -59,9 +59,7 @@ def _decoder(table: ParameterTable, reader: ConfigReader, width: int, positions:
     """A query for each position reads the latents; logits come from the tokens' table."""
     with table.block("decoder"):
         table.parameter("output_position_encodings", "position_embeddings", positions, width)
-        _layer(
-            table, width, reader.integer("d_latents"), DECODER_KEY_WIDTH, width, factor=1
-        )
+        _layer(table, width, reader.integer("d_latents"), DECODER_KEY_WIDTH, width, factor=1)
     with table.block("head"):
         table.parameter("embedding_decoder", "bias", reader.integer("vocab_size"))
 

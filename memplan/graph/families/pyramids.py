@@ -1,12 +1,20 @@
 """Image transformers in stages that narrow the image: Swin V2, CvT, LeViT, PVT, GLPN, FocalNet."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from memplan.graph.families.classes import BARE, classifier, dispatch, whole_model
 from memplan.graph.families.request import ReadRequest
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention
-from memplan.graph.families.towers.sizes import each_stage, pair, ratio, stage_flags, stage_ratios
+from memplan.graph.families.towers.sizes import (
+    at_least_one,
+    each_stage,
+    pair,
+    ratio,
+    stage_flags,
+    stage_ratios,
+)
 from memplan.graph.families.towers.swin import swin_size, swin_v2_tower
 from memplan.graph.families.towers.vit import num_patches
 from memplan.model.config import ConfigReader
@@ -53,7 +61,7 @@ def _image_head(
 
 def _focalnet(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """FocalNet: each stage twice as wide as the one before, ``hidden_sizes`` are not read."""
-    depths = reader.integers("depths", minimum=1)
+    depths = at_least_one(reader, "depths")
     width = reader.integer("embed_dim")
     size = width * 2 ** (len(depths) - 1)
 
@@ -108,7 +116,7 @@ def _focal_layer(
 
 def _cvt(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """CvT: queries, keys and values pass a depthwise convolution before they are projected."""
-    depths = reader.integers("depth", minimum=1)
+    depths = at_least_one(reader, "depth")
     sizes = each_stage(reader, "embed_dim", len(depths))
 
     def declare(table: ParameterTable, ending: str) -> None:
@@ -140,7 +148,8 @@ def _cvt_layer(table: ParameterTable, reader: ConfigReader, index: int, num_stag
     kernel = each_stage(reader, "kernel_qkv", num_stages)[index]
     methods = reader.texts("qkv_projection_method")
     if len(methods) < num_stages:
-        raise reader.fail("qkv_projection_method", f"must name {num_stages} methods")
+        error = reader.fail("qkv_projection_method", f"must name {num_stages} methods")
+        raise error
     if methods[index] == "dw_bn":
         for each in ("query", "key", "value"):
             name = f"attn.convolution_{each}"
@@ -266,7 +275,7 @@ def _glpn_decoder(table: ParameterTable, sizes: list[int], width: int) -> None:
 
 def _levit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """LeViT: every linear layer has a batch norm for its bias."""
-    depths = reader.integers("depths", minimum=1)
+    depths = at_least_one(reader, "depths")
     sizes = each_stage(reader, "hidden_sizes", len(depths))
 
     def declare(table: ParameterTable, ending: str) -> None:
@@ -295,7 +304,7 @@ def _levit_stem(table: ParameterTable, reader: ConfigReader, size: int) -> None:
     kernel = reader.integer("kernel_size")
     channels = [reader.integer("num_channels"), *(size // 2**step for step in (3, 2, 1, 0))]
     with table.block("embed"):
-        for index, (before, after) in enumerate(zip(channels, channels[1:], strict=False)):
+        for index, (before, after) in enumerate(pairwise(channels)):
             name = f"embedding_layer_{index + 1}"
             table.convolution(name, before, after, kernel, kernel, bias=False)
             table.norm(f"{name}.batch_norm", after)
@@ -353,10 +362,12 @@ def _down_operation(reader: ConfigReader, sizes: list[int], index: int) -> list[
         return [key, sizes[index] // key, 4, 2, 2]
     row = given[index] if index < len(given) else None
     if not isinstance(row, list) or len(row) != 6 or row[0] != "Subsample":
-        raise reader.fail("down_ops", f"row {index} must be 'Subsample' and five whole numbers")
+        error = reader.fail("down_ops", f"row {index} must be 'Subsample' and five whole numbers")
+        raise error
     numbers = [each for each in row[1:] if isinstance(each, int) and each >= 0]
     if len(numbers) != 5 or not (numbers[0] and numbers[1] and numbers[4]):
-        raise reader.fail("down_ops", f"row {index} must be 'Subsample' and five whole numbers")
+        error = reader.fail("down_ops", f"row {index} must be 'Subsample' and five whole numbers")
+        raise error
     return numbers
 
 

@@ -46,7 +46,8 @@ def _kinds(reader: ConfigReader) -> list[str]:
     for kind in kinds:
         reader.choice("attn_layers", kind, (HASHED, LOCAL))
     if not kinds:
-        raise reader.fail("attn_layers", "is empty")
+        key = "attn_layers"
+        raise reader.fail(key, "is empty")
     return kinds
 
 
@@ -59,7 +60,8 @@ def _positions(table: ParameterTable, reader: ConfigReader, hidden: int) -> None
     widths = reader.integers("axial_pos_embds_dim", minimum=1)
     if len(lengths) != len(widths) or sum(widths) != hidden:
         problem = f"must have one entry for each axis and sum to the hidden_size ({hidden})"
-        raise reader.fail("axial_pos_embds_dim", problem)
+        key = "axial_pos_embds_dim"
+        raise reader.fail(key, problem)
     for axis, (length, width) in enumerate(zip(lengths, widths, strict=True)):
         table.parameter("position_embeddings", f"weights.{axis}", length, width)
 

@@ -13,7 +13,9 @@ _DTYPES = {
     "bfloat16": DType.BF16,
 }  # fmt: skip
 
-_OWN_PRETRAINING = frozenset({"electra", "big_bird", "fnet", "flava", "lxmert", "visual_bert"})
+_OWN_PRETRAINING = frozenset(
+    {"electra", "big_bird", "fnet", "flava", "funnel", "lxmert", "visual_bert"}
+)
 """Types whose ``ForPreTraining`` is no masked LM."""
 
 _TASK_SUFFIXES: tuple[tuple[str, Task], ...] = (

@@ -4,7 +4,7 @@ Each class takes some of five parts: a text encoder, a speech encoder (Conformer
 model from text to units of speech, and a vocoder. The base model has them all.
 """
 
-from memplan.graph.families.counted import attention, counted_model, feed_forward
+from memplan.graph.families.counted import attention, counted_model, feed_forward, shared_table
 from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
@@ -18,15 +18,16 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     task = reject_task(reader, request, Task.SEQ2SEQ_LM, Task.BASE, Task.OTHER)
     hidden, second = reader.integer("hidden_size"), request.model_type == VERSION_TWO
     speech_in = any("ForSpeechTo" in each for each in reader.texts("architectures"))
+    tied = reader.flag("tie_word_embeddings", default=True)
 
     def declare(table: ParameterTable, task: Task) -> None:
         everything = task is Task.BASE
-        with table.block("embed"):
-            table.embedding("shared", reader.integer("vocab_size"), hidden)
+        stacks = ("encoder", "decoder") if everything or not speech_in else ("decoder",)
+        shared_table(table, reader.integer("vocab_size"), hidden, stacks, tied=tied)
         if everything or not speech_in:
             _stack(table, reader, "encoder", hidden)
         if everything or speech_in:
-            _speech_encoder(table, reader, hidden, second=second)
+            _speech_encoder(table, reader, hidden)
         _stack(table, reader, "decoder", hidden)
         with table.block("head"):
             table.tied("lm_head", "shared.weight", reader.integer("vocab_size"), hidden)
@@ -38,7 +39,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         reader, request, declare,
         task=task, vocab_size=reader.integer("vocab_size"), hidden_size=hidden,
         context_length=reader.integer("max_position_embeddings"),
-        tied=reader.flag("tie_word_embeddings", default=True),
+        tied=tied,
     )  # fmt: skip
 
 
@@ -62,9 +63,7 @@ def _layer(table: ParameterTable, hidden: int, inner: int, *, crossed: bool) -> 
     table.norm("final_layer_norm", hidden)
 
 
-def _speech_encoder(
-    table: ParameterTable, reader: ConfigReader, hidden: int, *, second: bool
-) -> None:
+def _speech_encoder(table: ParameterTable, reader: ConfigReader, hidden: int) -> None:
     features = reader.integer("feature_projection_input_dim")
     inner = reader.integer("speech_encoder_intermediate_size")
     with table.block("speech_encoder.embed"):
@@ -84,9 +83,7 @@ def _adapters(reader: ConfigReader) -> int:
     return reader.layers("num_adapter_layers") if reader.flag("add_adapter") else 0
 
 
-def _conformer_layer(
-    table: ParameterTable, reader: ConfigReader, hidden: int, inner: int
-) -> None:
+def _conformer_layer(table: ParameterTable, reader: ConfigReader, hidden: int, inner: int) -> None:
     """Half a feed-forward, attention, a convolution, the other half; a norm for each."""
     for name in ("ffn1", "ffn2"):
         table.norm(f"{name}_layer_norm", hidden)
@@ -130,7 +127,10 @@ def _adapter_layer(table: ParameterTable, hidden: int, inner: int, kernel: int) 
 
 
 def _units(table: ParameterTable, reader: ConfigReader, hidden: int, *, second: bool) -> None:
-    """From text to units; the output matrix is always the table of units."""
+    """From text to units, with an output matrix of its own where nothing is tied."""
+    if not reader.flag("tie_word_embeddings", default=True):
+        with table.block("t2u.head"):
+            table.linear("t2u.lm_head", hidden, reader.integer("t2u_vocab_size"), bias=False)
     _stack(table, reader, "encoder", hidden, prefix="t2u_")
     with table.block("t2u_decoder.embed"):
         table.embedding("t2u.embed_tokens", reader.integer("t2u_vocab_size"), hidden)
@@ -195,16 +195,16 @@ def _vocoder(table: ParameterTable, reader: ConfigReader) -> None:
         table.convolution("conv_post", channels, 1, EDGE_KERNEL)
 
 
-def _residual_blocks(
-    table: ParameterTable, reader: ConfigReader, name: str, channels: int
-) -> None:
+def _residual_blocks(table: ParameterTable, reader: ConfigReader, name: str, channels: int) -> None:
     """Two convolutions for each dilation, of several lengths side by side."""
     kernels = reader.integers("resblock_kernel_sizes", minimum=1)
     dilations = reader.sequence("resblock_dilation_sizes") or [DILATIONS] * len(kernels)
     if len(dilations) != len(kernels):
-        raise reader.fail("resblock_dilation_sizes", "needs one list for each kernel size")
+        key = "resblock_dilation_sizes"
+        raise reader.fail(key, "needs one list for each kernel size")
     for place, (kernel, steps) in enumerate(zip(kernels, dilations, strict=True)):
         if not isinstance(steps, list):
-            raise reader.fail("resblock_dilation_sizes", "expected a list of lists")
+            key = "resblock_dilation_sizes"
+            raise reader.fail(key, "expected a list of lists")
         for index in range(2 * len(steps)):
             table.convolution(f"{name}.{place}.{index}", channels, channels, kernel)

@@ -89,14 +89,15 @@ def _output(table: ParameterTable, reader: ConfigReader, hidden_size: int, task:
 
 
 def _whisper(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
-    """Two convolutions of length 3; the encoder's positions are sinusoids, but parameters."""
+    """Two convolutions of length 3; the encoder's positions are sinusoids that are not trained."""
     encoder = _stack(reader, "encoder", key_bias=False)
     decoder = _stack(reader, "decoder", key_bias=False)
     hidden = encoder.hidden_size
     with table.block("encoder.embed"):
         table.convolution("conv1", reader.integer("num_mel_bins"), hidden, 3)
         table.convolution("conv2", hidden, hidden, 3)
-        table.embedding("embed_positions", reader.integer("max_source_positions"), hidden)
+        rows = reader.integer("max_source_positions")
+        table.untrained("embed_positions", "weight", rows, hidden)
     declare_stack(table, encoder)
     with table.block("decoder.embed"):
         _tokens(table, reader, hidden)
@@ -111,7 +112,8 @@ def _speech_to_text(table: ParameterTable, reader: ConfigReader, task: Task) -> 
     hidden, middle = encoder.hidden_size, reader.integer("conv_channels")
     kernels = reader.integers("conv_kernel_sizes", minimum=1)
     if len(kernels) != reader.integer("num_conv_layers"):
-        raise reader.fail("conv_kernel_sizes", "must have num_conv_layers entries")
+        key = "conv_kernel_sizes"
+        raise reader.fail(key, "must have num_conv_layers entries")
     inputs = reader.integer("input_feat_per_channel") * reader.integer("input_channels")
     with table.block("encoder.embed"):
         for index, kernel in enumerate(kernels):
@@ -144,17 +146,17 @@ def _moonshine(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
 
 
 def _moonshine_stack(table: ParameterTable, reader: ConfigReader, name: str, hidden: int) -> None:
-    heads_key = f"{name}_num_attention_heads"
+    """The encoder's layers overwrite the decoder's numbers of heads in the config that both share
+    (``MoonshineAttention.__init__``), so that those in the file come to nothing."""
+    heads_key = "encoder_num_attention_heads"
     num_heads = reader.integer(heads_key)
     head_dim = reader.divide("hidden_size", hidden, heads_key, num_heads)
-    num_kv_heads = reader.integer(f"{name}_num_key_value_heads", default=num_heads)
+    num_kv_heads = reader.integer("encoder_num_key_value_heads", default=num_heads)
     narrow, bias = num_kv_heads * head_dim, reader.flag("attention_bias")
     inner, decoder = reader.integer("intermediate_size"), name == "decoder"
     with table.block(f"{name}.layers", count=reader.layers(f"{name}_num_hidden_layers")):
         for part in ("self_attn", "cross_attn") if decoder else ("self_attn",):
-            attention(
-                table, part, hidden, key_value_width=narrow, bias=bias, output_bias=False
-            )
+            attention(table, part, hidden, key_value_width=narrow, bias=bias, output_bias=False)
             table.norm(f"{part}_layer_norm", hidden, bias=False)
         table.linear("mlp.fc1", hidden, 2 * inner if decoder else inner)
         table.linear("mlp.fc2", inner, hidden)
@@ -205,7 +207,8 @@ def _speech_features(table: ParameterTable, reader: ConfigReader, hidden: int) -
     channels = reader.integers("conv_dim", minimum=1)
     kernels = reader.integers("conv_kernel", minimum=1)
     if len(channels) != len(kernels):
-        raise reader.fail("conv_kernel", f"has {len(kernels)} entries, conv_dim {len(channels)}")
+        key = "conv_kernel"
+        raise reader.fail(key, f"has {len(kernels)} entries, conv_dim {len(channels)}")
     known = ("group", "layer")
     each = reader.choice("feat_extract_norm", reader.text("feat_extract_norm"), known) == "layer"
     inputs = 1

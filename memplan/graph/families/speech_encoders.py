@@ -2,7 +2,7 @@
 
 from memplan.graph.families.classes import BARE, whole_model
 from memplan.graph.families.request import ReadRequest
-from memplan.graph.families.towers.sizes import each_stage
+from memplan.graph.families.towers.sizes import at_least_one, each_stage
 from memplan.graph.families.towers.wav2vec2 import (
     WAV2VEC2_KINDS,
     output_size,
@@ -68,15 +68,15 @@ def _head(table: ParameterTable, reader: ConfigReader, request: ReadRequest, end
                 _speaker_head(table, reader, request, size)
             case "ForPreTraining":
                 _quantizer(table, reader, size)
+            case _:
+                pass
 
 
 def _speaker_head(
     table: ParameterTable, reader: ConfigReader, request: ReadRequest, size: int
 ) -> None:
     """Time-delay layers, statistics over time (hence twice the width), and a vector a speaker."""
-    widths = reader.integers("tdnn_dim", minimum=1)
-    if not widths:
-        raise reader.fail("tdnn_dim", "names no layers")
+    widths = at_least_one(reader, "tdnn_dim")
     kernels = each_stage(reader, "tdnn_kernel", len(widths))
     table.linear("projector", size, widths[0])
     before = widths[0]
@@ -94,7 +94,7 @@ def _quantizer(table: ParameterTable, reader: ConfigReader, size: int) -> None:
     groups = reader.integer("num_codevector_groups")
     count = groups * reader.integer("num_codevectors_per_group")
     width, met = reader.integer("codevector_dim"), reader.integer("proj_codevector_dim")
-    features = reader.integers("conv_dim", minimum=1)[-1]
+    features = at_least_one(reader, "conv_dim")[-1]
     narrow = reader.divide("codevector_dim", width, "num_codevector_groups", groups)
     table.parameter("quantizer", "codevectors", 1, count, narrow)
     table.linear("quantizer.weight_proj", features, count)

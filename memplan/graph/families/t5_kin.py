@@ -6,15 +6,12 @@ down as operations.
 
 from dataclasses import dataclass
 
-from memplan.graph.families.counted import attention, counted_model, feed_forward
+from memplan.graph.families.counted import attention, counted_model, feed_forward, shared_table
 from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.graph.families.t5 import read_feed_forward
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.model.spec import ModelSpec, Task
-
-TABLE = "shared"
-"""The token table of both stacks and of the output."""
+from memplan.model.spec import ModelSpec, Task, Tying
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +29,7 @@ class Shape:
     gated: bool
     num_layers: int
     num_decoder_layers: int
+    tied: bool
     global_attention: bool = False
     """LongT5's encoder sees a summary of each block beside its neighbours."""
     experts: "Experts | None" = None
@@ -59,6 +57,8 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     num_layers = reader.layers("num_layers")
     num_decoder_layers = reader.layers("num_decoder_layers", default=num_layers)
     num_heads = reader.integer("num_heads")
+    # LongT5's class ties whatever the file says, as T5's does.
+    tied = reader.flag("tie_word_embeddings", default=True)
     shape = Shape(
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("d_model"),
@@ -69,6 +69,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         gated=request.model_type == "longt5" and read_feed_forward(reader, 0.0).gated,
         num_layers=num_layers,
         num_decoder_layers=num_decoder_layers,
+        tied=tied or request.model_type == "longt5",
         global_attention=_sees_summaries(reader, request),
         experts=_experts(reader, num_layers, num_decoder_layers),
     )
@@ -80,7 +81,8 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         reader, request, declare,
         task=task, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size,
         context_length=reader.integer("n_positions", "max_position_embeddings", default=512),
-        tied=True if shape.experts is None else reader.flag("tie_word_embeddings", default=True),
+        tied=shape.tied,
+        tying=Tying.CLEAR if tied is shape.tied else Tying.AMBIGUOUS,
     )  # fmt: skip
 
 
@@ -113,13 +115,13 @@ def _step(reader: ConfigReader, name: str, num_layers: int) -> int:
 
 
 def _declare(table: ParameterTable, shape: Shape, task: Task) -> None:
-    with table.block("embed"):
-        table.embedding(TABLE, shape.vocab_size, shape.hidden_size)
+    stacks = ("encoder", "decoder")
+    shared_table(table, shape.vocab_size, shape.hidden_size, stacks, tied=shape.tied)
     _declare_stack(table, shape, shape.num_layers, decoder=False)
     _declare_stack(table, shape, shape.num_decoder_layers, decoder=True)
     if task is not Task.BASE:
         with table.block("head"):
-            table.tied("lm_head", f"{TABLE}.weight", shape.vocab_size, shape.hidden_size)
+            table.tied("lm_head", "shared.weight", shape.vocab_size, shape.hidden_size)
 
 
 def _declare_stack(table: ParameterTable, shape: Shape, count: int, *, decoder: bool) -> None:
@@ -154,9 +156,7 @@ def _declare_experts(
 ) -> None:
     """One expert of each layer is passed by a token, the others are idle; none is gated."""
     with table.block(f"{name}.router", count=count):
-        table.linear(
-            "mlp.router", shape.hidden_size, experts.num_experts, bias=experts.router_bias
-        )
+        table.linear("mlp.router", shape.hidden_size, experts.num_experts, bias=experts.router_bias)
     with table.block(f"{name}.experts", count=count):
         _declare_feed_forward(table, shape, "mlp.experts", gated=False)
     idle = count * (experts.num_experts - 1)

@@ -36,9 +36,7 @@ def _embeddings(table: ParameterTable, reader: ConfigReader, hidden: int) -> Non
 
 def read_lxmert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Layers of text, layers of regions, and layers in which each reads the other."""
-    task = reject_task(
-        reader, request, Task.PRETRAINING, Task.BASE, Task.QUESTION_ANSWERING
-    )
+    task = reject_task(reader, request, Task.PRETRAINING, Task.BASE, Task.QUESTION_ANSWERING)
     hidden = reader.integer("hidden_size")
     heads = reader.integer("num_attention_heads")
     reader.divide("hidden_size", hidden, "num_attention_heads", heads)
@@ -124,7 +122,10 @@ def read_visual_bert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         with table.block("head"):
             square(table, "pooler.dense", hidden)
             if task is Task.PRETRAINING:
-                masked_lm_head(table, hidden, reader.integer("vocab_size"), f"{WORDS}.weight")
+                masked_lm_head(
+                    table, hidden, reader.integer("vocab_size"), f"{WORDS}.weight",
+                    spare_bias=not reader.flag("tie_word_embeddings", default=True),
+                )  # fmt: skip
                 table.linear("seq_relationship", hidden, 2)
             elif task is not Task.BASE:
                 classifier(table, task, hidden, labels)
@@ -177,10 +178,11 @@ def read_flava(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         if reader.flag("init_codebook"):
             _codebook(table, codebook)
         with table.block("head"):
+            spare = not reader.flag("tie_word_embeddings", default=True)
             for name in ("mim", "mmm_image"):
-                _flava_predictions(table, parts["image"], name)
+                _flava_predictions(table, parts["image"], name, spare_bias=spare)
             for name in ("mlm", "mmm_text"):
-                _flava_predictions(table, text, name)
+                _flava_predictions(table, text, name, spare_bias=spare)
             hidden = reader.integer("hidden_size")
             square(table, "itm_head.pooler.dense", hidden)
             table.linear("itm_head.seq_relationship", hidden, 2)
@@ -192,10 +194,14 @@ def read_flava(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )  # fmt: skip
 
 
-def _flava_predictions(table: ParameterTable, part: ConfigReader, name: str) -> None:
+def _flava_predictions(
+    table: ParameterTable, part: ConfigReader, name: str, *, spare_bias: bool
+) -> None:
+    """No output matrix is tied; what ``tie_word_embeddings`` ties are the heads' two biases."""
     masked_lm_head(
-        table, part.integer("hidden_size"), part.integer("vocab_size"), "", name=f"{name}_head"
-    )
+        table, part.integer("hidden_size"), part.integer("vocab_size"), "",
+        name=f"{name}_head", spare_bias=spare_bias,
+    )  # fmt: skip
 
 
 def _flava_tower(table: ParameterTable, part: ConfigReader, name: str) -> None:
@@ -248,27 +254,37 @@ CODEBOOK_WIDTHS = (1, 2, 4, 8)
 
 
 def _codebook(table: ParameterTable, part: ConfigReader) -> None:
-    """DALL-E's encoder of images: four groups of convolutions, each block with a bypass."""
+    """DALL-E's encoder of images, which is frozen unless the config says otherwise."""
     hidden = part.integer("hidden_size")
     part.divide("hidden_size", hidden, "the bottleneck's factor", 4)
+    frozen = part.flag("freeze")
     with table.block("codebook"):
-        table.convolution("input", part.integer("input_channels"), hidden, 7, 7)
-        inputs = hidden
-        for group, factor in enumerate(CODEBOOK_WIDTHS):
-            for index in range(part.layers("num_blocks_per_group")):
-                _codebook_block(table, f"{group}.{index}", inputs, factor * hidden)
-                inputs = factor * hidden
-        table.convolution("output", inputs, part.integer("vocab_size"), 1, 1)
+        for name, inputs, outputs, kernel in _codebook_convolutions(part, hidden):
+            if frozen:
+                table.untrained(name, "weight", outputs, inputs, kernel, kernel)
+                table.untrained(name, "bias", outputs)
+            else:
+                table.convolution(name, inputs, outputs, kernel, kernel)
 
 
-def _codebook_block(table: ParameterTable, name: str, inputs: int, outputs: int) -> None:
-    narrow = outputs // 4
-    if inputs != outputs:
-        table.convolution(f"{name}.bypass", inputs, outputs, 1, 1)
-    table.convolution(f"{name}.conv1", inputs, narrow, 3, 3)
-    table.convolution(f"{name}.conv2", narrow, narrow, 3, 3)
-    table.convolution(f"{name}.conv3", narrow, narrow, 3, 3)
-    table.convolution(f"{name}.conv4", narrow, outputs, 1, 1)
+def _codebook_convolutions(part: ConfigReader, hidden: int) -> list[tuple[str, int, int, int]]:
+    """Name, channels in and out, and side of each: four groups, each block with a bypass."""
+    found = [("input", part.integer("input_channels"), hidden, 7)]
+    inputs = hidden
+    for group, factor in enumerate(CODEBOOK_WIDTHS):
+        outputs = factor * hidden
+        for index in range(part.layers("num_blocks_per_group")):
+            name, narrow = f"{group}.{index}", outputs // 4
+            if inputs != outputs:
+                found.append((f"{name}.bypass", inputs, outputs, 1))
+            found += [
+                (f"{name}.conv1", inputs, narrow, 3),
+                (f"{name}.conv2", narrow, narrow, 3),
+                (f"{name}.conv3", narrow, narrow, 3),
+                (f"{name}.conv4", narrow, outputs, 1),
+            ]
+            inputs = outputs
+    return [*found, ("output", inputs, part.integer("vocab_size"), 1)]
 
 
 READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {

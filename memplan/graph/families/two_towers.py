@@ -21,6 +21,7 @@ from memplan.graph.families.towers.clip import (
 from memplan.graph.families.towers.efficientnet import efficientnet_tower
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention, transformer_layer
+from memplan.graph.families.towers.sizes import at_least_one
 from memplan.graph.families.towers.vit import VIT_TOWERS, vit_model
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
@@ -247,17 +248,16 @@ def _grouping_tower(table: ParameterTable, vision: ConfigReader) -> None:
     """``GroupViTVisionTransformer``; a stage without group tokens merges nothing."""
     size, patch_size = vision.integer("hidden_size"), vision.integer("patch_size")
     inner = vision.integer("intermediate_size")
-    depths = vision.integers("depths")
+    depths = at_least_one(vision, "depths")
     groups = vision.integers("num_group_tokens")
     outputs = vision.integers("num_output_groups")
     if not len(depths) == len(groups) == len(outputs):
-        raise vision.fail("depths", "num_group_tokens and num_output_groups must be as many")
+        error = vision.fail("depths", "num_group_tokens and num_output_groups must be as many")
+        raise error
     with table.block("vision_model.embed"):
         channels = vision.integer("num_channels")
         table.convolution("patch_embeddings", channels, size, patch_size, patch_size)
-        table.parameter(
-            "embeddings", "position_embeddings", 1, patches_across(vision) ** 2, size
-        )
+        table.parameter("embeddings", "position_embeddings", 1, patches_across(vision) ** 2, size)
         table.norm("embed_norm", size)
     with table.block("vision_model.layers", count=sum(depths)):
         transformer_layer(table, size, inner)
@@ -276,9 +276,7 @@ def _grouping_stage(
     """``GroupViTTokenAssign``, and what brings the groups of the stage before along."""
     size = vision.integer("hidden_size")
     shares = vision.sequence("assign_mlp_ratio")
-    tokens, channels = (
-        int(each * size) for each in shares if isinstance(each, int | float)
-    )
+    tokens, channels = (int(each * size) for each in shares if isinstance(each, int | float))
     table.parameter("stage", "group_token", 1, count, size)
     for name in ("norm_tokens", "norm_post_tokens", "norm_x", "norm_new_x"):
         table.norm(f"downsample.{name}", size)

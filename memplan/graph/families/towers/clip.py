@@ -33,7 +33,8 @@ def patches_across(reader: ConfigReader) -> int:
     patch_size = reader.integer("patch_size")
     count = reader.integer("image_size") // patch_size
     if not count:
-        raise reader.fail("image_size", f"is smaller than patch_size ({patch_size})")
+        error = reader.fail("image_size", f"is smaller than patch_size ({patch_size})")
+        raise error
     return count
 
 

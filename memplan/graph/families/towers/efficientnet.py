@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from memplan.graph.families.towers.sizes import each_stage, ratio
+from memplan.graph.families.towers.sizes import at_least_one, each_stage, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 
@@ -51,10 +51,8 @@ def widened(reader: ConfigReader, num_channels: int) -> int:
 
 
 def _stages(reader: ConfigReader) -> list[_Stage]:
-    incoming = reader.integers("in_channels", minimum=1)
+    incoming = at_least_one(reader, "in_channels")
     count = len(incoming)
-    if not count:
-        raise reader.fail("in_channels", "names no stages")
     outgoing = each_stage(reader, "out_channels", count)
     kernels = each_stage(reader, "kernel_sizes", count)
     expansions = each_stage(reader, "expand_ratios", count)

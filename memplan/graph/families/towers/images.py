@@ -36,7 +36,8 @@ def _grid(reader: ConfigReader) -> int:
     (height, width), (tall, wide) = pair(reader, "image_size"), pair(reader, "patch_size")
     count = (height // tall) * (width // wide)
     if not count:
-        raise reader.fail("image_size", f"is smaller than patch_size ({tall} x {wide})")
+        error = reader.fail("image_size", f"is smaller than patch_size ({tall} x {wide})")
+        raise error
     return count
 
 
@@ -116,9 +117,7 @@ def kimi_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         _patches(table, reader)
         grid = reader.integer("pos_emb_height"), reader.integer("pos_emb_width")
         table.parameter("patch_embed.pos_emb", "position_embeddings", *grid, size)
-    declare_layers(
-        table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader)
-    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
     with table.block(f"{name}.norm"):
         table.norm("final_layernorm", size)
 
@@ -132,9 +131,7 @@ def muse_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         rows = reader.integer("pos_emb_height") * reader.integer("pos_emb_width")
         table.embedding("position_embedding_table", rows, size)
         table.norm("ln_pre", size)
-    declare_layers(
-        table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader)
-    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
     with table.block(f"{name}.norm"):
         table.norm("ln_post", size)
 
@@ -149,9 +146,7 @@ def llama4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
         features = reader.integer("num_channels") * height * width
         table.linear("patch_embedding.linear", features, size, bias=False)
         table.norm("layernorm_pre", size)
-    declare_layers(
-        table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader)
-    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
     outputs = reader.integer("projector_output_dim")
     with table.block(f"{name}.adapter"):
         table.norm("layernorm_post", size)
@@ -172,8 +167,9 @@ def mllama_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
         table.parameter("gated_positional_embedding", "embedding", positions, size)
         table.embedding("tile_embedding", shapes + 1, tiles * positions * size)
         for place in ("pre", "post"):
-            table.parameter(f"{place}_tile_positional_embedding", "gate", 1)
-            table.embedding(f"{place}_tile_positional_embedding.embedding", shapes + 1, tiles * size)
+            module = f"{place}_tile_positional_embedding"
+            table.parameter(module, "gate", 1)
+            table.embedding(f"{module}.embedding", shapes + 1, tiles * size)
         table.norm("layernorm_pre", size)
         table.norm("layernorm_post", size)
     layer = TowerLayer(
@@ -331,8 +327,6 @@ def minicpm_vision(table: ParameterTable, name: str, reader: ConfigReader) -> No
 
 
 def _siglip_layers(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    declare_layers(
-        table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader)
-    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
     with table.block(f"{name}.norm"):
         table.norm("post_layernorm", reader.integer("hidden_size"))

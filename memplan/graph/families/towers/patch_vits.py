@@ -46,13 +46,12 @@ def declare_patch_vit(
     kind = PATCH_VITS[model_type]
     width = reader.integer(kind.width)
     patch = reader.integer("patch_size")
-    kernel = (patch, patch)
-    if kind.frames:
-        kernel = (reader.integer("temporal_patch_size"), patch, patch)
+    frames = (reader.integer("temporal_patch_size"),) if kind.frames else ()
     with table.block(f"{name}.embed"):
         table.convolution(
-            "patch_embed.proj", reader.integer("in_channels"), width, *kernel, bias=kind.patch_bias
-        )
+            "patch_embed.proj", reader.integer("in_channels"), width, *frames, patch, patch,
+            bias=kind.patch_bias,
+        )  # fmt: skip
         if kind.table:
             table.embedding("pos_embed", _positions(reader, kind.table), width)
     declare_layers(table, f"{name}.layers", reader.layers("depth"), _layer(reader, kind, width))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from memplan.graph.families.towers.parts import convolution_norm
-from memplan.graph.families.towers.sizes import each_stage, ratio
+from memplan.graph.families.towers.sizes import at_least_one, each_stage, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 
@@ -13,10 +13,7 @@ DeclareLayer = Callable[[ParameterTable, int, int], None]
 
 def resnet_sizes(reader: ConfigReader) -> list[int]:
     """Channels that each stage gives."""
-    sizes = reader.integers("hidden_sizes", minimum=1)
-    if not sizes:
-        raise reader.fail("hidden_sizes", "names no stages")
-    return sizes
+    return at_least_one(reader, "hidden_sizes")
 
 
 def resnet_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
@@ -24,9 +21,7 @@ def resnet_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None
     bottleneck = reader.text("layer_type", default="bottleneck") == "bottleneck"
     _stem(table, name, reader, kernel=7)
     halved_first = reader.flag("downsample_in_first_stage")
-    _stages(
-        table, name, reader, _bottleneck if bottleneck else _basic, halved_first=halved_first
-    )
+    _stages(table, name, reader, _bottleneck if bottleneck else _basic, halved_first=halved_first)
 
 
 def regnet_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
@@ -116,9 +111,7 @@ def bit_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
             table.norm("norm", sizes[-1])
 
 
-def _standardized(
-    table: ParameterTable, before: int, after: int, *, preactivated: bool
-) -> None:
+def _standardized(table: ParameterTable, before: int, after: int, *, preactivated: bool) -> None:
     narrow = _to_eights(after / 4)
     table.norm("norm1", before if preactivated else narrow)
     table.convolution("conv1", before, narrow, 1, 1, bias=False)

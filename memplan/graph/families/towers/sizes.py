@@ -22,6 +22,14 @@ def ratio(reader: ConfigReader, key: str, *, default: float = 0.0) -> float:
     return reader.number(key, default=default, maximum=MAX_RATIO)
 
 
+def at_least_one(reader: ConfigReader, key: str) -> list[int]:
+    """Whole numbers from 1 on, and not an empty list of them."""
+    numbers = reader.integers(key, minimum=1)
+    if not numbers:
+        raise reader.fail(key, "must name at least one whole number")
+    return numbers
+
+
 def each_stage(reader: ConfigReader, key: str, num_stages: int, *, minimum: int = 1) -> list[int]:
     """One whole number for each stage of a tower."""
     sizes = reader.integers(key, minimum=minimum)

@@ -146,7 +146,8 @@ GEMMA4_WIDENING = 4
 def _gemma4_stem(table: ParameterTable, name: str, reader: ConfigReader, size: int) -> None:
     channels = reader.integers("subsampling_conv_channels", minimum=1)
     if len(channels) != 2:
-        raise reader.fail("subsampling_conv_channels", f"expected two, got {len(channels)}")
+        error = reader.fail("subsampling_conv_channels", f"expected two, got {len(channels)}")
+        raise error
     first, second = channels
     with table.block(f"{name}.stem"):
         for number, (inputs, outputs) in enumerate(((1, first), (first, second))):

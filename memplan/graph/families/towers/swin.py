@@ -2,7 +2,7 @@
 
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention
-from memplan.graph.families.towers.sizes import each_stage, ratio
+from memplan.graph.families.towers.sizes import at_least_one, each_stage, ratio
 from memplan.graph.families.towers.vit import num_patches, patch_projection
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
@@ -17,10 +17,7 @@ def swin_size(reader: ConfigReader) -> int:
 
 
 def _depths(reader: ConfigReader) -> list[int]:
-    depths = reader.integers("depths", minimum=1)
-    if not depths:
-        raise reader.fail("depths", "names no stages")
-    return depths
+    return at_least_one(reader, "depths")
 
 
 def swin_v2_tower(

@@ -41,13 +41,12 @@ def num_patches(reader: ConfigReader) -> int:
     patch_height, patch_width = pair(reader, "patch_size")
     count = (height // patch_height) * (width // patch_width)
     if not count:
-        raise reader.fail("image_size", "is smaller than patch_size")
+        error = reader.fail("image_size", "is smaller than patch_size")
+        raise error
     return count
 
 
-def patch_projection(
-    table: ParameterTable, reader: ConfigReader, size: int, *frames: int
-) -> None:
+def patch_projection(table: ParameterTable, reader: ConfigReader, size: int, *frames: int) -> None:
     """The convolution that makes a vector of each patch, over ``frames`` of a video at once."""
     channels = reader.integer("num_channels")
     kernel = (*frames, *pair(reader, "patch_size"))
@@ -90,9 +89,7 @@ def vit_layer(table: ParameterTable, reader: ConfigReader, kind: VitKind) -> Non
     size = reader.integer("hidden_size")
     heads = reader.integer("num_attention_heads")
     width = heads * reader.integer("head_dim", default=size // heads)
-    attention(
-        table, "self_attn", size, bias=reader.flag("qkv_bias", default=True), inner=width
-    )
+    attention(table, "self_attn", size, bias=reader.flag("qkv_bias", default=True), inner=width)
     table.norm("layernorm_before", size)
     table.norm("layernorm_after", size)
     if not kind.scaled:

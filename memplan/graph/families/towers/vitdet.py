@@ -26,9 +26,7 @@ def vitdet_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None
     for index in range(count):
         with table.block(f"{name}.layers.{index}"):
             table.norm("norm1", size)
-            fused_attention(
-                table, "self_attn", size, bias=reader.flag("qkv_bias", default=True)
-            )
+            fused_attention(table, "self_attn", size, bias=reader.flag("qkv_bias", default=True))
             if reader.flag("use_relative_position_embeddings"):
                 _relative_positions(table, reader, windows if index in windowed else 0)
             table.norm("norm2", size)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention
-from memplan.graph.families.towers.sizes import each_stage
+from memplan.graph.families.towers.sizes import at_least_one, each_stage
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 
@@ -82,9 +82,7 @@ def _signal_convolutions(
     table: ParameterTable, name: str, reader: ConfigReader, kind: Wav2Vec2Kind
 ) -> int:
     """``feature_extractor``; gives the channels that come out."""
-    channels = reader.integers("conv_dim", minimum=1)
-    if not channels:
-        raise reader.fail("conv_dim", "names no convolutions")
+    channels = at_least_one(reader, "conv_dim")
     kernels = each_stage(reader, "conv_kernel", len(channels))
     norm = "layer" if kind.layer_normed else reader.text("feat_extract_norm", default="group")
     reader.choice("feat_extract_norm", norm, ("group", "layer"))
@@ -99,9 +97,7 @@ def _signal_convolutions(
     return before
 
 
-def _positions(
-    table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind, size: int
-) -> None:
+def _positions(table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind, size: int) -> None:
     """A grouped convolution; its weight norm owns a length for each tap beside the direction."""
     groups = reader.integer("num_conv_pos_embedding_groups")
     reader.divide("hidden_size", size, "num_conv_pos_embedding_groups", groups)
@@ -153,9 +149,7 @@ def conformer_layer(table: ParameterTable, reader: ConfigReader, *, batch_norm: 
     _relative_positions(table, reader, size)
     table.norm("conv_module.layer_norm", size)
     table.convolution("conv_module.pointwise_conv1", size, 2 * size, 1, bias=False)
-    table.convolution(
-        "conv_module.depthwise_conv", size, size, kernel, groups=size, bias=False
-    )
+    table.convolution("conv_module.depthwise_conv", size, size, kernel, groups=size, bias=False)
     table.norm(f"conv_module.{'batch_norm' if batch_norm else 'depthwise_layer_norm'}", size)
     table.convolution("conv_module.pointwise_conv2", size, size, 1, bias=False)
     table.norm("final_layer_norm", size)
@@ -217,9 +211,7 @@ def wav2vec2_bert_tower(table: ParameterTable, name: str, reader: ConfigReader) 
         _attentive_adapter(table, name, reader, inner)
 
 
-def _attentive_adapter(
-    table: ParameterTable, name: str, reader: ConfigReader, inner: int
-) -> None:
+def _attentive_adapter(table: ParameterTable, name: str, reader: ConfigReader, inner: int) -> None:
     out, kernel = output_size(reader), reader.integer("adapter_kernel_size")
     with table.block(f"{name}.adapter"):
         adapter_projection(table, reader)

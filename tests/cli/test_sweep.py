@@ -1,0 +1,175 @@
+import csv
+import json
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SWEEP = (
+    "sweep", "llama-3.2-1b", "--gpus", "8,16", "--zero", "1-3", "--batch-size", "1..4",
+    "--seq-len", "512", "--gpu", "v100-32gb,h100",
+)  # fmt: skip
+Run = Callable[..., Any]
+
+
+def rows_of(text: str) -> list[dict[str, Any]]:
+    document = json.loads(text)
+    assert list(document) == ["schema_version", "assumptions", "rows"]
+    return list(document["rows"])
+
+
+def test_all_formats_hold_the_same_rows(run: Run) -> None:
+    rows = rows_of(run(*SWEEP, "--format", "json").stdout)
+    assert len(rows) == 2 * 3 * 3 * 2
+    lines = run(*SWEEP, "--format", "jsonl").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    table = list(csv.DictReader(StringIO(run(*SWEEP, "--format", "csv").stdout)))
+    assert [list(each) for each in table] == [list(each) for each in rows]
+    assert [int(each["peak_bytes"]) for each in table] == [each["peak_bytes"] for each in rows]
+    markdown = run(*SWEEP, "--format", "markdown").stdout.splitlines()
+    assert len(markdown) == len(rows) + 2
+    assert markdown[1] == "|" + " --- |" * markdown[0].count(" | ") + " --- |"
+
+
+def test_rows_are_those_of_an_estimate(run: Run) -> None:
+    named = ("llama-3.2-1b", "--gpus", "8", "--engine", "deepspeed", "--zero", "2", "--gpu", "h100")
+    estimates = rows_of(run("estimate", *named, "--offload", "none", "--format", "json").stdout)
+    swept = rows_of(run("sweep", *named, "--format", "json").stdout)
+    assert swept == [each for each in estimates if each["offload_optimizer"] == "none"]
+
+
+def test_the_table_has_a_row_for_each_setup_and_a_column_for_each_gpu(run: Run) -> None:
+    printed = run(*SWEEP).stdout
+    assert sum(" ZeRO-" in line for line in printed.splitlines()) == 18
+    assert "v100-sxm2-" in printed
+    assert "h100-sxm-" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        pytest.param((), 0, id="nothing asked"),
+        pytest.param(("--check", "any"), 0, id="any"),
+        pytest.param(("--check", "all"), 5, id="all"),
+        pytest.param(("--check",), 5, id="alone"),
+        pytest.param(("--check", "--format", "csv"), 5, id="alone before another"),
+        pytest.param(("--fail-on", "oom"), 5, id="fail on OOM"),
+        pytest.param(("--check", "any", "--fail-on", "tight"), 0, id="any for certain"),
+    ],
+)
+def test_checks(run: Run, options: tuple[str, ...], code: int) -> None:
+    command = ("sweep", "llama-3.1-8b", "--gpus", "8", "--zero", "0,2", "--gpu", "h100")
+    outcome = run(*command, *options)
+    assert outcome.exit_code == code
+    assert ("check " in outcome.stderr) is (code == 5)
+
+
+def test_estimate_checks_its_one_setup(run: Run) -> None:
+    command = ("estimate", "llama-3.1-8b", "--gpu", "h100", "--check")
+    assert run(*command).exit_code == 5
+    assert run(*command, "--precision", "bf16").exit_code == 0
+    assert (
+        run(*command, "--precision", "bf16", "--batch-size", "2", "--fail-on", "tight").exit_code
+        == 5
+    )
+
+
+def test_a_baseline_shows_what_moved(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(run(*SWEEP, "--format", "json").stdout)
+    same = run(*SWEEP, "--baseline", str(path))
+    assert same.exit_code == 0
+    assert "0 of 36 rows moved" in same.stdout
+    document = json.loads(path.read_text())
+    document["rows"][0]["peak_bytes"] = int(document["rows"][0]["peak_bytes"] * 0.97)
+    document["rows"].pop()
+    path.write_text(json.dumps(document))
+    moved = run(*SWEEP, "--baseline", str(path), "--tolerance", "1%")
+    assert moved.exit_code == 5
+    assert "1 of 35 rows moved, 1 for the worse beyond 1 %; 1 new, 0 gone" in moved.stdout
+    assert "(+3.09 %)" in moved.stdout
+    assert run(*SWEEP, "--baseline", str(path), "--tolerance", "5%").exit_code == 0
+    scripted = run(*SWEEP, "--baseline", str(path), "--format", "json")
+    assert scripted.exit_code == 5
+    assert len(rows_of(scripted.stdout)) == 36
+    assert "rows moved" in scripted.stderr
+
+
+def test_what_cannot_be_is_said(run: Run) -> None:
+    command = ("sweep", "llama-3.2-1b", "--gpus", "8", "--zero", "0,1", "--offload", "none,cpu")
+    assert "Left out, 1 combination: offload_optimizer" in run(*command).stdout
+    scripted = run(*command, "--format", "csv")
+    assert "Left out, 1 combination" in scripted.stderr
+    assert len(scripted.stdout.splitlines()) == 1 + 3 * 3
+
+
+def test_options_are_laid_over_a_sweep_file(run: Run, checkout: Path) -> None:
+    path = str(checkout / "configs" / "sweeps" / "xlm-roberta-xxl.yaml")
+    command = ("sweep", path, "--zero", "3", "--gpus", "32", "--gpu", "h100", "--format", "json")
+    rows = rows_of(run(*command).stdout)
+    assert [(each["num_gpus"], each["zero_stage"], each["gpu"]) for each in rows] == [
+        (32, 3, "h100-sxm-80gb")
+    ] * 2
+
+
+def test_a_setup_file_is_where_a_sweep_starts(run: Run, checkout: Path) -> None:
+    path = str(checkout / "configs" / "setups" / "llama-8b-zero3.yaml")
+    command = ("sweep", "llama-3.1-8b", "--setup", path, "--batch-size", "1,2", "--format", "json")
+    rows = rows_of(run(*command, "--gpu", "h100").stdout)
+    assert {(each["zero_stage"], each["seq_len"]) for each in rows} == {(3, 4096)}
+    assert [each["micro_batch_size"] for each in rows] == [1, 2]
+
+
+@pytest.mark.parametrize("figure", ["peak", "total", "headroom", "host"])
+def test_a_matrix_of_each_figure(run: Run, figure: str) -> None:
+    lines = run(*SWEEP, "--pivot", figure).stdout.splitlines()
+    assert sum("batch \\ GPUs" in line for line in lines) == 3 * 2
+
+
+def test_a_matrix_may_be_asked_for_without_naming_a_figure(run: Run) -> None:
+    assert run(*SWEEP, "--pivot").stdout == run(*SWEEP, "--pivot", "peak").stdout
+
+
+def test_colours_are_a_heat_map(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    printed = run(*SWEEP, "--pivot").stdout
+    assert "\x1b[30;42m" in printed
+    assert "!" in run("sweep", "llama-3.1-8b", "--gpus", "2", "--pivot").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        pytest.param(("--gpus", "8-"), 2, "--gpus: the list of numbers '8-'", id="range"),
+        pytest.param(("--zero", "4"), 3, "zero_stage: 4 is not one of", id="stage"),
+        pytest.param(("--precision", "bf17"), 3, "Did you mean 'bf16'", id="precision"),
+        pytest.param(("--pivot", "peek"), 2, "Did you mean 'peak'", id="figure"),
+        pytest.param(("--pivot", "--format", "csv"), 2, "leave it out", id="figure for scripts"),
+        pytest.param(("--fail-on", "tigt"), 2, "Did you mean 'tight'", id="verdict"),
+        pytest.param(("--tolerance", "5"), 2, "write 5% or 0.05", id="tolerance"),
+        pytest.param(("--baseline", "none.json"), 3, "no such file", id="baseline"),
+        pytest.param(("--gpu", "h1000"), 3, "h100", id="GPU"),
+        pytest.param(("--setup", "a", "--training-args", "b"), 2, "name one", id="two starts"),
+        pytest.param(("--global-batch-size", "0"), 2, "too small", id="global batch"),
+        pytest.param(("--zero", "0", "--offload", "cpu"), 3, "from stage 1 on", id="nothing left"),
+    ],
+)
+def test_bad_input_is_one_line(
+    run: Run, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    outcome = run("sweep", "llama-3.2-1b", *arguments)
+    assert outcome.exit_code == code
+    assert outcome.stdout == ""
+    assert message in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+
+
+def test_no_progress_bar_where_nobody_looks(run: Run) -> None:
+    axes = ("--batch-size", "1-64", "--seq-len", "128..8192", "--gpus", "8", "--zero", "2,3")
+    outcome = run("sweep", "llama-3.2-1b", *axes, "--format", "csv")
+    assert outcome.stderr == ""
+    assert len(outcome.stdout.splitlines()) == 1 + 64 * 7 * 2 * 3

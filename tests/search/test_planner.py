@@ -1,0 +1,167 @@
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from memplan.errors import SetupError
+from memplan.estimator import Verdict, estimate
+from memplan.search.planner import Goal, Objective, Plan, active_parameters, plan
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.precision import Engine, Precision
+from memplan.training.setup import Recomputation, TrainingSetup, ZeroStage
+
+MODEL = load_model("llama-3.2-1b")
+H100 = load_gpu("h100")
+BASE = TrainingSetup(seq_len=2048)
+
+
+def made(gpu: str = "h100", model: str = "llama-3.2-1b", **goal: Any) -> Plan:
+    return plan(load_model(model), Goal(**{"base": BASE, "limit": 100, **goal}), load_gpu(gpu))
+
+
+def test_every_setup_fits_and_no_larger_micro_batch_does() -> None:
+    found = made(num_gpus=(2, 8))
+    assert found.setups
+    for each in found.setups:
+        answer = estimate(MODEL, each.setup, H100)
+        assert answer.verdict is Verdict.FITS
+        assert each.headroom_bytes == H100.capacity_bytes - answer.total_bytes.high >= 0
+        larger = replace(each.setup, micro_batch_size=each.setup.micro_batch_size + 1)
+        assert estimate(MODEL, larger, H100).verdict is not Verdict.FITS
+
+
+def test_the_global_batch_is_kept() -> None:
+    found = made(num_gpus=(8, 16), global_batch_size=96)
+    for each in found.setups:
+        setup = each.setup
+        steps = setup.gradient_accumulation_steps
+        assert setup.micro_batch_size * steps * setup.data_parallel == 96
+
+
+def test_a_global_batch_smaller_than_the_ranks_is_not_tried() -> None:
+    found = made(num_gpus=(8, 64), global_batch_size=32)
+    assert {each.setup.num_gpus for each in found.setups} == {8}
+    assert any("64 data-parallel ranks" in reason for reason in found.refused)
+    with pytest.raises(SetupError, match="spread evenly"):
+        made(num_gpus=(64,), global_batch_size=32)
+
+
+def test_headroom_is_kept_free() -> None:
+    limit = H100.capacity_bytes * 0.7
+    found = made(num_gpus=(8,), headroom=0.3)
+    assert all(each.estimate.total_bytes.high <= limit for each in found.setups)
+    plain = made(num_gpus=(8,))
+    assert found.setups[0].setup.micro_batch_size < plain.setups[0].setup.micro_batch_size
+
+
+def test_fewest_gpus_first() -> None:
+    found = made(num_gpus=(1, 2, 4), objective=Objective.GPUS)
+    full = [each.setup.num_gpus for each in found.setups if each.tier == 0]
+    assert full == sorted(full)
+    assert full[0] == 1
+
+
+def test_largest_batch_first() -> None:
+    found = made(num_gpus=(2, 8), objective=Objective.BATCH)
+    sizes = [
+        each.setup.micro_batch_size * each.setup.num_gpus for each in found.setups if not each.tier
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_fastest_first_and_the_simplest_among_equals() -> None:
+    found = [each for each in made(num_gpus=(8,)).setups if not each.tier]
+    assert found[0].setup.checkpointing is Recomputation.NONE
+    for better, worse in pairwise(found):
+        equal = abs(better.total_speed / worse.total_speed - 1) < 1e-9
+        assert better.total_speed > worse.total_speed / 1.021
+        assert not equal or better.simplicity <= worse.simplicity
+
+
+def test_setups_without_fp32_states_come_last() -> None:
+    tiers = [each.tier for each in made(num_gpus=(8,)).setups]
+    assert tiers == sorted(tiers)
+    assert set(tiers) == {0, 1}
+
+
+def test_offloading_is_for_what_does_not_fit_without() -> None:
+    assert not any(
+        "cpu" in each.setup.offload_optimizer.value for each in made(num_gpus=(8,)).setups
+    )
+    found = made("a100-40gb", "llama-3.1-8b", num_gpus=(2,))
+    assert all(
+        each.setup.offload_optimizer.value == "cpu" for each in found.setups if not each.tier
+    )
+
+
+def test_stage_3_is_loaded_inside_zero_init() -> None:
+    found = made(num_gpus=(8,), engines=(Engine.DEEPSPEED,))
+    sharded = [each for each in found.setups if each.setup.zero_stage is ZeroStage.PARAMETERS]
+    assert sharded
+    assert all(dict(each.setup.engine_options)["zero_init"] for each in sharded)
+    base = replace(BASE, engine_options={"zero_init": False})
+    kept = plan(MODEL, Goal(base=base, engines=(Engine.DEEPSPEED,)), H100).setups
+    assert not any(dict(each.setup.engine_options)["zero_init"] for each in kept)
+
+
+def test_an_old_gpu_is_planned_in_fp16() -> None:
+    found = made("v100-32gb", num_gpus=(8,))
+    assert found.setups
+    assert all(each.setup.chosen_precision.value.startswith("fp16") for each in found.setups)
+
+
+@pytest.mark.parametrize(
+    ("goal", "engines", "precisions"),
+    [
+        pytest.param({"engines": (Engine.FSDP,)}, {"fsdp"}, {"bf16-mixed", "bf16"}, id="engine"),
+        pytest.param(
+            {"precisions": (Precision.BF16_MASTER,)}, {"deepspeed"}, {"bf16-master"}, id="precision"
+        ),
+    ],
+)
+def test_the_space_can_be_narrowed(
+    goal: dict[str, Any], engines: set[str], precisions: set[str]
+) -> None:
+    found = made(num_gpus=(8,), **goal)
+    assert {each.setup.chosen_engine.value for each in found.setups} == engines
+    assert {each.setup.chosen_precision.value for each in found.setups} == precisions
+
+
+def test_what_falls_short_names_what_fits() -> None:
+    found = made("a100-40gb", "llama-3.1-8b", num_gpus=(4, 16))
+    assert found.shortfalls
+    fitting = {id(each.estimate) for each in found.setups}
+    for each in found.shortfalls:
+        assert each.missing_bytes > 0
+        assert each.better is not None
+        assert id(each.better) in fitting
+        assert each.saved_bytes >= each.missing_bytes
+
+
+def test_nothing_fitting_is_an_answer() -> None:
+    found = made("t4", "llama-3.1-405b", num_gpus=(8,))
+    assert not found.setups
+    assert all(each.better is None for each in found.shortfalls)
+
+
+@pytest.mark.parametrize(
+    ("goal", "message"),
+    [
+        pytest.param({"num_gpus": ()}, "at least one", id="no GPUs"),
+        pytest.param({"num_gpus": (0,)}, "at least 1", id="zero GPUs"),
+        pytest.param({"headroom": 5}, "5 % is 0.05", id="headroom"),
+        pytest.param({"global_batch_size": 0}, "at least 1", id="batch"),
+    ],
+)
+def test_a_bad_goal_is_refused(goal: dict[str, Any], message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        Goal(**goal)
+
+
+def test_a_mixture_computes_with_a_share_of_its_parameters() -> None:
+    mixture = load_model("mixtral-8x7b")
+    answer = estimate(mixture, TrainingSetup(seq_len=16))
+    assert 12e9 < active_parameters(mixture) < 14e9 < answer.num_params
+    assert active_parameters(MODEL) == estimate(MODEL, BASE).num_params

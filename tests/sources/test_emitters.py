@@ -1,0 +1,215 @@
+"""What is written for a framework is read back to the same estimate."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from memplan.errors import SetupError
+from memplan.estimator import estimate
+from memplan.sources.accelerate_config import read_accelerate_config
+from memplan.sources.deepspeed_config import read_deepspeed_config
+from memplan.sources.emitters import Emitted, Framework, emit
+from memplan.sources.models import load_model
+from memplan.sources.training_arguments import read_training_arguments
+from memplan.training.setup import TrainingSetup
+
+MODEL = load_model("llama-3.2-1b")
+
+DEEPSPEED: list[Any] = [
+    pytest.param({"zero_stage": 1}, id="stage 1"),
+    pytest.param({"zero_stage": 2, "offload_optimizer": "cpu"}, id="stage 2 offloaded"),
+    pytest.param(
+        {
+            "zero_stage": 3,
+            "offload_optimizer": "cpu",
+            "offload_param": "cpu",
+            "engine_options": {"reduce_bucket_size": 10**8, "offload_param.pin_memory": False},
+        },
+        id="stage 3 offloaded",
+    ),
+    pytest.param({"zero_stage": 2, "precision": "fp16-master", "micro_batch_size": 3}, id="fp16"),
+    pytest.param({"zero_stage": 0, "precision": "fp32"}, id="fp32"),
+    pytest.param(
+        {"zero_stage": 1, "engine_options": {"grad_accum_dtype": "fp32"}}, id="fp32 accumulation"
+    ),
+    pytest.param({"zero_stage": 3, "optimizer": "adamw-foreach"}, id="torch's AdamW"),
+    pytest.param({"zero_stage": 2, "optimizer": "sgd-momentum"}, id="SGD"),
+    pytest.param(
+        {
+            "zero_stage": 1,
+            "engine_options": {"overlap_comm": True},
+            "gradient_accumulation_steps": 4,
+        },
+        id="accumulated",
+    ),
+]
+FSDP: list[Any] = [
+    pytest.param({"engine": "fsdp"}, id="FSDP2"),
+    pytest.param({"engine": "fsdp", "fsdp_strategy": "shard_grad_op"}, id="FSDP2 gathered"),
+    pytest.param(
+        {"engine": "fsdp", "offload_optimizer": "cpu", "offload_param": "cpu"}, id="FSDP2 offloaded"
+    ),
+    pytest.param({"engine": "fsdp", "precision": "fp32"}, id="FSDP2 in fp32"),
+    pytest.param({"engine": "fsdp1", "checkpointing": "full"}, id="FSDP1"),
+    pytest.param({"engine": "fsdp1", "fsdp_strategy": "shard_grad_op"}, id="FSDP1 gathered"),
+]
+
+
+def setup_of(fields: dict[str, Any]) -> TrainingSetup:
+    return TrainingSetup(**{"num_gpus": 8, "seq_len": 256, **fields}).resolve()
+
+
+def same(first: TrainingSetup, second: TrainingSetup) -> bool:
+    return estimate(MODEL, first).account == estimate(MODEL, second).account
+
+
+def write(made: Emitted, folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_text(made.yaml if name.endswith(".yaml") else made.json)
+    return path
+
+
+@pytest.mark.parametrize("fields", DEEPSPEED)
+def test_deepspeed(fields: dict[str, Any], tmp_path: Path) -> None:
+    setup = setup_of(fields)
+    made = emit(setup, Framework.DEEPSPEED)
+    given = {"num_gpus": 8, "seq_len": 256}
+    found = read_deepspeed_config(write(made, tmp_path, "ds.json"), given)
+    assert same(replace(TrainingSetup(**given), **found.fields), setup)
+    assert made.setup == setup
+
+
+@pytest.mark.parametrize("fields", FSDP)
+def test_accelerate(fields: dict[str, Any], tmp_path: Path) -> None:
+    setup = setup_of({**fields, "micro_batch_size": 2})
+    made = emit(setup, Framework.ACCELERATE)
+    found = read_accelerate_config(write(made, tmp_path, "fsdp.yaml"))
+    base = TrainingSetup(seq_len=256, micro_batch_size=2)
+    assert same(replace(base, **found.fields), made.setup)
+    again = emit(made.setup, Framework.ACCELERATE)
+    assert again.values == made.values
+    assert same(again.setup, made.setup)
+
+
+@pytest.mark.parametrize("name", ["args.json", "args.yaml"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *[each for each in DEEPSPEED if each.id != "SGD"],
+        *FSDP,
+        pytest.param({"engine": "ddp", "kernels": "liger", "checkpointing": "full"}, id="DDP"),
+        pytest.param({"num_gpus": 1, "precision": "fp16-amp", "optimizer": "sgd"}, id="one GPU"),
+    ],
+)
+def test_training_arguments(fields: dict[str, Any], name: str, tmp_path: Path) -> None:
+    setup = setup_of({**fields, "micro_batch_size": 2})
+    made = emit(setup, Framework.TRAINING_ARGS)
+    base = TrainingSetup(num_gpus=setup.num_gpus, seq_len=256)
+    assert same(read_training_arguments(write(made, tmp_path, name), base), made.setup)
+    if setup.chosen_engine.value == "deepspeed":
+        assert made.setup == setup
+
+
+def test_torchtitan() -> None:
+    setup = setup_of({"engine": "fsdp", "micro_batch_size": 2, "checkpointing": "full"})
+    flags = emit(setup, Framework.TORCHTITAN).flags.replace(" \\\n", " ").split()
+    assert flags[:2] == ["--training.local_batch_size", "2"]
+    found = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert found["--training.global_batch_size"] == "16"
+    assert found["--training.mixed_precision_param"] == "bfloat16"
+    assert found["--parallelism.data_parallel_shard_degree"] == "8"
+    assert found["--activation_checkpoint.mode"] == "full"
+
+
+def test_torchtitan_offloads_with_a_flag_without_a_value() -> None:
+    offloaded = {"engine": "fsdp", "offload_optimizer": "cpu", "offload_param": "cpu"}
+    assert (
+        "--training.enable_cpu_offload \\"
+        in emit(setup_of(offloaded), Framework.TORCHTITAN).flags.splitlines()
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "fields", "message"),
+    [
+        pytest.param("deepspeed", {"engine": "fsdp"}, "engine deepspeed, not fsdp", id="ds engine"),
+        pytest.param("accelerate", {"zero_stage": 2}, "not deepspeed", id="accelerate engine"),
+        pytest.param(
+            "accelerate", {"engine": "fsdp", "precision": "bf16"}, "bf16-mixed", id="precision"
+        ),
+        pytest.param(
+            "accelerate", {"engine": "fsdp", "checkpointing": 0.5}, "all layers", id="a share"
+        ),
+        pytest.param("training-args", {"zero_stage": 2, "checkpointing": 0.5}, "all", id="share"),
+        pytest.param("training-args", {"kernels": "megatron"}, "liger", id="kernels"),
+        pytest.param(
+            "training-args", {"optimizer": "sgd-momentum"}, "sgd-momentum", id="optimizer"
+        ),
+        pytest.param(
+            "training-args", {"engine": "ddp", "precision": "bf16"}, "loaded", id="bf16 weights"
+        ),
+        pytest.param("torchtitan", {"zero_stage": 2, "precision": "fp32"}, "FSDP2", id="titan"),
+        pytest.param(
+            "torchtitan", {"engine": "fsdp", "optimizer": "sgd"}, "AdamW", id="titan optimizer"
+        ),
+        pytest.param(
+            "torchtitan",
+            {"engine": "fsdp", "precision": "fp16-mixed"},
+            "bf16-mixed",
+            id="titan fp16",
+        ),
+    ],
+)
+def test_what_a_framework_cannot_do_is_refused(
+    framework: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SetupError, match=f"--emit: .*{message}"):
+        emit(setup_of(fields), Framework(framework))
+
+
+@pytest.mark.parametrize("framework", list(Framework))
+def test_yaml_and_json_say_the_same(framework: Framework) -> None:
+    fields = {"zero_stage": 3} if framework is Framework.DEEPSPEED else {"engine": "fsdp"}
+    made = emit(setup_of(fields), framework)
+    assert yaml.safe_load(made.yaml) == json.loads(made.json) == made.values
+
+
+# -- the frameworks' own opinion, where they are installed ------------------------------------------
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("fields", DEEPSPEED)
+def test_deepspeed_takes_its_file(fields: dict[str, Any], tmp_path: Path) -> None:
+    config = pytest.importorskip("deepspeed.runtime.config")
+    path = write(emit(setup_of(fields), Framework.DEEPSPEED), tmp_path, "ds.json")
+    values = json.loads(path.read_text())
+    del values["train_batch_size"]  # of as many processes as there are here
+    found = config.DeepSpeedConfig(values)
+    assert found.train_micro_batch_size_per_gpu == values["train_micro_batch_size_per_gpu"]
+    assert found.zero_optimization_stage == values["zero_optimization"]["stage"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("fields", FSDP)
+def test_accelerate_takes_its_file(fields: dict[str, Any], tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    path = write(emit(setup_of(fields), Framework.ACCELERATE), tmp_path, "fsdp.yaml")
+    found = config_args.load_config_from_file(str(path))
+    assert found.num_processes == 8
+    assert found.fsdp_config["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "fields", [*DEEPSPEED[:3], *FSDP, pytest.param({"engine": "ddp"}, id="DDP")]
+)
+def test_transformers_takes_the_arguments(fields: dict[str, Any]) -> None:
+    pytest.importorskip("torch")
+    training_args = pytest.importorskip("transformers.training_args")
+    values = dict(emit(setup_of(fields), Framework.TRAINING_ARGS).values)
+    known = {field for field in training_args.TrainingArguments.__dataclass_fields__}
+    assert values.keys() <= known
