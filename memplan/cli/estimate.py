@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memplan.cli.options import (
+    AllowGuessOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
@@ -105,6 +106,7 @@ def estimate(
     accelerate_config: AccelerateConfigOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
+    allow_guess: AllowGuessOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -144,7 +146,13 @@ def estimate(
     spec = None
     if model is not None:
         spec = load_model(
-            model, task, family=family, num_labels=num_labels, revision=revision, token=token
+            model,
+            task,
+            family=family,
+            num_labels=num_labels,
+            revision=revision,
+            token=token,
+            allow_guess=allow_guess,
         )
     if deepspeed or params is not None:
         from memplan.cli.deepspeed_tables import show_deepspeed_tables

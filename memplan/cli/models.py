@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from memplan.cli.options import (
+    AllowGuessOption,
     FamilyOption,
     FormatOption,
     NumLabelsOption,
@@ -26,6 +27,7 @@ def models(
     ] = None,
     task: TaskOption = None,
     family: FamilyOption = None,
+    allow_guess: AllowGuessOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -48,7 +50,13 @@ def models(
     from memplan.sources.models import load_model
 
     spec = load_model(
-        name, task, family=family, num_labels=num_labels, revision=revision, token=token
+        name,
+        task,
+        family=family,
+        num_labels=num_labels,
+        revision=revision,
+        token=token,
+        allow_guess=allow_guess,
     )
     counts = count_parameters(spec)
     rows = model_rows(spec, counts)

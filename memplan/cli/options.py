@@ -71,6 +71,14 @@ FamilyOption = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+AllowGuessOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-guess",
+        help="Read a type that is not known as the one its keys are most like.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 TaskOption = Annotated[
     str | None,
     typer.Option(

@@ -61,7 +61,7 @@ def notes_of(
     model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None
 ) -> tuple[str, ...]:
     """Warnings that belong to the figure."""
-    notes = []
+    notes = [model.guess] if model.guess else []
     has_table = any(stack.embedding and stack.embedding.num_positions for stack in model.stacks)
     if has_table and setup.seq_len is not None and setup.seq_len > model.context_length:
         notes.append(

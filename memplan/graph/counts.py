@@ -123,6 +123,9 @@ def largest_layer_parameters(tape: Tape) -> int:
 def component_of(segment: Segment, parameter: Parameter) -> str:
     """Which part of a model, as people speak of it, a parameter belongs to."""
     module = parameter.module
+    beside = segment.name.partition(".")[0]
+    if beside.endswith(("_tower", "_projector")) or beside in _BESIDE:
+        return beside.replace("_", " ")
     if segment.name.endswith("embed"):
         return "embeddings"
     if segment.name == "head":
@@ -132,6 +135,9 @@ def component_of(segment: Segment, parameter: Parameter) -> str:
             return component
     return "feed-forward"
 
+
+_BESIDE = frozenset({"projector", "qformer", "vqgan", "talker", "token2wav", "vocoder"})
+"""Parts that stand beside a language model and are not broken down further."""
 
 _COMPONENTS = (
     ("norm", "norms"),

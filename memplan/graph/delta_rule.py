@@ -32,6 +32,10 @@ class Sizes:
     """Width of a key's head."""
     values: int
     """Width of a value's head."""
+    strided: bool
+    """Tokens come before heads in memory: fp32 states are not copied on their way, and padding by
+    nothing keeps the order; so products copy them."""
+    batch: int
 
     @property
     def rows(self) -> int:
@@ -134,6 +138,8 @@ def _chunked_rule(
         chunks=-(-context.seq_len // CHUNK),
         keys=spec.key_head_dim,
         values=spec.value_head_dim,
+        strided=states[0].dtype is DType.FP32 and context.seq_len % CHUNK == 0,
+        batch=context.batch,
     )
     dtype = states[0].dtype
     query, key, value, rate = _widened(t, states, rate, spec)
@@ -155,7 +161,8 @@ def _chunked_rule(
     parts = (new_values, old_keys, query, key, scores, fading)
     out, frame = _over_chunks(t, parts, state, out, sizes)
     result = _in_rows(t, out, sizes, dtype)
-    t.touch(rate, decay, value_part, key_part, total, pairwise, faded, *parts, *frame)
+    frame += (value, rate, decay, value_part, key_part, total, pairwise, system, faded)
+    t.touch(*parts, *frame)
     return result
 
 
@@ -192,12 +199,18 @@ def _padded(t: Tape, parts: tuple[Tensor, ...], sizes: Sizes) -> list[Tensor]:
     """Copies with whole chunks, made even where nothing is missing."""
     padded = sizes.chunks * CHUNK
     made = []
-    for part in parts:
+    for number, part in enumerate(parts):
         out = t.tensor(part.numel // sizes.tokens * padded, part.dtype)
         t.record("pad", (part,), (out,), gradients=(Gradient.FRESH,))
         made.append(out)
-    t.touch(*parts)
+        if number == len(STATES) - 1:
+            t.touch(*parts[: len(STATES)])
+    t.touch(*parts[len(STATES) :])
     return made
+
+
+STATES = ("queries", "keys", "values")
+"""What is padded first, and renamed before the rest."""
 
 
 def _copied_back(t: Tape, x: Tensor) -> Tensor:
@@ -235,6 +248,8 @@ def _within_chunks(
     t: Tape, left: Tensor, right: Tensor, pairwise: Tensor, sizes: Sizes
 ) -> Tensor:
     """Products of all pairs of a chunk, each with its decay."""
+    if sizes.strided:
+        left, right = t.contiguous(left), t.contiguous(right)
     return t.mul(batched_matmul(t, left, right, sizes.pairs, sizes.keys), pairwise)
 
 
@@ -276,6 +291,8 @@ def _over_chunks(
             t.slice(part, part.numel // chunks) for part in parts
         )
         size = new_values.numel
+        if sizes.strided and sizes.batch > 1:
+            query, key = t.contiguous(query), t.contiguous(key)
         predicted = batched_matmul(t, old_keys, state, size, sizes.keys)
         fresh = t.tensor(size, DType.FP32)
         t.record(
@@ -288,11 +305,13 @@ def _over_chunks(
         out = _written(t, out, t.add(earlier, within))
         t.touch(within)
         if number == chunks - 1:
-            key, state, fresh = (_without_gradient(each) for each in (key, state, fresh))
-        kept = t.mul(state, fading) if state.requires_grad else t.scale(state)
+            fading, key = _without_gradient(fading), _without_gradient(key)
+            state, fresh = _without_gradient(state), _without_gradient(fresh)
+        kept = t.mul(state, fading)
         added = batched_matmul(t, key, fresh, heads * sizes.keys * sizes.values, CHUNK)
-        state = t.add(kept, added)
-        t.touch(kept, added)
+        following = t.add(kept, added)
+        t.touch(kept, added, state)
+        state = following
         frame = (fresh, earlier)
     return out, frame
 

@@ -151,6 +151,10 @@ def _shape_lines(model: ModelSpec, counts: ParameterCounts) -> list[str]:
         f"{model.num_layers} layers, hidden size {model.hidden_size:,}, vocabulary "
         f"{model.vocab_size:,}, context {model.context_length:,} tokens"
     ]
+    if model.guess:
+        lines.append(model.guess)
+    if model.activations_left_out:
+        lines.append(f"In estimates, left out: {model.activations_left_out}")
     if model.tying is Tying.AMBIGUOUS:
         lines.append(tying_note(model, tied=counts.total, untied=counts.untied))
     return lines

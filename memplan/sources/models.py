@@ -10,7 +10,7 @@ keys; a spec is written by hand, so a key that nothing reads is refused as a sli
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memplan.errors import (
@@ -59,7 +59,7 @@ def load_model(
     the network. ``task`` says which class is meant (default: as ``architectures`` says),
     ``num_labels`` the classes of a classification head. ``family`` overrules the config's
     ``model_type``; with ``allow_guess`` an unknown one is read as the family whose keys are most
-    alike, and ``source`` says so. ``revision`` and ``token`` are for the hub: with ``revision``, a
+    alike, and ``ModelSpec.guess`` says so. ``revision`` and ``token`` are for the hub: with ``revision``, a
     built-in name is fetched too.
 
     Raises ``ModelNotFoundError``, ``ConfigError``, ``UnsupportedFamilyError``, a ``HubError``, or
@@ -81,14 +81,68 @@ def load_model(
     found = _find(model, revision=revision, token=token)
     try:
         return _read(found, task=wanted, family=family, num_labels=num_labels)
-    except UnsupportedFamilyError:
-        if not allow_guess or family is not None:
+    except UnsupportedFamilyError as error:
+        if family is not None:
             raise
-    guess = _nearest_family(found.config)
-    guessed = _Found(
-        config=found.config, name=found.name, source=f"{found.source} (read as {guess}: a guess)"
+        guess = _guess_family(found)
+        if not allow_guess:
+            raise UnsupportedFamilyError(guess.refusal) from error
+    spec = _read(found, task=wanted, family=guess.family, num_labels=num_labels)
+    return replace(spec, guess=guess.confession)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Guess:
+    """The known family that a config of an unknown type is most like."""
+
+    source: str
+    model_type: str
+    family: str
+    unread: tuple[str, ...]
+    """Keys with a number or a flag that this family does not read."""
+
+    @property
+    def refusal(self) -> str:
+        """What to say when guessing is not allowed."""
+        return (
+            f"{self.source}: model_type {self.model_type!r} is not known. By its keys it is most "
+            f"like {self.family}{self._unread}. To take it as that: --family {self.family}, or "
+            "--allow-guess"
+        )
+
+    @property
+    def confession(self) -> str:
+        """What to say beside every figure that rests on the guess."""
+        return (
+            f"A GUESS: model_type {self.model_type!r} is not known and was read as {self.family}"
+            f"{self._unread}"
+        )
+
+    @property
+    def _unread(self) -> str:
+        return f" (not read: {', '.join(self.unread)})" if self.unread else ""
+
+
+def _guess_family(found: _Found) -> _Guess:
+    from memplan.sources.defaults import known_keys
+
+    family = _nearest_family(found.config)
+    known = known_keys(family)
+    unread = [
+        key
+        for key, value in found.config.items()
+        if key not in known and isinstance(value, int | float) and not key.endswith("token_id")
+    ]
+    return _Guess(
+        source=found.source,
+        model_type=str(found.config.get("model_type")),
+        family=family,
+        unread=tuple(sorted(unread)[:MAX_KEYS_NAMED]),
     )
-    return _read(guessed, task=wanted, family=guess, num_labels=num_labels)
+
+
+MAX_KEYS_NAMED = 8
+"""Of a config's keys that a guess leaves unread."""
 
 
 def _to_task(task: Task | str | None) -> Task | None:
@@ -228,15 +282,20 @@ def _check_spec_keys(spec: Mapping[str, object], *, source: str, model_type: str
 
 
 def _nearest_family(config: Mapping[str, object]) -> str:
-    """Return the supported family that shares most keys with a config, for their number."""
+    """Return the family that reads most of a config's keys; of equals, the commonest, then the one
+    whose own keys the config leaves out least."""
     from memplan.graph.families import supported_families
     from memplan.sources.defaults import known_keys
 
-    def likeness(family: str) -> float:
+    def likeness(family: str) -> tuple[int, bool, int]:
         known = known_keys(family)
-        return len(known & config.keys()) / (len(known | config.keys()) or 1)
+        return len(known & config.keys()), family in COMMON_FAMILIES, -len(known - config.keys())
 
     return max(supported_families(), key=likeness)
+
+
+COMMON_FAMILIES = ("llama", "mistral", "qwen2", "mixtral", "gpt2", "bert", "roberta", "t5", "bart")
+"""What an unknown model is likeliest to be built after."""
 
 
 def _from_hub(repo_id: str, *, revision: str | None, token: str | None) -> _Found:

@@ -207,9 +207,23 @@ def test_accelerate_takes_its_file(fields: dict[str, Any], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "fields", [*DEEPSPEED[:3], *FSDP, pytest.param({"engine": "ddp"}, id="DDP")]
 )
-def test_transformers_takes_the_arguments(fields: dict[str, Any]) -> None:
+def test_transformers_takes_the_arguments(fields: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    training_args = pytest.importorskip("transformers.training_args")
-    values = dict(emit(setup_of(fields), Framework.TRAINING_ARGS).values)
-    known = {field for field in training_args.TrainingArguments.__dataclass_fields__}
-    assert values.keys() <= known
+    transformers = pytest.importorskip("transformers")
+    made = emit(setup_of(fields), Framework.TRAINING_ARGS)
+    here = {"output_dir": str(tmp_path), "use_cpu": True}
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    (found,) = parser.parse_dict({**made.values, **here})
+    assert found.per_device_train_batch_size == made.setup.micro_batch_size
+    assert found.optim.value == made.values["optim"]
+    if "fsdp_config" not in made.values:
+        assert not found.fsdp
+        return
+    plugin = found.fsdp_plugin_args
+    config = made.values["fsdp_config"]
+    assert isinstance(config, dict)
+    assert plugin["fsdp_version"] == config["version"]
+    assert plugin["reshard_after_forward"] == config["reshard_after_forward"]
+    assert plugin["auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+    assert plugin.get("cpu_offload", False) == config.get("cpu_offload", False)
+    assert plugin["activation_checkpointing"] == config["activation_checkpointing"]

@@ -287,11 +287,12 @@ def test_an_unknown_family_is_read_as_the_nearest_one_only_on_request(
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "mlp_bias": False, "attention_bias": False, "pretraining_tp": 1,
     }  # fmt: skip
-    with pytest.raises(UnsupportedFamilyError):
+    config["novelty_factor"] = 3
+    with pytest.raises(UnsupportedFamilyError, match=r"most like llama \(not read: novelty_factor"):
         load_model(config)
     model = load_model(config, allow_guess=True)
-    assert reading[0].family == "llama"
-    assert model.source == "config (read as llama: a guess)"
+    assert reading[-1].family == "llama"
+    assert "read as llama (not read: novelty_factor)" in model.guess
 
 
 def test_a_named_family_is_never_guessed_over(reading: list[Reading]) -> None:

@@ -32,14 +32,23 @@ def fields(values: dict[str, Any], *names: str) -> list[Any]:
             {"learning_rate": 1e-4, "output_dir": "out"}, {"engine": "ddp"}, id="no memory in it"
         ),
         pytest.param(
-            {"bf16": True, "fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}},
+            {"bf16": True, "fsdp": True},
             {"engine": "fsdp", "precision": "bf16-mixed", "fsdp_strategy": None},
             id="FSDP2",
         ),
         pytest.param(
-            {"bf16": True, "fsdp": "shard_grad_op auto_wrap offload"},
-            {"engine": "fsdp1", "fsdp_strategy": "shard_grad_op", "offload_param": "cpu"},
+            {
+                "bf16": True,
+                "fsdp": True,
+                "fsdp_config": {"version": 1, "reshard_after_forward": "shard_grad_op"},
+            },
+            {"engine": "fsdp1", "fsdp_strategy": "shard_grad_op", "offload_param": "none"},
             id="FSDP1",
+        ),
+        pytest.param(
+            {"fsdp": "shard_grad_op auto_wrap offload", "fsdp_config": {"xla": False}},
+            {"engine": "fsdp", "precision": "fp32", "offload_param": "cpu"},
+            id="the older form",
         ),
         pytest.param(
             {

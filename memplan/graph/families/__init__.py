@@ -284,6 +284,12 @@ FAMILY_MODULES: dict[str, str] = {
     "lw_detr": "detection",
     "rf_detr": "detection",
     "d_fine": "detection",
+    "dinov2": "image_transformers",
+    "llava_next": "multimodal",
+    "vipllava": "multimodal",
+    "blip-2": "multimodal",
+    "instructblipvideo": "multimodal",
+    "colqwen2": "composites",
 }
 """For each supported ``model_type``, the module of this package that reads it."""
 

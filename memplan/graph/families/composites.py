@@ -19,9 +19,14 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return _READERS[request.model_type](reader, request)
 
 
-def _read_colpali(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+RETRIEVED = {"colpali": "paligemma", "colqwen2": "qwen2_vl"}
+"""What stands inside a retriever whose ``vlm_config`` does not say."""
+
+
+def _read_retriever(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """A base model whose tokens a linear layer makes short vectors of (``ColPaliForRetrieval``)."""
-    part = read_part(reader, request, PartSpec(key="vlm_config", model_type="paligemma"))
+    inside = PartSpec(key="vlm_config", model_type=RETRIEVED[request.model_type])
+    part = read_part(reader, request, inside)
     kind = MULTIMODALS.get(part.model_type)
     if kind is None:
         error = part.reader.fail("model_type", f"{part.model_type!r} is not supported here")
@@ -53,4 +58,8 @@ def _read_omni(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return replace(model, tables=(*model.tables, *speech))
 
 
-_READERS = {"colpali": _read_colpali, "qwen2_5_omni": _read_omni}
+_READERS = {
+    "colpali": _read_retriever,
+    "colqwen2": _read_retriever,
+    "qwen2_5_omni": _read_omni,
+}

@@ -262,13 +262,14 @@ def _lilt(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
     narrow = reader.divide("hidden_size", hidden, "channel_shrink_ratio", shrink)
     inner = reader.divide("intermediate_size", sizes.inner_size, "channel_shrink_ratio", shrink)
     rows = reader.integer("max_2d_position_embeddings")
+    share = reader.divide("hidden_size", hidden, "the coordinates of a box and its sides", 6)
     with table.block("embed"):
         _embeddings(table, reader, sizes)
     with table.block("layout.embed"):
         for name in ("x", "y", "h", "w"):
-            table.embedding(f"{name}_position_embeddings", rows, hidden // 6)
+            table.embedding(f"{name}_position_embeddings", rows, share)
         table.embedding("box_position_embeddings", sizes.num_positions, narrow)
-        table.linear("box_linear_embeddings", hidden // 6 * 6, narrow)
+        table.linear("box_linear_embeddings", hidden, narrow)
         table.norm("embed_norm", narrow)
     with table.block("encoder.layers", count=sizes.num_layers):
         encoder_layer(table, hidden, sizes.inner_size)

@@ -8,7 +8,7 @@ from memplan.graph.families.request import ReadRequest
 from memplan.graph.families.towers.hgnet import hgnet_sizes, hgnet_tower
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention, multi_layer
-from memplan.graph.families.towers.sizes import at_least_one, each_stage, pair, ratio
+from memplan.graph.families.towers.sizes import at_least_one, each_stage, few, pair, ratio
 from memplan.graph.families.towers.vit import VitKind, patch_projection, vit_tower
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
@@ -139,7 +139,7 @@ def _conv_norm(
 
 def _cross_stage(table: ParameterTable, reader: ConfigReader, before: int) -> None:
     """``C2FLayer``: half of the channels pass blocks, each of whose results is kept."""
-    out, blocks = reader.integer("d_model"), reader.integer("c2f_num_blocks", minimum=0)
+    out, blocks = reader.integer("d_model"), few(reader, "c2f_num_blocks")
     hidden = int(out * ratio(reader, "hidden_expansion"))
     _conv_norm(table, "projector.conv1", before, 2 * hidden, 1)
     _conv_norm(table, "projector.conv2", (2 + blocks) * hidden, out, 1)
@@ -241,8 +241,13 @@ def _hybrid_encoder(table: ParameterTable, reader: ConfigReader, backbone: Confi
         _conv_norm(table, "lateral", size, size, 1)
         _conv_norm(table, "downsample.conv1", size, size, 1)
         _conv_norm(table, "downsample.conv2", size, size, 3, groups=size)
+    narrow = round(ratio(reader, "hidden_expansion") * size // 2)
     with table.block("encoder.blocks", count=2 * paths):
-        _elan(table, reader, size)
+        _elan(table, size, narrow)
+    bottlenecks = round(3 * ratio(reader, "depth_mult", default=1))
+    with table.block("encoder.bottlenecks", count=2 * paths * 2 * bottlenecks):
+        _conv_norm(table, "bottleneck.conv1", narrow, narrow, 3)
+        _conv_norm(table, "bottleneck.conv2", narrow, narrow, 1)
 
 
 def _feature_channels(backbone: ConfigReader) -> list[int]:
@@ -255,17 +260,12 @@ def _feature_channels(backbone: ConfigReader) -> list[int]:
     return [known[each] for each in named] or sizes[-1:]
 
 
-def _elan(table: ParameterTable, reader: ConfigReader, size: int) -> None:
-    """``DFineRepNCSPELAN4``: twice a chain of small blocks beside a shortcut."""
-    narrow = round(ratio(reader, "hidden_expansion") * size // 2)
-    blocks = round(3 * ratio(reader, "depth_mult", default=1))
+def _elan(table: ParameterTable, size: int, narrow: int) -> None:
+    """``DFineRepNCSPELAN4`` without the bottlenecks of its two chains."""
     _conv_norm(table, "conv1", 2 * size, 2 * size, 1)
     for chain, before in (("csp_rep1", size), ("csp_rep2", narrow)):
         _conv_norm(table, f"{chain}.conv1", before, narrow, 1)
         _conv_norm(table, f"{chain}.conv2", before, narrow, 1)
-        for index in range(blocks):
-            _conv_norm(table, f"{chain}.bottlenecks.{index}.conv1", narrow, narrow, 3)
-            _conv_norm(table, f"{chain}.bottlenecks.{index}.conv2", narrow, narrow, 1)
     _conv_norm(table, "conv2", narrow, narrow, 3)
     _conv_norm(table, "conv3", narrow, narrow, 3)
     _conv_norm(table, "conv4", 2 * size + 2 * narrow, size, 1)
@@ -299,7 +299,7 @@ def _decoder_inputs(table: ParameterTable, reader: ConfigReader, size: int) -> N
 def _last_layer(reader: ConfigReader) -> int:
     """The layer whose boxes are taken; later ones only teach."""
     count = reader.layers("decoder_layers")
-    index = reader.integer("eval_idx", default=-1, minimum=-count)
+    index = reader.integer("eval_idx", default=-1, minimum=-count, maximum=count - 1)
     return index if index >= 0 else count + index
 
 
@@ -325,7 +325,7 @@ def _fine_decoder(table: ParameterTable, reader: ConfigReader, size: int) -> Non
         multi_layer(table, "pre_bbox_head", size, size, BOX, 3)
     with table.block("decoder.quality", count=count):
         seen = BOX * (reader.integer("top_prob_values") + 1)
-        depth = reader.integer("lqe_layers")
+        depth = reader.layers("lqe_layers")
         multi_layer(table, "lqe_layers", seen, reader.integer("lqe_hidden_dim"), 1, depth)
 
 

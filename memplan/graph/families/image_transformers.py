@@ -154,7 +154,10 @@ MASKED_TEXT = "ForMaskedLM"
 
 
 def _vilt(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """ViLT: one transformer over a text's tokens and an image's patches."""
+    """ViLT: one transformer over a text's tokens and an image's patches.
+
+    Its config ties the output matrix whatever the file says (``ViltConfig.__post_init__``).
+    """
     size = reader.integer("hidden_size")
 
     def declare(table: ParameterTable, ending: str) -> None:
@@ -180,7 +183,7 @@ def _vilt(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         (MASKED_TEXT, BARE, RETRIEVAL, TWO_IMAGES, QUESTIONS, TOKENS), declare,
         hidden_size=size, vocab_size=reader.integer("vocab_size"),
         context_length=reader.integer("max_position_embeddings"),
-        tied=reader.flag("tie_word_embeddings", default=True),
+        tied=True,
     )  # fmt: skip
 
 

@@ -65,8 +65,8 @@ class Multimodal:
     """What is counted without its activations."""
     head_in_base: bool = False
     """``AutoModel`` makes the class with the head (Llama 4)."""
-    output_rows: str = ""
-    """Which key of the text counts the output matrix's rows, where it is not the vocabulary."""
+    output_rows: "Callable[[ConfigReader, ConfigReader], int] | None" = None
+    """Rows of an untied output matrix by outer and text config, where not the text's vocabulary."""
     head: "Callable[[ParameterTable, Whole], None] | None" = None
     """Declares what stands beside the text model only in the class with a head."""
 
@@ -83,7 +83,7 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
     part = read_part(reader, request, kind.text)
     text = read_text(part, request)
     tied = _tied(reader, part, kind, text)
-    head = replace(text.head, tied=tied, num_rows=_output_rows(part, kind))
+    head = replace(text.head, tied=tied, num_rows=0 if tied else _output_rows(reader, part, kind))
     whole = Whole(reader=reader, request=request, text=text)
     towers = declared(kind.declare, whole)
     above = declared(kind.head, whole) if kind.head is not None else ()
@@ -155,8 +155,8 @@ def _tied(reader: ConfigReader, part: Part, kind: Multimodal, text: ModelSpec) -
     return outer or nested.flag("tie_word_embeddings")
 
 
-def _output_rows(part: Part, kind: Multimodal) -> int:
-    return part.reader.integer(kind.output_rows) if kind.output_rows else 0
+def _output_rows(reader: ConfigReader, part: Part, kind: Multimodal) -> int:
+    return 0 if kind.output_rows is None else kind.output_rows(reader, part.reader)
 
 
 def _base_head(text: ModelSpec, head: HeadSpec) -> tuple[ParameterBlock, ...]:

@@ -51,10 +51,9 @@ TEXTS: dict[str, TextKin] = {
     "glm4v_moe_text": TextKin(family="glm4_moe", fixed={"use_qk_norm": False}, left_out=THREE_AXES),
     "glm_ocr_text": TextKin(family="glm4", fixed={"attention_bias": False}, left_out=THREE_AXES),
     "glm_image_text": TextKin(family="glm4", left_out=THREE_AXES),
-    "exaone4_5_text": TextKin(family="exaone4"),
-    "kimi_k2": TextKin(family="deepseek_v3"),
     "paddleocr_vl_text": TextKin(
         family="llama",
+        fixed={"attention_bias": None, "mlp_bias": None},
         named={"attention_bias": "use_bias", "mlp_bias": "use_bias"},
         left_out=THREE_AXES,
     ),

@@ -18,6 +18,7 @@ OWN = PartSpec(key=TEXT)
 """The outer class says which class reads the text."""
 FLAT = PartSpec(key=TEXT, flat=True)
 """Published files have the text's keys in the outer config."""
+OPT = PartSpec(key=TEXT, model_type="opt")
 GRANITE = PartSpec(key=TEXT, model_type="granite")
 
 MISTRAL_SMALL: Mapping[str, object] = {
@@ -35,7 +36,16 @@ GLM_ASR_TEXT: Mapping[str, object] = {
     "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192,
 }  # fmt: skip
 
-SOUND = "the audio tower"
+VOXTRAL_TEXT: Mapping[str, object] = {
+    "vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
+    "num_key_value_heads": 8, "max_position_embeddings": 131072, "head_dim": 128,
+}  # fmt: skip
+GEMMA_2B: Mapping[str, object] = {
+    "vocab_size": 257152, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18,
+    "num_attention_heads": 8, "num_key_value_heads": 1,
+}  # fmt: skip
+
+SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
 
 MULTIMODALS: dict[str, Multimodal] = {
     "llava": Multimodal(
@@ -43,6 +53,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         text=PartSpec(key=TEXT, model_type="llama", flat=True),
         ties=Ties.EITHER,
     ),
+    "vipllava": Multimodal(declare=projectors.vip_llava, text=LLAMA),
     "llava_next": Multimodal(declare=projectors.llava_next, text=LLAMA),
     "llava_next_video": Multimodal(declare=projectors.llava_next, text=LLAMA, ties=Ties.EITHER),
     "llava_onevision": Multimodal(declare=projectors.llava_onevision, text=QWEN2, ties=Ties.EITHER),
@@ -55,7 +66,8 @@ MULTIMODALS: dict[str, Multimodal] = {
     "cohere2_vision": Multimodal(declare=projectors.cohere2_vision, text=COHERE2),
     "gemma3": Multimodal(declare=projectors.gemma3, text=OWN),
     "paligemma": Multimodal(
-        declare=projectors.paligemma, text=PartSpec(key=TEXT, model_type="gemma")
+        declare=projectors.paligemma,
+        text=PartSpec(key=TEXT, model_type="gemma", fills=GEMMA_2B),
     ),
     "deepseek_vl": Multimodal(declare=projectors.deepseek_vl, text=LLAMA),
     "idefics3": Multimodal(declare=projectors.idefics3, text=LLAMA),
@@ -86,16 +98,31 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=projectors.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
     ),
     "muse_glimmer": Multimodal(declare=projectors.muse, text=OWN),
-    "ovis2": Multimodal(declare=projectors.ovis2, text=QWEN2),
+    "ovis2": Multimodal(
+        declare=projectors.ovis2,
+        text=QWEN2,
+        output_rows=lambda whole, _: whole.integer("vocab_size"),
+    ),
     "aria": Multimodal(declare=projectors.aria, text=OWN),
     "instructblip": Multimodal(
-        declare=projectors.instructblip,
-        text=PartSpec(key=TEXT, model_type="opt"),
+        declare=projectors.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
+    ),
+    "instructblipvideo": Multimodal(
+        declare=projectors.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
+    ),
+    "blip-2": Multimodal(
+        declare=projectors.blip2,
+        text=OPT,
         ties=Ties.INNER,
-        left_out="the vision tower and the Q-Former",
+        head_in_base=True,
+        left_out=QUERIED,
     ),
     "qwen2_audio": Multimodal(declare=projectors.qwen2_audio, text=QWEN2, left_out=SOUND),
-    "voxtral": Multimodal(declare=projectors.voxtral, text=LLAMA, left_out=SOUND),
+    "voxtral": Multimodal(
+        declare=projectors.voxtral,
+        text=PartSpec(key=TEXT, model_type="llama", fills=VOXTRAL_TEXT, always_fills=True),
+        left_out=SOUND,
+    ),
     "glmasr": Multimodal(
         declare=projectors.glm_asr,
         text=PartSpec(key=TEXT, model_type="llama", fills=GLM_ASR_TEXT, always_fills=True),
@@ -114,7 +141,10 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=projectors.janus, text=LLAMA, left_out="the vision tower and the VQGAN"
     ),
     "glm_image": Multimodal(
-        declare=projectors.glm_image, text=OWN, ties=Ties.NEVER, output_rows="vision_vocab_size"
+        declare=projectors.glm_image,
+        text=OWN,
+        ties=Ties.NEVER,
+        output_rows=lambda _, text: text.integer("vision_vocab_size"),
     ),
     "llama4": Multimodal(declare=projectors.llama4, text=OWN, ties=Ties.INNER, head_in_base=True),
     "mllama": Multimodal(declare=projectors.mllama, text=OWN),

@@ -10,6 +10,9 @@ from memplan.model.config import ConfigReader
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
+FORMER_NAMES = {"exaone4_5_text": "exaone4", "kimi_k2": "deepseek_v3"}
+"""Types in published files that their outer classes read as another (transformers 5.23)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartSpec:
@@ -44,6 +47,7 @@ def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Par
     found = reader.mapping(spec.key)
     fixed = _fixed_type(request, spec.key)
     own = found.get("model_type") if found is not None else None
+    own = FORMER_NAMES.get(str(own), own)
     model_type = fixed or (own if isinstance(own, str) and own else spec.model_type)
     if not model_type:
         error = reader.fail(f"{spec.key}.model_type", "is missing, so its kind is unknown")

@@ -11,7 +11,7 @@ from memplan.graph.families.multimodal import Whole
 from memplan.graph.families.nesting import Part, same_class, unknown_part
 from memplan.graph.families.towers.blocks import perceptron
 from memplan.graph.families.towers.clip import clip_vision, siglip2_vision, siglip_vision
-from memplan.graph.families.towers.davit import davit
+from memplan.graph.families.towers.davit import davit, stage_widths
 from memplan.graph.families.towers.images import (
     blip_vision,
     gemma4_vision,
@@ -60,6 +60,8 @@ TOWERS = {
     "video_llama_3_vision": unplaced_vision,
     "ovis2_vision": ovis2_vision,
     "instructblip_vision_model": blip_vision,
+    "instructblipvideo_vision_model": blip_vision,
+    "blip_2_vision_model": blip_vision,
     "janus_vision_model": janus_vision,
     "kosmos_2_5_vision_model": kosmos_vision,
     "llama4_vision_model": llama4_vision,
@@ -91,6 +93,10 @@ CLIP_224: Mapping[str, object] = {**CLIP_336, "image_size": 224}
 SIGLIP_384: Mapping[str, object] = {
     "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26,
     "num_attention_heads": 16, "image_size": 384, "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
+SIGLIP_224: Mapping[str, object] = {
+    "hidden_size": 1152, "intermediate_size": 4096, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "image_size": 224, "patch_size": 14, "vision_use_head": False,
 }  # fmt: skip
 PIXTRAL_1540: Mapping[str, object] = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
@@ -145,9 +151,19 @@ def _llava_projector(table: ParameterTable, whole: Whole, width: int) -> None:
         perceptron(table, "projector", inputs, outputs, outputs, bias=bias)
 
 
+def vip_llava(table: ParameterTable, whole: Whole) -> None:
+    """Several layers of CLIP, a norm over them, and a perceptron."""
+    vision = whole.part(VISION, "clip_vision_model", CLIP_336)
+    declare_tower(table, vision)
+    inputs, outputs = width_of(vision) * feature_layers(whole.reader), whole.text.hidden_size
+    with table.block("projector"):
+        table.norm("projector.projector_layernorm", inputs)
+        perceptron(table, "projector", inputs, outputs, outputs)
+
+
 def _newline(table: ParameterTable, whole: Whole) -> None:
     """A vector that ends a row of patches."""
-    with table.block("newline"):
+    with table.block("projector.newline"):
         table.parameter("model", "image_newline", whole.text.hidden_size)
 
 
@@ -181,7 +197,7 @@ def mistral3(table: ParameterTable, whole: Whole) -> None:
     vision = whole.part(VISION, "pixtral", PIXTRAL_1540)
     declare_tower(table, vision)
     width = width_of(vision)
-    with table.block("patch_merger"):
+    with table.block("projector.merger"):
         table.norm("projector.norm", width, bias=False)
         joined = width * whole.reader.integer("spatial_merge_size") ** 2
         table.linear("patch_merger.merging_layer", joined, width, bias=False)
@@ -231,14 +247,10 @@ def gemma3(table: ParameterTable, whole: Whole) -> None:
 
 
 def paligemma(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP and one linear layer; the text model is as wide as that makes its output."""
-    fills = {
-        "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 224,
-        "num_hidden_layers": 27, "num_attention_heads": 16, "vision_use_head": False,
-    }  # fmt: skip
-    vision = whole.part(VISION, "siglip_vision_model", fills)
+    """SigLIP and one linear layer."""
+    vision = whole.part(VISION, "siglip_vision_model", SIGLIP_224)
     declare_tower(table, vision)
-    outputs = vision.reader.integer("projection_dim", default=2048)
+    outputs = whole.reader.integer("projection_dim")
     with table.block("projector"):
         table.linear("projector.linear", width_of(vision), outputs)
 
@@ -274,11 +286,25 @@ def internvl(table: ParameterTable, whole: Whole) -> None:
     """InternViT, a norm over joined patches and a perceptron."""
     vision = whole.part(VISION)
     declare_tower(table, vision)
-    side = int(1 / ratio(whole.reader, "downsample_ratio", default=0.5))
+    side = _shuffled_side(whole.reader)
     joined, outputs = width_of(vision) * side * side, whole.text.hidden_size
     with table.block("projector"):
         table.norm("projector.layer_norm", joined)
         perceptron(table, "projector", joined, outputs, outputs)
+
+
+def _shuffled_side(reader: ConfigReader) -> int:
+    """Patches along a side of those that are joined: InternVL gives the ratio by which they shrink.
+
+    >>> _shuffled_side(ConfigReader({"downsample_ratio": 0.5}, source="a file"))
+    2
+    """
+    found = ratio(reader, "downsample_ratio", default=0.5)
+    side = int(1 / found) if found else 0
+    if not side:
+        error = reader.fail("downsample_ratio", f"must be above 0 and at most 1, got {found}")
+        raise error
+    return side
 
 
 def lfm2_vl(table: ParameterTable, whole: Whole) -> None:
@@ -356,7 +382,7 @@ def ovis2(table: ParameterTable, whole: Whole) -> None:
     """AIMv2 that scores visual words, and the table of those words."""
     vision = whole.part(VISION, "ovis2_vision", {"num_visual_indicator_tokens": 5})
     declare_tower(table, vision)
-    with table.block("visual_words"):
+    with table.block("visual_words.embed"):
         rows = vision.reader.integer("vocab_size")
         table.embedding("visual_embeddings_table", rows, whole.reader.integer("hidden_size"))
 
@@ -391,15 +417,25 @@ def _aria_queries(reader: ConfigReader) -> int:
 
 def instructblip(table: ParameterTable, whole: Whole) -> None:
     """EVA's tower, a Q-Former that reads text too, and a linear layer."""
-    former = whole.part("qformer_config")
+    _blip(table, whole, reads_text=True)
+
+
+def blip2(table: ParameterTable, whole: Whole) -> None:
+    """The same with a Q-Former that reads only images."""
+    _blip(table, whole, reads_text=False)
+
+
+def _blip(table: ParameterTable, whole: Whole, *, reads_text: bool) -> None:
+    former = whole.part("qformer_config", "blip_2_qformer")
     size = width_of(former)
     vision = whole.part(VISION)
     declare_tower(table, vision)
-    with table.block("queries"):
+    with table.block("qformer.queries"):
         rows = whole.reader.integer("num_query_tokens")
         table.parameter("model", "query_tokens", 1, rows, size)
     source = {**former.reader.config, "encoder_hidden_size": width_of(vision)}
-    qformer(table, "qformer", same_class(former.reader, source), reads_text=True)
+    reader = same_class(former.reader, source)
+    qformer(table, "qformer", reader, embeds_text=reads_text, reads_text=reads_text)
     with table.block("projector"):
         table.linear("language_projection", size, whole.text.hidden_size)
 
@@ -435,7 +471,7 @@ def granite_speech(table: ParameterTable, whole: Whole) -> None:
     reader, former = whole.reader, whole.part("projector_config", "blip_2_qformer")
     declare_tower(table, whole.part("encoder_config"), "audio_tower")
     size = width_of(former)
-    with table.block("queries"):
+    with table.block("qformer.queries"):
         count = reader.integer("window_size") // reader.integer("downsample_rate")
         table.parameter("projector", "query", 1, count, size)
     reads_text = former.reader.flag("use_qformer_text_input")
@@ -450,7 +486,7 @@ def deepseek_vl_hybrid(table: ParameterTable, whole: Whole) -> None:
     high = whole.part("high_res_vision_config", "sam_vision_model")
     declare_tower(table, high, "high_res_vision_tower")
     channels, outputs = high.reader.integer("output_channels"), whole.text.hidden_size
-    with table.block("high_res_vision_neck"):
+    with table.block("high_res_vision_tower.joint"):
         table.parameter("model", "high_res_vision_alpha", 1)
         sam_neck(table, "high_res_vision_neck", high.reader)
         _upsamplers(table, "high_res_vision_proj", channels, 4 * channels)
@@ -495,7 +531,7 @@ def janus(table: ParameterTable, whole: Whole) -> None:
     vqgan(table, "vqgan", drawn.reader)
     words, width = drawn.reader.integer("num_embeddings"), drawn.reader.integer("embed_dim")
     outputs = drawn.reader.integer("projection_dim")
-    with table.block("drawing"):
+    with table.block("vqgan.drawing"):
         table.embedding("generation_embeddings", words, width)
         depth = drawn.reader.integer("num_hidden_layers")
         _deep_perceptron(table, "generation_aligner", width, outputs, depth)
@@ -517,7 +553,7 @@ def glm_image(table: ParameterTable, whole: Whole) -> None:
     drawn = whole.part("vq_config")
     declare_tower(table, whole.part(VISION))
     latent, width = drawn.reader.integer("latent_channels"), drawn.reader.integer("embed_dim")
-    with table.block("code_book"):
+    with table.block("vqgan.code_book"):
         code_book(table, drawn.reader)
         table.convolution("quant_conv", latent, width, 1, 1)
         table.convolution("post_quant_conv", width, latent, 1, 1)
@@ -579,7 +615,7 @@ def florence2(table: ParameterTable, whole: Whole) -> None:
     vision = whole.part(VISION)
     declare_tower(table, vision)
     reader = vision.reader
-    width, outputs = reader.integers("embed_dim", minimum=1)[-1], reader.integer("projection_dim")
+    width, outputs = stage_widths(reader)[-1], reader.integer("projection_dim")
     rows = reader.integer("max_position_embeddings")
     with table.block("projector"):
         table.linear("image_projection", width, outputs, bias=False)

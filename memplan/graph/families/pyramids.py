@@ -17,7 +17,7 @@ from memplan.graph.families.towers.sizes import (
 )
 from memplan.graph.families.towers.swin import swin_size, swin_v2_tower
 from memplan.graph.families.towers.vit import num_patches
-from memplan.model.config import ConfigReader
+from memplan.model.config import MAX_LAYERS, ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
 
@@ -95,7 +95,7 @@ def _focal_layer(
     table: ParameterTable, reader: ConfigReader, size: int, index: int, num_stages: int
 ) -> None:
     """``FocalNetModulation``: each level's window is two wider than the one's before."""
-    levels = each_stage(reader, "focal_levels", num_stages, minimum=0)[index]
+    levels = each_stage(reader, "focal_levels", num_stages, minimum=0, maximum=MAX_LAYERS)[index]
     window = each_stage(reader, "focal_windows", num_stages)[index]
     table.norm("norm1", size)
     table.norm("norm2", size)
@@ -248,6 +248,9 @@ def mix_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         with table.block(f"{name}.stages.{index}.layers", count=_depth(reader, index, count)):
             _reduced_attention(table, size, each_stage(reader, "sr_ratios", count)[index])
             inner = int(size * stage_ratios(reader, "mlp_ratios", count)[index])
+            if not inner:
+                error = reader.fail("mlp_ratios", "leaves a feed-forward network no width")
+                raise error
             perceptron(table, "mlp", size, inner)
             table.convolution("mlp.dwconv", inner, inner, 3, 3, groups=inner)
         with table.block(f"{name}.stages.{index}.norm"):
@@ -348,11 +351,9 @@ def _levit_downsample(
     _normed_linear(table, "attn.keys_values", before, values + key * heads)
     _normed_linear(table, "attn.queries", before, key * heads)
     _normed_linear(table, "attn.projection", values, after)
-    narrowed = (resolution - 1) // stride + 1
-    offsets = {abs(i * stride - j) for i in range(narrowed) for j in range(resolution)}
-    table.parameter("attn", "attention_biases", heads, len(offsets) ** 2)
+    table.parameter("attn", "attention_biases", heads, resolution**2)
     _levit_perceptron(table, after, wider)
-    return narrowed
+    return (resolution - 1) // stride + 1
 
 
 def _down_operation(reader: ConfigReader, sizes: list[int], index: int) -> list[int]:

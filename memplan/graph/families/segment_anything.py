@@ -26,7 +26,13 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 
 def _parts(reader: ConfigReader, request: ReadRequest, *keys: str) -> list[ConfigReader]:
-    return [read_part(reader, request, PartSpec(key=f"{key}_config")).reader for key in keys]
+    """Readers of nested configs; SAM 2's vision part may be of any type, and usually is its own."""
+    return [
+        read_part(
+            reader, request, PartSpec(key=f"{key}_config", model_type="sam2_vision_model")
+        ).reader
+        for key in keys
+    ]
 
 
 def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -38,8 +44,8 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             features = vision.integer("num_pos_feats")
             table.parameter("shared_image_embedding", "positional_embedding", 2, features)
             _prompt_encoder(table, prompts)
-            for index in range(prompts.integer("num_point_embeddings")):
-                table.embedding(f"point_embed.{index}", 1, prompts.integer("hidden_size"))
+        with table.block("prompt_encoder.points", count=prompts.integer("num_point_embeddings")):
+            table.embedding("point_embed", 1, prompts.integer("hidden_size"))
         _two_way_transformer(table, masks, "mlp", 2)
         _mask_decoder(table, masks)
         if request.model_type == "sam_hq":
@@ -102,7 +108,7 @@ def _mask_decoder(table: ParameterTable, reader: ConfigReader) -> None:
         table.convolution("upscale_conv1", size, size // 4, 2, 2)
         table.convolution("upscale_conv2", size // 4, size // 8, 2, 2)
         table.norm("upscale_layer_norm", size // 4)
-        inner, depth = reader.integer("iou_head_hidden_dim"), reader.integer("iou_head_depth")
+        inner, depth = reader.integer("iou_head_hidden_dim"), reader.layers("iou_head_depth")
         _deep(table, "iou_prediction_head", size, inner, tokens, depth)
     with table.block("mask_decoder.hypernetworks", count=tokens):
         _deep(table, "output_hypernetworks_mlp", size, size, size // 8, 3)
@@ -224,7 +230,10 @@ def _memory(table: ParameterTable, reader: ConfigReader, size: int) -> None:
 
 
 def _formula_net(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """PP-FormulaNet: SAM's encoder, two more convolutions, and mBART's decoder."""
+    """PP-FormulaNet: SAM's encoder, two more convolutions, and mBART's decoder.
+
+    Its class ties nothing, whatever the flags say (``_tied_weights_keys``).
+    """
     vision, text = _parts(reader, request, "vision", "text")
     size = text.integer("d_model")
 
@@ -234,13 +243,12 @@ def _formula_net(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         _formula_decoder(table, text, size)
         if ending == GENERATION:
             with table.block("head"):
-                table.tied("lm_head", "embed_tokens.weight", text.integer("vocab_size"), size)
+                table.linear("lm_head", size, text.integer("vocab_size"), bias=False)
 
     return whole_model(
         reader, request, (GENERATION, BARE), declare,
         hidden_size=size, vocab_size=text.integer("vocab_size"),
         context_length=text.integer("max_position_embeddings"),
-        tied=text.flag("tie_word_embeddings"),
     )  # fmt: skip
 
 

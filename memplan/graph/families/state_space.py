@@ -24,7 +24,8 @@ def expanded(reader: ConfigReader, key: str, hidden_size: int) -> int:
 
 def automatic(reader: ConfigReader, key: str, derived: int) -> int:
     """A whole number, or what the class derives where the config says ``auto`` or nothing."""
-    if reader.raw(key) in {"auto", None}:
+    value = reader.raw(key)
+    if value is None or value == "auto":
         return derived
     return reader.integer(key)
 

@@ -55,14 +55,14 @@ def _patchtst(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     def declare(table: ParameterTable, ending: str) -> None:
         _patchtst_encoder(table, reader, size)
         channels = reader.integer("num_input_channels")
-        with table.block("head"):
+        shared = reader.flag("share_projection", default=True)
+        apart = ending == PREDICTION and not shared
+        with table.block("head", count=channels if apart else 1):
             match ending:
                 case "ForPrediction":
                     features = size if pooled else size * num_patches(reader)
-                    shared = reader.flag("share_projection", default=True)
-                    for index in range(1 if shared else channels):
-                        out = reader.integer("prediction_length")
-                        _forecast(table, f"projection.{index}", reader, features, out)
+                    out = reader.integer("prediction_length")
+                    _forecast(table, "projection", reader, features, out)
                 case "ForPretraining":
                     table.linear("linear", size, reader.integer("patch_length"))
                 case "ForClassification":
@@ -83,9 +83,10 @@ def _patchtst_encoder(table: ParameterTable, reader: ConfigReader, size: int) ->
     """``PatchTSTEncoder``; its sinusoids are a parameter that is not trained."""
     token = reader.flag("use_cls_token")
     shared = reader.flag("share_embedding", default=True)
-    with table.block("embed"):
-        for index in range(1 if shared else reader.integer("num_input_channels")):
-            table.linear(f"input_embedding.{index}", reader.integer("patch_length"), size)
+    count = 1 if shared else reader.integer("num_input_channels")
+    with table.block("embed", count=count):
+        table.linear("input_embedding", reader.integer("patch_length"), size)
+    with table.block("positions"):
         if token:
             table.parameter("positional_encoder", "cls_token", 1, 1, 1, size)
         positions = num_patches(reader) + token

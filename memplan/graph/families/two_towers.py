@@ -21,7 +21,7 @@ from memplan.graph.families.towers.clip import (
 from memplan.graph.families.towers.efficientnet import efficientnet_tower
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention, transformer_layer
-from memplan.graph.families.towers.sizes import at_least_one
+from memplan.graph.families.towers.sizes import at_least_one, stage_ratios
 from memplan.graph.families.towers.vit import VIT_TOWERS, vit_model
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
@@ -275,8 +275,8 @@ def _grouping_stage(
 ) -> None:
     """``GroupViTTokenAssign``, and what brings the groups of the stage before along."""
     size = vision.integer("hidden_size")
-    shares = vision.sequence("assign_mlp_ratio")
-    tokens, channels = (int(each * size) for each in shares if isinstance(each, int | float))
+    shares = stage_ratios(vision, "assign_mlp_ratio", 2)
+    tokens, channels = int(shares[0] * size), int(shares[1] * size)
     table.parameter("stage", "group_token", 1, count, size)
     for name in ("norm_tokens", "norm_post_tokens", "norm_x", "norm_new_x"):
         table.norm(f"downsample.{name}", size)

@@ -60,18 +60,18 @@ def emit(setup: TrainingSetup) -> Emitted:
 
 def fsdp_arguments(setup: TrainingSetup) -> Emitted:
     """The same as the training arguments ``fsdp`` and ``fsdp_config`` (transformers 5.23)."""
-    config = _fsdp_config(setup)
     if _parallelism(setup):
         msg = "training arguments cannot say how often a sharded model is replicated or split"
         raise refuse(msg)
-    words = [_strategy(setup).value.replace("hybrid", "hybrid_shard"), "auto_wrap"]
+    config = _fsdp_config(setup)
+    strategy = config.pop("sharding_strategy", None)
+    if strategy is not None:
+        config["reshard_after_forward"] = str(strategy).lower()
     if config.pop("offload_params"):
-        words.append("offload")
-    for key in ("sharding_strategy", "auto_wrap_policy"):
-        config.pop(key, None)
+        config["cpu_offload"] = True
     values: dict[str, object] = {
         "gradient_checkpointing": False,
-        "fsdp": " ".join(words),
+        "fsdp": True,
         "fsdp_config": config,
     }
     described = accelerate_values(values, _mixed_precision(setup))
@@ -79,28 +79,33 @@ def fsdp_arguments(setup: TrainingSetup) -> Emitted:
 
 
 def accelerate_values(arguments: Mapping[str, object], half: str) -> dict[str, object]:
-    """What accelerate makes of the training arguments ``fsdp`` and ``fsdp_config``.
+    """What the Trainer tells accelerate with the training arguments ``fsdp`` and ``fsdp_config``.
 
-    ``half`` is ``bf16``, ``fp16`` or ``no``. Raises ``ConfigError`` for words that are none.
+    ``half`` is ``bf16``, ``fp16`` or ``no``. Source: transformers 5.23, ``training_args.py``,
+    ``_process_fsdp_args`` and ``_apply_legacy_fsdp_to_config``: FSDP2 unless another version is
+    named, a unit for each layer, no loading on one rank alone, full state dicts; words in ``fsdp``
+    are the older form. Raises ``ConfigError`` for words that are none.
     """
-    words = _words(arguments.get("fsdp"))
     given = arguments.get("fsdp_config")
-    config = {
-        str(key).removeprefix("fsdp_"): value
-        for key, value in (given.items() if isinstance(given, Mapping) else ())
-        if key not in _PASSED_OVER
+    config: dict[str, object] = {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "cpu_ram_efficient_loading": False,
+        "state_dict_type": "FULL_STATE_DICT",
     }
-    strategy = next((word for word in words if word in _WORDS), "full_shard")
-    if "auto_wrap" in words:
-        config.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
-    if "offload" in words:
+    for key, value in given.items() if isinstance(given, Mapping) else ():
+        if key not in _PASSED_OVER:
+            config[str(key).removeprefix("fsdp_")] = value
+    words = _words(arguments.get("fsdp"))
+    if config.pop("cpu_offload", False) or "offload" in words:
         config["offload_params"] = True
-    if str(config.get("version", 1)) == "2":
+    strategy = next((word for word in words if word in _WORDS), "full_shard")
+    if str(config["version"]) == "2":
         config.setdefault("reshard_after_forward", strategy != "shard_grad_op")
-        config.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
     else:
-        config["sharding_strategy"] = strategy.upper()
-    if isinstance(config.get("min_num_params"), int) and not config["min_num_params"]:
+        named = config.pop("reshard_after_forward", strategy)
+        config["sharding_strategy"] = str(named).upper()
+    if not config.get("min_num_params", True):
         del config["min_num_params"]
     return {"distributed_type": "FSDP", "mixed_precision": half, "fsdp_config": config}
 
@@ -114,7 +119,7 @@ def _words(value: object) -> list[str]:
     if isinstance(value, str):
         words = value.replace(",", " ").split()
     elif isinstance(value, list):
-        words = [str(getattr(each, "value", each)) for each in value]
+        words = [str(each) for each in value]
     else:
         words = []
     known = [*_WORDS, "auto_wrap", "offload"]

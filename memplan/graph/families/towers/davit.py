@@ -11,7 +11,7 @@ DEPTHWISE_KERNEL = 3
 
 def davit(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """A convolution and a number of blocks for each stage (``Florence2VisionBackbone``)."""
-    widths = reader.integers("embed_dim", minimum=1)
+    widths = stage_widths(reader)
     stages = len(widths)
     kernels = each_stage(reader, "patch_size", stages)
     depths = each_stage(reader, "depths", stages)
@@ -26,6 +26,15 @@ def davit(table: ParameterTable, name: str, reader: ConfigReader) -> None:
             for half in ("spatial", "channel"):
                 _half(table, half, width, int(width * times), bias=bias)
         inputs = width
+
+
+def stage_widths(reader: ConfigReader) -> list[int]:
+    """Channels of each stage; an error where there is none."""
+    widths = reader.integers("embed_dim", minimum=1)
+    if not widths:
+        error = reader.fail("embed_dim", "is empty")
+        raise error
+    return widths
 
 
 def _half(table: ParameterTable, half: str, width: int, inner: int, *, bias: bool) -> None:

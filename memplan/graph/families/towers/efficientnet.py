@@ -31,9 +31,9 @@ def efficientnet_tower(
     stages = _stages(reader)
     share = ratio(reader, "squeeze_expansion_ratio")
     for index, stage in enumerate(stages):
-        with table.block(f"{name}.stages.{index}.first"):
+        with table.block(f"{name}.stages.{index}.first", count=min(1, stage.repeats)):
             _block(table, stage, stage.in_channels, share)
-        with table.block(f"{name}.stages.{index}.rest", count=stage.repeats - 1):
+        with table.block(f"{name}.stages.{index}.rest", count=max(0, stage.repeats - 1)):
             _block(table, stage, stage.out_channels, share)
     if topped:
         with table.block(f"{name}.top"):

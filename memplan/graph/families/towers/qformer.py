@@ -10,12 +10,21 @@ from memplan.model.parameters import ParameterTable
 
 
 def qformer(
-    table: ParameterTable, name: str, reader: ConfigReader, *, reads_text: bool = False
+    table: ParameterTable,
+    name: str,
+    reader: ConfigReader,
+    *,
+    embeds_text: bool = False,
+    reads_text: bool = False,
 ) -> None:
-    """Layers with and without cross attention; ``reads_text``: tokens stand beside the queries."""
+    """Layers with and without cross attention.
+
+    ``embeds_text``: it has a token table of its own (InstructBLIP); ``reads_text``: tokens beside
+    the queries pass a feed-forward network of theirs.
+    """
     size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
     with table.block(f"{name}.embed"):
-        if reads_text:
+        if embeds_text:
             table.embedding("word_embeddings", reader.integer("vocab_size"), size)
             positions = reader.integer("max_position_embeddings")
             table.embedding("position_embeddings", positions, size)

@@ -51,7 +51,7 @@ def _layer(table: ParameterTable, reader: ConfigReader, inner: int, extent: int)
 BLOCKS = [1, 2, 7, 2]
 WIDTHS = [96, 192, 384, 768]
 WINDOWS = [8, 4, 14, 7]
-BACKGROUND = [7, 7]
+BACKGROUND = (7, 7)
 PATCH_KERNEL = 7
 """What ``Sam2HieraDetConfig`` takes where the config has none."""
 
@@ -62,15 +62,17 @@ def hiera(table: ParameterTable, name: str, reader: ConfigReader) -> list[int]:
     count = len(blocks)
     has_widths = reader.raw("embed_dim_per_stage") is not None
     widths = each_stage(reader, "embed_dim_per_stage", count) if has_widths else WIDTHS
-    windows = reader.integers("window_size_per_stage") or WINDOWS
+    window = (reader.integers("window_size_per_stage") or WINDOWS)[0]
     size = reader.integer("hidden_size")
-    height, width = reader.integers("window_positional_embedding_background_size") or BACKGROUND
+    background = "window_positional_embedding_background_size"
+    has_background = reader.raw(background) is not None
+    height, width = pair(reader, background) if has_background else BACKGROUND
     has_kernel = reader.raw("patch_kernel_size") is not None
     kernel = pair(reader, "patch_kernel_size") if has_kernel else (PATCH_KERNEL, PATCH_KERNEL)
     with table.block(f"{name}.embed"):
         table.convolution("patch_embed", reader.integer("num_channels"), size, *kernel)
         table.parameter("backbone", "pos_embed", 1, size, height, width)
-        table.parameter("backbone", "pos_embed_window", 1, size, windows[0], windows[0])
+        table.parameter("backbone", "pos_embed_window", 1, size, window, window)
     times = ratio(reader, "mlp_ratio", default=4)
     before = widths[0]
     for index, (number, after) in enumerate(zip(blocks, widths, strict=True)):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memplan.graph.families.towers.sizes import few
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 
@@ -101,7 +102,7 @@ def _residual_blocks(
     """Two convolutions, narrower between, beside a shortcut that may be one too."""
     narrow = width // reader.integer("compress")
     kernel = reader.integer("residual_kernel_size")
-    for index in range(reader.integer("num_residual_layers", minimum=0)):
+    for index in range(few(reader, "num_residual_layers")):
         block = f"{name}.block.{index}"
         kind.convolution(table, f"{block}.0", width, narrow, kernel)
         kind.convolution(table, f"{block}.1", narrow, width, 1)
@@ -113,7 +114,7 @@ def _lstm(table: ParameterTable, reader: ConfigReader, kind: SeanetKind, size: i
     """``torch.nn.LSTM``: one module owns the four gates of all its layers."""
     if not kind.lstm:
         return
-    for index in range(reader.integer("num_lstm_layers", minimum=0)):
+    for index in range(few(reader, "num_lstm_layers")):
         table.parameter("lstm", f"weight_ih_l{index}", 4 * size, size)
         table.parameter("lstm", f"weight_hh_l{index}", 4 * size, size)
         table.parameter("lstm", f"bias_ih_l{index}", 4 * size)

@@ -1,6 +1,6 @@
 """Sizes of towers as configs write them: pairs, ratios, one number for each stage."""
 
-from memplan.model.config import ConfigReader
+from memplan.model.config import MAX_LAYERS, MAX_SIZE, ConfigReader
 
 MAX_RATIO = 1e6
 """No layer is so many times wider than another."""
@@ -30,12 +30,26 @@ def at_least_one(reader: ConfigReader, key: str) -> list[int]:
     return numbers
 
 
-def each_stage(reader: ConfigReader, key: str, num_stages: int, *, minimum: int = 1) -> list[int]:
+def each_stage(
+    reader: ConfigReader,
+    key: str,
+    num_stages: int,
+    *,
+    minimum: int = 1,
+    maximum: int = MAX_SIZE,
+) -> list[int]:
     """One whole number for each stage of a tower."""
     sizes = reader.integers(key, minimum=minimum)
     if len(sizes) < num_stages:
         raise reader.fail(key, f"has {len(sizes)} numbers for {num_stages} stages")
+    if max(sizes, default=0) > maximum:
+        raise reader.fail(key, f"must be {maximum} or less, got {max(sizes)}")
     return sizes[:num_stages]
+
+
+def few(reader: ConfigReader, key: str) -> int:
+    """How many small parts a module is made of, 0 for none."""
+    return reader.integer(key, minimum=0, maximum=MAX_LAYERS)
 
 
 def stage_ratios(reader: ConfigReader, key: str, num_stages: int) -> list[float]:

@@ -1,5 +1,7 @@
 """ViTDet: a plain Vision Transformer as a backbone, with attention in windows."""
 
+from collections import Counter
+
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import fused_attention
 from memplan.graph.families.towers.sizes import pair, ratio
@@ -23,15 +25,16 @@ def vitdet_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None
     windowed = set(reader.integers("window_block_indices")) if windows else set()
     residual = set(reader.integers("residual_block_indices"))
     inner = int(size * ratio(reader, "mlp_ratio", default=4))
-    for index in range(count):
-        with table.block(f"{name}.layers.{index}"):
+    kinds = Counter((index in windowed, index in residual) for index in range(count))
+    for (in_windows, convolved), number in kinds.items():
+        with table.block(f"{name}.layers", count=number):
             table.norm("norm1", size)
             fused_attention(table, "self_attn", size, bias=reader.flag("qkv_bias", default=True))
             if reader.flag("use_relative_position_embeddings"):
-                _relative_positions(table, reader, windows if index in windowed else 0)
+                _relative_positions(table, reader, windows if in_windows else 0)
             table.norm("norm2", size)
             perceptron(table, "mlp", size, inner)
-            if index in residual:
+            if convolved:
                 _residual(table, size)
 
 

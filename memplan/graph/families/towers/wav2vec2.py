@@ -56,8 +56,10 @@ def wav2vec2_tower(
         table.linear("projection", features, size)
         if kind.always_masks or masks(reader):
             table.parameter("model", "masked_spec_embed", size)
-    with table.block(f"{name}.encoder.embed"):
+    stacked = reader.layers("num_conv_pos_embeddings") if kind.stacked_positions else 1
+    with table.block(f"{name}.encoder.embed", count=stacked):
         _positions(table, reader, kind, size)
+    with table.block(f"{name}.encoder.norm"):
         table.norm("layer_norm", size)
     with table.block(f"{name}.encoder.layers", count=reader.layers("num_hidden_layers")):
         if kind.conformer:
@@ -101,12 +103,11 @@ def _positions(table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind, 
     """A grouped convolution; its weight norm owns a length for each tap beside the direction."""
     groups = reader.integer("num_conv_pos_embedding_groups")
     reader.divide("hidden_size", size, "num_conv_pos_embedding_groups", groups)
-    count = reader.integer("num_conv_pos_embeddings")
     if kind.stacked_positions:
         kernel = reader.integer("conv_pos_kernel_size")
-        for index in range(count):
-            table.convolution(f"pos_conv_embed.{index}", size, size, kernel, groups=groups)
+        table.convolution("pos_conv_embed.conv", size, size, kernel, groups=groups)
         return
+    count = reader.integer("num_conv_pos_embeddings")
     if kind.projection_norm_optional and reader.flag("conv_pos_batch_norm"):
         table.norm("pos_conv_embed.batch_norm", size)
         table.convolution("pos_conv_embed.conv", size, size, count, groups=groups)
