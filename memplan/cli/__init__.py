@@ -7,7 +7,7 @@ command that was asked for after that: start-up is most of what a user waits for
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
 
-PATIENCE = 100_000
+PATIENCE = 1_000_000
 """Objects made between two runs of the garbage collector. Importing makes about that many that
 stay; with Python's 700 the collector looks through them again and again (4 % of a short run)."""
 

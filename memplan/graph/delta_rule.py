@@ -244,9 +244,7 @@ def _pairwise_decay(t: Tape, decay: Tensor, sizes: Sizes) -> tuple[Tensor, Tenso
     return total, t.elementwise("exp", masked, saves_output=True)
 
 
-def _within_chunks(
-    t: Tape, left: Tensor, right: Tensor, pairwise: Tensor, sizes: Sizes
-) -> Tensor:
+def _within_chunks(t: Tape, left: Tensor, right: Tensor, pairwise: Tensor, sizes: Sizes) -> Tensor:
     """Products of all pairs of a chunk, each with its decay."""
     if sizes.strided:
         left, right = t.contiguous(left), t.contiguous(right)

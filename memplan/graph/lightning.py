@@ -12,9 +12,7 @@ from memplan.graph.tape import Tape, Tensor
 from memplan.model.spec import LightningSpec
 
 
-def lightning_attention(
-    t: Tape, x: Tensor, spec: LightningSpec, context: StackContext
-) -> Tensor:
+def lightning_attention(t: Tape, x: Tensor, spec: LightningSpec, context: StackContext) -> Tensor:
     """Activated queries, keys and values, the blocks, a norm, a gate, the output projection."""
     hidden, width = context.hidden_size, spec.num_heads * spec.head_dim
     decays = _decays(t, spec)
@@ -95,9 +93,7 @@ def _without_gradient(x: Tensor) -> Tensor:
     return Tensor(x.numel, x.dtype, x.storage)
 
 
-def _product(
-    t: Tape, left: Tensor, right: Tensor, numel: int, inner: int, batch: int
-) -> Tensor:
+def _product(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int, batch: int) -> Tensor:
     return batched_matmul(t, _merged(t, left, batch), _merged(t, right, batch), numel, inner)
 
 

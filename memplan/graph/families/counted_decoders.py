@@ -352,9 +352,7 @@ def _shared_key_attention(table: ParameterTable, reader: ConfigReader, hidden_si
     table.linear(f"{name}.o_b_proj", output, hidden_size, bias=False)
 
 
-def _compressor(
-    table: ParameterTable, reader: ConfigReader, kind: str, hidden_size: int
-) -> None:
+def _compressor(table: ParameterTable, reader: ConfigReader, kind: str, hidden_size: int) -> None:
     """What makes one entry of many tokens; the sparse kind also chooses among the entries."""
     name, rate, head_dim = (
         "self_attn.compressor",

@@ -9,6 +9,7 @@ from memplan.graph.families.nesting import Part, PartSpec, read_part, unknown_pa
 from memplan.graph.families.request import ReadRequest
 from memplan.graph.families.towers.convnext import convnext_sizes, convnext_tower
 from memplan.graph.families.towers.resnet import resnet_sizes, resnet_tower
+from memplan.graph.families.towers.sizes import few
 from memplan.graph.families.towers.vitdet import vitdet_tower
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
@@ -121,7 +122,7 @@ def _auxiliary_head(
     width = reader.integer("auxiliary_channels")
     with table.block("head.auxiliary"):
         first = before
-        for index in range(reader.integer("auxiliary_num_convs", minimum=0)):
+        for index in range(few(reader, "auxiliary_num_convs")):
             _batch_normed(table, f"convs.{index}", first, width, 3)
             first = width
         if reader.flag("auxiliary_concat_input"):

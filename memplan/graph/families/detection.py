@@ -290,7 +290,7 @@ def _decoder_inputs(table: ParameterTable, reader: ConfigReader, size: int) -> N
     channels = at_least_one(reader, "decoder_in_channels")
     if channels[-1] == size:
         return
-    levels = reader.integer("num_feature_levels")
+    levels = few(reader, "num_feature_levels")
     for index in range(max(levels, len(channels))):
         kernel = 1 if index < len(channels) else 3
         _conv_norm(table, f"decoder_input_proj.{index}", channels[-1], size, kernel)
@@ -305,7 +305,7 @@ def _last_layer(reader: ConfigReader) -> int:
 
 def _fine_decoder(table: ParameterTable, reader: ConfigReader, size: int) -> None:
     count, last = reader.layers("decoder_layers"), _last_layer(reader)
-    heads, levels = reader.integer("decoder_attention_heads"), reader.integer("num_feature_levels")
+    heads, levels = reader.integer("decoder_attention_heads"), few(reader, "num_feature_levels")
     if isinstance(reader.raw("decoder_n_points"), list):
         points = heads * sum(each_stage(reader, "decoder_n_points", levels))
     else:
@@ -325,7 +325,7 @@ def _fine_decoder(table: ParameterTable, reader: ConfigReader, size: int) -> Non
         multi_layer(table, "pre_bbox_head", size, size, BOX, 3)
     with table.block("decoder.quality", count=count):
         seen = BOX * (reader.integer("top_prob_values") + 1)
-        depth = reader.layers("lqe_layers")
+        depth = max(1, few(reader, "lqe_layers"))
         multi_layer(table, "lqe_layers", seen, reader.integer("lqe_hidden_dim"), 1, depth)
 
 

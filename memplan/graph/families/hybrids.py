@@ -105,8 +105,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
     )
     head = HeadSpec(
         scaled=kind.logits_scaled,
-        softcap=bool(kind.softcap_key)
-        and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
+        softcap=bool(kind.softcap_key) and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
     )
     request = replace(request, task=reject_task(reader, request, *kind.tasks))
     model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)

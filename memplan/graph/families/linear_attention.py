@@ -107,7 +107,9 @@ def _qwen_layer(reader: ConfigReader, kind: str, mixture: Mixture, *, fused: boo
         attention = _delta_rule(reader, fused=fused)
     return LayerSpec(
         attention=attention,
-        feed_forward=read_mixture(reader, mixture) if network == "sparse" else gated_network(reader),
+        feed_forward=read_mixture(reader, mixture)
+        if network == "sparse"
+        else gated_network(reader),
         norm=ZERO_CENTRED_NORM,
     )
 
@@ -284,10 +286,6 @@ LINEAR_ATTENTION: dict[str, Hybrid] = {
         final_norm=ZERO_CENTRED_NORM,
     ),
     "minimax": Hybrid(kinds=_minimax_kinds, layer=_minimax_layer),
-    "lfm2": Hybrid(
-        kinds=_lfm_dense_kinds, layer=_lfm_dense_layer
-    ),
-    "lfm2_moe": Hybrid(
-        kinds=_lfm_sparse_kinds, layer=_lfm_sparse_layer
-    ),
+    "lfm2": Hybrid(kinds=_lfm_dense_kinds, layer=_lfm_dense_layer),
+    "lfm2_moe": Hybrid(kinds=_lfm_sparse_kinds, layer=_lfm_sparse_layer),
 }

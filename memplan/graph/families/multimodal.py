@@ -67,8 +67,6 @@ class Multimodal:
     """``AutoModel`` makes the class with the head (Llama 4)."""
     output_rows: "Callable[[ConfigReader, ConfigReader], int] | None" = None
     """Rows of an untied output matrix by outer and text config, where not the text's vocabulary."""
-    head: "Callable[[ParameterTable, Whole], None] | None" = None
-    """Declares what stands beside the text model only in the class with a head."""
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -86,7 +84,6 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
     head = replace(text.head, tied=tied, num_rows=0 if tied else _output_rows(reader, part, kind))
     whole = Whole(reader=reader, request=request, text=text)
     towers = declared(kind.declare, whole)
-    above = declared(kind.head, whole) if kind.head is not None else ()
     base = text.tables if text.base_tables is None else text.base_tables
     base_head = _base_head(text, head) if kind.head_in_base and not tied else ()
     left_out = [f"activations of {kind.left_out}", text.activations_left_out]
@@ -94,7 +91,7 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
         text,
         family=request.model_type,
         head=head,
-        tables=(*towers, *text.tables, *above),
+        tables=(*towers, *text.tables),
         base_tables=(*towers, *base, *base_head),
         checkpoint_dtype=checkpoint_dtype(reader if _says_dtype(reader) else part.reader),
         activations_left_out="; ".join(each for each in left_out if each),

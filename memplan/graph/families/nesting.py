@@ -65,11 +65,6 @@ def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Par
     return Part(model_type=model_type, reader=nested)
 
 
-def optional_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Part | None:
-    """The same, or None where the config has no such part."""
-    return None if reader.mapping(spec.key) is None else read_part(reader, request, spec)
-
-
 def class_row(
     request: ReadRequest, model_type: str
 ) -> tuple[Mapping[str, object], Mapping[str, str]]:

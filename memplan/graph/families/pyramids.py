@@ -8,6 +8,7 @@ from memplan.graph.families.request import ReadRequest
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention
 from memplan.graph.families.towers.sizes import (
+    MAX_PARTS,
     at_least_one,
     each_stage,
     pair,
@@ -17,7 +18,7 @@ from memplan.graph.families.towers.sizes import (
 )
 from memplan.graph.families.towers.swin import swin_size, swin_v2_tower
 from memplan.graph.families.towers.vit import num_patches
-from memplan.model.config import MAX_LAYERS, ConfigReader
+from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
 
@@ -95,7 +96,7 @@ def _focal_layer(
     table: ParameterTable, reader: ConfigReader, size: int, index: int, num_stages: int
 ) -> None:
     """``FocalNetModulation``: each level's window is two wider than the one's before."""
-    levels = each_stage(reader, "focal_levels", num_stages, minimum=0, maximum=MAX_LAYERS)[index]
+    levels = each_stage(reader, "focal_levels", num_stages, minimum=0, maximum=MAX_PARTS)[index]
     window = each_stage(reader, "focal_windows", num_stages)[index]
     table.norm("norm1", size)
     table.norm("norm2", size)

@@ -261,9 +261,7 @@ def _behind_block(table: ParameterTable, hidden_size: int) -> None:
 
 
 def _own_norms(part: CountedSpec) -> LayerSpec:
-    return LayerSpec(
-        attention=part, feed_forward=NOTHING, norm=NORM, placement=NormPlacement.NONE
-    )
+    return LayerSpec(attention=part, feed_forward=NOTHING, norm=NORM, placement=NormPlacement.NONE)
 
 
 _ZAMBA2_NAMES = (

@@ -82,7 +82,8 @@ def deduce_model_type(
     architectures = config.get("architectures")
     for architecture in architectures if isinstance(architectures, list) else ():
         for ending in ("For", "LMHead", "WithLMHead", "Model"):
-            found = plain.get(str(architecture).partition(ending)[0].lower())
+            stem = str(architecture).partition(ending)[0].lower().replace("_", "")
+            found = plain.get(stem)
             if found is not None:
                 return found
     msg = (

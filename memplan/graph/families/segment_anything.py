@@ -9,6 +9,7 @@ from memplan.graph.families.nesting import PartSpec, read_part
 from memplan.graph.families.request import ReadRequest
 from memplan.graph.families.towers.parts import attention
 from memplan.graph.families.towers.sam import sam2_vision, sam_vision
+from memplan.graph.families.towers.sizes import few
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
@@ -108,7 +109,7 @@ def _mask_decoder(table: ParameterTable, reader: ConfigReader) -> None:
         table.convolution("upscale_conv1", size, size // 4, 2, 2)
         table.convolution("upscale_conv2", size // 4, size // 8, 2, 2)
         table.norm("upscale_layer_norm", size // 4)
-        inner, depth = reader.integer("iou_head_hidden_dim"), reader.layers("iou_head_depth")
+        inner, depth = reader.integer("iou_head_hidden_dim"), few(reader, "iou_head_depth")
         _deep(table, "iou_prediction_head", size, inner, tokens, depth)
     with table.block("mask_decoder.hypernetworks", count=tokens):
         _deep(table, "output_hypernetworks_mlp", size, size, size // 8, 3)
@@ -145,7 +146,7 @@ def _sam2_video(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             _prompt_encoder(table, prompts)
             points = prompts.integer("num_point_embeddings")
             table.embedding("point_embed", points, prompts.integer("hidden_size"))
-        _two_way_transformer(table, masks, "mlp", masks.layers("num_hidden_layers"))
+        _two_way_transformer(table, masks, "mlp", few(masks, "num_hidden_layers"))
         _mask_decoder(table, masks)
         _object_scores(table, masks)
         _memory_attention(table, reader)

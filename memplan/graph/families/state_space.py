@@ -114,7 +114,9 @@ def mamba2(table: ParameterTable, name: str, sizes: Mamba2) -> None:
     table.linear(f"{name}.out_proj", inner, sizes.hidden_size, bias=sizes.output_bias)
 
 
-def check_heads(reader: ConfigReader, heads_key: str, heads: int, head_dim: int, inner: int) -> None:
+def check_heads(
+    reader: ConfigReader, heads_key: str, heads: int, head_dim: int, inner: int
+) -> None:
     """Refuse heads that do not fill the mixer, as the config classes do."""
     if heads * head_dim != inner:
         raise reader.fail(heads_key, f"{heads} heads of {head_dim} do not make {inner}")

@@ -1,7 +1,7 @@
 """HGNetV2: blocks that keep what each of their layers made, and squeeze it all at the end."""
 
-from memplan.graph.families.towers.sizes import at_least_one, each_stage, stage_flags
-from memplan.model.config import MAX_LAYERS, ConfigReader
+from memplan.graph.families.towers.sizes import MAX_PARTS, at_least_one, each_stage, stage_flags
+from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 
 
@@ -69,7 +69,7 @@ def _block(layers: _Layers, reader: ConfigReader, index: int, before: int, after
     count = len(hgnet_sizes(reader))
     middle = each_stage(reader, "stage_mid_channels", count)[index]
     kernel = each_stage(reader, "stage_kernel_size", count)[index]
-    depth = each_stage(reader, "stage_numb_of_layers", count, maximum=MAX_LAYERS)[index]
+    depth = each_stage(reader, "stage_numb_of_layers", count, maximum=MAX_PARTS)[index]
     light = stage_flags(reader, "stage_light_block", count)[index]
     for layer in range(depth):
         given = middle if layer else before

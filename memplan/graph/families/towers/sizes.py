@@ -1,9 +1,11 @@
 """Sizes of towers as configs write them: pairs, ratios, one number for each stage."""
 
-from memplan.model.config import MAX_LAYERS, MAX_SIZE, ConfigReader
+from memplan.model.config import MAX_SIZE, ConfigReader
 
 MAX_RATIO = 1e6
 """No layer is so many times wider than another."""
+MAX_PARTS = 1000
+"""No module has so many small parts: what exceeds it is a slip of the keyboard."""
 
 
 def pair(reader: ConfigReader, *keys: str) -> tuple[int, int]:
@@ -49,7 +51,7 @@ def each_stage(
 
 def few(reader: ConfigReader, key: str) -> int:
     """How many small parts a module is made of, 0 for none."""
-    return reader.integer(key, minimum=0, maximum=MAX_LAYERS)
+    return reader.integer(key, minimum=0, maximum=MAX_PARTS)
 
 
 def stage_ratios(reader: ConfigReader, key: str, num_stages: int) -> list[float]:
