@@ -38,17 +38,17 @@ class Variation:
     """Fixed by the class; None reads ``attention_bias``."""
     output_bias: bool | None = None
     """Fixed by the class; None follows ``attention_bias``."""
+    feed_forward_bias: bool | None = None
+    """Fixed by the class; None reads ``mlp_bias``."""
     query_key_norm: NormKind | None = None
-    derived_head_dim: bool = True
-    """``head_dim`` is hidden size over heads where the config leaves it out."""
     norm: NormKind = NormKind.RMS
 
 
 VARIATIONS: dict[str, Variation] = {
     "llama": Variation(),
-    "mistral": Variation(qkv_bias=False, output_bias=False),
-    "qwen2": Variation(qkv_bias=True, output_bias=False),
-    "qwen3": Variation(query_key_norm=NormKind.RMS),
+    "mistral": Variation(qkv_bias=False, output_bias=False, feed_forward_bias=False),
+    "qwen2": Variation(qkv_bias=True, output_bias=False, feed_forward_bias=False),
+    "qwen3": Variation(query_key_norm=NormKind.RMS, feed_forward_bias=False),
 }
 
 
@@ -59,7 +59,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     hidden_size = reader.integer("hidden_size")
     layer = LayerSpec(
         attention=read_attention(reader, variation, hidden_size),
-        feed_forward=read_feed_forward(reader),
+        feed_forward=read_feed_forward(reader, bias=variation.feed_forward_bias),
         norm=norm,
     )
     runs = window_runs(reader, layer, sliding=uses_window(reader, request.model_type))
@@ -137,13 +137,13 @@ ACTIVATION_NAMES = {"swish": "silu", "gelu_pytorch": "gelu"}
 """Other names of the same function (transformers' ACT2FN)."""
 
 
-def read_feed_forward(reader: ConfigReader) -> FeedForwardSpec:
-    """A gated feed-forward network."""
+def read_feed_forward(reader: ConfigReader, *, bias: bool | None = None) -> FeedForwardSpec:
+    """A gated feed-forward network; ``bias`` where the class fixes it."""
     return FeedForwardSpec(
         intermediate_size=reader.integer("intermediate_size"),
         activation=read_activation(reader, "hidden_act", "hidden_activation"),
         gated=True,
-        bias=reader.flag("mlp_bias"),
+        bias=reader.flag("mlp_bias") if bias is None else bias,
     )
 
 

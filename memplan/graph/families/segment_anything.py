@@ -184,20 +184,25 @@ def _memory_attention(table: ParameterTable, reader: ConfigReader) -> None:
 
 
 def _memory_encoder(table: ParameterTable, reader: ConfigReader) -> None:
-    """A mask made small step by step, joined with the frame's features."""
+    """A mask made small step by step, joined with the frame's features.
+
+    The defaults are ``Sam2VideoConfig``'s.
+    """
     size, out = (
         reader.integer(f"memory_encoder_{key}") for key in ("hidden_size", "output_channels")
     )
-    kernel = reader.integer("mask_downsampler_kernel_size")
-    stride = reader.integer("mask_downsampler_stride", minimum=2)
-    steps = int(math.log2(reader.integer("mask_downsampler_total_stride")) // math.log2(stride))
+    kernel = reader.integer("mask_downsampler_kernel_size", default=3)
+    stride = reader.integer("mask_downsampler_stride", default=2, minimum=2)
+    steps = int(
+        math.log2(reader.integer("mask_downsampler_total_stride", default=16)) // math.log2(stride)
+    )
     with table.block("memory_encoder"):
         channels = 1
         for index in range(steps):
             table.convolution(f"mask.{index}", channels, channels * stride**2, kernel, kernel)
             channels *= stride**2
             table.norm(f"mask.{index}.layer_norm", channels)
-        width = reader.integer("mask_downsampler_embed_dim")
+        width = reader.integer("mask_downsampler_embed_dim", default=256)
         table.convolution("mask.final_conv", channels, width, 1, 1)
         table.convolution("feature_projection", size, size, 1, 1)
         table.convolution("projection", size, out, 1, 1)
