@@ -43,7 +43,14 @@ def _with_bar(sweep: "Sweep", results: "Iterator[SweepResult]") -> "Iterator[Swe
         BarColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    bar = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,  # else rows written meanwhile would end up on stderr
+        redirect_stderr=False,
+    )
+    with bar:
         task = bar.add_task("", total=sweep.num_combinations, completed=sweep.num_tried)
         for result in results:
             yield result

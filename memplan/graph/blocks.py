@@ -81,6 +81,10 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
         from memplan.graph.latent_attention import latent_attention  # only for DeepSeek's kin
 
         return latent_attention(t, x, spec, context)
+    if spec.form is AttentionForm.SEGMENTS:
+        from memplan.graph.prompts import segment_attention  # only for CPM-Ant
+
+        return segment_attention(t, x, spec, context)
     if spec.form is not AttentionForm.INTERFACE:
         from memplan.graph.own_attention import own_attention  # only for older classes
 

@@ -87,12 +87,18 @@ def active_parameters(tape: Tape) -> int:
 
 
 def largest_layer_unfused(tape: Tape) -> int:
-    """The largest module, where each expert's matrix is a module of its own."""
+    """The largest module, where each expert's matrix is a module of its own.
+
+    Experts that have no dimension of their own in a weight stay together (DBRX).
+    """
     sizes = [0]
     for segment in tape.segments:
         owned: Counter[str] = Counter()
         for parameter in segment.parameters:
-            if parameter.experts is None:
+            if parameter.experts is None or parameter.experts.num_experts not in (
+                1,
+                parameter.shape[0],
+            ):
                 owned[parameter.module] += parameter.numel
             else:
                 sizes.append(parameter.unfused_numel)
@@ -141,6 +147,8 @@ _BESIDE = frozenset({"projector", "qformer", "vqgan", "talker", "token2wav", "vo
 
 _COMPONENTS = (
     ("norm", "norms"),
+    ("mamba", "state space"),
+    ("mixer", "token mixing"),
     ("cross_attn", "cross-attention"),
     ("attn", "attention"),
     ("expert", "experts"),

@@ -112,8 +112,14 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     t.begin("embed", frozen=t.options.freeze.embeddings)
     if spec.own_module:
         return module_embeddings(t, model, spec)
-    rows = model.vocab_size + spec.extra_rows
+    rows = model.vocab_size
+    if spec.prompts is not None:
+        rows += spec.prompts.num_types * spec.prompts.length
     table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
+    if spec.prompts is not None:
+        from memplan.graph.prompts import prompted_embeddings  # only for CPM-Ant
+
+        return prompted_embeddings(t, model, table, spec.prompts)
     if spec.patch_features:
         shape = model.hidden_size, spec.patch_features
         t.parameter("vision_embed_tokens.weight", *shape).unused = True
@@ -149,6 +155,13 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         batch=t.options.batch_size,
         seq_len=t.options.seq_len,
     )
+    prompts = stack.embedding.prompts if stack.embedding is not None else None
+    if prompts is not None:
+        from memplan.graph.prompts import add_segment_bias  # only for CPM-Ant
+
+        context.seq_len += prompts.length
+        add_segment_bias(t, stack, prompts, context)
+        return context
     context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
@@ -365,6 +378,10 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
             for tensor in operation.outputs:
                 if tensor.storage.held and tensor.storage not in cached:
                     t.release(tensor)
+    if stack.embedding is not None and stack.embedding.prompts is not None:
+        from memplan.graph.prompts import cut_prompts  # only for CPM-Ant
+
+        x = cut_prompts(t, x, context, context.hidden_size)
     t.end(x)
     return x
 
@@ -399,6 +416,8 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
         from memplan.graph.router_loss import router_loss  # only for mixtures that ask for it
 
         router_loss(t, model.stacks[0])
+    if model.head.plain_loss:
+        return cross_entropy(t, output_matrix(t, model, model.head, x, table))
     if t.kernels.loss in GRADIENTS_IN_FORWARD:
         weight = table
         if not model.head.tied:

@@ -81,11 +81,21 @@ class ParameterTable:
         self._open.append(ParameterShape(module, name, shape, trainable=False))
 
     def experts(
-        self, module: str, name: str, *shape: int, active: int, matrices: int = 1
+        self,
+        module: str,
+        name: str,
+        *shape: int,
+        active: int,
+        matrices: int = 1,
+        count: int | None = None,
     ) -> None:
-        """Declare a weight that stacks the matrices of all routed experts, ``shape[0]`` of them."""
+        """Declare a weight that stacks the matrices of all routed experts.
+
+        There are ``shape[0]`` of them, or ``count`` where they have no dimension of their own.
+        """
+        experts = shape[0] if count is None else count
         stacked = ParameterShape(
-            module, name, shape, num_experts=shape[0], num_active=active, num_matrices=matrices
+            module, name, shape, num_experts=experts, num_active=active, num_matrices=matrices
         )
         self._open.append(stacked)
 

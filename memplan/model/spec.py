@@ -156,6 +156,8 @@ class AttentionForm(Enum):
     """The same, with each head's bias in the mask (Falcon-RW)."""
     PLAIN_SCORES = "plain_scores"
     """Divided, then masked; the softmax in their own dtype (RemBERT, MPNet)."""
+    SEGMENTS = "segments"
+    """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     CLAMPED_SCORES = "clamped_scores"
     """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
@@ -584,6 +586,18 @@ class PositionSource(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PromptSpec:
+    """CPM-Ant's prompts, and the bias of segments and positions that comes with them."""
+
+    num_types: int
+    length: int
+    """Tokens of a prompt; those of all kinds are rows of the token table."""
+    num_segments: int
+    num_buckets: int
+    """Rows of the bias for distances; pairs of segments have more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSpec:
     """How token ids become hidden states."""
 
@@ -605,8 +619,8 @@ class EmbeddingSpec:
     """The position table holds sinusoids and is not trained (Pegasus)."""
     position_buffer: bool = False
     """The position table is a buffer, no parameter (M2M-100)."""
-    extra_rows: int = 0
-    """Rows of the token table beside the vocabulary's: prompts (CPM-Ant)."""
+    prompts: PromptSpec | None = None
+    """Trained prompts stand before the tokens (CPM-Ant)."""
     own_table: bool = False
     """The stack has a token table of its own; the one that both would share is unused (BART)."""
     num_token_types: int = 0
@@ -737,6 +751,8 @@ class HeadSpec:
     """The hidden states are multiplied by a constant before the output matrix (MiniCPM)."""
     scaled: bool = False
     """The hidden states are scaled before, or the logits after, the output matrix."""
+    plain_loss: bool = False
+    """The decoder's loss takes the logits as they are, in their own dtype (CPM-Ant)."""
     logits_bias: bool = False
     """A buffer is added to the logits (BART's ``final_logits_bias``)."""
     loss_upcast: bool = False

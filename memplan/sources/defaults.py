@@ -1,22 +1,42 @@
 """What transformers' config classes fill in when a config leaves a key out."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 
-_DATA_FILE = Path(__file__).parent.parent / "data" / "config_defaults.json"
+from memplan.sources.entry_file import EntryFile
+
+_FILE = EntryFile(file_name="config_defaults.json", section="types", indent=2)
+
+
+class _ClassDefaults(Mapping[str, Mapping[str, object]]):
+    """The rows by ``model_type``, each parsed when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Mapping[str, object] | None] = {}
+
+    def __getitem__(self, model_type: str) -> Mapping[str, object]:
+        if model_type not in self._rows:
+            self._rows[model_type] = _FILE.entry(model_type)
+        row = self._rows[model_type]
+        if row is None:
+            raise KeyError(model_type)
+        return row
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_FILE.entries())
+
+    def __len__(self) -> int:
+        return len(_FILE.entries())
 
 
 @cache
 def class_defaults() -> Mapping[str, Mapping[str, object]]:
-    """Return, for each ``model_type``, its class's ``defaults`` and ``renamed`` keys.
+    """Return, for each ``model_type``, its class's ``defaults``, ``renamed`` keys and ``parts``.
 
     >>> class_defaults()["gpt2"]["renamed"]["hidden_size"]
     'n_embd'
     """
-    types: dict[str, Mapping[str, object]] = json.loads(_DATA_FILE.read_bytes())["types"]
-    return types
+    return _ClassDefaults()
 
 
 def known_keys(model_type: str) -> frozenset[str]:
@@ -28,10 +48,12 @@ def known_keys(model_type: str) -> frozenset[str]:
     row = class_defaults().get(model_type)
     if row is None:
         return frozenset()
-    defaults, renamed = row.get("defaults"), row.get("renamed")
     keys = _COMMON_KEYS | _OPTIONAL_KEYS.get(model_type, frozenset())
-    if isinstance(defaults, Mapping):
-        keys |= defaults.keys()
+    for part in ("defaults", "parts"):
+        named = row.get(part)
+        if isinstance(named, Mapping):
+            keys |= named.keys()
+    renamed = row.get("renamed")
     if isinstance(renamed, Mapping):
         keys |= renamed.keys() | frozenset(renamed.values())
     return keys

@@ -7,16 +7,15 @@ Hugging Face's configs. ``tie_word_embeddings`` is false where the published che
 matrices although transformers ties them (T5 v1.1, flan-T5, ByT5, mT5).
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from memplan.errors import nearest
+from memplan.sources.entry_file import EntryFile
 
-_DATA_FILE = Path(__file__).parent.parent / "data" / "models.json"
+_FILE = EntryFile(file_name="models.json", section="models", indent=4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +53,7 @@ def builtin_names() -> tuple[str, ...]:
     >>> "t5-3b" in builtin_names()
     True
     """
-    return tuple(_entries())
+    return tuple(_FILE.entries())
 
 
 def find_builtin(name: str) -> BuiltinModel | None:
@@ -64,10 +63,13 @@ def find_builtin(name: str) -> BuiltinModel | None:
     't5-3b'
     """
     key = name.strip().lower()
-    entries = _entries()
-    if key not in entries:
-        key = _aliases().get(key, "")
-    return _to_model(key, entries[key]) if key in entries else None
+    entry = _FILE.entry(key)
+    if entry is not None:
+        return _to_model(key, entry)
+    for own_name, holder in _FILE.entries_holding(key):
+        if key in map(str.lower, _other_names(holder)):
+            return _to_model(own_name, holder)
+    return None
 
 
 def builtin_config(name: str) -> tuple[str, dict[str, object]] | None:
@@ -87,14 +89,8 @@ def nearest_builtin(name: str) -> str | None:
     'llama-3.1-8b'
     """
     last_part = name.strip().lower().rpartition("/")[2]
-    guess = nearest(last_part, (*_entries(), *_aliases()))
+    guess = nearest(last_part, (*builtin_names(), *_aliases()))
     return _aliases().get(guess, guess) if guess else None
-
-
-@cache
-def _entries() -> dict[str, dict[str, Any]]:
-    models: dict[str, dict[str, Any]] = json.loads(_DATA_FILE.read_bytes())["models"]
-    return models
 
 
 @cache
@@ -102,9 +98,13 @@ def _aliases() -> dict[str, str]:
     """Return the built-in name for every hub id and alias, in lower case."""
     return {
         alias.lower(): name
-        for name, entry in _entries().items()
-        for alias in (entry["hub_id"], *entry.get("aliases", ()))
+        for name, entry in _FILE.entries().items()
+        for alias in _other_names(entry)
     }
+
+
+def _other_names(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return (entry["hub_id"], *entry.get("aliases", ()))
 
 
 def _to_model(name: str, entry: Mapping[str, Any]) -> BuiltinModel:

@@ -1,5 +1,8 @@
 import csv
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -173,3 +176,28 @@ def test_no_progress_bar_where_nobody_looks(run: Run) -> None:
     outcome = run("sweep", "llama-3.2-1b", *axes, "--format", "csv")
     assert outcome.stderr == ""
     assert len(outcome.stdout.splitlines()) == 1 + 64 * 7 * 2 * 3
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_a_progress_bar_on_a_terminal_leaves_the_rows_alone(tmp_path: Path, checkout: Path) -> None:
+    import pty
+
+    axes = ("--batch-size", "1-64", "--seq-len", "128..8192", "--gpus", "1..64", "--zero", "2,3")
+    command = ("sweep", "llama-3.1-8b", *axes, "--gpu", "h100", "--format", "csv")
+    path = tmp_path / "rows.csv"
+    reading, writing = pty.openpty()
+    shown = b""
+    with path.open("wb") as rows:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "memplan", *command], cwd=checkout, stdout=rows, stderr=writing,
+            env={**os.environ, "TERM": "xterm"},
+        )  # fmt: skip
+    os.close(writing)
+    try:
+        while piece := os.read(reading, 65536):  # a full terminal would stop the process
+            shown += piece
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    assert process.wait(timeout=60) == 0
+    assert b"setups" in shown
+    assert len(path.read_text().splitlines()) == 1 + 64 * 7 * 7 * 2

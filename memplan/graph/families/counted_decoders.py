@@ -150,7 +150,8 @@ def _dbrx_layer(reader: ConfigReader, _: str) -> LayerSpec:
     def declare_network(table: ParameterTable) -> None:
         table.linear("mlp.router.layer", hidden_size, experts, bias=False)
         for matrix in ("w1", "v1", "w2"):
-            table.experts("mlp.experts", matrix, experts, inner, hidden_size, active=active)
+            rows = experts * inner
+            table.experts("mlp.experts", matrix, rows, hidden_size, active=active, count=experts)
 
     return LayerSpec(
         attention=counted(declare_attention),
@@ -218,41 +219,6 @@ def _doge_experts(table: ParameterTable, reader: ConfigReader, hidden_size: int)
     table.linear("mlp.router_gate", hidden_size, 2 * isqrt(experts), bias=False)
     table.embedding("mlp.down_embed", experts, hidden_size)
     table.embedding("mlp.up_embed", experts, hidden_size)
-
-
-# -- CPM-Ant -------------------------------------------------------------------------------------
-
-
-def _cpmant_layer(reader: ConfigReader, _: str) -> LayerSpec:
-    """Attention with a position bias of segments, and a gated network."""
-    hidden_size, inner = reader.integer("hidden_size"), reader.integer("dim_ff")
-    width = reader.integer("num_attention_heads") * reader.integer("dim_head")
-
-    def attention(table: ParameterTable) -> None:
-        for name in ("project_q", "project_k", "project_v"):
-            table.linear(f"self_attn.{name}", hidden_size, width, bias=False)
-        table.linear("self_attn.attention_out", width, hidden_size, bias=False)
-
-    def network(table: ParameterTable) -> None:
-        gated_weights(table, "mlp", hidden_size, inner)
-
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
-
-
-def _cpmant_extras(table: ParameterTable, reader: ConfigReader) -> None:
-    """Segments, the position bias, and rows of the token table that are prompts."""
-    hidden_size, segments = reader.integer("hidden_size"), reader.integer("segment_types")
-    buckets = reader.integer("position_bias_num_buckets")
-    with table.block("embeddings"):
-        table.embedding("segment_embedding", segments, hidden_size)
-        table.parameter(
-            "position_bias", "relative_attention_bias",
-            segments * segments + buckets, reader.integer("num_attention_heads"),
-        )  # fmt: skip
-
-
-def _prompt_rows(reader: ConfigReader) -> int:
-    return reader.integer("prompt_types") * reader.integer("prompt_length")
 
 
 # -- DeepSeek-V4 ---------------------------------------------------------------------------------
@@ -523,13 +489,6 @@ COUNTED: dict[str, Hybrid] = {
     "doge": Hybrid(
         kinds=all_alike, layer=_doge_layer, left_out="its attention and feed-forward networks"
     ),
-    "cpmant": Hybrid(
-        kinds=all_alike,
-        layer=_cpmant_layer,
-        left_out="its attention and feed-forward networks",
-        never_tied=True,
-        extra_rows=_prompt_rows,
-    ),
     "deepseek_v4": Hybrid(
         kinds=_deepseek_kinds,
         layer=_deepseek_layer,
@@ -549,7 +508,6 @@ COUNTED: dict[str, Hybrid] = {
 }
 
 EXTRAS: dict[str, Callable[[ParameterTable, ConfigReader], None]] = {
-    "cpmant": _cpmant_extras,
     "deepseek_v4": _deepseek_extras,
 }
 """What a type owns beside its layers."""

@@ -119,6 +119,7 @@ FORMS: dict[str, Form] = {
         local_rotary=True,
         eager_only=False,
     ),
+    "vaultgemma": replace(_GEMMA2, placement=NormPlacement.PRE),
     "phi3": Form(
         attention=Variation(qkv_bias=False, output_bias=False),
         projection=Projection.FUSED_SLICED,

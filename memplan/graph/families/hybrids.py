@@ -43,6 +43,7 @@ from memplan.model.spec import (
     NormKind,
     NormPlacement,
     NormSpec,
+    PromptSpec,
     RotarySpec,
     RouterScore,
     RouterSpec,
@@ -73,8 +74,8 @@ class Hybrid:
     softcap_key: str = ""
     """Which key, above 0, caps the logits."""
     final_norm: NormSpec = NORM
-    extra_rows: Callable[[ConfigReader], int] = lambda _: 0
-    """Rows of the token table beside the vocabulary's."""
+    prompts: Callable[[ConfigReader], PromptSpec] | None = None
+    """Trained prompts before the tokens."""
     tasks: tuple[Task, ...] = DECODER_TASKS
     """What there are classes for, the usual one first."""
 
@@ -99,7 +100,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         embedding=EmbeddingSpec(
             embedding_size=hidden_size,
             scaled=kind.embedding_scaled,
-            extra_rows=kind.extra_rows(reader),
+            prompts=kind.prompts(reader) if kind.prompts is not None else None,
         ),
         final_norm=kind.final_norm,
     )

@@ -124,12 +124,12 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )
     head = HeadSpec(input_scaled=kind.head_input_scaled)
     model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
-    shared = any(_shares(reader, kind, number) for number in range(stack.num_layers))
-    return replace(model, activations_left_out=SHARED_INDEXER if shared else "")
+    return replace(model, activations_left_out=HANDED_ON if kind.shares_indexer else "")
 
 
-SHARED_INDEXER = "activations of masks that layers take over from an earlier one"
-"""What is left out where layers attend to what another one has chosen."""
+HANDED_ON = "activations of chosen tokens that each layer hands to the next"
+"""What is left out where a layer can attend to what another one has chosen: the choice, and the
+mask that is made of it."""
 
 
 def _shares(reader: ConfigReader, kind: Latent, number: int) -> bool:

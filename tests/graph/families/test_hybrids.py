@@ -18,6 +18,7 @@ from memplan.model.spec import (
     CountedSpec,
     DeltaRuleSpec,
     FeedForwardSpec,
+    LatentAttentionSpec,
     LightningSpec,
     MixtureSpec,
     ModelSpec,
@@ -235,9 +236,12 @@ def test_counted_parts_are_named(model_type: str) -> None:
     assert read(model_type).activations_left_out.startswith("activations of its ")
 
 
-def test_shared_indexers_are_said_to_be_left_out() -> None:
-    assert not read("glm_moe_dsa", num_hidden_layers=4).activations_left_out
-    assert read("glm_moe_dsa", num_hidden_layers=4, index_topk_freq=2).activations_left_out
+def test_only_some_layers_have_an_indexer() -> None:
+    model = read("glm_moe_dsa", num_hidden_layers=4, index_topk_freq=2)
+    found = [run.layer.attention for run in model.stacks[0].runs for _ in range(run.count)]
+    indexers = [spec.indexer for spec in found if isinstance(spec, LatentAttentionSpec)]
+    assert [indexer is not None for indexer in indexers] == [True, True, False, True]
+    assert "hands to the next" in model.activations_left_out
 
 
 def test_privacy_filter_classifies_tokens() -> None:
