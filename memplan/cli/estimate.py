@@ -334,11 +334,12 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhe
         return
     from rich.console import Console
 
-    from memplan.report.estimate import hinted_places, print_account, print_comparison
+    from memplan.report.estimate import print_account, print_comparison
     from memplan.search.advice import hints_for
 
     console = Console(highlight=False)
-    hints = hints_for(rows[0][0].model, rows, None if everywhere else hinted_places(rows))
+    # Where no GPU is named there are three, and the search would take longer than the table.
+    hints = hints_for(rows[0][0].model, rows, None if everywhere else ())
     if len(rows) == 1:
         print_account(console, rows[0], hints)
     else:

@@ -5,10 +5,11 @@ was typed on the command line over both. What contradicts an engine's file is re
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import UsageError
+from memplan.records import dataclass
 
 if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup

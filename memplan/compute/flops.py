@@ -11,12 +11,12 @@ computes the scores again.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
 from memplan.graph.tape import Gradient, Operation, Parameter, Segment, Tape, Tensor
 from memplan.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
+from memplan.records import dataclass
 
 
 class ScoreCount(Enum):

@@ -1,6 +1,5 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -8,6 +7,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.runtime import ByteRange, total_range
 from memplan.model.spec import ModelSpec
+from memplan.records import dataclass
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:

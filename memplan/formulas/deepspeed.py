@@ -22,10 +22,10 @@ References
 .. [4] DeepSpeed pull request 5099, commit f4cb866c2 of 2024-06-04; first released in 0.14.3.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memplan.errors import SetupError
+from memplan.records import dataclass
 
 ADDITIONAL_BUFFER_FACTOR = 1.5
 """DeepSpeed's default for k, "to be conservative" about CPU memory ([1]_, [2]_)."""

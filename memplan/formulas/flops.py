@@ -18,7 +18,7 @@ References
 .. [6] mosaicml/llm-foundry, ``scripts/train/benchmarking/README.md``.
 """
 
-from dataclasses import dataclass
+from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

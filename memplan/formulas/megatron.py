@@ -11,10 +11,10 @@ References
 .. [2] Megatron-LM d98e8a64, ``docs/user-guide/features/dist_optimizer.md``.
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from memplan.formulas.flops import FormulaShape
+from memplan.records import dataclass
 
 BYTES_PER_PARAMETER = 18
 """16-bit weight 2, fp32 gradient 4, fp32 master weight and two moments 12 ([2]_)."""

@@ -6,7 +6,6 @@ sizes up to 256 and sm_80; the memory-efficient kernel takes masks and fp32 but 
 math takes everything and keeps s x s tensors.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memplan.dtypes import DType
@@ -14,6 +13,7 @@ from memplan.graph.operations import dropout, softmax
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Gradient, Tape, Tensor, allocated_bytes
 from memplan.model.spec import AttentionSpec
+from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel
 
 MAX_FLASH_HEAD_DIM = 256

@@ -1,6 +1,5 @@
 """The blocks that families share: attention, feed-forward networks, mixtures, whole layers."""
 
-from dataclasses import dataclass
 
 from memplan.dtypes import DType
 from memplan.graph.attention import Shape, attend
@@ -27,6 +26,7 @@ from memplan.model.spec import (
     ShortConvolutionSpec,
     TokenMixer,
 )
+from memplan.records import dataclass
 from memplan.training.kernels import FeedForwardKernel
 
 

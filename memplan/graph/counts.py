@@ -1,11 +1,12 @@
 """Counts that are read off the tape: parameters, by component and by module."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.model import record_model
 from memplan.graph.tape import Parameter, Segment, Tape, TapeOptions
 from memplan.model.spec import ModelSpec, Task
+from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,6 @@ solves a triangular system for each chunk and then walks over the chunks with on
 (Qwen3-Next, Qwen3.5). Nearly all that it makes is kept for backward.
 """
 
-from dataclasses import dataclass
 
 from memplan.dtypes import DType
 from memplan.graph.attention import batched_matmul
@@ -14,6 +13,7 @@ from memplan.graph.convolution import causal_convolution, turned
 from memplan.graph.operations import activation, linear
 from memplan.graph.tape import Gradient, Tape, Tensor
 from memplan.model.spec import Activation, DeltaRuleSpec
+from memplan.records import dataclass
 
 CHUNK = 64
 """Tokens of a chunk: the default of ``torch_chunk_gated_delta_rule``."""

@@ -1,6 +1,6 @@
 """A whole model on the tape: embedding, runs of layers, final norm, head and loss."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from memplan.dtypes import DType
@@ -44,8 +44,8 @@ from memplan.model.spec import (
     StackSpec,
     Task,
 )
+from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel
-
 
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
 """Attention that adds a bias made for the whole stack."""
@@ -112,7 +112,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     t.begin("embed", frozen=t.options.freeze.embeddings)
     if spec.own_module:
         return module_embeddings(t, model, spec)
-    rows = model.vocab_size
+    rows = model.vocab_size + spec.extra_rows
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
     table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
@@ -378,10 +378,6 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
             for tensor in operation.outputs:
                 if tensor.storage.held and tensor.storage not in cached:
                     t.release(tensor)
-    if stack.embedding is not None and stack.embedding.prompts is not None:
-        from memplan.graph.prompts import cut_prompts  # only for CPM-Ant
-
-        x = cut_prompts(t, x, context, context.hidden_size)
     t.end(x)
     return x
 
@@ -395,6 +391,11 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     """What the task adds, and its loss."""
     t.begin("head", x=x, frozen=t.options.freeze.head)
     t.segment.component = "logits_and_loss"
+    embedded = model.stacks[0].embedding
+    if embedded is not None and embedded.prompts is not None:
+        from memplan.graph.prompts import cut_prompts  # only for CPM-Ant
+
+        x = cut_prompts(t, x, model.hidden_size)
     pooled = base_parts(t, model, x)
     if model.task is Task.MASKED_LM:
         loss = masked_lm(t, model, x, table)

@@ -1,8 +1,9 @@
 """A model's modules as a tree, with the parameters under each; equal layers stand once."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memplan.graph.tape import Segment, Tape
+from memplan.records import dataclass
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ function writes down what one class of transformers 5.23 does.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memplan.dtypes import DType
 from memplan.graph.attention import Shape, batched_matmul, merged_heads
@@ -14,6 +14,7 @@ from memplan.graph.blocks import StackContext, project
 from memplan.graph.operations import dropout, linear, rotary, softmax
 from memplan.graph.tape import Gradient, Tape, Tensor
 from memplan.model.spec import AttentionForm, AttentionSpec, PositionBias, Projection
+from memplan.records import dataclass
 
 
 @dataclass(slots=True)

@@ -89,7 +89,8 @@ def _masked(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
     return out
 
 
-def cut_prompts(t: Tape, x: Tensor, context: StackContext, hidden_size: int) -> Tensor:
+def cut_prompts(t: Tape, x: Tensor, hidden_size: int) -> Tensor:
     """The tokens' states: of more than one sequence a copy."""
-    cut = t.slice(x, context.batch * t.options.seq_len * hidden_size)
-    return cut if context.batch == 1 else t.contiguous(cut)
+    batch = t.options.batch_size
+    cut = t.slice(x, batch * t.options.seq_len * hidden_size)
+    return cut if batch == 1 else t.contiguous(cut)

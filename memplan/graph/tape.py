@@ -12,10 +12,10 @@ Sizes are rounded up to 512 bytes, the smallest block of torch's caching allocat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 from memplan.dtypes import DType
+from memplan.records import dataclass
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 

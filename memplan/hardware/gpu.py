@@ -5,10 +5,10 @@ shows: ``GpuSpec.capacity_bytes`` says which figure counts, and ``capacity_note`
 be derived.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memplan.errors import InputError
+from memplan.records import dataclass
 from memplan.units import GIB, MIB, format_gib
 
 FLASH_ATTENTION_COMPUTE_CAPABILITY = (8, 0)

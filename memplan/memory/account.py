@@ -1,8 +1,9 @@
 """The account of a training step: phases, and in each the bytes alive at its own peak."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
+
+from memplan.records import dataclass
 
 
 class Lifetime(Enum):

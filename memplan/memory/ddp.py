@@ -7,7 +7,6 @@ under ``no_sync``); torch/nn/parallel/distributed.py; ddp_comm_hooks/default_hoo
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 from memplan.dtypes import DType
@@ -25,6 +24,7 @@ from memplan.memory.plain import (
 from memplan.memory.rank import RankInput
 from memplan.memory.step import BackwardPass
 from memplan.memory.walk import Interval
+from memplan.records import dataclass
 from memplan.training.optimizers import OPTIMIZERS
 from memplan.training.setup import TrainingSetup
 from memplan.units import MIB

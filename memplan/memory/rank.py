@@ -1,9 +1,9 @@
 """What every engine's account is made from."""
 
-from dataclasses import dataclass
 
 from memplan.graph.tape import Tape
 from memplan.memory.step import StepPasses
+from memplan.records import dataclass
 from memplan.training.precision import PRECISIONS, PrecisionFormats
 from memplan.training.setup import TrainingSetup
 

@@ -3,8 +3,8 @@
 cuBLAS workspaces are known, and are part of the peak.
 """
 
-from dataclasses import dataclass
 
+from memplan.records import dataclass
 from memplan.units import GIB, KIB, MIB
 
 CONTEXT_BYTES = (int(0.4 * GIB), int(1.4 * GIB))

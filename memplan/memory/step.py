@@ -8,7 +8,7 @@ layer's number, so its highest point is at one end of the run.
 over them. ``plain_step`` is the account of a loop without an engine, where gradients simply stay.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from memplan.graph.tape import Parameter, Segment, Storage, Tape, Tensor
 from memplan.memory.walk import (
@@ -18,6 +18,7 @@ from memplan.memory.walk import (
     Level,
     early_gradient_bytes,
 )
+from memplan.records import dataclass
 
 LOSS_COMPONENT = "logits_and_loss"
 """``Segment.component`` of the head."""

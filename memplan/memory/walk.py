@@ -11,7 +11,6 @@ repeated by arithmetic.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from memplan.graph.tape import (
     Gradient,
@@ -22,6 +21,7 @@ from memplan.graph.tape import (
     Storage,
     Tensor,
 )
+from memplan.records import dataclass
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ so.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from memplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

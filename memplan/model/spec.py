@@ -9,11 +9,11 @@ Names are those of Hugging Face's configs: ``hidden_size``, ``num_heads``
 (``num_attention_heads``), ``num_kv_heads`` (``num_key_value_heads``), ``intermediate_size``.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.model.parameters import ParameterBlock, ParameterShape
+from memplan.records import dataclass
 
 
 class Task(Enum):
@@ -619,6 +619,8 @@ class EmbeddingSpec:
     """The position table holds sinusoids and is not trained (Pegasus)."""
     position_buffer: bool = False
     """The position table is a buffer, no parameter (M2M-100)."""
+    extra_rows: int = 0
+    """Rows of the token table beside the vocabulary's (mllama's images)."""
     prompts: PromptSpec | None = None
     """Trained prompts stand before the tokens (CPM-Ant)."""
     own_table: bool = False

@@ -4,7 +4,6 @@ This is where two calculators that disagree are seen to answer different questio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -39,6 +38,7 @@ from memplan.formulas.states import (
 from memplan.graph.counts import ParameterCounts, count_parameters
 from memplan.memory.account import Lifetime
 from memplan.model.spec import ModelSpec, NormKind
+from memplan.records import dataclass
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import common_layer, formula_shape, shape_notes
 from memplan.training.optimizers import OPTIMIZERS

@@ -6,7 +6,6 @@ footnote says so. Option text is the documented one: on Python 3.11 and newer De
 prints ``OffloadDeviceEnum.cpu`` where its documentation has ``cpu``.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memplan.errors import SetupError
@@ -21,6 +20,7 @@ from memplan.formulas.deepspeed import (
     zero3_pinned_bytes,
     zero3_table,
 )
+from memplan.records import dataclass
 from memplan.units import GIB, MIB
 
 if TYPE_CHECKING:

@@ -76,19 +76,6 @@ def print_advice(console: "Console", hints: "Hints | None") -> None:
         console.print(Text(f"{gpu}, {setup_label(answer.setup)}: {advice_text(each)}"))
 
 
-def hinted_places(rows: Sequence[Sequence[Estimate]]) -> set[tuple[int, str]]:
-    """The simplest setup that fits each GPU, where there is no time to look at all of them."""
-    found = set()
-    for gpu in [each.gpu for each in rows[0] if each.gpu is not None]:
-        best = simplest_fit(rows, gpu.gpu_id)
-        found |= {
-            (number, gpu.gpu_id)
-            for number, row in enumerate(rows)
-            if any(each is best for each in row)
-        }
-    return found
-
-
 def _print_head(console: "Console", first: Estimate, assumptions: Sequence[str]) -> None:
     from rich.text import Text
 
@@ -303,6 +290,8 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
         )
     if hints is not None and any(hints.largest.values()):
         lines.append("The number after a verdict: the largest micro-batch that fits")
+    elif hints is not None and not hints.largest and len(rows) > 1:
+        lines.append("Name a GPU (--gpu h100) to see the largest micro-batch beside each row")
     for row in rows:
         for each in row:
             lines += each.notes

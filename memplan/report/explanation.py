@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from memplan.compute.flops import layers_of
 from memplan.estimator import Estimate
@@ -11,6 +10,7 @@ from memplan.graph.tape import Operation, Parameter, Segment, Storage, Tape, Ten
 from memplan.memory.account import ComponentKind, Entry, Lifetime, Phase
 from memplan.memory.step import LOSS_COMPONENT
 from memplan.model.spec import FeedForwardSpec, MixtureSpec, ModelSpec
+from memplan.records import dataclass
 from memplan.report.shape import scores_of
 from memplan.report.timeline import LIFETIME_WORDS
 from memplan.training.precision import PRECISIONS

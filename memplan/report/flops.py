@@ -1,7 +1,6 @@
 """FLOPs of a step by component, and by others' formulas side by side."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memplan.compute.flops import ScoreCount, StepFlops
@@ -19,6 +18,7 @@ from memplan.graph.counts import active_parameters, component_parameters, total_
 from memplan.graph.model import record_model
 from memplan.graph.tape import TapeOptions
 from memplan.model.spec import ModelSpec
+from memplan.records import dataclass
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes
 from memplan.training.setup import Recomputation, TrainingSetup

@@ -4,13 +4,14 @@ No script runs in it; both colour schemes are in its style sheet; every drawing 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 
 from memplan.compute.flops import StepFlops
 from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.memory.account import ComponentKind, Phase
+from memplan.records import dataclass
 from memplan.report.compare import (
     MethodRow,
     assumed_bytes_line,

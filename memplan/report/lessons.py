@@ -6,7 +6,6 @@ transformers 5.23 for how models write the operation.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from memplan.dtypes import DType
 from memplan.errors import UsageError, did_you_mean
@@ -27,6 +26,7 @@ from memplan.graph.operations import (
 from memplan.graph.tape import Operation, Storage, Tape, TapeOptions, Tensor
 from memplan.memory.step import StepWalk
 from memplan.model.spec import Activation, AttentionSpec, FeedForwardSpec
+from memplan.records import dataclass
 from memplan.training.kernels import (
     AttentionKernel,
     FeedForwardKernel,

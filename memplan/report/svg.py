@@ -1,10 +1,10 @@
 """The timeline as SVG: alone with its own words, or bare for a page that writes them itself."""
 
-from dataclasses import dataclass
 from html import escape
 
 from memplan.estimator import Estimate
 from memplan.memory.account import Lifetime
+from memplan.records import dataclass
 from memplan.report.timeline import (
     LIFETIME_WORDS,
     Moment,

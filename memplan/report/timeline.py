@@ -4,12 +4,12 @@ The axis counts events (a layer forward, a layer backward), not seconds.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from memplan.estimator import Estimate
 from memplan.estimator.estimation import record_and_walk, tape_options
 from memplan.memory.account import ComponentKind, Lifetime, Phase
 from memplan.memory.step import Height, StepPasses
+from memplan.records import dataclass
 from memplan.training.precision import Engine
 from memplan.units import GIB
 

@@ -1,12 +1,13 @@
 """The nearest change that makes a setup fit."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
+from memplan.records import dataclass
 from memplan.search.batch import largest_micro_batch
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import (

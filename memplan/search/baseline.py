@@ -1,7 +1,8 @@
 """What moved since an earlier answer: rows of ``--format json``, compared one by one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from memplan.records import dataclass
 
 Row = Mapping[str, object]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.runtime import RESERVED_OVER_ALLOCATED
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 
@@ -40,6 +41,7 @@ def largest_micro_batch(
         lambda size: estimate(model, replace(setup, micro_batch_size=size), gpu),
         room=lambda answer: room_bytes(answer),
         limit=limit,
+        first=1 if known is None else likely_size(known),
     )
     if known is not None:
         search.tell(setup.micro_batch_size, known)
@@ -51,6 +53,13 @@ def room_bytes(answer: Estimate) -> int:
     if answer.gpu is None or answer.account.left_out:
         return -1
     return answer.gpu.capacity_bytes - answer.total_bytes.high
+
+
+def likely_size(known: Estimate) -> int:
+    """Where the largest micro-batch is to be looked for first, by what one sequence keeps."""
+    size = known.setup.micro_batch_size
+    each = RESERVED_OVER_ALLOCATED[1] * max(1, known.activations_bytes // size)
+    return max(1, size + int(room_bytes(known) / each))
 
 
 class LargestFit:
@@ -101,6 +110,8 @@ class LargestFit:
             return min(self._first, self._limit)
         if len(self._rooms) == 1:
             guess = low + 1 if low else high // 2
+            if self._first not in self._rooms:
+                guess = self._first
         elif len(self._rooms) > _AIMED and high <= self._limit:
             guess = (low + high) // 2
         else:

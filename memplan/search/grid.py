@@ -6,11 +6,12 @@ that contradicts itself is no error of the grid: it comes out as an ``Impossible
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from itertools import product
 
 from memplan.errors import SetupError
+from memplan.records import dataclass
 from memplan.training.precision import PRECISIONS, Engine, Precision
 from memplan.training.setup import SETUP_FIELDS, Offload, TrainingSetup, unknown_field
 

@@ -7,7 +7,7 @@ Parallel degrees are those of the goal's base setup.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from memplan.errors import SetupError
@@ -16,6 +16,7 @@ from memplan.graph.model import record_model
 from memplan.graph.tape import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
+from memplan.records import dataclass
 from memplan.search.batch import LargestFit, largest_of
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
 from memplan.training.kernels import KernelPreset

@@ -6,10 +6,9 @@ it is recomputation, small micro-batches, communication that computing cannot hi
 to the host. It ranks setups; it is no forecast of tokens per second.
 """
 
-from dataclasses import dataclass
-
 from memplan.estimator import Estimate
 from memplan.hardware.gpu import GpuSpec
+from memplan.records import dataclass
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup, ZeroStage

@@ -1,12 +1,12 @@
 """Every setup of a grid, estimated on every GPU: lazily, in a stable order, in flat memory."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
+from memplan.records import dataclass
 from memplan.search.grid import Grid, Impossible
 from memplan.training.setup import TrainingSetup
 

@@ -8,11 +8,12 @@ that contradicts an option given beside the file is refused too.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NoReturn
 
 from memplan.errors import ConfigError, did_you_mean
+from memplan.records import dataclass
 
 AUTO = "auto"
 

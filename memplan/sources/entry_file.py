@@ -6,10 +6,11 @@ be most of what those lookups cost.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from memplan.records import dataclass
 
 _DATA_FOLDER = Path(__file__).parent.parent / "data"
 

@@ -8,7 +8,6 @@ metadata is asked for first, which does not retry, and decides what follows.
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.errors import (
@@ -18,6 +17,7 @@ from memplan.errors import (
     HubOfflineError,
     HubRateLimitError,
 )
+from memplan.records import dataclass
 from memplan.sources.files import read_json_mapping
 
 CONFIG_FILE = "config.json"

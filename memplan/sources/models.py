@@ -10,7 +10,7 @@ keys; a spec is written by hand, so a key that nothing reads is refused as a sli
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from memplan.errors import (
@@ -23,6 +23,7 @@ from memplan.errors import (
     did_you_mean,
 )
 from memplan.model.spec import ModelSpec, Task
+from memplan.records import dataclass
 
 CONFIG_FILE = "config.json"
 

@@ -8,11 +8,11 @@ matrices although transformers ties them (T5 v1.1, flan-T5, ByT5, mT5).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from memplan.errors import nearest
+from memplan.records import dataclass
 from memplan.sources.entry_file import EntryFile
 
 _FILE = EntryFile(file_name="models.json", section="models", indent=4)

@@ -1,8 +1,8 @@
 """Which parameters are not trained."""
 
-from dataclasses import dataclass
 
 from memplan.errors import SetupError, did_you_mean
+from memplan.records import dataclass
 
 _PARTS = ("embeddings", "norm", "head", "layers", "encoder", "decoder")
 

@@ -5,8 +5,9 @@ are data: a ``Kernels`` value names one for each kind of operation, and a preset
 a whole code base.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+
+from memplan.records import dataclass
 
 
 class AttentionKernel(Enum):

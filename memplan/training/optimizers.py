@@ -4,8 +4,9 @@ Sources: torch 2.13 ``torch/optim/adam.py`` and ``sgd.py``; what the step holds 
 foreach and fused forms. Adding an optimizer is adding a row.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+
+from memplan.records import dataclass
 
 
 class Optimizer(Enum):

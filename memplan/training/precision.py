@@ -3,10 +3,10 @@
 The table of ``PRECISIONS`` is the whole truth about a precision: adding one is adding a row.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memplan.dtypes import DType
+from memplan.records import dataclass
 
 
 class Engine(Enum):

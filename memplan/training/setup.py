@@ -1,11 +1,12 @@
 """A training setup: everything beside the model and the GPU that decides how much memory is held."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import Enum, IntEnum
 from typing import TypeVar
 
 from memplan.errors import SetupError, did_you_mean
+from memplan.records import dataclass
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import (
     KERNEL_PRESETS,

@@ -1,4 +1,4 @@
-"""Mixers without scores: bytes alive after forward, at both peaks and after backward.
+"""Mixers without scores, and CPM-Ant: bytes alive after forward, at both peaks and after backward.
 
 The figures are what torch's allocator counts for transformers' own classes on fake CUDA tensors,
 two sequences of 160 tokens, scaled-dot-product attention, no checkpointing.
@@ -35,6 +35,10 @@ MODELS: dict[str, dict[str, Any]] = {
         **SMALL, "intermediate_size": 768, "conv_bias": True,
         "layer_types": ["conv", "full_attention", "conv"],
     },
+    "cpmant": {
+        "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "dim_head": 64,
+        "dim_ff": 512, "vocab_size": 1000, "dropout_p": 0.1,
+    },
 }  # fmt: skip
 
 FIGURES = [
@@ -46,6 +50,8 @@ FIGURES = [
     ("lfm2", "bf16", 13_067_776, 14_990_848, 15_625_216, 4_325_888),
     ("lfm2", "amp", 19_390_976, 21_646_848, 21_948_416, 8_650_752),
     ("lfm2", "fp32", 23_182_848, 24_465_920, 26_266_112, 8_650_752),
+    ("cpmant", "fp32", 33_522_176, 35_195_392, 36_082_176, 11_025_408),
+    ("cpmant", "bf16", 20_921_856, 21_758_464, 22_201_856, 5_512_704),
 ]
 
 SLACK = 4096

@@ -4,7 +4,7 @@ What sets the types apart is a row of ``VARIATIONS``. Layers that ``layerdrop`` 
 counted as run.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.graph.families.t5 import named_activation, read_classifier
@@ -24,6 +24,7 @@ from memplan.model.spec import (
     StackSpec,
     Task,
 )
+from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ What a class of transformers 5.23 does differently is a row of ``FORMS``; what i
 read below.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.families.llama import (
     Variation,
@@ -30,6 +30,7 @@ from memplan.model.spec import (
     RotarySpec,
     StackSpec,
 )
+from memplan.records import dataclass
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """What ``layer_types`` calls layers without and with a window."""

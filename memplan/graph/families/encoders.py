@@ -6,7 +6,7 @@ heads. What sets the types apart is a row of ``VARIATIONS``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.families.llama import Variation as DecoderVariation
 from memplan.graph.families.llama import read_activation, read_attention
@@ -32,6 +32,7 @@ from memplan.model.spec import (
     StackSpec,
     Task,
 )
+from memplan.records import dataclass
 
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
 """``torch.nn.LayerNorm`` with weight and bias, as every one of them has it but EuroBERT."""

@@ -4,7 +4,7 @@ GPT, GPT-2, GPT-BigCode, GPT-Neo, GPT-J, CodeGen, OPT, XGLM, BLOOM, MPT, GPT-Neo
 StableLM, StarCoder 2, Nemotron and Falcon. What sets the types apart is a row of ``FORMS``.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.config import ConfigReader
@@ -27,6 +27,7 @@ from memplan.model.spec import (
     StackSpec,
     Task,
 )
+from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ are weights only (``memplan.graph.families.state_space``).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.families.llama import (
     DECODER_TASKS,
@@ -50,6 +50,7 @@ from memplan.model.spec import (
     StackSpec,
     Task,
 )
+from memplan.records import dataclass
 
 NORM = NormSpec(kind=NormKind.RMS)
 
@@ -74,6 +75,8 @@ class Hybrid:
     softcap_key: str = ""
     """Which key, above 0, caps the logits."""
     final_norm: NormSpec = NORM
+    extra_rows: Callable[[ConfigReader], int] = lambda _: 0
+    """Rows of the token table beside the vocabulary's."""
     prompts: Callable[[ConfigReader], PromptSpec] | None = None
     """Trained prompts before the tokens."""
     tasks: tuple[Task, ...] = DECODER_TASKS
@@ -100,6 +103,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         embedding=EmbeddingSpec(
             embedding_size=hidden_size,
             scaled=kind.embedding_scaled,
+            extra_rows=kind.extra_rows(reader),
             prompts=kind.prompts(reader) if kind.prompts is not None else None,
         ),
         final_norm=kind.final_norm,

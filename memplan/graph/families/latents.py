@@ -1,7 +1,7 @@
 """Decoders with DeepSeek's latent attention."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.families.llama import decoder_model, join_runs, read_activation
 from memplan.graph.families.mixture_types import (
@@ -28,6 +28,7 @@ from memplan.model.spec import (
     RouterSpec,
     StackSpec,
 )
+from memplan.records import dataclass
 
 NORM = NormSpec(kind=NormKind.RMS)
 

@@ -4,7 +4,7 @@ What sets the types apart is a row of ``VARIATIONS``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.config import ConfigReader
@@ -25,6 +25,7 @@ from memplan.model.spec import (
     StackSpec,
     Task,
 )
+from memplan.records import dataclass
 
 DECODER_TASKS = (Task.CAUSAL_LM, Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 """What a decoder's classes are trained for."""

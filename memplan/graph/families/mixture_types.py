@@ -4,7 +4,6 @@ Rows are read by ``memplan.graph.families.mixtures``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from memplan.graph.families.llama import Variation
 from memplan.model.config import ConfigReader
@@ -18,6 +17,7 @@ from memplan.model.spec import (
     RouterScore,
     RouterSpec,
 )
+from memplan.records import dataclass
 
 DEEPSEEK_ROUTER = RouterSpec(
     score=RouterScore.SIGMOID,

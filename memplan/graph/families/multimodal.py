@@ -5,7 +5,7 @@ The text model is read by the family of its own ``model_type``; towers and proje
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -15,6 +15,7 @@ from memplan.graph.families.request import ReadRequest, checkpoint_dtype
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import HeadSpec, ModelSpec, Task
+from memplan.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,10 +1,11 @@
 """Text models that are another family's under a name of their own."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 
 from memplan.model.config import ConfigReader
+from memplan.records import dataclass
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 

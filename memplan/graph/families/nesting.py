@@ -1,12 +1,13 @@
 """Configs inside configs: a text model, a tower, each with the defaults of its own class."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 
 from memplan.errors import ConfigError
 from memplan.graph.families.request import ReadRequest
 from memplan.model.config import ConfigReader
+from memplan.records import dataclass
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
 

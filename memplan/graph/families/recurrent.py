@@ -3,7 +3,7 @@
 Norms, residual sums and what else is a usual operation are written down; the rest is weights.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.families.hybrids import (
     LEGACY_KINDS,
@@ -36,6 +36,7 @@ from memplan.model.spec import (
     NormPlacement,
     NormSpec,
 )
+from memplan.records import dataclass
 
 NORM = NormSpec(kind=NormKind.RMS)
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)

@@ -1,12 +1,12 @@
 """What a family's reader is asked for, and how task and type are found out."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.model.config import ConfigReader
 from memplan.model.spec import Task
+from memplan.records import dataclass
 
 _DTYPES = {
     "float32": DType.FP32, "float": DType.FP32, "float16": DType.FP16, "half": DType.FP16,

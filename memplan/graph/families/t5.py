@@ -6,7 +6,7 @@ with ``tie_word_embeddings: false`` (version 1.1, flan, ByT5, mT5, UMT5) come wi
 hold an output matrix of their own, which transformers 4 trained apart.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.config import ConfigReader
@@ -29,6 +29,7 @@ from memplan.model.spec import (
     Task,
     Tying,
 )
+from memplan.records import dataclass
 
 TASKS = (Task.SEQ2SEQ_LM, Task.BASE, Task.SEQUENCE_CLASSIFICATION)
 """What the classes of this module are trained for."""

@@ -12,10 +12,10 @@ buffer lives until the module of the last of them has run.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from memplan.graph.tape import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.partition import shard_numel
+from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,5 @@
 """What every stage's account starts from: the model's parameters, the engine's settings, sizes."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from memplan.graph.tape import ALLOCATION_ROUNDING, Tape
@@ -13,6 +12,7 @@ from memplan.memory.deepspeed.timeline import BackwardTimeline, expand_backward
 from memplan.memory.plain import height_entries
 from memplan.memory.rank import RankInput
 from memplan.memory.step import Height, StepPasses
+from memplan.records import dataclass
 from memplan.training.optimizers import OPTIMIZERS
 from memplan.training.setup import Offload, ZeroStage
 

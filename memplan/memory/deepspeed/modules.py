@@ -8,7 +8,7 @@ parameters are seen here; activation functions and dropouts, which leave no trac
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from functools import lru_cache
 
@@ -17,6 +17,7 @@ from memplan.memory.deepspeed.partition import ModelWeights
 from memplan.memory.deepspeed.recording import REMEMBERED, Keyed
 from memplan.memory.step import StepPasses
 from memplan.memory.walk import ForwardWalk, Interval
+from memplan.records import dataclass
 
 
 class Act(IntEnum):

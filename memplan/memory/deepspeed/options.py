@@ -7,10 +7,11 @@ that the whole model is not gathered for saving.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
+from memplan.records import dataclass
 from memplan.training.setup import TrainingSetup, ZeroStage
 
 AUTO = "auto"

@@ -5,11 +5,11 @@ tape's, but for norms: see ``registered``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 from memplan.graph.tape import Parameter, Tape
+from memplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

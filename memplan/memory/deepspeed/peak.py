@@ -1,10 +1,10 @@
 """The highest moment of a replay, and what it is made of."""
 
-from dataclasses import dataclass
 
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.deepspeed.timeline import Moment
 from memplan.memory.step import Height
+from memplan.records import dataclass
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ go. A gradient larger than the bucket stays where it is until the next reduction
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from memplan.graph.tape import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
+from memplan.records import dataclass
 
 NORM_BYTES = 8
 """Bytes of an element while a gradient's norm is taken: fp64 (runtime/utils.py,

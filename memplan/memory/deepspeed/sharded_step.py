@@ -7,7 +7,6 @@ together (``comm/coalesced_collectives.py``), but for a single gradient that div
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.walk import Level
+from memplan.records import dataclass
 
 NORM_CHUNK = 250_000_000
 """Elements whose norm is taken at once with offload (``_constant_buffered_norm2``)."""

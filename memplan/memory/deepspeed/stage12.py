@@ -8,7 +8,6 @@ staging buffer Wn. The step holds the G gradients; it takes the norm of one afte
 (runtime/zero/stage_1_and_2.py, ``step``).
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
@@ -31,6 +30,7 @@ from memplan.memory.deepspeed.reduction import (
     reduce_while_backward,
 )
 from memplan.memory.deepspeed.timeline import BackwardTimeline
+from memplan.records import dataclass
 from memplan.training.setup import ZeroStage
 
 

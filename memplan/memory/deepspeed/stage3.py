@@ -7,7 +7,6 @@ stay gathered. The step lets those go, takes the norm of one shard after the oth
 each sub-group flattens its gradients (WP') and casts them to fp32 (4P').
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from memplan.graph.tape import Parameter, allocated_bytes
@@ -27,6 +26,7 @@ from memplan.memory.deepspeed.sharded_step import (
     backward_peak,
     forward_peak,
 )
+from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,13 +3,13 @@
 Repetitions of a run are written out here because ZeRO's buckets do not stop at layers.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memplan.graph.tape import Parameter
 from memplan.memory.deepspeed.partition import ModelWeights
 from memplan.memory.step import BackwardPass, Height, StepPasses
 from memplan.memory.walk import Interval
+from memplan.records import dataclass
 
 
 class Moment(NamedTuple):

@@ -1,12 +1,12 @@
 """What ``FullyShardedDataParallel`` is set to."""
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.memory.engine_options import OptionReader, option_names
 from memplan.memory.fsdp2.options import InitDevice, StateDictType, check_offload
+from memplan.records import dataclass
 from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup
 
 

@@ -3,11 +3,11 @@
 Sizes as ``FlatParamHandle`` makes them (torch 2.13, ``_flat_param.py``); the figures are rank 0's.
 """
 
-from dataclasses import dataclass
 
 from memplan.graph.tape import Tape, allocated_bytes
 from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options
 from memplan.memory.fsdp2.units import ROOT, Unit, UnitFormats, Units, is_layer
+from memplan.records import dataclass
 from memplan.units import ceil_div, round_up
 
 ALIGNMENT_BYTES = 16

@@ -1,11 +1,11 @@
 """What ``fully_shard`` and the code bases around it are set to."""
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.memory.engine_options import OptionReader, option_names
+from memplan.records import dataclass
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup
 

@@ -6,7 +6,6 @@ Sources (torch 2.13, torch/distributed/fsdp/_fully_shard): ``_fsdp_param_group.p
 Traces of real runs gave the order in which each buffer comes and goes.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memplan.graph.tape import Parameter, Segment
@@ -14,6 +13,7 @@ from memplan.memory.fsdp2.units import Unit, UnitFormats, Units
 from memplan.memory.moments import Held, Moments, crest_of, moved_backward, moved_forward
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.walk import Interval, Level
+from memplan.records import dataclass
 
 _NOTHING = Level()
 

@@ -4,12 +4,13 @@ Parameters are split along their first dimension into equal chunks, the last one
 ``_fsdp_param.py``: ``_init_sharded_param``); the figures are rank 0's, whose chunks are full.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memplan.dtypes import DType
 from memplan.graph.tape import Parameter, Segment, Tape, allocated_bytes
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
 from memplan.memory.rank import RankInput
+from memplan.records import dataclass
 from memplan.units import ceil_div
 
 ROOT, EMBEDDING, TAIL = "root", "embedding", "tail"

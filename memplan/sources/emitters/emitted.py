@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from memplan.errors import SetupError
+from memplan.records import dataclass
 from memplan.training.setup import TrainingSetup
 
 

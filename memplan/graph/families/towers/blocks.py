@@ -1,8 +1,8 @@
 """A transformer layer of towers in its variants, and perceptrons behind it."""
 
-from dataclasses import dataclass
 
 from memplan.model.parameters import ParameterTable
+from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

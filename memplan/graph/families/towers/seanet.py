@@ -1,11 +1,11 @@
 """SEANet, the encoder and decoder of sound codecs: EnCodec's with LSTMs, Mimi's without."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from memplan.graph.families.towers.sizes import few
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
+from memplan.records import dataclass
 
 DeclareConvolution = Callable[[ParameterTable, str, int, int, int], None]
 """Declares a convolution: name, channels in and out, kernel size."""
