@@ -105,9 +105,14 @@ class _Guess:
     @property
     def refusal(self) -> str:
         """What to say when guessing is not allowed."""
+        from memplan.graph.families import supported_families
+
+        known = supported_families()
         return (
-            f"{self.source}: model_type {self.model_type!r} is not known. By its keys it is most "
-            f"like {self.family}{self._unread}. To take it as that: --family {self.family}, or "
+            f"{self.source}: model_type {self.model_type!r} is not supported."
+            f"{did_you_mean(self.model_type, known)} {len(known)} types are, such as "
+            f"{', '.join(COMMON_FAMILIES)}. By its keys this is most like "
+            f"{self.family}{self._unread}: take it as that with --family {self.family}, or "
             "--allow-guess"
         )
 
@@ -115,7 +120,7 @@ class _Guess:
     def confession(self) -> str:
         """What to say beside every figure that rests on the guess."""
         return (
-            f"A GUESS: model_type {self.model_type!r} is not known and was read as {self.family}"
+            f"A GUESS: model_type {self.model_type!r} is not supported and was read as {self.family}"
             f"{self._unread}"
         )
 
