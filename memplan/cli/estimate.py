@@ -334,12 +334,13 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhe
         return
     from rich.console import Console
 
-    from memplan.report.estimate import print_account, print_comparison
+    from memplan.report.estimate import best_places, print_account, print_comparison
     from memplan.search.advice import hints_for
 
     console = Console(highlight=False)
-    # Where no GPU is named there are three, and the search would take longer than the table.
-    hints = hints_for(rows[0][0].model, rows, None if everywhere else ())
+    # Where no GPU is named there are three, and to search every row would take longer than the
+    # table itself.
+    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
     if len(rows) == 1:
         print_account(console, rows[0], hints)
     else:

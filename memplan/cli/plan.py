@@ -15,6 +15,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.setup_files import base_setup
 from memplan.cli.sweep_options import (
     AttentionAxis,
     CheckpointingAxis,
@@ -32,7 +33,6 @@ from memplan.cli.sweep_options import (
     RowFormat,
     RowFormatOption,
     axis_option,
-    base_setup,
     named_gpus,
     parse_share,
 )

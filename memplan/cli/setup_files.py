@@ -38,7 +38,7 @@ def read_base(
 
     Raises ``UsageError`` for two files that both say the same thing.
     """
-    start = _start(setup_file, training_args)
+    start = base_setup(setup_file, training_args)
     changes: dict[str, Any] = dict(given)
     notes: tuple[str, ...] = ()
     if deepspeed_config is not None and accelerate_config is not None:
@@ -58,7 +58,8 @@ def read_base(
     return BaseSetup(setup, engine_fixed=setup.engine is not None, notes=notes)
 
 
-def _start(setup_file: str | None, training_args: str | None) -> "TrainingSetup":
+def base_setup(setup_file: str | None, training_args: str | None) -> "TrainingSetup":
+    """The setup that options start from: a file's, or one of defaults."""
     from memplan.training.setup import TrainingSetup
 
     if setup_file is not None and training_args is not None:

@@ -16,6 +16,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.setup_files import base_setup
 from memplan.cli.sweep_options import (
     AccumulationAxis,
     AttentionAxis,
@@ -43,7 +44,6 @@ from memplan.cli.sweep_options import (
     TargetSeqLenAxis,
     ToleranceOption,
     ZeroAxis,
-    base_setup,
     named_gpus,
     read_axes,
 )

@@ -206,19 +206,6 @@ def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object
     }
 
 
-def base_setup(setup_file: str | None, training_args: str | None) -> "TrainingSetup":
-    """The setup that options start from."""
-    from memplan.cli.setup_files import read_base
-
-    return read_base(
-        {},
-        setup_file=setup_file,
-        training_args=training_args,
-        deepspeed_config=None,
-        accelerate_config=None,
-    ).setup
-
-
 def named_gpus(names: list[str] | tuple[str, ...] | None, memory: str | None) -> "list[GpuSpec]":
     """The GPUs to judge by; names may be joined by commas."""
     from memplan.cli.estimate import chosen_gpus

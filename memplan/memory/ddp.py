@@ -14,10 +14,9 @@ from memplan.graph.tape import allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.engine_options import OptionReader, option_names
 from memplan.memory.moments import Held, Moments, crest_of, moved_backward, moved_forward
-from memplan.memory.plain import (
+from memplan.memory.states import (
     load_entries,
     parameter_bytes,
-    scratch_entry,
     state_entries,
     trainable_state_bytes,
 )
@@ -89,20 +88,19 @@ def ddp_account(given: RankInput) -> RankAccount:
     options = DdpOptions.of(given.setup)
     buckets = bucket_entry(given)
     states = [*state_entries(given), buckets]
-    scratch = scratch_entry(given)
     replay = DdpReplay(given, options)
     replay.run()
     phases = (
         make_phase("load", [*load_entries(given), buckets]),
-        make_phase("forward", [*states, *replay.forward_moments.entries(), scratch]),
-        make_phase("backward", [*states, *replay.backward_moments.entries(), scratch]),
-        make_phase("step", [*states, *_step_entries(given, replay), scratch]),
-        make_phase("save", [*states, scratch]),
+        make_phase("forward", [*states, *replay.forward_moments.entries()]),
+        make_phase("backward", [*states, *replay.backward_moments.entries()]),
+        make_phase("step", [*states, *_step_entries(given, replay)]),
+        make_phase("save", [*states]),
     )
     whole = parameter_bytes(given.tape)
     return RankAccount(
         phases=phases,
-        held_bytes=sum(entry.num_bytes for entry in states) + given.scratch_bytes,
+        held_bytes=sum(entry.num_bytes for entry in states),
         host=HostMemory(load_bytes=whole, save_bytes=-(-whole // given.setup.gpus_per_node)),
     )
 

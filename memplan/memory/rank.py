@@ -16,8 +16,6 @@ class RankInput:
     passes: StepPasses
     setup: TrainingSetup
     """Resolved: no field is None that has a default."""
-    scratch_bytes: int = 0
-    """cuBLAS workspaces, in every phase but ``load``."""
 
     @property
     def formats(self) -> PrecisionFormats:

@@ -159,6 +159,16 @@ def simplest_fit(rows: Sequence[Sequence[Estimate]], gpu_id: str) -> Estimate | 
     return min(fitting, key=lambda each: machinery(each.setup), default=None)
 
 
+def best_places(rows: Sequence[Sequence[Estimate]]) -> list[tuple[int, str]]:
+    """For each GPU, the row that holds its simplest fit, and the GPU's id."""
+    return [
+        (number, each.gpu.gpu_id)
+        for number, row in enumerate(rows)
+        for each in row
+        if each.gpu is not None and each is simplest_fit(rows, each.gpu.gpu_id)
+    ]
+
+
 def machinery(setup: TrainingSetup) -> tuple[int, int]:
     """How much an engine does beyond plain data parallelism: offloading first, then sharding."""
     offloads = [setup.offload_optimizer, setup.offload_param]

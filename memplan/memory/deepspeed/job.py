@@ -9,7 +9,7 @@ from memplan.memory.deepspeed.partition import FlatPartition, ModelWeights
 from memplan.memory.deepspeed.peak import Peak, balanced, engine_entries
 from memplan.memory.deepspeed.recording import Keyed, Shape, shape_of
 from memplan.memory.deepspeed.timeline import BackwardTimeline, expand_backward
-from memplan.memory.plain import height_entries
+from memplan.memory.states import height_entries
 from memplan.memory.rank import RankInput
 from memplan.memory.step import Height, StepPasses
 from memplan.records import dataclass
@@ -102,13 +102,9 @@ class Job:
         """Token ids and labels."""
         return Entry(ComponentKind.INPUTS, self.given.tape.inputs_bytes, "token ids and labels")
 
-    def scratch_entry(self) -> Entry:
-        """cuBLAS workspaces."""
-        return Entry(ComponentKind.KERNEL_SCRATCH, self.given.scratch_bytes, "cuBLAS workspaces")
-
     def phase(self, name: str, held: list[Entry], *more: Entry) -> Phase:
         """A phase in which the held states, the inputs and more are alive."""
-        return make_phase(name, [*held, self.inputs_entry(), *more, self.scratch_entry()])
+        return make_phase(name, [*held, self.inputs_entry(), *more])
 
     def peak_phase(self, name: str, held: list[Entry], peak: Peak) -> Phase:
         """A phase at the highest moment of a replay."""

@@ -17,7 +17,7 @@ from memplan.memory.fsdp2.account import (
 from memplan.memory.fsdp2.options import InitDevice, StateDictType
 from memplan.memory.fsdp2.units import ROOT, UnitFormats, Units
 from memplan.memory.moments import Moments
-from memplan.memory.plain import buffer_entry, scratch_entry
+from memplan.memory.states import buffer_entry
 from memplan.memory.rank import RankInput
 from memplan.training.setup import FsdpStrategy, Offload
 
@@ -41,22 +41,21 @@ def fsdp1_account(given: RankInput) -> RankAccount:
     )
     units = find_flat_units(given.tape, options, formats, keeps_whole=keeps_whole)
     states = state_entries(given, units, offloaded=offloaded)
-    scratch = scratch_entry(given)
     forward, backward = _passes(given, options, units, formats, keeps_whole=keeps_whole)
     gradients = _gradient_entry(units, offloaded=offloaded)
-    step = [*states, gradients, *optimizer_copies_entry(given, units, offloaded=offloaded), scratch]
+    step = [*states, gradients, *optimizer_copies_entry(given, units, offloaded=offloaded)]
     stays = gradients.num_bytes if options.use_orig_params else 0
     begins = [gradients] if stays > forward.best_bytes else forward.entries()
     phases = (
         make_phase("load", _load_entries(given.tape, options, units, offloaded=offloaded)),
-        make_phase("forward", [*states, *begins, scratch]),
-        make_phase("backward", [*states, *backward.entries(), scratch]),
+        make_phase("forward", [*states, *begins]),
+        make_phase("backward", [*states, *backward.entries()]),
         make_phase("step", step),
-        _save_phase(options, units, [*states, scratch]),
+        _save_phase(options, units, [*states]),
     )
     return RankAccount(
         phases=phases,
-        held_bytes=sum(entry.num_bytes for entry in states) + given.scratch_bytes + stays,
+        held_bytes=sum(entry.num_bytes for entry in states) + stays,
         host=host_memory(
             given,
             units,

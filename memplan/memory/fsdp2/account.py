@@ -10,7 +10,7 @@ from memplan.memory.fsdp2.replay import Gradients, MicroBatch
 from memplan.memory.fsdp2.units import UnitFormats, Units, find_units
 from memplan.memory.host import pinned_bytes
 from memplan.memory.moments import Moments
-from memplan.memory.plain import buffer_entry, scratch_entry
+from memplan.memory.states import buffer_entry
 from memplan.memory.rank import RankInput
 from memplan.training.optimizers import OPTIMIZERS
 from memplan.training.setup import Offload
@@ -28,7 +28,6 @@ def fsdp2_account(given: RankInput) -> RankAccount:
     formats = UnitFormats.of(given, options, offloaded=offloaded)
     units = find_units(given.tape, options, formats)
     states = state_entries(given, units, offloaded=offloaded)
-    scratch = scratch_entry(given)
     forward, backward = _passes(given, options, units, formats)
     gradients = Entry(
         ComponentKind.GRADIENTS,
@@ -38,14 +37,14 @@ def fsdp2_account(given: RankInput) -> RankAccount:
     copies = optimizer_copies_entry(given, units, offloaded=offloaded)
     phases = (
         make_phase("load", load_entries(given, options, units, offloaded=offloaded)),
-        make_phase("forward", [*states, *forward.entries(), scratch]),
-        make_phase("backward", [*states, *backward.entries(), scratch]),
-        make_phase("step", [*states, gradients, *copies, scratch]),
-        _save_phase(options, units, [*states, scratch], gathers=formats.degree > 1),
+        make_phase("forward", [*states, *forward.entries()]),
+        make_phase("backward", [*states, *backward.entries()]),
+        make_phase("step", [*states, gradients, *copies]),
+        _save_phase(options, units, [*states], gathers=formats.degree > 1),
     )
     return RankAccount(
         phases=phases,
-        held_bytes=sum(entry.num_bytes for entry in states) + given.scratch_bytes,
+        held_bytes=sum(entry.num_bytes for entry in states),
         host=host_memory(
             given,
             units,

@@ -1,34 +1,10 @@
-"""One GPU without an engine: the plain training loop, and torch's DDP without its buckets."""
+"""What is held between steps where nothing is sharded, and what a moment of the step adds."""
 
 from memplan.graph.tape import Tape, allocated_bytes
-from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount, make_phase
+from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.rank import RankInput
-from memplan.memory.step import Height, plain_step
+from memplan.memory.step import Height
 from memplan.training.optimizers import OPTIMIZERS
-
-
-def plain_account(given: RankInput) -> RankAccount:
-    """The account of a loop in which parameters, gradients and states are ordinary tensors."""
-    step = plain_step(given.passes)
-    states = state_entries(given)
-    gradients = step.after_backward.gradients_bytes
-    copies = OPTIMIZERS[given.setup.optimizer].num_step_copies * trainable_state_bytes(given)
-    phases = (
-        make_phase("load", load_entries(given)),
-        _phase("forward", states, step.forward_peak, given),
-        _phase("backward", states, step.backward_peak, given),
-        make_phase(
-            "step",
-            [
-                *states,
-                Entry(ComponentKind.GRADIENTS, gradients, "one for each trained parameter"),
-                Entry(ComponentKind.TEMPORARIES, copies, "copies the optimizer makes of a state"),
-                scratch_entry(given),
-            ],
-        ),
-    )
-    held = sum(entry.num_bytes for entry in states) + given.scratch_bytes
-    return RankAccount(phases=phases, held_bytes=held)
 
 
 def load_entries(given: RankInput) -> list[Entry]:
@@ -71,15 +47,6 @@ def height_entries(height: Height) -> list[Entry]:
         Entry(ComponentKind.LOGITS_AND_LOSS, height.loss_bytes, "the head and its loss"),
         Entry(ComponentKind.TEMPORARIES, height.temporaries_bytes, "inside or between operations"),
     ]
-
-
-def scratch_entry(given: RankInput) -> Entry:
-    """cuBLAS workspaces."""
-    return Entry(ComponentKind.KERNEL_SCRATCH, given.scratch_bytes, "cuBLAS workspaces")
-
-
-def _phase(name: str, states: list[Entry], height: Height, given: RankInput) -> Phase:
-    return make_phase(name, [*states, *height_entries(height), scratch_entry(given)])
 
 
 def parameter_bytes(tape: Tape) -> int:
