@@ -63,7 +63,7 @@ def models(
     if tree or output_format is OutputFormat.JSON:
         from memplan.graph.model import record_model
         from memplan.graph.module_tree import module_tree
-        from memplan.graph.tape import TapeOptions
+        from memplan.graph.options import TapeOptions
 
         root = module_tree(record_model(spec, TapeOptions()), spec.name)
         if output_format is OutputFormat.JSON:

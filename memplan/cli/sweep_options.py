@@ -10,7 +10,6 @@ from memplan.cli.options import HARDWARE_PANEL, OUTPUT_PANEL, TRAINING_PANEL
 
 if TYPE_CHECKING:
     from memplan.hardware.gpu import GpuSpec
-    from memplan.training.setup import TrainingSetup
 
 CHECK_PANEL = "Checks (exit code 5 when one fails)"
 _LISTS = "1,2,4, 0-3 (every integer) or 1..32 (doubling)"

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from enum import Enum
 from fractions import Fraction
 
-from memplan.graph.tape import Gradient, Operation, Parameter, Segment, Tape, Tensor
+from memplan.graph.segments import Gradient, Operation, Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
 from memplan.records import dataclass
 

@@ -8,7 +8,8 @@ from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import Estimate
 from memplan.graph.counts import total_parameters, trainable_parameters
 from memplan.graph.model import record_model
-from memplan.graph.tape import Tape, TapeOptions
+from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast

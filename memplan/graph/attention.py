@@ -10,8 +10,10 @@ from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.graph.operations import dropout, softmax
+from memplan.graph.segments import Gradient
 from memplan.graph.selective import recomputes_core_attention, region_since
-from memplan.graph.tape import Gradient, Tape, Tensor, allocated_bytes
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.spec import AttentionSpec
 from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel

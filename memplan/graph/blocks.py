@@ -6,7 +6,9 @@ from memplan.graph.attention import Shape, attend
 from memplan.graph.operations import activation, clamp, dropout, linear, norm
 from memplan.graph.output_gate import gate_states, gated_output, gated_projections
 from memplan.graph.rotary import rotate
-from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import (
     NOTHING,
     Activation,

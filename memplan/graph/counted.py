@@ -1,6 +1,8 @@
 """A part of a layer that is counted but not written down: weights, no activations of its own."""
 
-from memplan.graph.tape import ExpertShare, Gradient, Parameter, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.parameters import ParameterShape
 from memplan.model.spec import CountedSpec
 

@@ -4,7 +4,10 @@ from collections import Counter
 from dataclasses import replace
 
 from memplan.graph.model import record_model
-from memplan.graph.tape import Parameter, Segment, Tape, TapeOptions
+from memplan.graph.options import TapeOptions
+from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter
 from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
 

@@ -11,7 +11,9 @@ from memplan.graph.attention import batched_matmul
 from memplan.graph.blocks import StackContext
 from memplan.graph.convolution import causal_convolution, turned
 from memplan.graph.operations import activation, linear
-from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import Activation, DeltaRuleSpec
 from memplan.records import dataclass
 

@@ -11,7 +11,9 @@ from memplan.graph.blocks import StackContext
 from memplan.graph.masks import additive_mask, causal_pattern
 from memplan.graph.operations import activation, dropout, norm, softmax
 from memplan.graph.rotary import rotate
-from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import (
     AttentionForm,
     AttentionSpec,

@@ -9,7 +9,9 @@ from memplan.dtypes import DType
 from memplan.graph.attention import Shape, batched_matmul, merged_heads
 from memplan.graph.blocks import StackContext
 from memplan.graph.operations import activation, dropout, linear, matmul_weight, norm, softmax
-from memplan.graph.tape import Gradient, Parameter, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import AttentionSpec, ConvolutionSpec, DistanceSpec, StackSpec
 
 

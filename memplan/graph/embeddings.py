@@ -6,7 +6,9 @@ model holds what it returned until the encoder is done.
 
 from memplan.dtypes import DType
 from memplan.graph.operations import dropout, embedding, embedding_lookup, linear, norm
-from memplan.graph.tape import Gradient, Parameter, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import EmbeddingSpec, ModelSpec
 
 

@@ -20,9 +20,12 @@ from memplan.graph.operations import (
     linear,
     norm,
 )
+from memplan.graph.options import TapeOptions
 from memplan.graph.relative import learned_bias, zero_bias
+from memplan.graph.segments import Gradient
 from memplan.graph.tables import record_tables
-from memplan.graph.tape import Gradient, Parameter, Tape, TapeOptions, Tensor, allocated_bytes
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.spec import (
     AttentionSpec,
     EmbeddingSpec,

@@ -9,7 +9,9 @@ from memplan.graph.operations import (
     matmul_weight,
     norm,
 )
-from memplan.graph.tape import Gradient, Parameter, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import Activation, ClassifierSpec, HeadSpec, ModelSpec, Pooling, Task
 
 DECODER_CLASSIFIER = ClassifierSpec(pooling=Pooling.LAST_LOGITS, token_dropout=0.1)

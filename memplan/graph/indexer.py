@@ -6,7 +6,9 @@ once for each row (``torch.matmul`` expands its second operand, and merges its d
 """
 
 from memplan.dtypes import DType, promote
-from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import IndexerSpec
 
 PREFIX = "self_attn.indexer"

@@ -9,7 +9,9 @@ from memplan.dtypes import DType
 from memplan.graph.attention import Shape, attend
 from memplan.graph.blocks import StackContext
 from memplan.graph.operations import linear, norm, rotary
-from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import LatentAttentionSpec, RotarySpec
 
 

@@ -8,7 +8,8 @@ own scores are kept, so the memory grows with the sequence times the block.
 from memplan.graph.attention import batched_matmul
 from memplan.graph.blocks import StackContext
 from memplan.graph.operations import activation, linear, norm
-from memplan.graph.tape import Tape, Tensor
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import LightningSpec
 
 

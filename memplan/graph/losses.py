@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.graph.operations import causal_lm_loss
-from memplan.graph.tape import Gradient, Parameter, Tape, Tensor, allocated_bytes
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.training.kernels import LossKernel
 
 NUM_CHUNKS = 8

@@ -7,7 +7,8 @@ mode does.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.tape import Tape, Tensor
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 
 
 def causal_pattern(t: Tape, queries: int, keys: int) -> Tensor:

@@ -9,7 +9,9 @@ So most of it has ``tokens x experts per token`` rows, and each layer's experts 
 from memplan.dtypes import DType
 from memplan.graph.operations import activation, matmul_weight
 from memplan.graph.routing import route, take
-from memplan.graph.tape import ExpertShare, Gradient, Parameter, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.spec import MixtureSpec
 
 

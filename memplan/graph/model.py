@@ -17,8 +17,6 @@ from memplan.graph.heads import (
 from memplan.graph.losses import GRADIENTS_IN_FORWARD, language_model_loss
 from memplan.graph.masks import additive_mask, causal_pattern, sliding_pattern, two_sided_pattern
 from memplan.graph.operations import (
-    activation,
-    causal_lm_loss,
     complex_tables,
     cross_entropy,
     dropout,
@@ -29,8 +27,10 @@ from memplan.graph.operations import (
     norm,
     rotary_tables,
 )
+from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
-from memplan.graph.tape import Parameter, Tape, TapeOptions, Tensor
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import (
     AttentionForm,

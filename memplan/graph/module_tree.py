@@ -2,7 +2,8 @@
 
 from dataclasses import field
 
-from memplan.graph.tape import Segment, Tape
+from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
 from memplan.records import dataclass
 
 

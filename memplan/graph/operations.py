@@ -6,7 +6,9 @@ was compared with real runs; see ``tests/graph``.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.tape import Gradient, Parameter, Tape, Tensor, allocated_bytes
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.spec import Activation, NormKind, NormSpec
 from memplan.training.kernels import LossKernel, NormKernel
 

@@ -2,7 +2,8 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operations import linear, norm
-from memplan.graph.tape import Tape, Tensor
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import AttentionSpec, OutputGate
 
 

@@ -12,7 +12,9 @@ from memplan.dtypes import DType
 from memplan.graph.attention import Shape, batched_matmul, merged_heads
 from memplan.graph.blocks import StackContext, project
 from memplan.graph.operations import dropout, linear, rotary, softmax
-from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import AttentionForm, AttentionSpec, PositionBias, Projection
 from memplan.records import dataclass
 

@@ -6,7 +6,8 @@ looked up until the last layer is done.
 
 from memplan.dtypes import DType
 from memplan.graph.operations import dropout, embedding, linear, norm
-from memplan.graph.tape import Tape, Tensor
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import EmbeddingSpec, ModelSpec, PositionSource
 
 

@@ -8,7 +8,9 @@ from memplan.dtypes import DType
 from memplan.graph.attention import Shape, batched_matmul, merged_heads
 from memplan.graph.blocks import StackContext
 from memplan.graph.operations import dropout, embedding, embedding_lookup, linear, softmax
-from memplan.graph.tape import Gradient, Parameter, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import AttentionSpec, ModelSpec, PromptSpec, StackSpec
 
 FRAME_IDS = 3

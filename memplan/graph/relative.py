@@ -13,7 +13,9 @@ from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.graph.blocks import StackContext
 from memplan.graph.operations import embedding
-from memplan.graph.tape import Gradient, Tape, Tensor, allocated_bytes
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.spec import AttentionSpec, PositionBias
 from memplan.training.kernels import AttentionKernel
 

@@ -6,7 +6,9 @@ tables come from, and in whether the result is joined from parts.
 
 from memplan.dtypes import DType
 from memplan.graph.operations import rotary
-from memplan.graph.tape import Gradient, Tape, Tensor
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
 from memplan.model.spec import AttentionSpec, RotarySpec
 
 

@@ -6,7 +6,8 @@ once; the gradients that the logits get from it, as large as the softmaxes, are 
 """
 
 from memplan.dtypes import DType
-from memplan.graph.tape import Gradient, Tape
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
 from memplan.model.spec import LayerSpec, MixtureSpec, StackSpec
 
 

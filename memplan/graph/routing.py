@@ -6,7 +6,9 @@ the weights are made of is kept.
 
 from memplan.dtypes import DType
 from memplan.graph.operations import matmul_weight, softmax
-from memplan.graph.tape import Gradient, Parameter, Tape, Tensor, allocated_bytes
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.spec import MixtureSpec, Normalization, RouterScore
 
 SORTED_INDEX_COPIES = 3

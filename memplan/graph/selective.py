@@ -1,6 +1,8 @@
 """Selective checkpointing: what each policy keeps of a layer, and what it computes again."""
 
-from memplan.graph.tape import Region, Segment, Storage, Tape
+from memplan.graph.segments import Region, Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Storage
 from memplan.training.kernels import SelectivePolicy
 
 _ATTENTION_OPERATIONS = frozenset({"flash_attention", "efficient_attention"})

@@ -1,7 +1,9 @@
 """Parts of a model that are counted but not written down."""
 
 from memplan.dtypes import DType
-from memplan.graph.tape import ExpertShare, Gradient, Parameter, Tape
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import ExpertShare, Parameter
 from memplan.model.parameters import ParameterBlock, ParameterShape
 
 IDLE = ExpertShare(num_experts=1, num_active=0)

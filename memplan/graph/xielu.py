@@ -5,7 +5,9 @@
 """
 
 from memplan.dtypes import DType
-from memplan.graph.tape import Gradient, Parameter, Tape, Tensor, allocated_bytes
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 
 
 def xielu(t: Tape, x: Tensor, name: str) -> Tensor:

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from enum import Enum
 
 from memplan.dtypes import DType
-from memplan.graph.tape import allocated_bytes
+from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.engine_options import OptionReader, option_names
 from memplan.memory.moments import Held, Moments, crest_of, moved_backward, moved_forward
+from memplan.memory.rank import RankInput
 from memplan.memory.states import (
     load_entries,
     parameter_bytes,
     state_entries,
     trainable_state_bytes,
 )
-from memplan.memory.rank import RankInput
 from memplan.memory.step import BackwardPass
 from memplan.memory.walk import Interval
 from memplan.records import dataclass

@@ -1,6 +1,7 @@
 """What is held between steps where nothing is sharded, and what a moment of the step adds."""
 
-from memplan.graph.tape import Tape, allocated_bytes
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.rank import RankInput
 from memplan.memory.step import Height

@@ -10,7 +10,9 @@ over them. ``plain_step`` is the account of a loop without an engine, where grad
 
 from dataclasses import field, replace
 
-from memplan.graph.tape import Parameter, Segment, Storage, Tape, Tensor
+from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.walk import (
     BackwardWalk,
     ForwardWalk,

@@ -12,15 +12,8 @@ repeated by arithmetic.
 
 from collections.abc import Sequence
 
-from memplan.graph.tape import (
-    Gradient,
-    Operation,
-    Parameter,
-    Region,
-    Segment,
-    Storage,
-    Tensor,
-)
+from memplan.graph.segments import Gradient, Operation, Region, Segment
+from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.records import dataclass
 
 

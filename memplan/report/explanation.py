@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from memplan.compute.flops import layers_of
 from memplan.estimator import Estimate
 from memplan.estimator.estimation import record_and_walk, tape_options
-from memplan.graph.tape import Operation, Parameter, Segment, Storage, Tape, Tensor
+from memplan.graph.segments import Operation, Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind, Entry, Lifetime, Phase
 from memplan.memory.step import LOSS_COMPONENT
 from memplan.model.spec import FeedForwardSpec, MixtureSpec, ModelSpec

@@ -16,7 +16,7 @@ from memplan.formulas.flops import (
 )
 from memplan.graph.counts import active_parameters, component_parameters, total_parameters
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 from memplan.report.rows import rows_csv, rows_json, rows_markdown

@@ -23,7 +23,10 @@ from memplan.graph.operations import (
     rotary,
     softmax,
 )
-from memplan.graph.tape import Operation, Storage, Tape, TapeOptions, Tensor
+from memplan.graph.options import TapeOptions
+from memplan.graph.segments import Operation
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Storage, Tensor
 from memplan.memory.step import StepWalk
 from memplan.model.spec import Activation, AttentionSpec, FeedForwardSpec
 from memplan.records import dataclass

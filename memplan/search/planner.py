@@ -13,7 +13,7 @@ from enum import Enum
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass

@@ -10,7 +10,7 @@ from memplan.dtypes import DType
 from memplan.formulas.flops import megatron_flops, narayanan_flops, torchtitan_flops
 from memplan.graph.counts import component_parameters, total_parameters
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
 from memplan.report.shape import formula_shape
 from memplan.sources.models import load_model

@@ -13,7 +13,7 @@ from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.graph.families import read_model
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.memory.step import StepWalk, plain_step
 from memplan.sources.defaults import class_defaults
 from memplan.training.kernels import AttentionKernel, Kernels

@@ -7,7 +7,7 @@ import pytest
 from memplan.dtypes import DType
 from memplan.graph.losses import liger_chunk_rows
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.memory.step import PlainStep, StepWalk, plain_step
 from memplan.sources.models import load_model
 from memplan.training.kernels import Kernels, LossKernel

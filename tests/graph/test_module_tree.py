@@ -9,7 +9,7 @@ import pytest
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
 from memplan.graph.module_tree import module_tree
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.sources.models import load_model
 
 Run = Callable[..., Any]

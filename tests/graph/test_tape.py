@@ -3,7 +3,9 @@
 import pytest
 
 from memplan.dtypes import DType
-from memplan.graph.tape import Tape, TapeOptions, Tensor, allocated_bytes
+from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.memory.step import StepWalk
 from memplan.units import GIB
 

@@ -4,7 +4,7 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.memory.step import StepWalk
 from memplan.model.spec import ModelSpec
 from memplan.sources.models import load_model

@@ -11,7 +11,7 @@ import pytest
 from memplan.dtypes import DType
 from memplan.graph.families import read_model
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.memory.step import PlainStep, StepWalk, plain_step
 from memplan.sources.defaults import class_defaults
 

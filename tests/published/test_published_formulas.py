@@ -20,7 +20,7 @@ from memplan.formulas.parameters import llama_parameters
 from memplan.formulas.states import FP32_STATES, MIXED_STATES, table_bytes
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import GB, GIB

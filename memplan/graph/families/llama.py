@@ -18,7 +18,6 @@ from memplan.model.spec import (
     LayerSpec,
     ModelSpec,
     NormKind,
-    NormPlacement,
     NormSpec,
     Projection,
     RotarySpec,

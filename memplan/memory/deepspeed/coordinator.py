@@ -13,7 +13,7 @@ buffer lives until the module of the last of them has run.
 
 from collections.abc import Sequence
 
-from memplan.graph.tape import ALLOCATION_ROUNDING
+from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.partition import shard_numel
 from memplan.records import dataclass
 

@@ -2,15 +2,16 @@
 
 from functools import lru_cache
 
-from memplan.graph.tape import ALLOCATION_ROUNDING, Tape
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind, Entry, Phase, make_phase
 from memplan.memory.deepspeed.options import DeepSpeedOptions, read_options
 from memplan.memory.deepspeed.partition import FlatPartition, ModelWeights
 from memplan.memory.deepspeed.peak import Peak, balanced, engine_entries
 from memplan.memory.deepspeed.recording import Keyed, Shape, shape_of
 from memplan.memory.deepspeed.timeline import BackwardTimeline, expand_backward
-from memplan.memory.states import height_entries
 from memplan.memory.rank import RankInput
+from memplan.memory.states import height_entries
 from memplan.memory.step import Height, StepPasses
 from memplan.records import dataclass
 from memplan.training.optimizers import OPTIMIZERS

@@ -12,7 +12,9 @@ from dataclasses import field
 from enum import IntEnum
 from functools import lru_cache
 
-from memplan.graph.tape import Operation, Parameter, Segment, Tape
+from memplan.graph.segments import Operation, Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter
 from memplan.memory.deepspeed.partition import ModelWeights
 from memplan.memory.deepspeed.recording import REMEMBERED, Keyed
 from memplan.memory.step import StepPasses

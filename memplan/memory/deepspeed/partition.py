@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
-from memplan.graph.tape import Parameter, Tape
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter
 from memplan.records import dataclass
 
 

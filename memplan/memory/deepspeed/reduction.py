@@ -11,7 +11,7 @@ go. A gradient larger than the bucket stays where it is until the next reduction
 
 from collections.abc import Sequence
 
-from memplan.graph.tape import ALLOCATION_ROUNDING
+from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment

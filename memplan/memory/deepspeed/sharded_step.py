@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from memplan.graph.tape import Segment
+from memplan.graph.segments import Segment
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings
 from memplan.memory.deepspeed.modules import Act, SegmentScript
 from memplan.memory.deepspeed.partition import shard_numel

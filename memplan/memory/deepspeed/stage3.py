@@ -9,7 +9,7 @@ each sub-group flattens its gradients (WP') and casts them to fp32 (4P').
 
 from functools import lru_cache
 
-from memplan.graph.tape import Parameter, allocated_bytes
+from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, RankAccount, make_phase
 from memplan.memory.deepspeed.coordinator import FetchSettings
 from memplan.memory.deepspeed.host import sharded_host

@@ -17,8 +17,8 @@ from memplan.memory.fsdp2.account import (
 from memplan.memory.fsdp2.options import InitDevice, StateDictType
 from memplan.memory.fsdp2.units import ROOT, UnitFormats, Units
 from memplan.memory.moments import Moments
-from memplan.memory.states import buffer_entry
 from memplan.memory.rank import RankInput
+from memplan.memory.states import buffer_entry
 from memplan.training.setup import FsdpStrategy, Offload
 
 

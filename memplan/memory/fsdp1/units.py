@@ -4,7 +4,8 @@ Sizes as ``FlatParamHandle`` makes them (torch 2.13, ``_flat_param.py``); the fi
 """
 
 
-from memplan.graph.tape import Tape, allocated_bytes
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import allocated_bytes
 from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options
 from memplan.memory.fsdp2.units import ROOT, Unit, UnitFormats, Units, is_layer
 from memplan.records import dataclass

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from memplan.errors import SetupError
-from memplan.graph.tape import allocated_bytes
+from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, HostMemory, Phase, RankAccount, make_phase
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType
 from memplan.memory.fsdp2.replay import Gradients, MicroBatch
 from memplan.memory.fsdp2.units import UnitFormats, Units, find_units
 from memplan.memory.host import pinned_bytes
 from memplan.memory.moments import Moments
-from memplan.memory.states import buffer_entry
 from memplan.memory.rank import RankInput
+from memplan.memory.states import buffer_entry
 from memplan.training.optimizers import OPTIMIZERS
 from memplan.training.setup import Offload
 from memplan.units import ceil_div

@@ -8,7 +8,8 @@ Traces of real runs gave the order in which each buffer comes and goes.
 
 from enum import Enum
 
-from memplan.graph.tape import Parameter, Segment
+from memplan.graph.segments import Segment
+from memplan.graph.tensors import Parameter
 from memplan.memory.fsdp2.units import Unit, UnitFormats, Units
 from memplan.memory.moments import Held, Moments, crest_of, moved_backward, moved_forward
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses

@@ -7,7 +7,9 @@ Parameters are split along their first dimension into equal chunks, the last one
 from dataclasses import field
 
 from memplan.dtypes import DType
-from memplan.graph.tape import Parameter, Segment, Tape, allocated_bytes
+from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
 from memplan.memory.rank import RankInput
 from memplan.records import dataclass

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from memplan.graph.counts import count_parameters, trainable_parameters
 from memplan.graph.families import read_model
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec, Task
 from memplan.sources.defaults import class_defaults
 

@@ -7,7 +7,7 @@ import pytest
 
 from memplan.errors import ConfigError, SetupError
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.model.spec import Task
 from tests.graph.families.reading import counted, read
 

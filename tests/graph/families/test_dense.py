@@ -8,7 +8,8 @@ from memplan.graph.counts import count_parameters
 from memplan.graph.families import read_model
 from memplan.graph.families.dense import FORMS
 from memplan.graph.model import record_model
-from memplan.graph.tape import Tape, TapeOptions
+from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
 from memplan.model.spec import AttentionSpec, ModelSpec, NormPlacement
 from memplan.sources.defaults import class_defaults
 from memplan.training.kernels import AttentionKernel, Kernels

@@ -9,7 +9,8 @@ from memplan.errors import ConfigError, SetupError
 from memplan.graph.counts import count_parameters
 from memplan.graph.families import read_model
 from memplan.graph.model import record_model
-from memplan.graph.tape import Tape, TapeOptions
+from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
 from memplan.memory.step import StepWalk, plain_step
 from memplan.model.spec import ModelSpec, Task
 from memplan.sources.defaults import class_defaults

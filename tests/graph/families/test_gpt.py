@@ -10,7 +10,7 @@ from memplan.graph.counts import count_parameters
 from memplan.graph.families import read_model
 from memplan.graph.families.gpt import FORMS
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.memory.step import StepWalk, plain_step
 from memplan.model.spec import (
     Activation,

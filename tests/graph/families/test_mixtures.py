@@ -8,7 +8,8 @@ from memplan.errors import ConfigError
 from memplan.graph.counts import count_parameters
 from memplan.graph.families import read_model
 from memplan.graph.model import record_model
-from memplan.graph.tape import Tape, TapeOptions
+from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
 from memplan.model.spec import (
     AttentionSpec,
     LatentAttentionSpec,

@@ -7,7 +7,7 @@ import pytest
 
 from memplan.errors import ConfigError
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.model.spec import AttentionSpec, Task
 from tests.graph.families.reading import counted, read
 

@@ -8,7 +8,7 @@ from memplan.errors import ConfigError
 from memplan.graph.counts import count_parameters
 from memplan.graph.families.multimodal_types import MULTIMODALS
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.model.spec import CountedSpec, Task
 from tests.graph.families.reading import counted, read, trained
 

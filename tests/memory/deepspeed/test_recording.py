@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.graph.model import record_model
-from memplan.graph.tape import TapeOptions
+from memplan.graph.options import TapeOptions
 from memplan.memory.deepspeed.job import written_out
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak

@@ -1,0 +1,37 @@
+"""What decides how a model's operations are written down."""
+
+from memplan.dtypes import DType
+from memplan.records import dataclass
+from memplan.training.freezing import FrozenParts
+from memplan.training.kernels import Kernels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TapeOptions:
+    """What decides how the operations are written down."""
+
+    batch_size: int = 1
+    seq_len: int = 1
+    target_seq_len: int = 1
+    weights: DType = DType.FP32
+    compute: DType = DType.FP32
+    """Weights and the residual stream as the layers see them."""
+    autocast: DType | None = None
+    kernels: Kernels = Kernels()
+    dropout: float | None = None
+    """Overrides every dropout probability; None keeps the config's."""
+    decomposed: bool = False
+    """Backward formulas in the elementwise steps of torch's reference decompositions, and gradients
+    summed out of place, as fake tensors run them; CUDA has one kernel for each, and sums in place."""
+    flash_available: bool = True
+    """The GPU runs flash attention (sm_80 or newer)."""
+    checkpointed_layers: float = 0.0
+    """Share of layers whose activations are recomputed."""
+    selective: bool = False
+    """Checkpointing is selective, by the kernels' policy."""
+    outputs_held: bool = False
+    """The training loop keeps the logits until after backward."""
+    upcast_outputs: bool = False
+    """The training loop copies the logits to fp32."""
+    freeze: FrozenParts = FrozenParts()
+    """Parts whose parameters are not trained."""

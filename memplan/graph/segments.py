@@ -1,0 +1,123 @@
+"""Operations and the segments they stand in: what the tape is made of, and what walks read."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.records import dataclass
+
+
+class Gradient(IntEnum):
+    """How one input's gradient comes out of an operation.
+
+    A positive number of the same field means: a temporary of that many bytes is made first and then
+    summed down to the input's size (broadcast inputs).
+    """
+
+    NONE = -2
+    ALIAS = -1
+    """The output's gradient itself, or a view of it."""
+    FRESH = 0
+    """A new tensor of the input's size."""
+
+
+    SAVED = -3
+    """A storage the operation kept in forward, handed over as it is; in the order of ``saved``."""
+
+
+class Operation:
+    """One recorded operation."""
+
+    __slots__ = (
+        "backward_scratch_bytes",
+        "flops",
+        "forward_scratch_bytes",
+        "gradients",
+        "inputs",
+        "name",
+        "outputs",
+        "saved",
+        "saves_output",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        saved: Sequence[Storage],
+        gradients: Sequence[int],
+        *,
+        forward_scratch_bytes: int = 0,
+        backward_scratch_bytes: int = 0,
+        flops: int = 0,
+        saves_output: bool = False,
+    ) -> None:
+        self.name = name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.saved = saved
+        """Storages kept for backward; empty where nothing requires a gradient."""
+        self.gradients = gradients
+        """For each input, a ``Gradient`` or the bytes of a temporary; empty without autograd."""
+        self.forward_scratch_bytes = forward_scratch_bytes
+        self.backward_scratch_bytes = backward_scratch_bytes
+        """Temporaries alive at once in the backward formula, beside the gradients it returns."""
+        self.flops = flops
+        self.saves_output = saves_output
+        """One of its own outputs is kept, so recomputation must run it to get there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A stretch of a segment that is computed again on its own in backward."""
+
+    start: int
+    stop: int
+    """One past its last operation."""
+    dropped: frozenset[Storage]
+    """What only the region's own backward pass needs."""
+
+
+class Segment:
+    """A stretch of operations: the embedding, one layer of a run, the head."""
+
+    __slots__ = (
+        "carried", "checkpointed", "component", "external_reads", "external_saves", "index", "input",
+        "kept_outputs", "lingering", "name", "operations", "output", "parameters", "regions",
+        "releases", "repeat", "tied",
+    )  # fmt: skip
+
+    def __init__(self, name: str, index: int, *, repeat: int, checkpointed: bool) -> None:
+        self.name = name
+        self.index = index
+        self.repeat = repeat
+        """How many times the segment is run, each time with parameters of its own."""
+        self.checkpointed = checkpointed
+        """Its activations are dropped after the forward pass and computed again in backward."""
+        self.operations: list[Operation] = []
+        self.parameters: list[Parameter] = []
+        self.input: Tensor | None = None
+        self.output: Tensor | None = None
+        self.external_reads: list[Storage] = []
+        """Storages of earlier segments that this one reads, the input left out."""
+        self.external_saves: list[Storage] = []
+        """Those of them that its operations keep for backward."""
+        self.releases: list[Storage] = []
+        """Storages of earlier segments that are let go when this one ends."""
+        self.carried: Storage | None = None
+        """What the model holds of one repetition until the next one ends, kept or not."""
+        self.lingering: list[Tensor] = []
+        """What variables hold until the segment ends."""
+        self.tied: list[tuple[str, Parameter]] = []
+        """Modules of this segment, and the weights of earlier ones that they own too."""
+        self.component = "activations"
+        self.regions: list[Region] = []
+        """Stretches that are recomputed on their own."""
+        self.kept_outputs: frozenset[Storage] = frozenset()
+        """In a checkpointed segment, what its policy keeps all the same."""
+
+    @property
+    def num_copies(self) -> int:
+        """How many sets of its parameters the model owns."""
+        return self.repeat

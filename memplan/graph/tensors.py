@@ -1,0 +1,109 @@
+"""Symbolic tensors: a size and a dtype on a storage, and weights with the module that owns them.
+
+Sizes are rounded up to 512 bytes, the smallest block of torch's caching allocator
+(c10/core/AllocatorConfig.h, torch 2.13).
+"""
+
+from memplan.dtypes import DType
+from memplan.records import dataclass
+
+ALLOCATION_ROUNDING = 512
+"""Bytes to which torch's allocator rounds every block up."""
+
+
+def allocated_bytes(numel: int, dtype: DType) -> int:
+    """Bytes that the allocator hands out for a tensor [bytes].
+
+    >>> allocated_bytes(100, DType.FP32)
+    512
+    """
+    return -(-numel * dtype.num_bytes // 512) * 512
+
+
+class Storage:
+    """A block of memory: its size, who reads it last, how many operations keep it."""
+
+    __slots__ = ("held", "last_read", "num_bytes", "segment", "weight_cast")
+
+    def __init__(self, num_bytes: int, segment: int, position: int) -> None:
+        self.num_bytes = num_bytes
+        self.segment = segment
+        """Which segment made it."""
+        self.last_read = position
+        """The last operation of its segment that reads it in the forward pass."""
+        self.held = False
+        """Something outside its segment keeps it until ``Tape.release``."""
+        self.weight_cast = False
+        """A weight's 16-bit copy in autocast's cache: it lives until the context ends."""
+
+
+class Tensor:
+    """A number of elements and a dtype, on a storage."""
+
+    __slots__ = ("by_head", "dtype", "numel", "requires_grad", "storage")
+
+    def __init__(
+        self, numel: int, dtype: DType, storage: Storage, *, requires_grad: bool = False
+    ) -> None:
+        self.numel = numel
+        self.dtype = dtype
+        self.storage = storage
+        self.requires_grad = requires_grad
+        self.by_head = False
+        """Queries, keys or values that lie head by head in memory, not token by token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShare:
+    """What a weight that stacks the matrices of all routed experts consists of."""
+
+    num_experts: int
+    num_active: int
+    """Experts that each token passes."""
+    num_matrices: int = 1
+    """Linear layers fused in it: 2 where gate and up are one."""
+
+
+class Parameter(Tensor):
+    """A weight: a leaf whose gradient outlives the backward pass."""
+
+    __slots__ = ("experts", "module", "name", "shape", "unused")
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: DType,
+        *,
+        module: str,
+        trainable: bool,
+        experts: ExpertShare | None = None,
+    ) -> None:
+        numel = 1
+        for size in shape:
+            numel *= size
+        super().__init__(
+            numel, dtype, Storage(allocated_bytes(numel, dtype), -1, 0), requires_grad=trainable
+        )
+        self.name = name
+        self.module = module
+        """The module that owns it directly."""
+        self.shape = shape
+        self.experts = experts
+        """Set where it holds all routed experts' matrices."""
+        self.unused = False
+        """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
+
+    @property
+    def active_numel(self) -> int:
+        """Elements that one token's computation uses [elements]."""
+        if self.experts is None:
+            return self.numel
+        return self.numel // self.experts.num_experts * self.experts.num_active
+
+    @property
+    def unfused_numel(self) -> int:
+        """Elements of one expert's matrix, as a module of its own would hold it [elements]."""
+        if self.experts is None:
+            return self.numel
+        return self.numel // (self.experts.num_experts * self.experts.num_matrices)
