@@ -17,7 +17,9 @@ from fractions import Fraction
 from memplan.graph.segments import Gradient, Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
+from memplan.model.attention import AttentionSpec, LatentAttentionSpec
+from memplan.model.layers import LayerSpec
+from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 
 

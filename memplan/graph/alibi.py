@@ -7,7 +7,7 @@ from memplan.dtypes import DType
 from memplan.graph.blocks import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import AttentionForm, AttentionSpec
+from memplan.model.attention import AttentionForm, AttentionSpec
 
 
 def add_alibi(t: Tape, spec: AttentionSpec, context: StackContext) -> None:

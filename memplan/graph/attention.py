@@ -14,7 +14,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
-from memplan.model.spec import AttentionSpec
+from memplan.model.attention import AttentionSpec
 from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel
 

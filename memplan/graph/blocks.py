@@ -9,25 +9,24 @@ from memplan.graph.rotary import rotate
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import (
-    NOTHING,
-    Activation,
+from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
-    CountedSpec,
-    DeltaRuleSpec,
-    FeedForwardSpec,
     LatentAttentionSpec,
-    LayerSpec,
-    LightningSpec,
-    MixtureSpec,
-    NormPlacement,
-    OtherMixer,
     OutputGate,
     Projection,
+)
+from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.mixers import (
+    NOTHING,
+    CountedSpec,
+    DeltaRuleSpec,
+    LightningSpec,
+    OtherMixer,
     ShortConvolutionSpec,
     TokenMixer,
 )
+from memplan.model.networks import Activation, FeedForwardSpec, MixtureSpec
 from memplan.records import dataclass
 from memplan.training.kernels import FeedForwardKernel
 

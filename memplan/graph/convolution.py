@@ -9,7 +9,7 @@ from memplan.graph.operations import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import ShortConvolutionSpec
+from memplan.model.mixers import ShortConvolutionSpec
 
 
 def causal_convolution(

@@ -3,8 +3,8 @@
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
+from memplan.model.mixers import CountedSpec
 from memplan.model.parameters import ParameterShape
-from memplan.model.spec import CountedSpec
 
 
 def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Tensor:

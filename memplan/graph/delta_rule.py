@@ -14,7 +14,8 @@ from memplan.graph.operations import activation, linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import Activation, DeltaRuleSpec
+from memplan.model.mixers import DeltaRuleSpec
+from memplan.model.networks import Activation
 from memplan.records import dataclass
 
 CHUNK = 64

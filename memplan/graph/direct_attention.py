@@ -14,14 +14,9 @@ from memplan.graph.rotary import rotate
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import (
-    AttentionForm,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    NormPlacement,
-    Projection,
-)
+from memplan.model.attention import AttentionForm, AttentionSpec, Projection
+from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.networks import FeedForwardSpec
 from memplan.training.kernels import AttentionKernel
 
 

@@ -9,7 +9,8 @@ from memplan.graph.operations import dropout, embedding, embedding_lookup, linea
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.spec import EmbeddingSpec, ModelSpec
+from memplan.model.layers import EmbeddingSpec
+from memplan.model.spec import ModelSpec
 
 
 def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[Tensor, Parameter]:

@@ -26,17 +26,9 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tables import record_tables
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.model.spec import (
-    AttentionSpec,
-    EmbeddingSpec,
-    HalfClamp,
-    LayerSpec,
-    ModelSpec,
-    NormPlacement,
-    PositionBias,
-    StackSpec,
-    Task,
-)
+from memplan.model.attention import AttentionSpec, PositionBias
+from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerSpec, NormPlacement, StackSpec
+from memplan.model.spec import ModelSpec, Task
 
 
 def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:

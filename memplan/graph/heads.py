@@ -12,7 +12,9 @@ from memplan.graph.operations import (
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.spec import Activation, ClassifierSpec, HeadSpec, ModelSpec, Pooling, Task
+from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
+from memplan.model.networks import Activation
+from memplan.model.spec import ModelSpec, Task
 
 DECODER_CLASSIFIER = ClassifierSpec(pooling=Pooling.LAST_LOGITS, token_dropout=0.1)
 """A decoder's, with the dropout that ``GenericForTokenClassification`` falls back on

@@ -12,7 +12,7 @@ from memplan.graph.operations import linear, norm, rotary
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import LatentAttentionSpec, RotarySpec
+from memplan.model.attention import LatentAttentionSpec, RotarySpec
 
 
 def latent_attention(

@@ -10,7 +10,7 @@ from memplan.graph.blocks import StackContext
 from memplan.graph.operations import activation, linear, norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import LightningSpec
+from memplan.model.mixers import LightningSpec
 
 
 def lightning_attention(t: Tape, x: Tensor, spec: LightningSpec, context: StackContext) -> Tensor:

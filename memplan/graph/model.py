@@ -31,19 +31,17 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.parameters import ParameterBlock
-from memplan.model.spec import (
+from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
-    HeadSpec,
     LatentAttentionSpec,
-    LayerSpec,
-    ModelSpec,
     PositionBias,
     RotarySpec,
-    StackSpec,
-    Task,
 )
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import LayerSpec, StackSpec
+from memplan.model.parameters import ParameterBlock
+from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel
 

@@ -9,7 +9,8 @@ from memplan.dtypes import DType
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.model.spec import Activation, NormKind, NormSpec
+from memplan.model.networks import Activation
+from memplan.model.norms import NormKind, NormSpec
 from memplan.training.kernels import LossKernel, NormKernel
 
 

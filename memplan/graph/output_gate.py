@@ -4,7 +4,7 @@ from memplan.dtypes import DType
 from memplan.graph.operations import linear, norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import AttentionSpec, OutputGate
+from memplan.model.attention import AttentionSpec, OutputGate
 
 
 def gate_states(t: Tape, x: Tensor, spec: AttentionSpec, hidden_size: int) -> Tensor:

@@ -15,7 +15,7 @@ from memplan.graph.operations import dropout, linear, rotary, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import AttentionForm, AttentionSpec, PositionBias, Projection
+from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, Projection
 from memplan.records import dataclass
 
 

@@ -8,7 +8,8 @@ from memplan.dtypes import DType
 from memplan.graph.operations import dropout, embedding, linear, norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import EmbeddingSpec, ModelSpec, PositionSource
+from memplan.model.layers import EmbeddingSpec, PositionSource
+from memplan.model.spec import ModelSpec
 
 
 def decoder_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec, looked_up: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ from memplan.graph.operations import dropout, embedding, embedding_lookup, linea
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.spec import AttentionSpec, ModelSpec, PromptSpec, StackSpec
+from memplan.model.attention import AttentionSpec
+from memplan.model.layers import PromptSpec, StackSpec
+from memplan.model.spec import ModelSpec
 
 FRAME_IDS = 3
 """Rows of ids that the model's variables hold: contexts, positions and spans."""

@@ -16,7 +16,7 @@ from memplan.graph.operations import embedding
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
-from memplan.model.spec import AttentionSpec, PositionBias
+from memplan.model.attention import AttentionSpec, PositionBias
 from memplan.training.kernels import AttentionKernel
 
 _BUCKET_TEMPORARIES = 4

@@ -9,7 +9,7 @@ from memplan.graph.operations import rotary
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.spec import AttentionSpec, RotarySpec
+from memplan.model.attention import AttentionSpec, RotarySpec
 
 
 def rotate(

@@ -8,7 +8,8 @@ once; the gradients that the logits get from it, as large as the softmaxes, are 
 from memplan.dtypes import DType
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.model.spec import LayerSpec, MixtureSpec, StackSpec
+from memplan.model.layers import LayerSpec, StackSpec
+from memplan.model.networks import MixtureSpec
 
 
 def router_loss(t: Tape, stack: StackSpec) -> None:

@@ -37,7 +37,8 @@ from memplan.formulas.states import (
 )
 from memplan.graph.counts import ParameterCounts, count_parameters
 from memplan.memory.account import Lifetime
-from memplan.model.spec import ModelSpec, NormKind
+from memplan.model.norms import NormKind
+from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import common_layer, formula_shape, shape_notes

@@ -28,7 +28,8 @@ from memplan.graph.segments import Operation
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Storage, Tensor
 from memplan.memory.step import StepWalk
-from memplan.model.spec import Activation, AttentionSpec, FeedForwardSpec
+from memplan.model.attention import AttentionSpec
+from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.records import dataclass
 from memplan.training.kernels import (
     AttentionKernel,

@@ -2,15 +2,11 @@
 
 from memplan.errors import UnsupportedOperationError
 from memplan.formulas.flops import FormulaShape
-from memplan.model.spec import (
-    AttentionSpec,
-    CountedSpec,
-    FeedForwardSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    MixtureSpec,
-    ModelSpec,
-)
+from memplan.model.attention import AttentionSpec, LatentAttentionSpec
+from memplan.model.layers import LayerSpec
+from memplan.model.mixers import CountedSpec
+from memplan.model.networks import FeedForwardSpec, MixtureSpec
+from memplan.model.spec import ModelSpec
 
 
 def formula_shape(model: ModelSpec) -> FormulaShape:

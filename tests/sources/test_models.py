@@ -19,7 +19,8 @@ from memplan.errors import (
     UnsupportedFamilyError,
     UsageError,
 )
-from memplan.model.spec import HeadSpec, ModelSpec, Task
+from memplan.model.heads import HeadSpec
+from memplan.model.spec import ModelSpec, Task
 from memplan.sources import hub
 from memplan.sources.models import load_model
 

@@ -8,22 +8,20 @@ from dataclasses import replace
 
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.graph.families.t5 import named_activation, read_classifier
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    AttentionSpec,
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import (
     EmbeddingSpec,
-    FeedForwardSpec,
     HalfClamp,
-    HeadSpec,
     LayerRun,
     LayerSpec,
-    ModelSpec,
-    NormKind,
     NormPlacement,
-    NormSpec,
     StackSpec,
-    Task,
 )
+from memplan.model.networks import FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
 
 

@@ -8,18 +8,11 @@ from dataclasses import replace
 
 from memplan.graph.families.encoders import LAYER_NORM, ROBERTA, Variation, read_encoder
 from memplan.graph.families.request import ReadRequest
+from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    AttentionForm,
-    AttentionSpec,
-    EmbeddingSpec,
-    FeedForwardSpec,
-    LayerRun,
-    ModelSpec,
-    NormPlacement,
-    PositionBias,
-    Task,
-)
+from memplan.model.layers import EmbeddingSpec, LayerRun, NormPlacement
+from memplan.model.networks import FeedForwardSpec
+from memplan.model.spec import ModelSpec, Task
 
 VARIATIONS: dict[str, Variation] = {
     "roberta-prelayernorm": replace(ROBERTA, placement=NormPlacement.PRE, final_norm=True),

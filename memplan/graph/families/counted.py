@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype
 from memplan.model.config import ConfigReader
+from memplan.model.heads import HeadSpec
 from memplan.model.parameters import ParameterTable
-from memplan.model.spec import HeadSpec, ModelSpec, Task, Tying
+from memplan.model.spec import ModelSpec, Task, Tying
 
 Declare = Callable[[ParameterTable, Task], None]
 """Declares everything that the class for a task owns."""

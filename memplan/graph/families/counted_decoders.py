@@ -19,14 +19,10 @@ from memplan.graph.families.hybrids import (
 from memplan.graph.families.llama import Variation
 from memplan.graph.families.request import ReadRequest
 from memplan.model.config import ConfigReader
+from memplan.model.layers import LayerSpec
+from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
-from memplan.model.spec import (
-    LayerSpec,
-    ModelSpec,
-    NormKind,
-    NormSpec,
-    Task,
-)
+from memplan.model.spec import ModelSpec, Task
 
 NORM = NormSpec(kind=NormKind.RMS)
 WEIGHT_ONLY_LAYER_NORM = NormSpec(kind=NormKind.LAYER)

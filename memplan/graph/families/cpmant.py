@@ -4,19 +4,12 @@ from dataclasses import replace
 
 from memplan.graph.families.hybrids import Hybrid, read_hybrid
 from memplan.graph.families.request import ReadRequest
+from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    Activation,
-    AttentionForm,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
-    NormKind,
-    NormSpec,
-    PromptSpec,
-    Task,
-)
+from memplan.model.layers import LayerSpec, PromptSpec
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task
 
 NORM = NormSpec(kind=NormKind.RMS_T5)
 

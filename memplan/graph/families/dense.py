@@ -14,22 +14,13 @@ from memplan.graph.families.llama import (
     read_attention,
 )
 from memplan.graph.families.request import ReadRequest
+from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    Activation,
-    AttentionSpec,
-    EmbeddingSpec,
-    FeedForwardSpec,
-    HeadSpec,
-    LayerSpec,
-    ModelSpec,
-    NormKind,
-    NormPlacement,
-    NormSpec,
-    Projection,
-    RotarySpec,
-    StackSpec,
-)
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import EmbeddingSpec, LayerSpec, NormPlacement, StackSpec
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 
 FULL, SLIDING = "full_attention", "sliding_attention"

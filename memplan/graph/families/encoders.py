@@ -11,27 +11,20 @@ from dataclasses import replace
 from memplan.graph.families.llama import Variation as DecoderVariation
 from memplan.graph.families.llama import read_activation, read_attention
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
+from memplan.model.attention import AttentionSpec, DistanceSpec, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    Activation,
-    AttentionSpec,
-    ClassifierSpec,
+from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
+from memplan.model.layers import (
     ConvolutionSpec,
-    DistanceSpec,
     EmbeddingSpec,
-    FeedForwardSpec,
-    HeadSpec,
     LayerRun,
     LayerSpec,
-    ModelSpec,
-    NormKind,
     NormPlacement,
-    NormSpec,
-    Pooling,
-    RotarySpec,
     StackSpec,
-    Task,
 )
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
 
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)

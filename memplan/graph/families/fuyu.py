@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from memplan.graph.families import gpt
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from memplan.model.layers import LayerSpec
+from memplan.model.spec import ModelSpec
 
 TEXT_KEYS = (
     "vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size",

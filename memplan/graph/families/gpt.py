@@ -7,26 +7,20 @@ StableLM, StarCoder 2, Nemotron and Falcon. What sets the types apart is a row o
 from dataclasses import replace
 
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
+from memplan.model.attention import AttentionForm, AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    Activation,
-    AttentionForm,
-    AttentionSpec,
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import (
     EmbeddingSpec,
-    FeedForwardSpec,
-    HeadSpec,
     LayerRun,
     LayerSpec,
-    ModelSpec,
-    NormKind,
     NormPlacement,
-    NormSpec,
     PositionSource,
-    Projection,
-    RotarySpec,
     StackSpec,
-    Task,
 )
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
 
 

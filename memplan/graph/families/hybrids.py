@@ -28,28 +28,15 @@ from memplan.graph.families.state_space import (
     mamba2,
     time_step_rank,
 )
+from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import EmbeddingSpec, LayerSpec, NormPlacement, PromptSpec, StackSpec
+from memplan.model.mixers import NOTHING, CountedSpec
+from memplan.model.networks import FeedForwardSpec, MixtureSpec, RouterScore, RouterSpec
+from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
-from memplan.model.spec import (
-    NOTHING,
-    AttentionSpec,
-    CountedSpec,
-    EmbeddingSpec,
-    FeedForwardSpec,
-    HeadSpec,
-    LayerSpec,
-    MixtureSpec,
-    ModelSpec,
-    NormKind,
-    NormPlacement,
-    NormSpec,
-    PromptSpec,
-    RotarySpec,
-    RouterScore,
-    RouterSpec,
-    StackSpec,
-    Task,
-)
+from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
 
 NORM = NormSpec(kind=NormKind.RMS)

@@ -13,21 +13,13 @@ from memplan.graph.families.mixture_types import (
 )
 from memplan.graph.families.mixtures import read_mixture
 from memplan.graph.families.request import ReadRequest
+from memplan.model.attention import IndexerSpec, LatentAttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    EmbeddingSpec,
-    FeedForwardSpec,
-    HeadSpec,
-    IndexerSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    ModelSpec,
-    NormKind,
-    NormSpec,
-    RotarySpec,
-    RouterSpec,
-    StackSpec,
-)
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
+from memplan.model.networks import FeedForwardSpec, RouterSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 
 NORM = NormSpec(kind=NormKind.RMS)

@@ -16,25 +16,20 @@ from memplan.graph.families.llama import Variation, read_activation
 from memplan.graph.families.mixture_types import QWEN_ROUTER, Mixture
 from memplan.graph.families.mixtures import read_mixture
 from memplan.graph.families.request import ReadRequest
+from memplan.model.attention import AttentionSpec, OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
+from memplan.model.layers import LayerSpec
+from memplan.model.mixers import DeltaRuleSpec, LightningSpec, ShortConvolutionSpec
+from memplan.model.networks import (
     Activation,
-    AttentionSpec,
-    DeltaRuleSpec,
     FeedForwardSpec,
-    LayerSpec,
-    LightningSpec,
     MixtureSpec,
-    ModelSpec,
     Normalization,
-    NormKind,
-    NormSpec,
-    OutputGate,
-    RotarySpec,
     RouterScore,
     RouterSpec,
-    ShortConvolutionSpec,
 )
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec
 
 NORM = NormSpec(kind=NormKind.RMS)
 ZERO_CENTRED_NORM = NormSpec(kind=NormKind.RMS_GEMMA)

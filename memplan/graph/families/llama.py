@@ -7,23 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
+from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    Activation,
-    AttentionSpec,
-    EmbeddingSpec,
-    FeedForwardSpec,
-    HeadSpec,
-    LayerRun,
-    LayerSpec,
-    ModelSpec,
-    NormKind,
-    NormSpec,
-    Projection,
-    RotarySpec,
-    StackSpec,
-    Task,
-)
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
 
 DECODER_TASKS = (Task.CAUSAL_LM, Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)

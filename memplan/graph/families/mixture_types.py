@@ -6,17 +6,11 @@ Rows are read by ``memplan.graph.families.mixtures``.
 from collections.abc import Callable
 
 from memplan.graph.families.llama import Variation
+from memplan.model.attention import OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    Normalization,
-    NormKind,
-    NormPlacement,
-    NormSpec,
-    OutputGate,
-    RotarySpec,
-    RouterScore,
-    RouterSpec,
-)
+from memplan.model.layers import NormPlacement
+from memplan.model.networks import Normalization, RouterScore, RouterSpec
+from memplan.model.norms import NormKind, NormSpec
 from memplan.records import dataclass
 
 DEEPSEEK_ROUTER = RouterSpec(

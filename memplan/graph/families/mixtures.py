@@ -14,21 +14,18 @@ from memplan.graph.families.llama import (
 )
 from memplan.graph.families.mixture_types import MAX_SOFTCAP, MIXTURES, RMS_NORM, Mixture
 from memplan.graph.families.request import ReadRequest
+from memplan.model.attention import AttentionSpec, OutputGate
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
+from memplan.model.networks import (
     Activation,
-    AttentionSpec,
-    EmbeddingSpec,
     FeedForwardSpec,
-    HeadSpec,
-    LayerSpec,
     MixtureSpec,
-    ModelSpec,
     Normalization,
-    OutputGate,
     RouterSpec,
-    StackSpec,
 )
+from memplan.model.spec import ModelSpec
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What configs call the number of routed experts."""

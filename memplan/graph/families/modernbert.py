@@ -9,25 +9,13 @@ from itertools import groupby
 from memplan.graph.families.encoders import encoder_model
 from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.graph.families.t5 import named_activation
+from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    Activation,
-    AttentionSpec,
-    ClassifierSpec,
-    EmbeddingSpec,
-    FeedForwardSpec,
-    HeadSpec,
-    LayerRun,
-    LayerSpec,
-    ModelSpec,
-    NormKind,
-    NormSpec,
-    Pooling,
-    Projection,
-    RotarySpec,
-    StackSpec,
-    Task,
-)
+from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
+from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task
 
 TASKS = (
     Task.MASKED_LM,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, cast
 from memplan.graph.families.nesting import Part, PartSpec, read_part
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype
 from memplan.model.config import ConfigReader
+from memplan.model.heads import HeadSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
-from memplan.model.spec import HeadSpec, ModelSpec, Task
+from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
 
 if TYPE_CHECKING:

@@ -23,19 +23,14 @@ from memplan.graph.families.state_space import (
     mamba_heads,
     time_step_rank,
 )
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
+from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.mixers import NOTHING, CountedSpec
+from memplan.model.networks import FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
-from memplan.model.spec import (
-    NOTHING,
-    AttentionSpec,
-    CountedSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
-    NormKind,
-    NormPlacement,
-    NormSpec,
-)
+from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 
 NORM = NormSpec(kind=NormKind.RMS)

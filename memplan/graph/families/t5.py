@@ -9,26 +9,13 @@ hold an output matrix of their own, which transformers 4 trained apart.
 from dataclasses import replace
 
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
+from memplan.model.attention import AttentionSpec, PositionBias
 from memplan.model.config import ConfigReader
-from memplan.model.spec import (
-    Activation,
-    AttentionSpec,
-    ClassifierSpec,
-    EmbeddingSpec,
-    FeedForwardSpec,
-    HalfClamp,
-    HeadSpec,
-    LayerRun,
-    LayerSpec,
-    ModelSpec,
-    NormKind,
-    NormSpec,
-    Pooling,
-    PositionBias,
-    StackSpec,
-    Task,
-    Tying,
-)
+from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
+from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerRun, LayerSpec, StackSpec
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task, Tying
 from memplan.records import dataclass
 
 TASKS = (Task.SEQ2SEQ_LM, Task.BASE, Task.SEQUENCE_CLASSIFICATION)

@@ -13,18 +13,14 @@ from memplan.graph.families.llama import Variation, read_activation, read_attent
 from memplan.graph.families.request import ReadRequest
 from memplan.graph.families.towers.blocks import perceptron
 from memplan.graph.families.towers.parts import attention
+from memplan.model.attention import OutputGate
 from memplan.model.config import ConfigReader
+from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.mixers import CountedSpec
+from memplan.model.networks import FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
-from memplan.model.spec import (
-    CountedSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
-    NormKind,
-    NormPlacement,
-    NormSpec,
-    OutputGate,
-)
+from memplan.model.spec import ModelSpec
 
 RMS = NormSpec(kind=NormKind.RMS)
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)

@@ -10,7 +10,9 @@ from memplan.graph.families.dense import FORMS
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
-from memplan.model.spec import AttentionSpec, ModelSpec, NormPlacement
+from memplan.model.attention import AttentionSpec
+from memplan.model.layers import NormPlacement
+from memplan.model.spec import ModelSpec
 from memplan.sources.defaults import class_defaults
 from memplan.training.kernels import AttentionKernel, Kernels
 

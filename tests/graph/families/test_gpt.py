@@ -12,16 +12,10 @@ from memplan.graph.families.gpt import FORMS
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.memory.step import StepWalk, plain_step
-from memplan.model.spec import (
-    Activation,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
-    NormPlacement,
-    Projection,
-    Task,
-)
+from memplan.model.attention import AttentionSpec, Projection
+from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.spec import ModelSpec, Task
 from memplan.sources.defaults import class_defaults
 from memplan.training.kernels import AttentionKernel, Kernels
 

@@ -12,19 +12,16 @@ from memplan.graph.counts import count_parameters
 from memplan.graph.families import read_model
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.model.spec import (
+from memplan.model.attention import AttentionSpec, LatentAttentionSpec
+from memplan.model.mixers import (
     NOTHING,
-    AttentionSpec,
     CountedSpec,
     DeltaRuleSpec,
-    FeedForwardSpec,
-    LatentAttentionSpec,
     LightningSpec,
-    MixtureSpec,
-    ModelSpec,
     ShortConvolutionSpec,
-    Task,
 )
+from memplan.model.networks import FeedForwardSpec, MixtureSpec
+from memplan.model.spec import ModelSpec, Task
 from memplan.sources.defaults import class_defaults
 
 

@@ -8,7 +8,8 @@ import pytest
 from memplan.errors import ConfigError
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.model.spec import AttentionSpec, Task
+from memplan.model.attention import AttentionSpec
+from memplan.model.spec import Task
 from tests.graph.families.reading import counted, read
 
 SMALL = {

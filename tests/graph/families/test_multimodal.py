@@ -9,7 +9,8 @@ from memplan.graph.counts import count_parameters
 from memplan.graph.families.multimodal_types import MULTIMODALS
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.model.spec import CountedSpec, Task
+from memplan.model.mixers import CountedSpec
+from memplan.model.spec import Task
 from tests.graph.families.reading import counted, read, trained
 
 FIVES = (["sliding_attention"] * 4 + ["full_attention"]) * 7

@@ -7,7 +7,8 @@ import pytest
 from memplan.errors import ConfigError
 from memplan.graph.counts import count_parameters
 from memplan.graph.families import read_model
-from memplan.model.spec import Activation, FeedForwardSpec, ModelSpec, Task, Tying
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.spec import ModelSpec, Task, Tying
 from memplan.sources.defaults import class_defaults
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

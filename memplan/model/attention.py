@@ -1,0 +1,249 @@
+"""Attention, as data: heads, projections, positions, gates."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from memplan.records import dataclass
+
+if TYPE_CHECKING:
+    from memplan.model.norms import NormSpec
+
+
+class Projection(Enum):
+    """How queries, keys and values come out of the hidden states."""
+
+    SEPARATE = "separate"
+    """Three linear layers."""
+    FUSED_SPLIT = "fused_split"
+    """One linear layer whose output is split into q, k and v, each contiguous in the columns."""
+    FUSED_SLICED = "fused_sliced"
+    """One linear layer, out of which q, k and v are sliced one by one (Phi-3)."""
+    FUSED_INTERLEAVED = "fused_interleaved"
+    """One linear layer whose output is viewed per head, then split (GPT-NeoX)."""
+    FUSED_SELECTED = "fused_selected"
+    """One linear layer whose output is viewed per head, each third indexed out (BLOOM)."""
+    FUSED_COPIED = "fused_copied"
+    """One linear layer whose output is split in blocks of heads, which are copied (CodeGen)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotarySpec:
+    """Rotary position embeddings."""
+
+    dim: int
+    """Dimensions of each head that are rotated; the rest pass through."""
+    upcast: bool = False
+    """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
+    upcast_twice: bool = False
+    """The same, with a copy in fp32 for each of the two products (ModernBERT)."""
+    full_tables: bool = False
+    """The tables stay in fp32, and what they rotated is cast back (OLMo)."""
+    expanded_tables: bool = False
+    """Every layer repeats each number of the tables for itself (GLM, Helium)."""
+    paired: bool = False
+    """Neighbouring numbers are turned by half of the tables' columns (DeepSeek-V3)."""
+    halved: bool = False
+    """Heads are split in halves, turned by tables of half a head (gpt-oss)."""
+    sections: bool = False
+    """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
+    complex_numbers: bool = False
+    """Pairs are multiplied as complex numbers in fp32 (DeepSeek-V2)."""
+    joined: bool = False
+    """Heads are joined from a rotated part and the rest even where nothing rests (Phi-3)."""
+    names_parts: bool = False
+    """The attention module's own variables hold both parts until it returns (Phi)."""
+
+
+class PositionBias(Enum):
+    """What is added to the scores for the distance between two positions (T5)."""
+
+    NONE = "none"
+    LEARNED = "learned"
+    """Looked up in a table of the layer's own (UMT5)."""
+    FIRST_LEARNED = "first_learned"
+    """The same, for the layers that follow too (T5)."""
+    EARLIER_LEARNED = "earlier_learned"
+    """What the stack's first layer looked up."""
+    ZEROS = "zeros"
+    """Zeros that the layer makes (UMT5's cross attention)."""
+    FIRST_ZEROS = "first_zeros"
+    """The same for the layers that follow too; under checkpointing they need a gradient (T5)."""
+    STACK = "stack"
+    """Looked up once before the layers, and copied for every sequence (MPNet)."""
+    EARLIER_ZEROS = "earlier_zeros"
+    """What the stack's first layer made."""
+
+
+class AttentionForm(Enum):
+    """Who computes the scores: transformers' shared functions, or the class in steps of its own."""
+
+    INTERFACE = "interface"
+    """``ALL_ATTENTION_FUNCTIONS``: eager, sdpa or flash, as asked for."""
+    FP32_SCORES = "fp32_scores"
+    """Queries and keys in fp32, the scores divided, then masked (GPT-J)."""
+    FP32_SCORES_MASKED = "fp32_scores_masked"
+    """Queries and keys in fp32, the scores masked by a buffer, then by the mask (GPT-Neo)."""
+    FP32_SCORES_DIVIDED = "fp32_scores_divided"
+    """Queries and keys in fp32, the scores masked, then divided (CodeGen)."""
+    MASK_PRODUCT = "mask_product"
+    """The scores times a 0/1 buffer, plus its complement (GPT)."""
+    ALIBI_PRODUCT = "alibi_product"
+    """``alibi.baddbmm``: the bias is added by the matrix product itself (BLOOM)."""
+    ALIBI_SUM = "alibi_sum"
+    """The bias is added to the scores, then ``masked_fill`` (MPT)."""
+    DIRECT = "direct"
+    """``scaled_dot_product_attention`` called by the class, always with a mask (Falcon)."""
+    DIRECT_ALIBI = "direct_alibi"
+    """The same, with each head's bias in the mask (Falcon-RW)."""
+    PLAIN_SCORES = "plain_scores"
+    """Divided, then masked; the softmax in their own dtype (RemBERT, MPNet)."""
+    SEGMENTS = "segments"
+    """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
+    CLAMPED_SCORES = "clamped_scores"
+    """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
+
+
+class OutputGate(Enum):
+    """What attention's output is multiplied by, before the output projection."""
+
+    NONE = "none"
+    SIGMOID = "sigmoid"
+    """Of a linear layer that runs with the queries' (AFMoE)."""
+    SOFTPLUS = "softplus"
+    """In fp32, of a linear layer that runs after attention (Laguna)."""
+    SOFTPLUS_PER_HEAD = "softplus_per_head"
+    """One number for each head (Laguna)."""
+    QUERIES = "queries"
+    """Sigmoid, of the other half of what the queries' projection gives (Qwen3-Next)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistanceSpec:
+    """What contents are compared with beside each other: how far apart they stand (DeBERTa)."""
+
+    max_distance: int
+    """Distances either way that have a row in the table; 0 for no table [tokens]."""
+    content_to_position: bool = False
+    position_to_content: bool = False
+    dropout: float = 0.0
+    """Probability on the table."""
+    norm: NormSpec | None = None
+    """A norm that the table passes once for all layers (DeBERTa-v3)."""
+    flat_heads: bool = False
+    """Heads and batch are one dimension, and the scores scaled one by one (DeBERTa-v2)."""
+    shared_projections: bool = False
+    """Distances pass the projections of queries and keys (DeBERTa-v3)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSpec:
+    """Multi-head or grouped-query attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Size of a head; ``num_heads * head_dim`` need not equal the hidden size."""
+    value_head_dim: int | None = None
+    """Size of a value's head, where it differs from the queries' and keys'."""
+    projection: Projection = Projection.SEPARATE
+    query_bias: bool = False
+    key_bias: bool = False
+    value_bias: bool = False
+    output_bias: bool = False
+    rotary: RotarySpec | None = None
+    query_key_norm: NormSpec | None = None
+    """A norm on queries and keys (Qwen3, OLMo 2)."""
+    query_key_norm_per_head: bool = True
+    """The norm runs over each head's dimensions rather than over all of them at once."""
+    query_key_norm_weight_per_head: bool = False
+    """Each head has a norm weight of its own (Cohere)."""
+    query_key_norm_last: bool = False
+    """The norm comes after the rotary embedding (Hunyuan)."""
+    query_scaled_by_position: bool = False
+    """Rotated queries are multiplied by a factor of their position (Ministral 3)."""
+    fills_cache: bool = False
+    """A key/value cache is filled in training too, unless layers are checkpointed (Fuyu)."""
+    projection_clamped: bool = False
+    """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
+    output_gate: OutputGate = OutputGate.NONE
+    value_scaled: bool = False
+    """Values are multiplied by a constant (MiMo-V2)."""
+    own_eager: bool = False
+    """The class's eager attention subtracts the largest score first (gpt-oss, MiMo-V2)."""
+    sinks: bool = False
+    """A learned score of each head joins the softmax as one more key; with ``own_eager``."""
+    form: AttentionForm = AttentionForm.INTERFACE
+    query_rescaled: bool = False
+    """The queries are multiplied by the scale, and the scores by one (OPT)."""
+    weights_like_values: bool = False
+    """Without an fp32 softmax, its result is still cast to the values' dtype (GPT-2)."""
+    upcast_reordered: bool = False
+    """Eager attention multiplies fp32 copies outside autocast (an option of GPT-2)."""
+    paired_rotary_dim: int = 0
+    """Neighbouring pairs of a head's first dimensions are rotated (GPT-J); 0 for none."""
+    buffer_positions: int = 0
+    """Rows of the causal mask or of the rotary table that each module owns as a buffer."""
+    causal: bool = True
+    sliding_window: int | None = None
+    softcap: bool = False
+    """Scores pass through a tanh (Gemma 2): only eager attention can do that."""
+    position_bias: PositionBias = PositionBias.NONE
+    relative_bias_buckets: int = 0
+    """Rows of the table of a learned position bias (T5)."""
+    dropout: float = 0.0
+    """Probability on the attention weights."""
+    fp32_softmax: bool = True
+    """Eager attention computes the softmax in fp32 and casts back; BERT does not."""
+    names_weights: bool = True
+    """The layer has a name for eager attention's weights, so that they live until it ends."""
+    distances: DistanceSpec | None = None
+    """Scores of relative distances are added (DeBERTa)."""
+    padding_mask: bool = False
+    """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexerSpec:
+    """DeepSeek-V3.2's choice of the tokens that each token attends to."""
+
+    num_heads: int
+    head_dim: int
+    rotary_dim: int
+    top_k: int
+    """Tokens that are chosen at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttentionSpec:
+    """DeepSeek's multi-head latent attention: keys and values come out of a narrow vector."""
+
+    num_heads: int
+    query_rank: int | None
+    """Width between the two layers that make the queries; None where one layer makes them."""
+    key_value_rank: int
+    plain_head_dim: int
+    """What is not rotated of a query's or key's head."""
+    value_head_dim: int
+    rotary: RotarySpec
+    """Its ``dim`` is the rest of the head; the keys share it."""
+    norm: NormSpec
+    """On the two narrow vectors."""
+    bias: bool = False
+    """The layers into the narrow vectors and out of the values have a bias."""
+    dropout: float = 0.0
+    indexer: IndexerSpec | None = None
+    """Only some earlier tokens are attended to (DeepSeek-V3.2)."""
+
+    @property
+    def scores(self) -> AttentionSpec:
+        """The attention that runs on the widened heads."""
+        return AttentionSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=self.plain_head_dim + self.rotary.dim,
+            value_head_dim=self.value_head_dim,
+            rotary=self.rotary,
+            dropout=self.dropout,
+        )

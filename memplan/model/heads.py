@@ -1,0 +1,93 @@
+"""What a task adds on top of a model, as data."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from memplan.records import dataclass
+
+if TYPE_CHECKING:
+    from memplan.model.networks import Activation, FeedForwardSpec
+    from memplan.model.norms import NormSpec
+    from memplan.model.spec import Task
+
+
+class Pooling(Enum):
+    """What a sequence classifier makes of the hidden states of all tokens."""
+
+    FIRST = "first"
+    """The first token's."""
+    POOLER = "pooler"
+    """What the base model's pooler made of the first token's."""
+    MEAN = "mean"
+    """Their mean."""
+    LAST = "last"
+    """The last end-of-sequence token's (BART, T5)."""
+    MEAN_LOGITS = "mean_logits"
+    """Every token is classified, and the logits averaged."""
+    LAST_LOGITS = "last_logits"
+    """Every token is classified without a bias, and the last one's logits taken (decoders)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassifierSpec:
+    """A classification head: a dense layer or none, then a linear layer to the classes."""
+
+    pooling: Pooling = Pooling.FIRST
+    """Of a sequence classifier; the others look at every token."""
+    dense: Activation | None = None
+    """The activation behind a dense layer of the hidden size; None for no such layer."""
+    dense_bias: bool = True
+    norm: NormSpec | None = None
+    """Behind that activation (ModernBERT)."""
+    every_token: bool = False
+    """The dense layer and its norm stand before the classes of tokens and spans too."""
+    first_dropout: float = 0.0
+    """Probability before the dense layer."""
+    dropout: float = 0.0
+    """Probability before the last linear layer, for sequences."""
+    token_dropout: float = 0.0
+    """The same, for tokens."""
+    span_dropout: float = 0.0
+    """The same, for spans."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadSpec:
+    """What the task adds on top of the base model."""
+
+    tied: bool = False
+    """The output matrix is the token table."""
+    num_rows: int = 0
+    """Rows of the output matrix where they are not the token table's (GLM-Image); 0: the same."""
+    bias: bool = False
+    transform: FeedForwardSpec | None = None
+    """A dense layer and an activation before the output matrix (BERT's masked-LM head)."""
+    transform_bias: bool = True
+    transform_norm: NormSpec | None = None
+    softcap: bool = False
+    router_loss: bool = False
+    """A load-balancing loss of all routers is added (``output_router_logits``)."""
+    input_scaled: bool = False
+    """The hidden states are multiplied by a constant before the output matrix (MiniCPM)."""
+    scaled: bool = False
+    """The hidden states are scaled before, or the logits after, the output matrix."""
+    plain_loss: bool = False
+    """The decoder's loss takes the logits as they are, in their own dtype (CPM-Ant)."""
+    logits_bias: bool = False
+    """A buffer is added to the logits (BART's ``final_logits_bias``)."""
+    loss_upcast: bool = False
+    """The masked-LM loss casts the logits to fp32 first."""
+    bias_added: bool = False
+    """The output matrix's bias is a separate sum, owned by the head (ESM)."""
+    spare_bias: bool = False
+    """An untied output matrix leaves the head's own bias unused (BERT)."""
+    pooler_tasks: tuple[Task, ...] = ()
+    """Tasks whose class has a pooler: a dense layer and a tanh on the first token (BERT)."""
+    discriminator: Activation | None = None
+    """The activation of the head that tells replaced tokens from others (ELECTRA)."""
+    contact_features: int = 0
+    """Inputs of a regression on attention maps that no loss reaches (ESM)."""
+    classifier: ClassifierSpec | None = None
+    """None for a decoder's: one linear layer over every token."""

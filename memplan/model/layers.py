@@ -1,0 +1,226 @@
+"""Layers, embeddings and the stacks they form, as data."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from memplan.records import dataclass
+
+if TYPE_CHECKING:
+    from memplan.model.attention import AttentionSpec
+    from memplan.model.mixers import CountedSpec, TokenMixer
+    from memplan.model.networks import Activation, FeedForwardSpec, MixtureSpec
+    from memplan.model.norms import NormSpec
+
+
+class NormPlacement(Enum):
+    """Where a layer's norms stand."""
+
+    PRE = "pre"
+    """Before attention and before the feed-forward network (GPT-2, Llama)."""
+    POST = "post"
+    """After each residual sum (BERT)."""
+    SANDWICH = "sandwich"
+    """Before and after both (Gemma 2)."""
+    OUTPUT = "output"
+    """Only on the outputs, before the residual sum (OLMo 2)."""
+    PARALLEL = "parallel"
+    """Attention and feed-forward read the same input, each through its own norm (GPT-NeoX)."""
+    PARALLEL_SHARED = "parallel_shared"
+    """Attention and feed-forward read one normalized input (Phi, Cohere)."""
+    SINGLE = "single"
+    """Before the layer's only part, attention or feed-forward (Mamba, Nemotron-H)."""
+    NONE = "none"
+    """The parts count norms of their own."""
+
+
+class HalfClamp(Enum):
+    """Where a layer clamps hidden states that are held in fp16, lest they be infinite."""
+
+    NEVER = "never"
+    SUBLAYERS = "sublayers"
+    """After each residual sum (T5)."""
+    LAYER = "layer"
+    """After the layer's last one (mBART's encoder)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerSpec:
+    """One layer of a stack."""
+
+    attention: TokenMixer
+    """What mixes the tokens."""
+    feed_forward: FeedForwardSpec | MixtureSpec | CountedSpec
+    norm: NormSpec
+    placement: NormPlacement = NormPlacement.PRE
+    cross_attention: AttentionSpec | None = None
+    dropout: float = 0.0
+    """Probability on the outputs of attention and of the feed-forward network."""
+    attention_dropout_only: bool = False
+    """The feed-forward network's output is left out (ALBERT, XLM-RoBERTa-XL)."""
+    feed_forward_dropout_only: bool = False
+    """The attention's output is left out (DistilBERT)."""
+
+    @property
+    def attention_output_dropout(self) -> float:
+        """Probability on the output of attention."""
+        return 0.0 if self.feed_forward_dropout_only else self.dropout
+
+    @property
+    def feed_forward_output_dropout(self) -> float:
+        """Probability on the output of the feed-forward network."""
+        return 0.0 if self.attention_dropout_only else self.dropout
+    half_clamp: HalfClamp = HalfClamp.NEVER
+    unnamed_norms: bool = False
+    """The norms' results go straight into attention and feed-forward (ModernBERT)."""
+    attention_norm: bool = True
+    """There is a norm before attention; ModernBERT's first layer has none."""
+    own_modules: bool = False
+    """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
+    residual_scaled: bool = False
+    """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
+    residual_weighted: bool = False
+    """So is the stream itself, by another one (MiniMax)."""
+    names_normed: bool = False
+    """A variable of the layer holds the first norm's output until the layer ends (StableLM)."""
+    dropout_inside: bool = False
+    """Dropout belongs to each sublayer's own module, which holds its input until then (GPT-2)."""
+    residual_first: bool = False
+    """Side by side, attention's output is the first to be added to the residual (StableLM)."""
+    residual_normed: bool = False
+    """The residual is the norm's output, not its input (an option of BLOOM)."""
+    names_attended: bool = False
+    """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerRun:
+    """A number of equal layers that follow one another."""
+
+    count: int
+    layer: LayerSpec
+    shared: bool = False
+    """All of them are one layer's parameters (ALBERT)."""
+
+
+class PositionSource(Enum):
+    """Where the positions that an older decoder adds to its tokens come from."""
+
+    NONE = "none"
+    COUNTED = "counted"
+    """``arange``, one row for all sequences (GPT-2)."""
+    MASK_SUM = "mask_sum"
+    """The running sum of an attention mask, for every sequence (OPT)."""
+    BUFFER = "buffer"
+    """A buffer of ids; a sum with zero token types follows (GPT)."""
+    SINUSOIDS = "sinusoids"
+    """Rows of a fixed table that is not trained (XGLM)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptSpec:
+    """CPM-Ant's prompts, and the bias of segments and positions that comes with them."""
+
+    num_types: int
+    length: int
+    """Tokens of a prompt; those of all kinds are rows of the token table."""
+    num_segments: int
+    num_buckets: int
+    """Rows of the bias for distances; pairs of segments have more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingSpec:
+    """How token ids become hidden states."""
+
+    embedding_size: int
+    """Width of the token table; differs from the hidden size where a projection follows."""
+    num_positions: int = 0
+    """Rows of a learned position table, offset included; 0 for none."""
+    position_source: PositionSource | None = None
+    """Set for older decoders, which embed in the model's own ``forward``."""
+    mask_buffer: bool = False
+    """The model owns a boolean matrix over all positions (GPT-BigCode)."""
+    scaled_in_table: bool = False
+    """The token table multiplies what it looks up by a constant (XGLM)."""
+    positions_from_ids: bool = False
+    """Each sequence's positions are counted past its padding tokens (RoBERTa)."""
+    batched_positions: bool = False
+    """The positions are looked up for every sequence of the batch (BART's encoder)."""
+    fixed_positions: bool = False
+    """The position table holds sinusoids and is not trained (Pegasus)."""
+    position_buffer: bool = False
+    """The position table is a buffer, no parameter (M2M-100)."""
+    extra_rows: int = 0
+    """Rows of the token table beside the vocabulary's (mllama's images)."""
+    prompts: PromptSpec | None = None
+    """Trained prompts stand before the tokens (CPM-Ant)."""
+    own_table: bool = False
+    """The stack has a token table of its own; the one that both would share is unused (BART)."""
+    num_token_types: int = 0
+    token_type_buffer: bool = False
+    """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
+    num_box_positions: int = 0
+    """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
+    joined_tables: tuple[tuple[int, int], ...] = ()
+    """Rows and widths of tables that are joined to the tokens', then projected (RoCBert)."""
+    padding_product: bool = False
+    """The norm's result is multiplied by the attention mask (DeBERTa)."""
+    token_dropout: bool = False
+    """Masked tokens' embeddings are zeroed and the others scaled up for it (ESM)."""
+    own_module: bool = False
+    """A module of its own makes the sum, so that only its result outlives it (BERT)."""
+    projection_in_encoder: bool = False
+    """A projection to the hidden size always follows, inside the encoder (ALBERT)."""
+    projection_bias: bool = True
+    """The projection to the hidden size, where there is one, has a bias."""
+    norm: NormSpec | None = None
+    dropout: float = 0.0
+    scaled: bool = False
+    """The embeddings are multiplied by a constant (Gemma)."""
+    patch_features: int = 0
+    """Inputs of a linear layer for image patches, which a batch of text leaves unused (Fuyu)."""
+    unscaled_held: bool = False
+    """The class keeps a name for the embeddings as they were before (AFMoE)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolutionSpec:
+    """A convolution of the embeddings, added to the first layer's output (DeBERTa-v2)."""
+
+    kernel_size: int
+    groups: int
+    activation: Activation
+    norm: NormSpec
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackSpec:
+    """An encoder or a decoder."""
+
+    name: str
+    """``decoder`` or ``encoder``."""
+    runs: tuple[LayerRun, ...]
+    embedding: EmbeddingSpec | None
+    """None where the stack shares the other one's embedding entirely (T5's decoder)."""
+    final_norm: NormSpec | None
+    convolution: ConvolutionSpec | None = None
+    """Beside the first layer, which then is a run of its own."""
+    final_dropout: float = 0.0
+    projected_out: bool = False
+    """The result is projected back to the width of the token table (OPT-350m)."""
+    mixed_masks: bool = False
+    """The class makes the full causal mask even where every layer has a window (Qwen2, Gemma 2)."""
+    written_mask: bool = False
+    """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
+    spare_window_mask: bool = False
+    """The class makes the sliding mask even where no layer has a window (Qwen2-MoE)."""
+    local_rotary: bool = False
+    """Layers with a window have rotary tables of their own (Gemma 3)."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers in all runs."""
+        return sum(run.count for run in self.runs)
