@@ -109,7 +109,7 @@ def nearest(name: str, known: "list[str] | tuple[str, ...]") -> str | None:
     >>> nearest("num_layer", ["num_layers", "hidden_size"])
     'num_layers'
     """
-    import difflib  # noqa: PLC0415  (only after a mistake)
+    import difflib
 
     matches = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return matches[0] if matches else None

@@ -17,7 +17,8 @@ from fractions import Fraction
 from memplan.graph.segments import Gradient, Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.attention import AttentionSpec, LatentAttentionSpec
+from memplan.model.attention import AttentionSpec
+from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass

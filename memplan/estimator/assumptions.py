@@ -57,9 +57,7 @@ def _checkpointing(setup: TrainingSetup) -> str:
     return f"checkpointing {value.value}"
 
 
-def notes_of(
-    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None
-) -> tuple[str, ...]:
+def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tuple[str, ...]:
     """Warnings that belong to the figure."""
     notes = [model.guess] if model.guess else []
     has_table = any(stack.embedding and stack.embedding.num_positions for stack in model.stacks)

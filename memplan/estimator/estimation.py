@@ -112,9 +112,7 @@ def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
 
 
 @lru_cache(maxsize=256)
-def worst_account(
-    model: ModelSpec, options: TapeOptions, resolved: TrainingSetup
-) -> RankAccount:
+def worst_account(model: ModelSpec, options: TapeOptions, resolved: TrainingSetup) -> RankAccount:
     """The worst rank's account on a GPU with room to load; remembered, since GPUs share it."""
     tape, passes = record_and_walk(model, options)
     return rank_account(RankInput(tape=tape, passes=passes, setup=resolved))

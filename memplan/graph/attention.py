@@ -250,7 +250,10 @@ def _mask_to_bias(t: Tape, mask: Tensor, shape: Shape, dtype: DType) -> Tensor:
     numel = shape.batch * shape.queries * shape.keys
     additive = t.tensor(numel, dtype)
     t.record(
-        "mask_to_bias", (mask,), (additive,), forward_scratch_bytes=allocated_bytes(numel, DType.BOOL)
+        "mask_to_bias",
+        (mask,),
+        (additive,),
+        forward_scratch_bytes=allocated_bytes(numel, DType.BOOL),
     )
     return additive
 

@@ -1,5 +1,8 @@
 """The blocks that families share: attention, feed-forward networks, mixtures, whole layers."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.graph.attention import Shape, attend
@@ -9,26 +12,14 @@ from memplan.graph.rotary import rotate
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import (
-    AttentionForm,
-    AttentionSpec,
-    LatentAttentionSpec,
-    OutputGate,
-    Projection,
-)
+from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate, Projection
 from memplan.model.layers import LayerSpec, NormPlacement
-from memplan.model.mixers import (
-    NOTHING,
-    CountedSpec,
-    DeltaRuleSpec,
-    LightningSpec,
-    OtherMixer,
-    ShortConvolutionSpec,
-    TokenMixer,
-)
-from memplan.model.networks import Activation, FeedForwardSpec, MixtureSpec
+from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.records import dataclass
 from memplan.training.kernels import FeedForwardKernel
+
+if TYPE_CHECKING:
+    from memplan.model.mixers import TokenMixer
 
 
 @dataclass(slots=True)
@@ -76,12 +67,10 @@ class StackContext:
 
 def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tensor:
     """Queries, keys and values of the hidden states, attention, output projection."""
-    if not isinstance(spec, AttentionSpec | LatentAttentionSpec):
-        return other_mixer(t, x, spec, context)
-    if isinstance(spec, LatentAttentionSpec):
-        from memplan.graph.latent_attention import latent_attention  # only for DeepSeek's kin
+    if not isinstance(spec, AttentionSpec):
+        from memplan.graph.token_mixers import other_mixer  # only for rarer models
 
-        return latent_attention(t, x, spec, context)
+        return other_mixer(t, x, spec, context)
     if spec.form is AttentionForm.SEGMENTS:
         from memplan.graph.prompts import segment_attention  # only for CPM-Ant
 
@@ -131,25 +120,6 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
     return out
 
 
-def other_mixer(t: Tape, x: Tensor, spec: OtherMixer, context: StackContext) -> Tensor:
-    """What mixes the tokens without attention's scores."""
-    if isinstance(spec, ShortConvolutionSpec):
-        from memplan.graph.convolution import short_convolution  # only for LFM2
-
-        return short_convolution(t, x, spec, context)
-    if isinstance(spec, LightningSpec):
-        from memplan.graph.lightning import lightning_attention  # only for MiniMax
-
-        return lightning_attention(t, x, spec, context)
-    if isinstance(spec, DeltaRuleSpec):
-        from memplan.graph.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
-
-        return delta_rule(t, x, spec, context)
-    from memplan.graph.counted import counted_part  # only for what is not written down
-
-    return counted_part(t, x, spec, context.hidden_size)
-
-
 def _cached(t: Tape, x: Tensor, dtype: DType) -> Tensor:
     """``DynamicCache.update``: joined to an empty tensor of the keys' dtype; the outputs hold it."""
     joined = t.tensor(x.numel, dtype)
@@ -167,9 +137,7 @@ def _scaled_by_position(t: Tape, query: Tensor, context: StackContext) -> Tensor
     return t.mul(query, factors)
 
 
-def _normalized(
-    t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec
-) -> tuple[Tensor, Tensor]:
+def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """Queries and keys through their norms, where they have some."""
     kind = spec.query_key_norm
     if kind is None:
@@ -317,24 +285,21 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         return sandwich_layer(t, x, layer, context)
     if placement is NormPlacement.OUTPUT:
         return output_norm_layer(t, x, layer, context)
-    if placement is NormPlacement.SINGLE:
-        return single_part_layer(t, x, layer, context)
-    if placement is NormPlacement.NONE:
-        return unnormed_layer(t, x, layer, context)
+    if placement in (NormPlacement.SINGLE, NormPlacement.NONE):
+        from memplan.graph.token_mixers import single_part_layer, unnormed_layer  # hybrids
+
+        write = single_part_layer if placement is NormPlacement.SINGLE else unnormed_layer
+        return write(t, x, layer, context)
     return parallel_layer(t, x, layer, context)
 
 
 def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """The layer's dense network or mixture of experts."""
-    if isinstance(layer.feed_forward, MixtureSpec):
-        from memplan.graph.mixture import mixture  # only for mixtures of experts
+    if isinstance(layer.feed_forward, FeedForwardSpec):
+        return feed_forward(t, x, layer.feed_forward, context.hidden_size)
+    from memplan.graph.token_mixers import other_network  # only for rarer models
 
-        return mixture(t, x, layer.feed_forward, context.hidden_size)
-    if isinstance(layer.feed_forward, CountedSpec):
-        from memplan.graph.counted import counted_part  # only for what is not written down
-
-        return counted_part(t, x, layer.feed_forward, context.hidden_size)
-    return feed_forward(t, x, layer.feed_forward, context.hidden_size)
+    return other_network(t, x, layer.feed_forward, context)
 
 
 def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
@@ -417,27 +382,6 @@ def output_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContex
     return t.add(middle, norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden))
 
 
-def single_part_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
-    """A norm, the layer's only part, the sum (Mamba, Nemotron-H)."""
-    normed = norm(t, x, layer.norm, "norm", context.hidden_size)
-    if layer.feed_forward == NOTHING:
-        return add_residual(t, x, self_attention(t, normed, layer.attention, context), layer)
-    return add_residual(t, x, feed_forward_of(t, normed, layer, context), layer)
-
-
-def unnormed_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
-    """Parts that count norms of their own, each with its sum."""
-    for part in (layer.attention, layer.feed_forward):
-        if part == NOTHING:
-            continue
-        if part is layer.attention:
-            added = self_attention(t, x, layer.attention, context)
-        else:
-            added = feed_forward_of(t, x, layer, context)
-        x = add_residual(t, x, added, layer)
-    return x
-
-
 def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """Attention and feed-forward side by side on the same input (GPT-NeoX, Phi, Cohere)."""
     hidden = context.hidden_size
@@ -454,5 +398,3 @@ def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     if layer.placement is NormPlacement.PARALLEL_SHARED:
         t.touch(normed)
     return out
-
-

@@ -57,9 +57,7 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
     )
 
 
-_LANGUAGE_MODELS = frozenset(
-    {Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM, Task.PRETRAINING}
-)
+_LANGUAGE_MODELS = frozenset({Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM, Task.PRETRAINING})
 
 
 def total_parameters(tape: Tape) -> int:

@@ -5,7 +5,6 @@ solves a triangular system for each chunk and then walks over the chunks with on
 (Qwen3-Next, Qwen3.5). Nearly all that it makes is kept for backward.
 """
 
-
 from memplan.dtypes import DType
 from memplan.graph.attention import batched_matmul
 from memplan.graph.blocks import StackContext

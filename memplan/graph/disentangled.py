@@ -12,7 +12,8 @@ from memplan.graph.operations import activation, dropout, linear, matmul_weight,
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.attention import AttentionSpec, DistanceSpec
+from memplan.model.attention import AttentionSpec
+from memplan.model.latent import DistanceSpec
 from memplan.model.layers import ConvolutionSpec, StackSpec
 
 

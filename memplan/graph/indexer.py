@@ -9,7 +9,7 @@ from memplan.dtypes import DType, promote
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import IndexerSpec
+from memplan.model.latent import IndexerSpec
 
 PREFIX = "self_attn.indexer"
 """The module's name in a layer."""

@@ -12,7 +12,8 @@ from memplan.graph.operations import linear, norm, rotary
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import LatentAttentionSpec, RotarySpec
+from memplan.model.attention import RotarySpec
+from memplan.model.latent import LatentAttentionSpec
 
 
 def latent_attention(

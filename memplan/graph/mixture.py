@@ -12,7 +12,7 @@ from memplan.graph.routing import route, take
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
-from memplan.model.networks import MixtureSpec
+from memplan.model.mixtures import MixtureSpec
 
 
 def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:

@@ -31,13 +31,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.attention import (
-    AttentionForm,
-    AttentionSpec,
-    LatentAttentionSpec,
-    PositionBias,
-    RotarySpec,
-)
+from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, RotarySpec
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.parameters import ParameterBlock
@@ -213,7 +207,12 @@ def _local_rotary(stack: StackSpec) -> RotarySpec | None:
 
 def _attentions(stack: StackSpec) -> list[AttentionSpec]:
     """What the scores of each run that has some are made of."""
-    found = (run.layer.attention for run in stack.runs)
+    found = [run.layer.attention for run in stack.runs]
+    plain = [spec for spec in found if isinstance(spec, AttentionSpec)]
+    if len(plain) == len(found):
+        return plain
+    from memplan.model.latent import LatentAttentionSpec  # only for DeepSeek's kin
+
     return [
         spec.scores if isinstance(spec, LatentAttentionSpec) else spec
         for spec in found
@@ -431,9 +430,7 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     )
 
 
-def output_matrix(
-    t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter
-) -> Tensor:
+def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter) -> Tensor:
     """Hidden states to logits, through the token table where it is tied."""
     width = table.shape[-1]
     if spec.input_scaled:
@@ -449,5 +446,3 @@ def output_matrix(
     if spec.scaled:
         logits = t.scale(logits)
     return logits
-
-

@@ -51,9 +51,7 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     return out
 
 
-def norm(
-    t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, *, groups: int = 1
-) -> Tensor:
+def norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, *, groups: int = 1) -> Tensor:
     """Normalize the last ``width`` elements as ``spec`` and the chosen kernel do.
 
     ``groups`` is how many different weights stand side by side in a row. The caller's variable holds
@@ -64,9 +62,7 @@ def norm(
     return out
 
 
-def _norm(
-    t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
-) -> Tensor:
+def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int) -> Tensor:
     kind = spec.kind
     if kind is NormKind.LAYER and not spec.weight:
         return _native_layer_norm(t, x, width, ())

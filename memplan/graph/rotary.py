@@ -104,9 +104,7 @@ def _joined(t: Tape, turned: Tensor, passing: Tensor | None) -> Tensor:
     return out
 
 
-def sectioned_tables(
-    t: Tape, positions: int, dim: int, dtype: DType
-) -> tuple[Tensor, Tensor]:
+def sectioned_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tensor, Tensor]:
     """Tables of three kinds of positions, for every sequence, joined to one (Qwen3.5)."""
     half = 3 * positions * (dim // 2)
     angles = t.tensor(half, DType.FP32)

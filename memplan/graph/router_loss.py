@@ -9,7 +9,7 @@ from memplan.dtypes import DType
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.model.layers import LayerSpec, StackSpec
-from memplan.model.networks import MixtureSpec
+from memplan.model.mixtures import MixtureSpec
 
 
 def router_loss(t: Tape, stack: StackSpec) -> None:

@@ -9,7 +9,7 @@ from memplan.graph.operations import matmul_weight, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.model.networks import MixtureSpec, Normalization, RouterScore
+from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore
 
 SORTED_INDEX_COPIES = 3
 """int64 copies of the indices inside the kernel that adds rows up by index: linear, sorted, origin

@@ -20,7 +20,6 @@ class Gradient(IntEnum):
     FRESH = 0
     """A new tensor of the input's size."""
 
-
     SAVED = -3
     """A storage the operation kept in forward, handed over as it is; in the order of ``saved``."""
 

@@ -10,10 +10,7 @@ _ATTENTION_OPERATIONS = frozenset({"flash_attention", "efficient_attention"})
 
 def keeps_every_other_matmul(tape: Tape) -> bool:
     """Whether layers are checkpointed whole, but for what torchtitan's policy keeps."""
-    return (
-        tape.options.selective
-        and tape.kernels.selective is SelectivePolicy.EVERY_OTHER_MATMUL
-    )
+    return tape.options.selective and tape.kernels.selective is SelectivePolicy.EVERY_OTHER_MATMUL
 
 
 def recomputes_core_attention(tape: Tape) -> bool:

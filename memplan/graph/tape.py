@@ -63,9 +63,7 @@ class Tape:
         """
         self._again = again
         self.frozen = frozen
-        self.segment = Segment(
-            name, len(self.segments), repeat=repeat, checkpointed=checkpointed
-        )
+        self.segment = Segment(name, len(self.segments), repeat=repeat, checkpointed=checkpointed)
         self.segment.input = x
         self.segments.append(self.segment)
 

@@ -1,6 +1,5 @@
 """Finding the fullest moment of a phase while an engine's buffers are laid over the passes."""
 
-
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.step import BackwardPass, ForwardPass, Height
 from memplan.memory.walk import Interval, Level

@@ -1,6 +1,5 @@
 """What every engine's account is made from."""
 
-
 from memplan.graph.tape import Tape
 from memplan.memory.step import StepPasses
 from memplan.records import dataclass

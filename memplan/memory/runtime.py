@@ -3,7 +3,6 @@
 cuBLAS workspaces are known, and are part of the peak.
 """
 
-
 from memplan.records import dataclass
 from memplan.units import GIB, KIB, MIB
 

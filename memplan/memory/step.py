@@ -43,10 +43,7 @@ class Height:
     def total_bytes(self) -> int:
         """All of it."""
         return (
-            self.activations_bytes
-            + self.loss_bytes
-            + self.gradients_bytes
-            + self.temporaries_bytes
+            self.activations_bytes + self.loss_bytes + self.gradients_bytes + self.temporaries_bytes
         )
 
     def plus(self, level: Level, *, loss: bool) -> "Height":
@@ -253,9 +250,7 @@ class StepWalk:
             again = walk.recompute()
             end = Level(saved_bytes=again.end.total_bytes)
             again.peak.other_bytes += early_gradient_bytes(segment)
-            intervals.append(
-                Interval(peak=again.peak, parameter=None, gradient_bytes=0, end=end)
-            )
+            intervals.append(Interval(peak=again.peak, parameter=None, gradient_bytes=0, end=end))
             recomputed = again.end.total_bytes
         back = BackwardWalk(
             segment,

@@ -275,9 +275,7 @@ class BackwardWalk:
 
     def _mark(self, extra: int) -> None:
         if self.live + extra > self.peak.total_bytes:
-            self.peak = Level(
-                saved_bytes=self.saved, other_bytes=self.live + extra - self.saved
-            )
+            self.peak = Level(saved_bytes=self.saved, other_bytes=self.live + extra - self.saved)
 
     def _close(self, parameter: Parameter | None, gradient_bytes: int) -> None:
         self.live -= gradient_bytes
@@ -385,5 +383,3 @@ class BackwardWalk:
 
 def _gradient_bytes(tensor: Tensor) -> int:
     return -(-tensor.numel * tensor.dtype.num_bytes // 512) * 512
-
-

@@ -61,9 +61,7 @@ class ConfigReader:
         """Whether the config itself (not the class) gives the key a value."""
         return any(self.config.get(name) is not None for name in self.names(key))
 
-    def optional_integer(
-        self, *keys: str, minimum: int = 1, maximum: int = MAX_SIZE
-    ) -> int | None:
+    def optional_integer(self, *keys: str, minimum: int = 1, maximum: int = MAX_SIZE) -> int | None:
         """A whole number, or None where neither config nor class gives one."""
         value = self.raw(*keys)
         if value is None:

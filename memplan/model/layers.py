@@ -10,7 +10,8 @@ from memplan.records import dataclass
 if TYPE_CHECKING:
     from memplan.model.attention import AttentionSpec
     from memplan.model.mixers import CountedSpec, TokenMixer
-    from memplan.model.networks import Activation, FeedForwardSpec, MixtureSpec
+    from memplan.model.mixtures import MixtureSpec
+    from memplan.model.networks import Activation, FeedForwardSpec
     from memplan.model.norms import NormSpec
 
 
@@ -71,6 +72,7 @@ class LayerSpec:
     def feed_forward_output_dropout(self) -> float:
         """Probability on the output of the feed-forward network."""
         return 0.0 if self.attention_dropout_only else self.dropout
+
     half_clamp: HalfClamp = HalfClamp.NEVER
     unnamed_norms: bool = False
     """The norms' results go straight into attention and feed-forward (ModernBERT)."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memplan.model.attention import AttentionSpec, LatentAttentionSpec
+from memplan.model.attention import AttentionSpec
+from memplan.model.latent import LatentAttentionSpec
 from memplan.model.networks import Activation
 from memplan.model.norms import NormSpec
 from memplan.records import dataclass

@@ -122,9 +122,7 @@ class ParameterTable:
         if bias:
             self.parameter(module, "bias", size)
 
-    def embedding(
-        self, module: str, num_rows: int, width: int, *, unused: bool = False
-    ) -> None:
+    def embedding(self, module: str, num_rows: int, width: int, *, unused: bool = False) -> None:
         """``torch.nn.Embedding``."""
         self.parameter(module, "weight", num_rows, width, unused=unused)
 

@@ -11,7 +11,8 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind, Entry, Lifetime, Phase
 from memplan.memory.step import LOSS_COMPONENT
-from memplan.model.networks import FeedForwardSpec, MixtureSpec
+from memplan.model.mixtures import MixtureSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 from memplan.report.shape import scores_of

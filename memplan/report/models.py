@@ -127,9 +127,7 @@ def print_tree(console: "Console", root: ModuleNode) -> None:
 def _grow(tree: "Tree", node: ModuleNode, width: int) -> None:
     from rich.text import Text
 
-    shapes = ", ".join(
-        f"{name} {'x'.join(map(str, shape))}" for name, shape in node.shapes.items()
-    )
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in node.shapes.items())
     times = f"{node.count} x " if node.count > 1 else ""
     line = Text.assemble(
         (node.name, "bold" if node.children else ""),

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 Row = Mapping[str, object]
 
 
-def rows_json(
-    rows: Iterable[Row], *, schema_version: int, assumptions: Sequence[str] = ()
-) -> str:
+def rows_json(rows: Iterable[Row], *, schema_version: int, assumptions: Sequence[str] = ()) -> str:
     """Write ``{"schema_version", "assumptions", "rows"}``."""
     import json
 
@@ -50,7 +48,9 @@ def rows_markdown(rows: Sequence[Row], names: Sequence[str] | None = None) -> st
         return ""
     header = list(names or rows[0])
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    lines += ["| " + " | ".join(_escaped(cell(row[name])) for name in header) + " |" for row in rows]
+    lines += [
+        "| " + " | ".join(_escaped(cell(row[name])) for name in header) + " |" for row in rows
+    ]
     return "\n".join(lines)
 
 

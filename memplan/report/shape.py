@@ -2,10 +2,12 @@
 
 from memplan.errors import UnsupportedOperationError
 from memplan.formulas.flops import FormulaShape
-from memplan.model.attention import AttentionSpec, LatentAttentionSpec
+from memplan.model.attention import AttentionSpec
+from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec
 from memplan.model.mixers import CountedSpec
-from memplan.model.networks import FeedForwardSpec, MixtureSpec
+from memplan.model.mixtures import MixtureSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
 
 

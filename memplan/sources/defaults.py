@@ -31,7 +31,10 @@ class _ClassDefaults(Mapping[str, Mapping[str, object]]):
 
 @cache
 def class_defaults() -> Mapping[str, Mapping[str, object]]:
-    """Return, for each ``model_type``, its class's ``defaults``, ``renamed`` keys and ``parts``.
+    """Return, for each ``model_type``, what its class fills in and calls its keys.
+
+    A row holds ``defaults``; ``optional``, the keys without one; ``renamed``, the class's own name
+    for a common one; and ``parts``, the type of each nested config, null where that may vary.
 
     >>> class_defaults()["gpt2"]["renamed"]["hidden_size"]
     'n_embd'
@@ -48,15 +51,15 @@ def known_keys(model_type: str) -> frozenset[str]:
     row = class_defaults().get(model_type)
     if row is None:
         return frozenset()
-    keys = _COMMON_KEYS | _OPTIONAL_KEYS.get(model_type, frozenset())
-    for part in ("defaults", "parts"):
-        named = row.get(part)
-        if isinstance(named, Mapping):
-            keys |= named.keys()
+    keys = {*_COMMON_KEYS, *_OTHER_KEYS.get(model_type, ())}
+    for group in ("defaults", "optional", "parts", "renamed"):
+        named = row.get(group)
+        if isinstance(named, Mapping | list):
+            keys.update(named)
     renamed = row.get("renamed")
     if isinstance(renamed, Mapping):
-        keys |= renamed.keys() | frozenset(renamed.values())
-    return keys
+        keys.update(renamed.values())
+    return frozenset(keys)
 
 
 _COMMON_KEYS = frozenset({
@@ -64,35 +67,33 @@ _COMMON_KEYS = frozenset({
     "id2label", "label2id", "bos_token_id", "eos_token_id", "pad_token_id",
     "decoder_start_token_id", "initializer_factor", "initializer_range", "init_std",
     "is_encoder_decoder", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "rope_parameters",
-    "rope_scaling", "rope_theta", "transformers_version", "use_cache",
+    "rope_scaling", "rope_theta", "router_aux_loss_coef", "transformers_version", "use_cache",
 })  # fmt: skip
 """Keys that any config may hold; most of them change no size."""
 
-_ENCODER_KEYS = frozenset({"classifier_dropout", "position_embedding_type"})
-_WINDOW_KEYS = frozenset({"head_dim", "layer_types", "num_key_value_heads", "sliding_window"})
-_MIXTURE_KEYS = _WINDOW_KEYS | {"mlp_only_layers", "output_router_logits", "router_aux_loss_coef"}
-_T5_KEYS = frozenset({"dense_act_fn", "is_gated_act", "n_positions", "num_decoder_layers"})
+_WINDOW_KEYS = frozenset({"head_dim", "layer_types", "sliding_window"})
+_T5_KEYS = frozenset({"dense_act_fn", "is_gated_act", "n_positions"})
+_BERT_KEYS = frozenset({"position_embedding_type"})
 
-_OPTIONAL_KEYS: dict[str, frozenset[str]] = {
-    "bert": _ENCODER_KEYS,
+_OTHER_KEYS: dict[str, frozenset[str]] = {
+    "bert": _BERT_KEYS,
     "bloom": frozenset({"n_embed", "seq_length"}),
     "gemma": _WINDOW_KEYS,
-    "gemma2": _WINDOW_KEYS | {"hidden_act"},
-    "gpt2": frozenset({"n_ctx", "n_inner"}),
+    "gemma2": frozenset({"hidden_act"}),
+    "gpt2": frozenset({"n_ctx"}),
     "gpt_neox": frozenset({"partial_rotary_factor", "rotary_emb_base", "rotary_pct"}),
-    "llama": frozenset({"head_dim", "num_key_value_heads"}),
+    "longt5": _T5_KEYS,
     "mistral": _WINDOW_KEYS,
-    "mixtral": _MIXTURE_KEYS,
+    "mixtral": _WINDOW_KEYS | {"mlp_only_layers"},
     "mt5": _T5_KEYS,
-    "opt": frozenset({"activation_dropout", "word_embed_proj_dim"}),
+    "opt": frozenset({"activation_dropout"}),
     "phi3": _WINDOW_KEYS | {"attention_bias", "mlp_bias", "partial_rotary_factor"},
-    "qwen2": _WINDOW_KEYS,
-    "qwen2_moe": _MIXTURE_KEYS,
-    "qwen3": _WINDOW_KEYS,
-    "qwen3_moe": _MIXTURE_KEYS | {"max_window_layers"},
-    "roberta": _ENCODER_KEYS,
-    "t5": _T5_KEYS | {"tie_word_embeddings"},
-    "xlm-roberta": _ENCODER_KEYS,
-    "xlm-roberta-xl": _ENCODER_KEYS,
+    "qwen2": frozenset({"head_dim"}),
+    "qwen2_moe": frozenset({"head_dim"}),
+    "qwen3_moe": _WINDOW_KEYS | {"max_window_layers"},
+    "roberta": _BERT_KEYS,
+    "t5": _T5_KEYS,
+    "xlm-roberta": _BERT_KEYS,
+    "xlm-roberta-xl": _BERT_KEYS,
 }
-"""Keys that a class works out, or leaves unset, when they are absent: they have no default."""
+"""Keys of published configs that the class's signature does not name."""

@@ -1,6 +1,5 @@
 """Which parameters are not trained."""
 
-
 from memplan.errors import SetupError, did_you_mean
 from memplan.records import dataclass
 

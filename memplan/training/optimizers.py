@@ -31,9 +31,7 @@ class OptimizerStates:
 
 
 OPTIMIZERS: dict[Optimizer, OptimizerStates] = {
-    Optimizer.ADAMW_FUSED: OptimizerStates(
-        num_states=2, num_step_copies=0, has_step_counter=True
-    ),
+    Optimizer.ADAMW_FUSED: OptimizerStates(num_states=2, num_step_copies=0, has_step_counter=True),
     # _foreach_sqrt(exp_avg_sqs) makes a copy of every second moment at once.
     Optimizer.ADAMW_FOREACH: OptimizerStates(
         num_states=2, num_step_copies=1, has_step_counter=False

@@ -66,7 +66,7 @@ class Comparison:
         """Everything, for the test's output."""
         lines = [
             f"{self.num_expressed} of {self.num_records} records, {len(self.expressed_types)} of "
-            + f"{len(self.all_types)} model types",
+            f"{len(self.all_types)} model types",
             f"{'figure':24s} {'median':>9s} {'p95':>9s} {'worst':>9s} {'p95 of all':>10s}",
         ]
         for name in self.errors:

@@ -100,9 +100,7 @@ def test_an_unlisted_card(run: Run) -> None:
         (["./nowhere/config.json"], 3, "nowhere"),
     ],
 )
-def test_bad_input_is_one_line(
-    run: Run, arguments: list[str], code: int, words: str
-) -> None:
+def test_bad_input_is_one_line(run: Run, arguments: list[str], code: int, words: str) -> None:
     done = run("estimate", *arguments)
     assert done.exit_code == code, done.stderr
     if code:

@@ -92,9 +92,7 @@ def test_without_a_gpu_there_is_no_verdict() -> None:
 def test_an_old_gpu_runs_another_kernel() -> None:
     """Flash attention needs sm_80; a grouped-query model falls to the math kernel on a V100."""
     grouped = {**SMALL, "num_key_value_heads": 2}
-    kernels = {
-        gpu: memplan.estimate(grouped, gpu=gpu).attention_kernel for gpu in ("v100", "a100")
-    }
+    kernels = {gpu: memplan.estimate(grouped, gpu=gpu).attention_kernel for gpu in ("v100", "a100")}
     assert kernels == {"v100": "math", "a100": "flash"}
 
 

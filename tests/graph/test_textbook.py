@@ -37,9 +37,7 @@ def kept_by_a_layer(model: ModelSpec, options: TapeOptions) -> int:
     ("hidden_size", "num_heads", "seq_len", "batch_size"),
     [(4096, 32, 2048, 1), (8192, 64, 2048, 1), (8192, 64, 8192, 1), (1024, 16, 512, 4)],
 )
-def test_megatron_layer(
-    hidden_size: int, num_heads: int, seq_len: int, batch_size: int
-) -> None:
+def test_megatron_layer(hidden_size: int, num_heads: int, seq_len: int, batch_size: int) -> None:
     """``sbh(34 + 5as/h)`` (arXiv:2205.05198, equation 2), and two norms' fp32 statistics."""
     model = gpt(hidden_size=hidden_size, num_heads=num_heads, num_layers=4, seq_len=seq_len)
     options = TapeOptions(

@@ -4,7 +4,6 @@ All are counted: what sets them apart, attention to windows, blocks or several f
 not written down as operations. A row of ``VARIATIONS`` says which weights each type has.
 """
 
-
 from memplan.graph.families.counted import (
     CLASSIFIED,
     attention,

@@ -11,9 +11,10 @@ from dataclasses import replace
 from memplan.graph.families.llama import Variation as DecoderVariation
 from memplan.graph.families.llama import read_activation, read_attention
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
-from memplan.model.attention import AttentionSpec, DistanceSpec, RotarySpec
+from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
+from memplan.model.latent import DistanceSpec
 from memplan.model.layers import (
     ConvolutionSpec,
     EmbeddingSpec,

@@ -33,7 +33,8 @@ from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, NormPlacement, PromptSpec, StackSpec
 from memplan.model.mixers import NOTHING, CountedSpec
-from memplan.model.networks import FeedForwardSpec, MixtureSpec, RouterScore, RouterSpec
+from memplan.model.mixtures import MixtureSpec, RouterScore, RouterSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task

@@ -13,11 +13,13 @@ from memplan.graph.families.mixture_types import (
 )
 from memplan.graph.families.mixtures import read_mixture
 from memplan.graph.families.request import ReadRequest
-from memplan.model.attention import IndexerSpec, LatentAttentionSpec, RotarySpec
+from memplan.model.attention import RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
+from memplan.model.latent import IndexerSpec, LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
-from memplan.model.networks import FeedForwardSpec, RouterSpec
+from memplan.model.mixtures import RouterSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass

@@ -20,14 +20,8 @@ from memplan.model.attention import AttentionSpec, OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
 from memplan.model.mixers import DeltaRuleSpec, LightningSpec, ShortConvolutionSpec
-from memplan.model.networks import (
-    Activation,
-    FeedForwardSpec,
-    MixtureSpec,
-    Normalization,
-    RouterScore,
-    RouterSpec,
-)
+from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore, RouterSpec
+from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
 

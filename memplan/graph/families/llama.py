@@ -185,5 +185,3 @@ def join_runs(layers: list[LayerSpec]) -> tuple[LayerRun, ...]:
         else:
             runs.append(LayerRun(count=1, layer=layer))
     return tuple(runs)
-
-

@@ -9,7 +9,7 @@ from memplan.graph.families.llama import Variation
 from memplan.model.attention import OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
-from memplan.model.networks import Normalization, RouterScore, RouterSpec
+from memplan.model.mixtures import Normalization, RouterScore, RouterSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.records import dataclass
 

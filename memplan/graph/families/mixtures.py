@@ -18,13 +18,8 @@ from memplan.model.attention import AttentionSpec, OutputGate
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
-from memplan.model.networks import (
-    Activation,
-    FeedForwardSpec,
-    MixtureSpec,
-    Normalization,
-    RouterSpec,
-)
+from memplan.model.mixtures import MixtureSpec, Normalization, RouterSpec
+from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.spec import ModelSpec
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

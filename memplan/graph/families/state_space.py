@@ -4,7 +4,6 @@ Their operations are not written down: selective scans run in kernels of other p
 (mamba-ssm, causal-conv1d) where those are installed, and in long loops where they are not.
 """
 
-
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.records import dataclass

@@ -4,7 +4,6 @@ Both are counted: LongT5's attention in blocks and Switch's routing by capacity 
 down as operations.
 """
 
-
 from memplan.graph.families.counted import attention, counted_model, feed_forward, shared_table
 from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.graph.families.t5 import read_feed_forward

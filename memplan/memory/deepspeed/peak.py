@@ -1,6 +1,5 @@
 """The highest moment of a replay, and what it is made of."""
 
-
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.deepspeed.timeline import Moment
 from memplan.memory.step import Height

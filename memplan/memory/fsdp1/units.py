@@ -3,7 +3,6 @@
 Sizes as ``FlatParamHandle`` makes them (torch 2.13, ``_flat_param.py``); the figures are rank 0's.
 """
 
-
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import allocated_bytes
 from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options

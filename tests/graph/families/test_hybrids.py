@@ -12,7 +12,8 @@ from memplan.graph.counts import count_parameters
 from memplan.graph.families import read_model
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.model.attention import AttentionSpec, LatentAttentionSpec
+from memplan.model.attention import AttentionSpec
+from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixers import (
     NOTHING,
     CountedSpec,
@@ -20,7 +21,8 @@ from memplan.model.mixers import (
     LightningSpec,
     ShortConvolutionSpec,
 )
-from memplan.model.networks import FeedForwardSpec, MixtureSpec
+from memplan.model.mixtures import MixtureSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.sources.defaults import class_defaults
 

@@ -10,9 +10,10 @@ from memplan.graph.families import read_model
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
-from memplan.model.attention import AttentionSpec, LatentAttentionSpec, OutputGate
+from memplan.model.attention import AttentionSpec, OutputGate
+from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec
-from memplan.model.networks import MixtureSpec, Normalization
+from memplan.model.mixtures import MixtureSpec, Normalization
 from memplan.model.spec import ModelSpec
 from memplan.sources.defaults import class_defaults
 

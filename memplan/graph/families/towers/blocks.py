@@ -1,6 +1,5 @@
 """A transformer layer of towers in its variants, and perceptrons behind it."""
 
-
 from memplan.model.parameters import ParameterTable
 from memplan.records import dataclass
 

@@ -1,6 +1,5 @@
 """The Vision Transformer and its kin, as towers for images."""
 
-
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention
 from memplan.graph.families.towers.sizes import pair, ratio

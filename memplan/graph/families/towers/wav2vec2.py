@@ -1,6 +1,5 @@
 """wav2vec 2.0 and its kin: convolutions of the signal, then a transformer or a Conformer."""
 
-
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention
 from memplan.graph.families.towers.sizes import at_least_one, each_stage

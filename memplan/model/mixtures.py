@@ -1,0 +1,87 @@
+"""Mixtures of experts, as data: routers and experts."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from memplan.records import dataclass
+
+if TYPE_CHECKING:
+    from memplan.model.networks import FeedForwardSpec
+
+
+class RouterScore(Enum):
+    """How a router's logits become weights of experts."""
+
+    SOFTMAX = "softmax"
+    """Over all experts, of which the likeliest are taken (Mixtral)."""
+    SOFTMAX_SELECTED = "softmax_selected"
+    """The largest logits are taken first, then the softmax over those (Granite, gpt-oss)."""
+    SIGMOID = "sigmoid"
+    """Each expert scored on its own (DeepSeek-V3)."""
+    SPARSE_MIXER = "sparse_mixer"
+    """Phi-3.5-MoE's two draws, each with a gradient estimate of its own."""
+
+
+class Normalization(Enum):
+    """How the weights of a token's experts are made to sum to one."""
+
+    NONE = "none"
+    IN_PLACE = "in_place"
+    """Divided in place: autograd keeps a copy of the undivided ones."""
+    COPY = "copy"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterSpec:
+    """What sends each token to its experts."""
+
+    score: RouterScore = RouterScore.SOFTMAX
+    bias: bool = False
+    fp32_product: bool = False
+    """Hidden states and weight are cast to fp32 before the product (DeepSeek)."""
+    fp32_weight: bool = False
+    """The weight is held in fp32 whatever the model's dtype (ERNIE 4.5)."""
+    fp32_logits: bool = True
+    """The logits are cast to fp32 before they are scored."""
+    returns_fp32_logits: bool = False
+    """It is those that the class keeps, and returns for the router loss."""
+    softcap: bool = False
+    """The logits pass through a tanh."""
+    correction: bool = False
+    """A bias is added to the scores, for choosing only; it is a buffer."""
+    correction_parameter: bool = False
+    """That bias is a parameter that is not trained, so it is counted."""
+    grouped: bool = False
+    """Whole groups of experts are ruled out first (DeepSeek)."""
+    normalization: Normalization = Normalization.NONE
+    scaled: bool = False
+    """The weights are multiplied by a constant."""
+    cast_weights: bool = False
+    """The weights are cast back to the hidden states' dtype."""
+    jitter: int = 0
+    """How many times the hidden states are multiplied by noise, in place."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSpec:
+    """A mixture-of-experts feed-forward network."""
+
+    num_experts: int
+    num_experts_per_token: int
+    expert: FeedForwardSpec
+    """The shape of one routed expert."""
+    router: RouterSpec = RouterSpec()
+    clamped_gate: bool = False
+    """gpt-oss's gate: both halves clamped, a scaled sigmoid, one added to the other half."""
+    shared: FeedForwardSpec | None = None
+    """An expert that every token passes."""
+    shared_first: bool = False
+    """It runs before the routed experts rather than after them."""
+    shared_gate: bool = False
+    """The shared expert's output is scaled by a learned gate (Qwen2-MoE)."""
+    routed_scaled: bool = False
+    """The routed experts' sum is multiplied by a constant (Laguna)."""
+    fp32_sum: bool = False
+    """Routed and shared outputs are added in fp32 (Hunyuan V3)."""
