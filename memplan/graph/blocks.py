@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memplan.dtypes import DType
 from memplan.graph.attention import Shape, attend
 from memplan.graph.operations import activation, clamp, dropout, linear, norm
 from memplan.graph.output_gate import gate_states, gated_output, gated_projections
 from memplan.graph.rotary import rotate
 from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate, Projection
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
@@ -19,6 +16,9 @@ from memplan.records import dataclass
 from memplan.training.kernels import FeedForwardKernel
 
 if TYPE_CHECKING:
+    from memplan.dtypes import DType
+    from memplan.graph.tensors import Tensor
+    from memplan.graph.tape import Tape
     from memplan.model.mixers import TokenMixer
 
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.networks import Activation
-from memplan.model.norms import NormSpec
 from memplan.records import dataclass
 
 if TYPE_CHECKING:
+    from memplan.model.networks import Activation
+    from memplan.model.norms import NormSpec
     from memplan.model.parameters import ParameterShape
 
 

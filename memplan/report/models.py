@@ -145,10 +145,11 @@ TREE_COLUMNS = 80
 
 
 def _shape_lines(model: ModelSpec, counts: ParameterCounts) -> list[str]:
-    lines = [
+    sizes = (
         f"{model.num_layers} layers, hidden size {model.hidden_size:,}, vocabulary "
         f"{model.vocab_size:,}, context {model.context_length:,} tokens"
-    ]
+    )
+    lines = [sizes]
     if model.guess:
         lines.append(model.guess)
     if model.activations_left_out:

@@ -74,26 +74,48 @@ _COMMON_KEYS = frozenset({
 _WINDOW_KEYS = frozenset({"head_dim", "layer_types", "sliding_window"})
 _T5_KEYS = frozenset({"dense_act_fn", "is_gated_act", "n_positions"})
 _BERT_KEYS = frozenset({"position_embedding_type"})
+_FLAT_TEXT_KEYS = frozenset({
+    "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size",
+})  # fmt: skip
+"""The language model's, in configs from before its part was nested."""
 
 _OTHER_KEYS: dict[str, frozenset[str]] = {
+    "aya_vision": frozenset({"alignment_intermediate_size"}),
+    "bart": frozenset({"classif_dropout"}),
     "bert": _BERT_KEYS,
     "bloom": frozenset({"n_embed", "seq_length"}),
+    "cohere2": frozenset({"head_dim"}),
+    "deberta": frozenset({"position_buckets", "share_att_key"}),
+    "deberta-v2": frozenset({
+        "conv_act", "conv_kernel_size", "norm_rel_ebd", "position_buckets", "share_att_key",
+    }),
+    "deepseek_v4": frozenset({"compress_ratios"}),
+    "exaone4": frozenset({"head_dim"}),
+    "fuyu": _FLAT_TEXT_KEYS,
     "gemma": _WINDOW_KEYS,
     "gemma2": frozenset({"hidden_act"}),
+    "glm4_moe": frozenset({"head_dim"}),
     "gpt2": frozenset({"n_ctx"}),
     "gpt_neox": frozenset({"partial_rotary_factor", "rotary_emb_base", "rotary_pct"}),
+    "hunyuan_v1_dense": frozenset({"use_qk_norm"}),
     "longt5": _T5_KEYS,
+    "minimax_m2": frozenset({"rotary_dim"}),
     "mistral": _WINDOW_KEYS,
     "mixtral": _WINDOW_KEYS | {"mlp_only_layers"},
     "mt5": _T5_KEYS,
+    "nemotron_h": frozenset({"hybrid_override_pattern", "num_hidden_layers"}),
     "opt": frozenset({"activation_dropout"}),
+    "phi": frozenset({"partial_rotary_factor"}),
     "phi3": _WINDOW_KEYS | {"attention_bias", "mlp_bias", "partial_rotary_factor"},
     "qwen2": frozenset({"head_dim"}),
+    "qwen2_5_vl": _FLAT_TEXT_KEYS,
     "qwen2_moe": frozenset({"head_dim"}),
+    "qwen2_vl": _FLAT_TEXT_KEYS,
     "qwen3_moe": _WINDOW_KEYS | {"max_window_layers"},
     "roberta": _BERT_KEYS,
     "t5": _T5_KEYS,
     "xlm-roberta": _BERT_KEYS,
     "xlm-roberta-xl": _BERT_KEYS,
-}
+}  # fmt: skip
 """Keys of published configs that the class's signature does not name."""

@@ -64,11 +64,12 @@ class Comparison:
 
     def table(self) -> str:
         """Everything, for the test's output."""
-        lines = [
-            f"{self.num_expressed} of {self.num_records} records, {len(self.expressed_types)} of "
-            f"{len(self.all_types)} model types",
-            f"{'figure':24s} {'median':>9s} {'p95':>9s} {'worst':>9s} {'p95 of all':>10s}",
-        ]
+        head = (
+            f"{self.num_expressed} of {self.num_records} records, "
+            f"{len(self.expressed_types)} of {len(self.all_types)} model types"
+        )
+        columns = f"{'figure':24s} {'median':>9s} {'p95':>9s} {'worst':>9s} {'p95 of all':>10s}"
+        lines = [head, columns]
         for name in self.errors:
             worst, where = self.worst(name)
             lines.append(

@@ -162,7 +162,8 @@ def window_runs(
         return (LayerRun(count=count, layer=layer),)
     types = reader.texts("layer_types")
     if types and len(types) < count:
-        raise reader.fail("layer_types", f"names {len(types)} layers of {count}")
+        error = reader.fail("layer_types", f"names {len(types)} layers of {count}")
+        raise error
     assert isinstance(layer.attention, AttentionSpec)
     local = replace(layer, attention=replace(layer.attention, sliding_window=window))
     flags = [
