@@ -17,8 +17,8 @@ from memplan.training.kernels import FeedForwardKernel
 
 if TYPE_CHECKING:
     from memplan.dtypes import DType
-    from memplan.graph.tensors import Tensor
     from memplan.graph.tape import Tape
+    from memplan.graph.tensors import Tensor
     from memplan.model.mixers import TokenMixer
 
 

@@ -32,11 +32,24 @@ MAIN_TYPES = frozenset(
 )  # fmt: skip
 
 
+# Classes of the data sets these were trained on (COCO's two countings, Pascal VOC, ADE20K), which
+# the records' configs, cut down, have lost.
+NUM_CLASSES = {
+    "roboflow__rf-detr-base": 91,
+    "annazhang__lwdetr_large_60e_coco": 91,
+    "ustc-community__dfine-large-coco": 80,
+    "apple__deeplabv3-mobilevit-small": 21,
+    "openmmlab__upernet-convnext-base": 150,
+}
+
+
 def num_labels(record: dict[str, Any]) -> int | None:
     """The labels of a classification head whose config, cut down in the record, has lost them.
 
     What is left of the truth once the body is taken away is a whole number of labels' weights.
     """
+    if record["name"] in NUM_CLASSES:
+        return NUM_CLASSES[record["name"]]
     config = record["config"]
     classifies = "Classification" in record["truth"]["task_class"]
     if not classifies or "id2label" in config or "num_labels" in config:
