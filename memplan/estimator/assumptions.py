@@ -2,6 +2,7 @@
 
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec, Tying
+from memplan.training.kernels import KernelPreset
 from memplan.training.precision import PRECISIONS, PrecisionFormats
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, TrainingSetup
 
@@ -15,9 +16,17 @@ def assumptions_of(
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved),
         f"optimizer {resolved.optimizer.value}",
+        _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
     )
+
+
+def _kernels(setup: TrainingSetup) -> str:
+    """Whose kernels, and which loss where it is not theirs."""
+    preset = setup.kernels
+    text = f"kernels {preset.value if isinstance(preset, KernelPreset) else 'of your own'}"
+    return f"{text} with loss {setup.loss.value}" if setup.loss is not None else text
 
 
 def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -> str:
