@@ -27,12 +27,12 @@ $(VENV)/.ready: pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --editable . --group dev
 	@touch $@
 
-fix: $(ENVIRONMENT)  ## Rewrite what can be: formatting, simple lint, the README's generated blocks
+fix: $(ENVIRONMENT)  ## Rewrite what can be: formatting, simple lint, generated blocks of README.md and docs/
 	$(PYTHON) -m ruff check --fix $(CODE)
 	$(PYTHON) -m ruff format $(CODE)
-	$(PYTHON) -m cogapp -r README.md
+	$(PYTHON) -m cogapp -r README.md docs/commands.md
 
-check: lint format types layers readme  ## Lint, formatting, types, layers, generated README blocks
+check: lint format types layers readme  ## Lint, formatting, types, layers, generated blocks of README.md and docs/
 
 lint: $(ENVIRONMENT)
 	$(PYTHON) -m ruff check $(CODE)
@@ -47,7 +47,7 @@ layers: $(ENVIRONMENT)
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 readme: $(ENVIRONMENT)
-	$(PYTHON) -m cogapp --check README.md
+	$(PYTHON) -m cogapp --check README.md docs/commands.md
 
 test: $(ENVIRONMENT)  ## Run the whole test suite
 	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)
@@ -61,7 +61,7 @@ bench: $(ENVIRONMENT)  ## Measure start-up, a sweep of 19,200 setups and a plan;
 
 accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
 	$(PYTHON) -m pytest -m reference tests/accuracy --update-accuracy $(PYTEST_FLAGS)
-	$(PYTHON) -m cogapp -r README.md
+	$(PYTHON) -m cogapp -r README.md docs/commands.md
 
 build: $(ENVIRONMENT)  ## Build the wheel and the source distribution into dist/
 	$(PYTHON) -m build
