@@ -3,8 +3,9 @@
 ``data/models.json`` holds one entry a line: the hub id, other names, the family (transformers'
 ``model_type``), the class that the checkpoint was published as, the number format of its weights,
 and those sizes that differ from the defaults of the family's config class, under the names of
-Hugging Face's configs. ``tie_word_embeddings`` is false where the published checkpoint holds two
-matrices although transformers ties them (T5 v1.1, flan-T5, ByT5, mT5).
+Hugging Face's configs, nested ones too. ``tie_word_embeddings`` is false where the published
+checkpoint holds two matrices although transformers ties them (T5 v1.1, flan-T5, ByT5, mT5,
+Mistral Small 3.1 and 3.2). No index of the names is kept: a name is looked for in the file's bytes.
 """
 
 from collections.abc import Mapping
