@@ -278,10 +278,10 @@ def verdict_table(estimates: Sequence[Estimate], hints: "Hints | None" = None) -
 
 def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) -> list[str]:
     """What the reader has to know, each line once."""
+    nccl = ", NCCL and" if rows[0][0].setup.num_gpus > 1 else " and"
     lines = [
-        "GiB = 2^30 bytes, allocated by PyTorch. The verdict adds fragmentation"
-        + (", NCCL and the CUDA context" if rows[0][0].setup.num_gpus > 1 else " and the CUDA context")
-        + ", as a range: fits = its high end does, tight = the GPU's memory is inside it, "
+        f"GiB = 2^30 bytes, allocated by PyTorch. The verdict adds fragmentation{nccl} the CUDA "
+        "context, as a range: fits = its high end does, tight = the GPU's memory is inside it, "
         "OOM = its low end exceeds the GPU."
     ]
     precisions = {
