@@ -280,9 +280,11 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
     """What the reader has to know, each line once."""
     nccl = ", NCCL and" if rows[0][0].setup.num_gpus > 1 else " and"
     lines = [
-        f"GiB = 2^30 bytes, allocated by PyTorch. The verdict adds fragmentation{nccl} the CUDA "
-        "context, as a range: fits = its high end does, tight = the GPU's memory is inside it, "
-        "OOM = its low end exceeds the GPU."
+        (
+            f"GiB = 2^30 bytes, allocated by PyTorch. The verdict adds fragmentation{nccl} the CUDA "
+            "context, as a range: fits = its high end does, tight = the GPU's memory is inside it, "
+            "OOM = its low end exceeds the GPU."
+        )
     ]
     precisions = {
         each.setup.chosen_engine: each.setup.chosen_precision.value for row in rows for each in row
