@@ -60,7 +60,7 @@ bench: $(ENVIRONMENT)  ## Measure start-up, a sweep of 19,200 setups and a plan;
 	$(PYTHON) benchmarks/sweep.py
 
 accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
-	$(PYTHON) -m pytest -m reference tests/accuracy --update-accuracy $(PYTEST_FLAGS)
+	$(PYTHON) -m pytest tests/accuracy tests/measured --update-accuracy $(PYTEST_FLAGS)
 	$(PYTHON) -m cogapp -r README.md docs/commands.md
 
 build: $(ENVIRONMENT)  ## Build the wheel and the source distribution into dist/

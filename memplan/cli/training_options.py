@@ -64,7 +64,7 @@ NormOption = Annotated[str | None, _option("--norm", "Norm kernel: eager or fuse
 MlpOption = Annotated[str | None, _option("--mlp", "Feed-forward kernel: eager or fused.")]
 LossOption = Annotated[
     str | None,
-    _option("--loss", "Loss kernel: eager, shifted, chunked, fused_linear or fused."),
+    _option("--loss", "Loss kernel: eager, shifted, shifted_uncast, chunked, fused_linear, fused."),
 ]
 DropoutOption = Annotated[
     float | None, _option("--dropout", "Replaces every dropout of the config.", "P")

@@ -365,6 +365,8 @@ def bloom_gelu(t: Tape, x: Tensor) -> Tensor:
 def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     """``ForCausalLMLoss``: fp32 logits, log-softmax, negative log-likelihood."""
     tokens = logits.numel // vocab_size
+    if t.kernels.loss is LossKernel.SHIFTED_UNCAST:
+        return shifted_loss(t, logits, vocab_size)
     full = t.cast(logits, DType.FP32)
     if t.kernels.loss is LossKernel.SHIFTED:
         return shifted_loss(t, full, vocab_size)
@@ -376,10 +378,10 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
 
 
 def shifted_loss(t: Tape, full: Tensor, vocab_size: int) -> Tensor:
-    """transformers before 4.45: all logits but the last of each sequence, copied in fp32.
+    """transformers before 4.45: all logits but the last of each sequence, copied.
 
-    The class held on to the uncut fp32 logits meanwhile; in backward the cut's gradient is a
-    zero-filled tensor of the whole.
+    The class held on to the uncut logits meanwhile, in fp32 where it had cast them; in backward
+    the cut's gradient is a zero-filled tensor of the whole.
     """
     rows = full.numel // vocab_size - t.options.batch_size
     cut = t.contiguous(t.slice(full, max(rows, 1) * vocab_size))

@@ -44,6 +44,8 @@ class LossKernel(Enum):
     """transformers today: fp32 logits, log-softmax."""
     SHIFTED = "shifted"
     """transformers before 4.45: the shifted logits are copied."""
+    SHIFTED_UNCAST = "shifted_uncast"
+    """The same in the logits' own dtype: GPT-2, GPT-BigCode and their like before 4.49."""
     CHUNKED = "chunked"
     """The head and the loss run over pieces of the sequence, each recomputed in backward."""
     FUSED_LINEAR = "fused_linear"

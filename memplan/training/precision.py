@@ -61,7 +61,7 @@ class PrecisionFormats:
 
 
 _ALL = frozenset(Engine)
-_PLAIN = frozenset({Engine.DDP, Engine.FSDP})
+_PLAIN = frozenset({Engine.DDP, Engine.FSDP, Engine.FSDP1})
 _DDP = frozenset({Engine.DDP})
 _SHARDED = frozenset({Engine.FSDP, Engine.FSDP1})
 _MASTER = frozenset({Engine.DEEPSPEED, Engine.MEGATRON})

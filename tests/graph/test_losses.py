@@ -48,6 +48,14 @@ def test_shifted_copies_the_logits() -> None:
     assert per_logit(found.after_forward.loss_bytes) == pytest.approx(4, abs=0.05)
 
 
+def test_shifted_uncast_stays_in_bf16() -> None:
+    """Logits, their cut and its log-softmax; then the log-softmax and two gradients."""
+    found = step(LossKernel.SHIFTED_UNCAST)
+    assert per_logit(found.forward_peak.loss_bytes) == pytest.approx(6, abs=0.05)
+    assert per_logit(found.after_forward.loss_bytes) == pytest.approx(2, abs=0.05)
+    assert per_logit(found.backward_peak.loss_bytes) == pytest.approx(6, abs=0.05)
+
+
 def test_fused_linear_makes_the_gradients_in_forward() -> None:
     """Liger keeps the gradients of the hidden states and of the matrix, and no logits."""
     found = step(LossKernel.FUSED_LINEAR)
