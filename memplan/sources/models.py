@@ -307,11 +307,11 @@ COMMON_FAMILIES = ("llama", "mistral", "qwen2", "mixtral", "gpt2", "bert", "robe
 def _from_hub(repo_id: str, *, revision: str | None, token: str | None) -> _Found:
     import re
 
-    from memplan.sources.registry import nearest_builtin
+    from memplan.sources.registry import nearest_builtins
 
-    guess = nearest_builtin(repo_id)
+    guess = " or ".join(repr(name) for name in nearest_builtins(repo_id))
     if not re.fullmatch(_HUB_ID, repo_id) or (guess and "/" not in repo_id and not revision):
-        hint = f". Did you mean {guess!r}?" if guess else f": {_WHAT_WORKS}"
+        hint = f". Did you mean {guess}?" if guess else f": {_WHAT_WORKS}"
         msg = f"there is no model {repo_id!r}{hint}"
         raise ModelNotFoundError(msg)
 
@@ -320,8 +320,8 @@ def _from_hub(repo_id: str, *, revision: str | None, token: str | None) -> _Foun
     try:
         config, source = fetch_config(repo_id, revision=revision, token=token)
     except (HubNotFoundError, HubOfflineError) as error:
-        if guess is None:
+        if not guess:
             raise
-        msg = f"{error}. Did you mean the built-in {guess!r}?"
+        msg = f"{error}. Did you mean the built-in {guess}?"
         raise type(error)(msg) from error
     return _Found(config=config, name=repo_id, source=source)

@@ -83,15 +83,23 @@ def builtin_config(name: str) -> tuple[str, dict[str, object]] | None:
     return (model.name, model.config()) if model else None
 
 
-def nearest_builtin(name: str) -> str | None:
-    """Return the built-in name most like ``name``, which may be a hub id, or None.
+_MOST_SUGGESTED = 3
 
-    >>> nearest_builtin("lama-3.1-8b")
-    'llama-3.1-8b'
+
+def nearest_builtins(name: str) -> tuple[str, ...]:
+    """Return the built-in names that begin with ``name``, at most three, else the one most like it.
+
+    ``name`` may be a hub id; empty when nothing comes close.
+
+    >>> nearest_builtins("lama-3.1-8b"), nearest_builtins("t5")
+    (('llama-3.1-8b',), ('t5-small', 't5-base', 't5-large'))
     """
     last_part = name.strip().lower().rpartition("/")[2]
+    begun = [known for known in builtin_names() if last_part and known.startswith(last_part)]
+    if begun:
+        return tuple(begun[:_MOST_SUGGESTED])
     guess = nearest(last_part, (*builtin_names(), *_aliases()))
-    return _aliases().get(guess, guess) if guess else None
+    return (_aliases().get(guess, guess),) if guess else ()
 
 
 @cache

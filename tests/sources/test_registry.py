@@ -18,7 +18,7 @@ from memplan.sources.registry import (
     builtin_config,
     builtin_names,
     find_builtin,
-    nearest_builtin,
+    nearest_builtins,
 )
 
 NAMES = builtin_names()
@@ -160,18 +160,20 @@ def test_checkpoints_with_two_matrices_say_so(family: str) -> None:
 @pytest.mark.parametrize(
     ("written", "guess"),
     [
-        ("t5-3bb", "t5-3b"),
-        ("lama-3.1-8b", "llama-3.1-8b"),
-        ("google/T5-3B", "t5-3b"),
-        ("bert-base-uncase", "bert-base-uncased"),
-        ("code-llama-7", "codellama-7b"),
-        ("ctrl", None),
-        ("", None),
+        ("t5-3bb", ("t5-3b",)),
+        ("lama-3.1-8b", ("llama-3.1-8b",)),
+        ("google/T5-3B", ("t5-3b",)),
+        ("bert-base-uncase", ("bert-base-uncased",)),
+        ("code-llama-7", ("codellama-7b",)),
+        ("t5", ("t5-small", "t5-base", "t5-large")),
+        ("someone/GPT2-X", ("gpt2-xl",)),
+        ("ctrl", ()),
+        ("", ()),
     ],
 )
-def test_near_misses(written: str, guess: str | None) -> None:
+def test_near_misses(written: str, guess: tuple[str, ...]) -> None:
     assert builtin_config(written) is None
-    assert nearest_builtin(written) == guess
+    assert nearest_builtins(written) == guess
 
 
 @pytest.mark.parametrize("name", ["", " ", "t5", "/", "google-t5/", "t5-3b/config.json"])
