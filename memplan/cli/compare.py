@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from memplan.cli.options import (
+    AllowGuessOption,
     FamilyOption,
     FormatOption,
     ModelArgument,
@@ -49,6 +50,7 @@ def compare(
     attention: AttentionOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
+    allow_guess: AllowGuessOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -65,7 +67,13 @@ def compare(
     from memplan.training.setup import TrainingSetup
 
     spec = load_model(
-        model, task, family=family, num_labels=num_labels, revision=revision, token=token
+        model,
+        task,
+        family=family,
+        allow_guess=allow_guess,
+        num_labels=num_labels,
+        revision=revision,
+        token=token,
     )
     base = TrainingSetup(
         num_gpus=num_gpus,

@@ -7,6 +7,7 @@ import typer
 
 from memplan.cli.options import (
     OUTPUT_PANEL,
+    AllowGuessOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
@@ -82,6 +83,7 @@ def explain(
     kernel_scratch: KernelScratchOption = True,
     task: TaskOption = None,
     family: FamilyOption = None,
+    allow_guess: AllowGuessOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -125,7 +127,13 @@ def explain(
         msg = "name a MODEL (memplan models lists the built-in ones), or give --operation"
         raise UsageError(msg)
     spec = load_model(
-        model, task, family=family, num_labels=num_labels, revision=revision, token=token
+        model,
+        task,
+        family=family,
+        allow_guess=allow_guess,
+        num_labels=num_labels,
+        revision=revision,
+        token=token,
     )
     base = TrainingSetup(
         num_gpus=num_gpus,

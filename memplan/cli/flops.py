@@ -6,6 +6,7 @@ import typer
 
 from memplan.cli.options import (
     TRAINING_PANEL,
+    AllowGuessOption,
     FamilyOption,
     FormatOption,
     ModelArgument,
@@ -50,6 +51,7 @@ def flops(
     ] = "full",
     task: TaskOption = None,
     family: FamilyOption = None,
+    allow_guess: AllowGuessOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -69,7 +71,13 @@ def flops(
     from memplan.training.setup import TrainingSetup, coerce_enum
 
     spec = load_model(
-        model, task, family=family, num_labels=num_labels, revision=revision, token=token
+        model,
+        task,
+        family=family,
+        allow_guess=allow_guess,
+        num_labels=num_labels,
+        revision=revision,
+        token=token,
     )
     setup = TrainingSetup(
         num_gpus=num_gpus,
@@ -90,4 +98,4 @@ def flops(
         print_flops(Console(highlight=False), spec, setup, counted, methods)
         return
     rows = flops_rows(counted, methods, setup)
-    typer.echo(write_flops(rows, output_format.value, flops_assumptions(counted, setup)))
+    typer.echo(write_flops(rows, output_format.value, flops_assumptions(spec, setup, counted)))

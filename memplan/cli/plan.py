@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memplan.cli.options import (
+    AllowGuessOption,
     FamilyOption,
     GpuMemoryOption,
     ModelArgument,
@@ -89,6 +90,7 @@ def plan(
     training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
+    allow_guess: AllowGuessOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -119,7 +121,13 @@ def plan(
         limit=limit,
     )
     spec = load_model(
-        model, task, family=family, num_labels=num_labels, revision=revision, token=token
+        model,
+        task,
+        family=family,
+        allow_guess=allow_guess,
+        num_labels=num_labels,
+        revision=revision,
+        token=token,
     )
     names = gpu or ([] if gpu_memory is not None else [DEFAULT_GPU])
     plans = [make_plan(spec, goal, each) for each in named_gpus(names, gpu_memory)]

@@ -9,6 +9,7 @@ import typer
 
 from memplan.cli.options import (
     OUTPUT_PANEL,
+    AllowGuessOption,
     FamilyOption,
     GpuMemoryOption,
     NumLabelsOption,
@@ -97,6 +98,7 @@ def sweep(
     training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
+    allow_guess: AllowGuessOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -158,6 +160,7 @@ def sweep(
         named.name,
         task or named.task,
         family=family or named.family,
+        allow_guess=allow_guess,
         num_labels=num_labels or named.num_labels,
         revision=revision or named.revision,
         token=token,

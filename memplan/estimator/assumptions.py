@@ -12,6 +12,7 @@ def assumptions_of(
 ) -> tuple[str, ...]:
     """The settings that decide the figure, those that were not asked for marked as defaults."""
     return (
+        *filter(None, (model.guess,)),
         _sequence(model, asked, resolved),
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved),

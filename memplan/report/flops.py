@@ -182,10 +182,11 @@ def write_flops(
     return rows_csv(rows) if output_format == "csv" else rows_markdown(rows)
 
 
-def flops_assumptions(flops: StepFlops, setup: TrainingSetup) -> tuple[str, ...]:
+def flops_assumptions(model: ModelSpec, setup: TrainingSetup, flops: StepFlops) -> tuple[str, ...]:
     """What the figures are of."""
     checkpointing, steps = setup.checkpointing, global_micro_batches(setup)
     return (
+        *filter(None, (model.guess,)),
         f"one micro-batch of {setup.micro_batch_size} x {setup.seq_len} tokens",
         f"{steps} of them in a step over all ranks" if steps > 1 else "one in a step",
         f"attention scores: {CONVENTIONS[flops.scores]}",
@@ -211,7 +212,9 @@ def print_flops(
     params = total_parameters(record_model(model, TapeOptions()))
     head = f" ({model.task.value}), {format_count(params)} parameters"
     console.print(Text.assemble((model.name, "bold"), head))
-    console.print(Text("Assumed: " + ", ".join(flops_assumptions(flops, setup)), style="dim"))
+    console.print(
+        Text("Assumed: " + ", ".join(flops_assumptions(model, setup, flops)), style="dim")
+    )
     console.print(component_table(flops))
     console.print(method_table(flops, methods))
     for line in flops_footnotes(model, setup, flops):
