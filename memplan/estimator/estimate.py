@@ -104,6 +104,14 @@ class Estimate:
         return Verdict.FITS if total.high <= capacity else Verdict.TIGHT
 
     @property
+    def left_out_notes(self) -> tuple[str, ...]:
+        """What the figures do not hold, and what follows from it, a line each."""
+        return tuple(
+            f"Left out: {text}. The figures are lower bounds, and no verdict says fits"
+            for text in self.account.left_out
+        )
+
+    @property
     def flops(self) -> "StepFlops":
         """FLOPs of one micro-batch through one copy of the model, all s x s scores counted.
 

@@ -307,7 +307,7 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
     for row in rows:
         for each in row:
             lines += each.notes
-            lines += [f"Left out: {text}" for text in each.account.left_out]
+            lines += each.left_out_notes
     return list(dict.fromkeys(lines))
 
 

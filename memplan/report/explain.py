@@ -62,7 +62,7 @@ def footnotes(found: Estimate, explained: Explanation) -> tuple[str, ...]:
         summed,
         "What an operation keeps, and why: memplan explain --operation NAME.",
         *found.notes,
-        *(f"Left out: {text}" for text in found.account.left_out),
+        *found.left_out_notes,
     )
 
 

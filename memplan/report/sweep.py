@@ -309,7 +309,7 @@ def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
     for result in results:
         for each in result.estimates:
             lines += each.notes
-            lines += [f"Left out: {text}" for text in each.account.left_out]
+            lines += each.left_out_notes
     lines += impossible_notes(sweep)
     return list(dict.fromkeys(lines))
 

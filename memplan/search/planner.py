@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import Enum
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, estimate
+from memplan.estimator import Estimate, Verdict, estimate
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
@@ -382,9 +382,16 @@ class Planner:
         return replace(setup, micro_batch_size=size, gradient_accumulation_steps=max(1, steps))
 
     def _room(self, answer: Estimate) -> int:
-        """What the goal's share of the GPU has left at the high end of the range [bytes]."""
-        if answer.account.left_out:
-            return -1
+        """What the goal's share of the GPU has left at the high end of the range [bytes].
+
+        Raises ``SetupError`` where the figure is a lower bound that would fit.
+        """
+        if answer.verdict is Verdict.STATES_FIT:
+            msg = (
+                f"{self.model.name}: left out of its figures are {', '.join(answer.account.left_out)}: "
+                "no setup can be said to fit; memplan estimate and sweep give the lower bounds"
+            )
+            raise SetupError(msg)
         return self.limit_bytes - answer.total_bytes.high
 
     def _fits(self, answer: Estimate) -> bool:

@@ -100,3 +100,17 @@ def test_bad_input_is_one_line(
     assert message in outcome.stderr
     assert outcome.stdout == ""
     assert outcome.stderr.count("\n") == 1
+
+
+def test_lower_bounds_make_no_plan(run: Run) -> None:
+    """Activations that are not counted: a plan would promise what nobody knows."""
+    answer = run("plan", "mamba-130m", "--gpu", "a100", "--gpus", "8")
+    assert answer.exit_code == 3
+    assert "activations of its Mamba mixers: no setup can be said to fit" in answer.stderr
+    assert answer.stdout == ""
+
+
+def test_lower_bounds_that_are_too_large_still_say_so(run: Run) -> None:
+    answer = run("plan", "jamba-v0.1", "--gpu", "v100-16gb", "--gpus", "1")
+    assert answer.exit_code == 0
+    assert "Nothing fits" in answer.stdout
