@@ -84,9 +84,7 @@ class _Arguments:
             "micro_batch_size": self._count("per_device_train_batch_size", default=8),
             "gradient_accumulation_steps": self._count("gradient_accumulation_steps", default=1),
         }
-        found["checkpointing"] = (
-            Recomputation.FULL if self._flag("gradient_checkpointing") else Recomputation.NONE
-        )
+        found["checkpointing"] = self._checkpointing()
         found["optimizer"] = self._optimizer()
         if self._flag("use_liger_kernel"):
             found["kernels"] = KernelPreset.LIGER
@@ -147,6 +145,22 @@ class _Arguments:
         return replace(self.base, **{**found, **read})  # type: ignore[arg-type]
 
     # -- values ----------------------------------------------------------------------------------
+
+    def _checkpointing(self) -> Recomputation:
+        """transformers 5.23 renamed it, and the new name goes first (``__post_init__``)."""
+        named = "activation_checkpointing"
+        key = named if self.values.get(named) is not None else "gradient_checkpointing"
+        if not self._flag(key):
+            return Recomputation.NONE
+        options = self._nested(f"{key}_kwargs") or {}
+        for name, usual in (("every_n_layers", 1), ("offload", False)):
+            if options.get(name) not in (None, usual):
+                msg = (
+                    f"{self.source}: {key}_kwargs.{name}: changes memory and is not modelled; "
+                    "remove it"
+                )
+                raise ConfigError(msg)
+        return Recomputation.FULL
 
     def _precision(self, engine: Engine) -> Precision:
         halves = [name for name in ("bf16", "fp16") if self._flag(name)]

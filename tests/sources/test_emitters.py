@@ -204,6 +204,7 @@ def test_accelerate_takes_its_file(fields: dict[str, Any], tmp_path: Path) -> No
 
 
 @pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "fields", [*DEEPSPEED[:3], *FSDP, pytest.param({"engine": "ddp"}, id="DDP")]
 )

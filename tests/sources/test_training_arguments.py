@@ -25,6 +25,15 @@ def fields(values: dict[str, Any], *names: str) -> list[Any]:
         pytest.param(
             {"gradient_checkpointing": True}, {"checkpointing": "full"}, id="checkpointing"
         ),
+        pytest.param(
+            {
+                "activation_checkpointing": True,
+                "gradient_checkpointing": False,
+                "activation_checkpointing_kwargs": {"every_n_layers": 1, "offload": False},
+            },
+            {"checkpointing": "full"},
+            id="checkpointing by its new name",
+        ),
         pytest.param({"optim": "adamw_torch"}, {"optimizer": "adamw-foreach"}, id="optimizer"),
         pytest.param({"use_liger_kernel": True}, {"kernels": "liger"}, id="liger"),
         pytest.param({"torch_compile": True}, {"compiled": True}, id="compiled"),
@@ -82,6 +91,19 @@ def test_arguments(values: dict[str, Any], expected: dict[str, Any]) -> None:
         pytest.param({"per_device_train_batch_size": 0}, "whole number from 1", id="batch"),
         pytest.param({"optim": "adamw_troch"}, "Did you mean 'adamw_torch'", id="optimizer"),
         pytest.param({"optim_target_modules": ["q"]}, "not modelled", id="unmodelled"),
+        pytest.param(
+            {
+                "activation_checkpointing": True,
+                "activation_checkpointing_kwargs": {"every_n_layers": 2},
+            },
+            "activation_checkpointing_kwargs.every_n_layers: changes memory",
+            id="checkpointing of some layers",
+        ),
+        pytest.param(
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}},
+            "gradient_checkpointing_kwargs.offload: changes memory",
+            id="offloaded activations",
+        ),
         pytest.param({"fsdp": 3}, "fsdp: write true", id="fsdp"),
         pytest.param({"fsdp": "ful_shard"}, "Did you mean 'full_shard'", id="fsdp word"),
         pytest.param({"deepspeed": 3}, "deepspeed: write a mapping", id="deepspeed"),

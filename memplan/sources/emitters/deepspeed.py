@@ -76,7 +76,7 @@ def _zero(setup: TrainingSetup, options: dict[str, object]) -> dict[str, object]
 
 
 def _notes(setup: TrainingSetup) -> tuple[str, ...]:
-    notes = [f"launch it on {setup.num_gpus} GPUs ({setup.nodes} nodes)"]
+    notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
     if setup.seq_len is not None:
         notes.append(f"cut sequences to {setup.seq_len} tokens")
     value = getattr(setup.checkpointing, "value", setup.checkpointing)

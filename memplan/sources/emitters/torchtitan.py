@@ -34,7 +34,7 @@ def emit(setup: TrainingSetup) -> Emitted:
     if setup.offload_optimizer is not Offload.NONE or setup.offload_param is not Offload.NONE:
         values["training.enable_cpu_offload"] = True
     values["activation_checkpoint.mode"] = _mode(setup)
-    notes = [f"launch it on {setup.num_gpus} GPUs ({setup.nodes} nodes)"]
+    notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
     implementation = _IMPLEMENTATIONS.get(setup.optimizer)
     if implementation is None:
         msg = f"torchtitan's configurations have AdamW; {setup.optimizer.value} is none"

@@ -54,7 +54,7 @@ def emit(setup: TrainingSetup) -> Emitted:
         raise refuse(msg)
     if setup.compiled:
         values["torch_compile"] = True
-    notes = [f"launch it on {setup.num_gpus} GPUs ({setup.nodes} nodes)"]
+    notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
     if setup.seq_len is not None:
         notes.append(f"cut sequences to {setup.seq_len} tokens")
     engine = setup.chosen_engine
