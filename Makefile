@@ -55,7 +55,7 @@ test: $(ENVIRONMENT)  ## Run the whole test suite
 golden: $(ENVIRONMENT)  ## Rewrite the expected output of tests/golden
 	$(PYTHON) -m pytest tests/test_golden.py --update-golden $(PYTEST_FLAGS)
 
-bench: $(ENVIRONMENT)  ## Measure start-up, a sweep of 19,200 setups and a plan; fails when a bar is missed
+bench: $(ENVIRONMENT)  ## Measure start-up, an estimate, a sweep of 19,200 setups and a plan; fails when a bar is missed
 	$(PYTHON) benchmarks/startup.py
 	$(PYTHON) benchmarks/sweep.py
 
