@@ -13,6 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -77,8 +78,7 @@ def estimate_ms(*, runs: int = 101) -> float:
     setups = [memplan.TrainingSetup(seq_len=1024 + number) for number in range(runs + 1)]
     memplan.estimate(model, setups.pop())
     return 1000 * statistics.median(
-        timed(lambda asked=each: memplan.estimate(model, asked))  # type: ignore[misc]
-        for each in setups
+        timed(partial(memplan.estimate, model, each)) for each in setups
     )
 
 
