@@ -8,7 +8,7 @@ once for each row (``torch.matmul`` expands its second operand, and merges its d
 from memplan.dtypes import DType, promote
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.latent import IndexerSpec
 
 PREFIX = "self_attn.indexer"
@@ -91,7 +91,7 @@ def _queries_and_keys(
     _, hidden_size, narrow = sizes
     query = _linear(t, narrow_query, "wq_b", spec.num_heads * spec.head_dim, narrow)
     key = _linear(t, x, "wk", spec.head_dim, hidden_size)
-    weights = [t.parameter(f"{PREFIX}.k_norm.{part}", spec.head_dim) for part in ("weight", "bias")]
+    weights = [_weight(t, f"k_norm.{part}", spec.head_dim) for part in ("weight", "bias")]
     if t.autocast is not None:
         key = _cast(t, key, DType.FP32)
     normed = _made(t, "layer_norm", key.numel, key.dtype, key, *weights)
@@ -111,13 +111,20 @@ def _rotated(t: Tape, x: Tensor, spec: IndexerSpec) -> Tensor:
 
 
 def _linear(t: Tape, x: Tensor, name: str, out_features: int, in_features: int) -> Tensor:
-    weight = t.parameter(f"{PREFIX}.{name}.weight", out_features, in_features)
+    weight = _weight(t, f"{name}.weight", out_features, in_features)
     factor = t.cast_weight(weight)
     if t.autocast is not None:
         x = _cast(t, x, t.autocast)
     rows = x.numel // in_features
     flops = 2 * rows * weight.numel
     return _made(t, "linear", rows * out_features, x.dtype, x, factor, flops=flops)
+
+
+def _weight(t: Tape, name: str, *shape: int) -> Parameter:
+    """A weight that no gradient reaches: choosing tokens has no derivative."""
+    weight = t.parameter(f"{PREFIX}.{name}", *shape)
+    weight.unused = True
+    return weight
 
 
 def _cast(t: Tape, x: Tensor, dtype: DType) -> Tensor:
