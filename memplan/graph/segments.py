@@ -22,6 +22,9 @@ class Gradient(IntEnum):
 
     SAVED = -3
     """A storage the operation kept in forward, handed over as it is; in the order of ``saved``."""
+    TRANSPOSED = -4
+    """A new tensor seen through a transposed view, as a linear layer's weight gets it: the engine
+    adds nothing to it in place (torch 2.13, autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
 
 
 class Operation:

@@ -219,19 +219,19 @@ class StepWalk:
     # -- backward --------------------------------------------------------------------------------
 
     def _backward(self) -> None:
-        accumulated: set[Parameter] = set()
+        accumulated: dict[Parameter, bool] = {}
         shared: dict[Tensor, int] = {}
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
             own = frozenset(segment.parameters)
             while remaining:
                 known = len(shared)
-                finished = set(accumulated)
+                finished = dict(accumulated)
                 intervals, change = self._walk_back(segment, finished, shared)
                 # The first repetition makes the gradients of shared tensors, the rest add to them.
-                outer = {each for each in finished - accumulated if each not in own}
-                repeats = 1 if outer or len(shared) != known else remaining
-                accumulated |= outer
+                outer = {each: kind for each, kind in finished.items() if each not in own}
+                repeats = 1 if outer != accumulated or len(shared) != known else remaining
+                accumulated = outer
                 made = BackwardPass(segment, repeats, self.level, intervals, change)
                 self.passes.backward.append(made)
                 self.level = made.start_of(repeats)
@@ -241,7 +241,7 @@ class StepWalk:
             self._free_shared(segment)
 
     def _walk_back(
-        self, segment: Segment, finished: set[Parameter], shared: dict[Tensor, int]
+        self, segment: Segment, finished: dict[Parameter, bool], shared: dict[Tensor, int]
     ) -> tuple[list[Interval], Level]:
         walk = ForwardWalk(segment, keep=True)
         intervals: list[Interval] = []

@@ -206,11 +206,13 @@ def _keeps_weight(operation: Operation) -> bool:
 
 
 class _GradientBuffer:
-    __slots__ = ("num_bytes", "references")
+    __slots__ = ("num_bytes", "references", "transposed")
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, *, transposed: bool = False) -> None:
         self.num_bytes = num_bytes
         self.references = 1
+        self.transposed = transposed
+        """A transposed view, which nothing is added to in place."""
 
 
 class BackwardWalk:
@@ -222,14 +224,14 @@ class BackwardWalk:
         saves: dict[Storage, int],
         *,
         in_place_sums: bool,
-        accumulated: set[Parameter],
+        accumulated: dict[Parameter, bool],
         shared: dict[Tensor, int],
     ) -> None:
         self.segment = segment
         self.saves = dict(saves)
         self.in_place_sums = in_place_sums
         self.accumulated = accumulated
-        """Parameters that have a gradient already: a second one is added to it."""
+        """Parameters that have a gradient already, and whether a second one is added out of place."""
         self.shared = shared
         """Gradients of earlier segments' tensors that exist already, with their sizes."""
         self.live = 0
@@ -315,8 +317,11 @@ class BackwardWalk:
                 if kind == Gradient.SAVED:
                     self._hand_over(next(handed_over))
                     kind = Gradient.FRESH
+                transposed = kind == Gradient.TRANSPOSED
+                if transposed:
+                    kind = Gradient.FRESH
                 temporaries += kind
-                buffer = _GradientBuffer(_gradient_bytes(tensor))
+                buffer = _GradientBuffer(_gradient_bytes(tensor), transposed=transposed)
                 self.live += buffer.num_bytes
                 made.append((tensor, buffer))
                 if kind:
@@ -353,7 +358,7 @@ class BackwardWalk:
         if present is None:
             self.buffers[tensor] = buffer
             return
-        if self.in_place_sums and present.references == 1:
+        if self.in_place_sums and present.references == 1 and not present.transposed:
             self._mark(0)
             self._release(buffer)
             return
@@ -366,11 +371,13 @@ class BackwardWalk:
 
     def _accumulate(self, parameter: Parameter, buffer: _GradientBuffer) -> None:
         if parameter in self.accumulated:
-            self._mark(0 if self.in_place_sums else _gradient_bytes(parameter))
+            in_place = self.in_place_sums and not self.accumulated[parameter]
+            self._mark(0 if in_place else _gradient_bytes(parameter))
+            self.accumulated[parameter] = False
             self._release(buffer)
             self._close(parameter, 0)
             return
-        self.accumulated.add(parameter)
+        self.accumulated[parameter] = buffer.transposed
         if buffer.references > 1:
             copy = _GradientBuffer(_gradient_bytes(parameter))
             self.live += copy.num_bytes

@@ -2,7 +2,12 @@
 
 from typing import Any
 
-from memplan.estimator import Estimate, estimate
+from memplan.estimator import estimate
+from memplan.estimator.estimation import record_and_walk, tape_options, with_workspaces
+from memplan.memory.account import ComponentKind, RankAccount
+from memplan.memory.deepspeed import deepspeed_account
+from memplan.memory.rank import RankInput
+from memplan.memory.runtime import workspace_bytes
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -11,12 +16,14 @@ from tests.accuracy.deepspeed_records import flat_options
 TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
 PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
 GPUS = {"h100": "h100-sxm-80gb", "a100": "a100-sxm4-80gb", "v100": "v100-sxm2-32gb"}
-STATELESS = "single"
+NO_ENGINE = "single"
+NUM_MICRO_BATCHES = 4
+"""Forward and backward passes of every record."""
 
 
 def engine_of(settings: dict[str, Any]) -> str:
     """The record's engine, as the record calls it; a loop without one is ``single``."""
-    name: str = settings.get("engine", STATELESS)
+    name: str = settings.get("engine", NO_ENGINE)
     return name
 
 
@@ -61,14 +68,36 @@ def _engine_fields(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def answer_to(record: dict[str, Any]) -> Estimate:
-    """What memplan says of the record's job on the record's card, rank 0."""
+def peak_of(record: dict[str, Any]) -> int:
+    """The peak of the record's job on the record's card, as ``peak_bytes`` counts it, for rank 0."""
     settings = record["settings"]
     model = load_model(record["config"], TASKS[record.get("task", "causal")])
-    return estimate(model, setup_of(settings), load_gpu(GPUS[settings["gpu"]]))
+    gpu = load_gpu(GPUS[settings["gpu"]])
+    setup = setup_of(settings)
+    if engine_of(settings) != "deepspeed":
+        return estimate(model, setup, gpu).peak_bytes
+    resolved = setup.resolve(model.context_length)
+    tape, passes = record_and_walk(model, tape_options(resolved, gpu))
+    given = RankInput(tape=tape, passes=passes, setup=resolved)
+    account = with_workspaces(
+        deepspeed_account(given, rank=0), workspace_bytes(gpu.compute_capability)
+    )
+    if not steps_were_seen(settings):
+        return _peak_without_states(account)
+    return account.peak.peak_bytes
+
+
+def steps_were_seen(settings: dict[str, Any]) -> bool:
+    """Whether a micro-batch was run after the first optimizer step, which makes the states."""
+    return int(settings.get("ga", 1)) < NUM_MICRO_BATCHES
+
+
+def _peak_without_states(account: RankAccount) -> int:
+    label = ComponentKind.OPTIMIZER_STATES.label
+    phases = [each for each in account.phases if each.name in ("forward", "backward")]
+    return max(each.peak_bytes - each.components.get(label, 0) for each in phases)
 
 
 def predict(record: dict[str, Any]) -> dict[str, int]:
     """The record's figures, as memplan estimates them."""
-    answer = answer_to(record)
-    return {"params": answer.num_params, "requested_peak": answer.peak_bytes}
+    return {"requested_peak": peak_of(record)}
