@@ -168,6 +168,13 @@ class TestDdp:
             assert made.phases == plain.phases
 
 
+@pytest.mark.parametrize(("gpu", "flash"), [("a100-80gb", True), ("v100-32gb", False)])
+def test_a_card_without_flash_attention_runs_another_kernel(gpu: str, flash: bool) -> None:
+    """Flash attention needs compute capability 8.0: V100 has 7.0, A100 8.0."""
+    made = answer(LLAMA, gpu, engine="ddp", precision="fp16-amp")
+    assert (made.attention_kernel == "flash") is flash
+
+
 def test_a_card_that_holds_the_step_but_not_the_load_is_too_small() -> None:
     """13 GiB of whole bf16 weights do not load on 12 GiB, however little the step needs."""
     made = memplan.estimate(
