@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 from memplan.cli.sweep_options import parse_share
 from memplan.errors import CheckFailedError, UsageError, did_you_mean
 from memplan.search.checks import FailOn, FitCheck, Scope
+from memplan.text import printable
 
 if TYPE_CHECKING:
     from memplan.estimator import Estimate
@@ -66,7 +67,7 @@ class Checks:
             from memplan.report.baseline import baseline_lines
 
             lines = baseline_lines(self.baseline, name=self.baseline_name, tolerance=self.tolerance)
-            stream.write("".join(f"{line}\n" for line in lines))
+            stream.write("".join(f"{printable(line)}\n" for line in lines))
             regressions = self.baseline.regressions(self.tolerance)
             if regressions:
                 failed.append(f"baseline: {len(regressions)} regressions, see above")

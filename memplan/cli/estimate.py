@@ -27,6 +27,7 @@ from memplan.cli.sweep_options import (
     OutputOption,
     ToleranceOption,
 )
+from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     AttentionOption,
@@ -326,18 +327,17 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhe
         flat = [each.to_dict() for row in rows for each in row]
         if output_format is OutputFormat.JSON:
             assumptions = rows[0][0].assumptions
-            typer.echo(rows_json(flat, schema_version=SCHEMA_VERSION, assumptions=assumptions))
+            say(rows_json(flat, schema_version=SCHEMA_VERSION, assumptions=assumptions))
         elif output_format is OutputFormat.CSV:
-            typer.echo(rows_csv(flat))
+            say(rows_csv(flat))
         else:
-            typer.echo(rows_markdown(flat, MARKDOWN_COLUMNS))
+            say(rows_markdown(flat, MARKDOWN_COLUMNS))
         return
-    from rich.console import Console
-
+    from memplan.report.console import TerminalConsole
     from memplan.report.estimate import best_places, print_account, print_comparison
     from memplan.search.advice import hints_for
 
-    console = Console(highlight=False)
+    console = TerminalConsole()
     # Where no GPU is named there are three, and to search every row would take longer than the
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))

@@ -1,6 +1,5 @@
 """``memplan plan``."""
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +36,7 @@ from memplan.cli.sweep_options import (
     named_gpus,
     parse_share,
 )
+from memplan.cli.terminal import say
 from memplan.cli.training_options import SetupFileOption, TrainingArgumentsOption
 
 if TYPE_CHECKING:
@@ -199,11 +199,10 @@ def _chosen(plans: "list[Plan]") -> "PlannedSetup":
 
 def _show(plans: "list[Plan]", output_format: RowFormat) -> None:
     if output_format is RowFormat.TABLE:
-        from rich.console import Console
-
+        from memplan.report.console import TerminalConsole
         from memplan.report.plan import print_plan
 
-        console = Console(highlight=False)
+        console = TerminalConsole()
         for each in plans:
             print_plan(console, each)
         return
@@ -223,4 +222,4 @@ def _show(plans: "list[Plan]", output_format: RowFormat) -> None:
     else:
         lines = markdown_lines(rows, MARKDOWN_COLUMNS)
     for line in lines:
-        sys.stdout.write(f"{line}\n")
+        say(line)

@@ -48,6 +48,7 @@ from memplan.cli.sweep_options import (
     named_gpus,
     read_axes,
 )
+from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
     EngineOptionOption,
     SetupFileOption,
@@ -242,11 +243,10 @@ def _show(
 
     results = checks.watch(with_progress(sweep, alone=output_format is RowFormat.TABLE))
     if output_format is RowFormat.TABLE:
-        from rich.console import Console
-
+        from memplan.report.console import TerminalConsole
         from memplan.report.sweep import print_pivot, print_sweep
 
-        console, kept = Console(highlight=False), list(results)
+        console, kept = TerminalConsole(), list(results)
         if figure is None:
             print_sweep(console, sweep, kept)
         else:
@@ -257,9 +257,9 @@ def _show(
 
     rows = checks.rows(sweep_rows(results))
     for line in _lines(rows, output_format, sweep):
-        sys.stdout.write(f"{line}\n")
+        say(line)
     for note in impossible_notes(sweep):
-        sys.stderr.write(f"memplan: {note}\n")
+        remark(note)
     checks.finish(sys.stderr)
 
 

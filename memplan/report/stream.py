@@ -3,10 +3,9 @@
 The JSON document and the CSV are those of ``memplan.report.rows``; in the JSON, each row is a line.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from memplan.report.rows import cell, csv_lines
+from memplan.report.rows import cell, csv_lines, json_text
 
 Row = Mapping[str, object]
 
@@ -24,7 +23,7 @@ def json_document(
             yield from _opening(schema_version, assumptions())
         else:
             yield f"{line},"
-        line = f"    {json.dumps(row, ensure_ascii=False)}"
+        line = f"    {json_text(row)}"
     if line:
         yield line
     else:
@@ -36,14 +35,14 @@ def json_document(
 def _opening(schema_version: int, assumptions: Sequence[str]) -> Iterator[str]:
     yield "{"
     yield f'  "schema_version": {schema_version},'
-    yield f'  "assumptions": {json.dumps(list(assumptions), ensure_ascii=False)},'
+    yield f'  "assumptions": {json_text(list(assumptions))},'
     yield '  "rows": ['
 
 
 def json_lines(rows: Iterable[Row]) -> Iterator[str]:
     """Yield each row as a JSON object on a line of its own."""
     for row in rows:
-        yield json.dumps(row, ensure_ascii=False)
+        yield json_text(row)
 
 
 def markdown_lines(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
