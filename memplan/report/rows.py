@@ -25,10 +25,17 @@ def json_text(value: object, *, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
 
 
-def rows_json(rows: Iterable[Row], *, schema_version: int, assumptions: Sequence[str] = ()) -> str:
-    """Write ``{"schema_version", "assumptions", "rows"}``."""
+def rows_json(
+    rows: Iterable[Row],
+    *,
+    schema_version: int,
+    assumptions: Sequence[str] = (),
+    about: Mapping[str, str] | None = None,
+) -> str:
+    """Write ``{"schema_version", "assumptions", "rows"}``, and ``about`` after the first."""
     document = {
         "schema_version": schema_version,
+        **(about or {}),
         "assumptions": list(assumptions),
         "rows": list(rows),
     }
