@@ -319,6 +319,10 @@ def _frozen(value: object, *, name: str, depth: int) -> object:
     return value
 
 
+_OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len"})
+"""Sizes for which None stands for a default."""
+
+
 def _check_sizes(setup: TrainingSetup) -> None:
     limits = {
         "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
@@ -328,7 +332,7 @@ def _check_sizes(setup: TrainingSetup) -> None:
     }  # fmt: skip
     for name, limit in limits.items():
         value = getattr(setup, name)
-        if value is None:
+        if value is None and name in _OPTIONAL_SIZES:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             msg = f"{name}: expected a whole number, got {shown(value)}"
