@@ -47,7 +47,7 @@ FUZZERS = pytest.StashKey[int]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    fuzzers = [item for item in items if "fuzz" in item.keywords]
+    fuzzers = [item for item in items if item.get_closest_marker("fuzz")]
     config.stash[FUZZERS] = len(fuzzers)
     if "fuzz" not in str(config.option.markexpr):
         for item in fuzzers:
