@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from memplan.cli.options import (
     AllowGuessOption,
     FamilyOption,
@@ -17,6 +15,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AttentionOption,
     BatchSizeOption,
@@ -89,12 +88,12 @@ def compare(
     setups = _setups(base, precision=precision, engine=engine, zero=zero)
     rows, refused = compare_methods(spec, setups)
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_methods(Console(highlight=False), spec, setups[0], rows, refused)
+        print_methods(TerminalConsole(), spec, setups[0], rows, refused)
         return
     assumptions = compare_assumptions(spec, setups[0])
-    typer.echo(write_methods(rows, output_format.value, assumptions))
+    say(write_methods(rows, output_format.value, assumptions))
 
 
 def _setups(

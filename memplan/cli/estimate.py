@@ -1,5 +1,6 @@
 """``memplan estimate``."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +27,9 @@ from memplan.cli.sweep_options import (
     FailOnOption,
     OutputOption,
     ToleranceOption,
+    UnmatchedOption,
 )
+from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     AttentionOption,
@@ -137,12 +140,18 @@ def estimate(
     check: CheckOption = None,
     fail_on: FailOnOption = None,
     baseline: BaselineOption = None,
-    tolerance: ToleranceOption = "0%",
+    tolerance: ToleranceOption = None,
+    unmatched: UnmatchedOption = None,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.setup_files import read_base
     from memplan.sources.models import load_model
 
+    checks = None
+    if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched)):
+        from memplan.cli.checking import read_checks
+
+        checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
     spec = None
     if model is not None:
         spec = load_model(
@@ -155,6 +164,11 @@ def estimate(
             allow_guess=allow_guess,
         )
     if deepspeed or params is not None:
+        if checks is not None or emit is not None:
+            from memplan.errors import UsageError
+
+            msg = "--deepspeed: its tables judge no setup: leave the checks and --emit out"
+            raise UsageError(msg)
         from memplan.cli.deepspeed_tables import show_deepspeed_tables
 
         show_deepspeed_tables(
@@ -223,13 +237,14 @@ def estimate(
         from memplan.cli.emitting import emit_only
 
         emit_only([row[0] for row in rows], emit, output)
-        return
-    everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
-    _show(rows, output_format, everywhere=everywhere)
-    if check or fail_on or baseline:
-        from memplan.cli.checking import check_rows, read_checks
+    else:
+        everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
+        _show(rows, output_format, everywhere=everywhere)
+    if checks is not None:
+        from memplan.cli.checking import check_rows
 
-        check_rows(rows, read_checks(check, fail_on, baseline, tolerance), output_format.value)
+        for_people = emit is None and output_format is OutputFormat.TABLE
+        check_rows(rows, checks, spec, sys.stdout if for_people else sys.stderr)
 
 
 OPTION_NAMES = {
@@ -326,18 +341,26 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhe
         flat = [each.to_dict() for row in rows for each in row]
         if output_format is OutputFormat.JSON:
             assumptions = rows[0][0].assumptions
-            typer.echo(rows_json(flat, schema_version=SCHEMA_VERSION, assumptions=assumptions))
-        elif output_format is OutputFormat.CSV:
-            typer.echo(rows_csv(flat))
-        else:
-            typer.echo(rows_markdown(flat, MARKDOWN_COLUMNS))
-        return
-    from rich.console import Console
+            from memplan.cli.checking import about
 
+            say(
+                rows_json(
+                    flat,
+                    schema_version=SCHEMA_VERSION,
+                    assumptions=assumptions,
+                    about=about(rows[0][0].model),
+                )
+            )
+        elif output_format is OutputFormat.CSV:
+            say(rows_csv(flat))
+        else:
+            say(rows_markdown(flat, MARKDOWN_COLUMNS))
+        return
+    from memplan.report.console import TerminalConsole
     from memplan.report.estimate import best_places, print_account, print_comparison
     from memplan.search.advice import hints_for
 
-    console = Console(highlight=False)
+    console = TerminalConsole()
     # Where no GPU is named there are three, and to search every row would take longer than the
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))

@@ -21,6 +21,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.terminal import say, write_file
 from memplan.cli.training_options import (
     AttentionOption,
     BatchSizeOption,
@@ -181,9 +182,9 @@ def _show_lesson(name: str, output_format: OutputFormat) -> None:
 
     lesson = find_lesson(name)
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_lesson(Console(highlight=False), lesson)
+        print_lesson(TerminalConsole(), lesson)
         return
     _echo_rows(lesson_rows(lesson), output_format, ())
 
@@ -194,9 +195,9 @@ def _show(found: "Estimate", output_format: OutputFormat) -> None:
 
     explained = explain_estimate(found)
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_explanation(Console(highlight=False), found, explained)
+        print_explanation(TerminalConsole(), found, explained)
         return
     _echo_rows(explanation_rows(explained), output_format, found.assumptions)
 
@@ -213,7 +214,7 @@ def _echo_rows(
         text = rows_json(rows, schema_version=EXPLAIN_SCHEMA_VERSION, assumptions=assumptions)
     else:
         text = rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows)
-    typer.echo(text)
+    say(text)
 
 
 def _write(found: "Sequence[Estimate]", output: Path) -> None:
@@ -221,7 +222,7 @@ def _write(found: "Sequence[Estimate]", output: Path) -> None:
 
     Raises ``UsageError`` for another ending, and ``InputError`` where the file cannot be written.
     """
-    from memplan.errors import InputError, UsageError
+    from memplan.errors import UsageError
 
     ending = output.suffix.lower()
     if ending in (".html", ".htm"):
@@ -236,9 +237,5 @@ def _write(found: "Sequence[Estimate]", output: Path) -> None:
     else:
         msg = f"--output: {output.name!r} must end in .html (a report) or .svg (the timeline)"
         raise UsageError(msg)
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"--output: cannot write {output}: {error.strerror or error}"
-        raise InputError(msg) from error
-    typer.echo(f"Wrote {output}: {len(text.encode()) // 1024} KiB")
+    write_file(output, text, option="--output")
+    say(f"Wrote {output}: {len(text.encode()) // 1024} KiB")

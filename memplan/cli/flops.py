@@ -17,6 +17,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AttentionOption,
     BatchSizeOption,
@@ -93,9 +94,9 @@ def flops(
     counted = estimate_flops(spec, setup, scores=coerce_enum("scores", scores, ScoreCount))
     methods = flops_methods(spec, setup)
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_flops(Console(highlight=False), spec, setup, counted, methods)
+        print_flops(TerminalConsole(), spec, setup, counted, methods)
         return
     rows = flops_rows(counted, methods, setup)
-    typer.echo(write_flops(rows, output_format.value, flops_assumptions(spec, setup, counted)))
+    say(write_flops(rows, output_format.value, flops_assumptions(spec, setup, counted)))

@@ -14,6 +14,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.terminal import say
 
 
 def models(
@@ -69,16 +70,16 @@ def models(
         if output_format is OutputFormat.JSON:
             rows[0]["tree"] = root.to_dict()
         if tree and output_format is OutputFormat.TABLE:
-            from rich.console import Console
+            from memplan.report.console import TerminalConsole
 
-            print_tree(Console(highlight=False), root)
+            print_tree(TerminalConsole(), root)
             return
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_model(Console(highlight=False), spec, counts)
+        print_model(TerminalConsole(), spec, counts)
         return
-    typer.echo(write_rows(rows, output_format.value))
+    say(write_rows(rows, output_format.value))
 
 
 def _list(output_format: OutputFormat) -> None:
@@ -91,8 +92,8 @@ def _list(output_format: OutputFormat) -> None:
         for model in found
     ]
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_catalog(Console(highlight=False), rows)
+        print_catalog(TerminalConsole(), rows)
         return
-    typer.echo(write_rows(catalog_rows(rows), output_format.value))
+    say(write_rows(catalog_rows(rows), output_format.value))

@@ -1,6 +1,5 @@
 """``memplan plan``."""
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,9 +36,11 @@ from memplan.cli.sweep_options import (
     named_gpus,
     parse_share,
 )
+from memplan.cli.terminal import say
 from memplan.cli.training_options import SetupFileOption, TrainingArgumentsOption
 
 if TYPE_CHECKING:
+    from memplan.model.spec import ModelSpec
     from memplan.search.planner import Plan, PlannedSetup
     from memplan.training.precision import Engine, Precision
     from memplan.training.setup import Recomputation, TrainingSetup
@@ -136,7 +137,7 @@ def plan(
 
         emit_setup(_chosen(plans).setup, emit, output)
         return
-    _show(plans, output_format)
+    _show(plans, spec, output_format)
 
 
 DEFAULT_GPU = "h100-80gb"
@@ -197,16 +198,16 @@ def _chosen(plans: "list[Plan]") -> "PlannedSetup":
     return plans[0].setups[0]
 
 
-def _show(plans: "list[Plan]", output_format: RowFormat) -> None:
+def _show(plans: "list[Plan]", model: "ModelSpec", output_format: RowFormat) -> None:
     if output_format is RowFormat.TABLE:
-        from rich.console import Console
-
+        from memplan.report.console import TerminalConsole
         from memplan.report.plan import print_plan
 
-        console = Console(highlight=False)
+        console = TerminalConsole()
         for each in plans:
             print_plan(console, each)
         return
+    from memplan.cli.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION
     from memplan.report.plan import MARKDOWN_COLUMNS, plan_rows
     from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
@@ -214,7 +215,10 @@ def _show(plans: "list[Plan]", output_format: RowFormat) -> None:
     rows = (row for each in plans for row in plan_rows(each))
     if output_format is RowFormat.JSON:
         lines = json_document(
-            rows, schema_version=SCHEMA_VERSION, assumptions=lambda: plans[0].assumptions
+            rows,
+            schema_version=SCHEMA_VERSION,
+            assumptions=lambda: plans[0].assumptions,
+            about=about(model),
         )
     elif output_format is RowFormat.JSONL:
         lines = json_lines(rows)
@@ -223,4 +227,4 @@ def _show(plans: "list[Plan]", output_format: RowFormat) -> None:
     else:
         lines = markdown_lines(rows, MARKDOWN_COLUMNS)
     for line in lines:
-        sys.stdout.write(f"{line}\n")
+        say(line)

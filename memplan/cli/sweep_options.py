@@ -135,11 +135,21 @@ BaselineOption = Annotated[
     ),
 ]
 ToleranceOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--tolerance",
         metavar="SHARE",
-        help="How much a peak may grow since the baseline, such as 2%.",
+        help="How much a peak may grow since the baseline, such as 2%. [default: 0%]",
+        rich_help_panel=CHECK_PANEL,
+    ),
+]
+UnmatchedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--unmatched",
+        metavar="[fail|allow]",
+        help="Rows that only the baseline or only this answer has, or another model: fail, or "
+        "allow them. [default: fail]",
         rich_help_panel=CHECK_PANEL,
     ),
 ]

@@ -77,7 +77,10 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             "fail when it runs"
         )
     if setup.compiled:
-        notes.append("torch.compile is not modelled: its fused kernels keep less than shown here")
+        notes.append(
+            "torch.compile is not modelled: its fused kernels keep less than shown here, and no "
+            "verdict says fits"
+        )
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:

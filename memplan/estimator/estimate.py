@@ -1,5 +1,6 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
+from dataclasses import fields
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -99,9 +100,14 @@ class Estimate:
         total, capacity = self.total_bytes, self.gpu.capacity_bytes
         if total.low > capacity:
             return Verdict.OOM
-        if self.account.left_out:
+        if self.unmodelled:
             return Verdict.STATES_FIT
         return Verdict.FITS if total.high <= capacity else Verdict.TIGHT
+
+    @property
+    def unmodelled(self) -> tuple[str, ...]:
+        """What the figures do not hold, in words: where there is any, no verdict says fits."""
+        return (*self.account.left_out, *(("torch.compile",) if self.setup.compiled else ()))
 
     @property
     def left_out_notes(self) -> tuple[str, ...]:
@@ -150,12 +156,24 @@ class Estimate:
         components = self.account.peak.components
         for label in COMPONENT_LABELS:
             row[f"{label}_bytes"] = components.get(label, 0)
-        row["left_out"] = "; ".join(self.account.left_out)
+        row["left_out"] = "; ".join(self.unmodelled)
         return row
 
 
 PHASE_NAMES = ("load", "forward", "backward", "step", "save")
 """Every phase a report may name, in order."""
+
+
+_COLUMNS = frozenset({
+    "num_gpus", "num_nodes", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer",
+    "offload_param", "micro_batch_size", "gradient_accumulation_steps", "seq_len",
+    "target_seq_len", "precision", "optimizer", "checkpointing", "freeze",
+})  # fmt: skip
+"""Settings that a row has a column for."""
+_OTHER_FIELDS = {
+    each.name: each.default for each in fields(TrainingSetup) if each.name not in _COLUMNS
+}
+"""Settings without a column, and their defaults."""
 
 
 def setup_row(setup: TrainingSetup) -> dict[str, object]:
@@ -175,4 +193,31 @@ def setup_row(setup: TrainingSetup) -> dict[str, object]:
         "optimizer": setup.optimizer.value,
         "checkpointing": checkpointing if isinstance(checkpointing, float) else checkpointing.value,
         "freeze": str(setup.freeze),
+        "other_settings": other_settings(setup),
     }
+
+
+def other_settings(setup: TrainingSetup) -> str:
+    """Every setting that has no column of its own and is not what it is by default, as one text.
+
+    >>> other_settings(TrainingSetup(kernels="liger", engine_options={"bucket_cap_mb": 50}))
+    'kernels=liger; bucket_cap_mb=50'
+    """
+    found = []
+    for name, default in _OTHER_FIELDS.items():
+        value = getattr(setup, name)
+        if value == default:
+            continue
+        if name == "engine_options":
+            found += [f"{key}={_plain(each)}" for key, each in value]
+        else:
+            found.append(f"{name}={_plain(value)}")
+    return "; ".join(found)
+
+
+def _plain(value: object) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+ROW_QUESTIONS = ("task", "gpu", "num_gpus", "num_nodes", *setup_row(TrainingSetup()))
+"""Columns of a row that say what was asked; the model aside, the others are answers."""

@@ -35,7 +35,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the training step of a model of two stacks on a new tape."""
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         options = replace(options, target_seq_len=options.seq_len)
-    t = Tape(options)
+    t = Tape(options, source=model.source)
     if model.tables:
         record_tables(t, counted_parts(model), tied=model.head.tied)
     encoder, decoder = model.stacks

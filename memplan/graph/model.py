@@ -56,7 +56,7 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     if options.checkpointed_layers and not model.recomputes:
         msg = f"{model.source}: the class of {model.family} cannot checkpoint its activations"
         raise SetupError(msg)
-    t = Tape(options)
+    t = Tape(options, source=model.source)
     if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
         t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
     if model.tables:

@@ -14,6 +14,7 @@ Sizes are rounded up to 512 bytes, the smallest block of torch's caching allocat
 from collections.abc import Sequence
 
 from memplan.dtypes import DType
+from memplan.errors import ConfigError
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
@@ -22,8 +23,10 @@ from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, alloc
 class Tape:
     """Records a model's operations, segment by segment."""
 
-    def __init__(self, options: TapeOptions) -> None:
+    def __init__(self, options: TapeOptions, *, source: str = "model") -> None:
         self.options = options
+        self.source = source
+        """Where the model was read, for messages."""
         self.autocast = options.autocast
         self.compute = options.compute
         self.kernels = options.kernels
@@ -132,6 +135,13 @@ class Tape:
         """Declare a weight of the present segment, owned by ``module`` (by default its prefix)."""
         if self._again is not None:
             return next(each for each in self._again.parameters if each.name == name)
+        if any(size < 1 for size in shape):
+            sizes = " x ".join(str(size) for size in shape)
+            msg = (
+                f"{self.source}: {name}: this weight would be of {sizes} elements: one of the "
+                "config's sizes, ratios or multipliers is too small"
+            )
+            raise ConfigError(msg)
         made = Parameter(
             name,
             shape,

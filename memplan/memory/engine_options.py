@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
+from memplan.text import shown
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup, coerce_enum
 
@@ -29,7 +30,7 @@ class OptionReader:
         for name in self.values:
             if name not in names:
                 msg = (
-                    f"engine_options: {self.engine} has no option {name!r}."
+                    f"engine_options: {self.engine} has no option {shown(name)}."
                     f"{did_you_mean(name, names)} It has {', '.join(names)}"
                 )
                 raise SetupError(msg)
@@ -81,7 +82,7 @@ class OptionReader:
         return found
 
     def _wrong(self, name: str, value: object, wanted: str) -> SetupError:
-        return SetupError(f"engine_options: {name}: expected {wanted}, got {value!r}")
+        return SetupError(f"engine_options: {name}: expected {wanted}, got {shown(value)}")
 
 
 def option_names(kind: Any) -> tuple[str, ...]:

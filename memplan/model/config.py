@@ -11,8 +11,9 @@ from memplan.errors import ConfigError
 
 MAX_SIZE = 2**40
 """No dimension of a model is larger: what exceeds it is a slip of the keyboard."""
-MAX_LAYERS = 100_000
-"""No model has more layers."""
+MAX_LAYERS = 1_000
+"""Layers that are laid out in a moment: an account follows each one. DeepNet (arXiv:2203.00555), the
+deepest transformer that was trained, has as many."""
 
 
 class ConfigReader:

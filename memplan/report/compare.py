@@ -156,7 +156,7 @@ def _own_row(found: Estimate) -> MethodRow:
 
     peak = found.account.peak
     states = sum(entry.num_bytes for entry in peak.entries if entry.kind.lifetime is Lifetime.LONG)
-    left_out = "; ".join(found.account.left_out)
+    left_out = "; ".join(found.unmodelled)
     return MethodRow(
         method="memplan (tape)",
         setting=setup_label(found.setup),

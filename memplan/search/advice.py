@@ -222,7 +222,7 @@ def hints_for(
     largest: dict[Place, int] = {}
     for number, row in enumerate(rows):
         for each in row:
-            if each.gpu is None or each.account.left_out:
+            if each.gpu is None or each.unmodelled:
                 continue
             place = (number, each.gpu.gpu_id)
             if places is None or place in places:

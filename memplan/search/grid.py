@@ -12,6 +12,7 @@ from itertools import product
 
 from memplan.errors import SetupError
 from memplan.records import dataclass
+from memplan.text import shown
 from memplan.training.precision import PRECISIONS, Engine, Precision
 from memplan.training.setup import SETUP_FIELDS, Offload, TrainingSetup, unknown_field
 
@@ -172,8 +173,11 @@ def _coerced(name: str, value: object) -> object:
         return getattr(sharded, name)
     if name == "precision":
         return _precision(value)
-    if isinstance(value, Mapping):  # of engine options
-        return tuple(sorted(value.items()))
+    if name == "engine_options":
+        return TrainingSetup(engine_options=value).engine_options  # type: ignore[arg-type]
+    if isinstance(value, Mapping | list | set):
+        msg = f"{name}: each value of an axis must be a single one, got {shown(value)}"
+        raise SetupError(msg)
     if name in _LONE_FIELDS:
         return getattr(TrainingSetup(**{name: value}), name)  # type: ignore[arg-type]
     return value

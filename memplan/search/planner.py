@@ -388,8 +388,8 @@ class Planner:
         """
         if answer.verdict is Verdict.STATES_FIT:
             msg = (
-                f"{self.model.name}: left out of its figures are {', '.join(answer.account.left_out)}: "
-                "no setup can be said to fit; memplan estimate and sweep give the lower bounds"
+                f"{self.model.name}: left out of its figures are {', '.join(answer.unmodelled)}: "
+                "no setup can be said to fit; memplan estimate and sweep give what is counted"
             )
             raise SetupError(msg)
         return self.limit_bytes - answer.total_bytes.high

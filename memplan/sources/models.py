@@ -24,6 +24,7 @@ from memplan.errors import (
 )
 from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
+from memplan.text import one_line
 
 CONFIG_FILE = "config.json"
 
@@ -174,7 +175,7 @@ def _read(
     return read_model(
         found.config,
         source=found.source,
-        name=found.name,
+        name=one_line(found.name),
         defaults=class_defaults(),
         task=task,
         family=family,
@@ -229,10 +230,13 @@ def _is_path(text: str, *, is_builtin: bool) -> bool:
 
 
 def _from_mapping(config: Mapping[object, object]) -> _Found:
+    from memplan.sources.files import check_tree
+
     texts = {key: value for key, value in config.items() if isinstance(key, str)}
     if len(texts) != len(config):
         msg = "config: every key must be text"
         raise ConfigError(msg)
+    check_tree(texts, label="config")
     names = (texts.get("name"), texts.get("_name_or_path"), texts.get("model_type"))
     name = next((name for name in names if isinstance(name, str) and name), "config")
     return _Found(config=texts, name=name, source="config")

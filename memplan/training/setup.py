@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from memplan.errors import SetupError, did_you_mean
 from memplan.records import dataclass
+from memplan.text import shown
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import (
     KERNEL_PRESETS,
@@ -140,9 +141,13 @@ class TrainingSetup:
         object.__setattr__(self, "kernels", _kernels(self.kernels))
         if isinstance(self.freeze, str):
             object.__setattr__(self, "freeze", FrozenParts.parse(self.freeze))
-        if isinstance(self.engine_options, Mapping):
-            options = tuple(sorted(self.engine_options.items()))
-            object.__setattr__(self, "engine_options", options)
+        elif not isinstance(self.freeze, FrozenParts):
+            msg = f"freeze: expected parts such as embeddings,layers.0-7, got {shown(self.freeze)}"
+            raise SetupError(msg)
+        if self.engine_options:
+            object.__setattr__(self, "engine_options", _options(self.engine_options))
+        elif self.engine_options != ():
+            object.__setattr__(self, "engine_options", ())
         _check_sizes(self)
         _check_engine(self)
 
@@ -245,7 +250,9 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
         if member.value == value and not isinstance(value, bool):
             return member
     known = [str(member.value) for member in kind]
-    msg = f"{name}: {value!r} is not one of {', '.join(known)}.{did_you_mean(str(value), known)}"
+    msg = (
+        f"{name}: {shown(value)} is not one of {', '.join(known)}.{did_you_mean(str(value), known)}"
+    )
     raise SetupError(msg)
 
 
@@ -274,6 +281,48 @@ def _kernels(value: object) -> KernelPreset | Kernels:
     return value if isinstance(value, Kernels) else coerce_enum("kernels", value, KernelPreset)
 
 
+MAX_OPTION = 2**63 - 1
+"""Largest number that an engine's option takes: what a C integer holds."""
+MAX_OPTION_DEPTH = 10
+"""How deeply the value of an engine's option may be nested."""
+
+
+def _options(options: object) -> tuple[tuple[str, object], ...]:
+    """The engine's options as pairs in order, their values such that equal setups are found equal."""
+    pairs = options.items() if isinstance(options, Mapping) else options
+    found: dict[str, object] = {}
+    for pair in pairs if isinstance(pairs, Iterable) else (pairs,):
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            msg = f"engine_options: expected a mapping of the engine's own names, got {shown(options)}"
+            raise SetupError(msg)
+        name, value = pair
+        if not isinstance(name, str):
+            msg = f"engine_options: the key {shown(name)} is not text: put it in quotes"
+            raise SetupError(msg)
+        found[name] = _frozen(value, name=name, depth=0)
+    return tuple(sorted(found.items()))
+
+
+def _frozen(value: object, *, name: str, depth: int) -> object:
+    """A value that can be hashed: lists as tuples, mappings as sorted pairs."""
+    if depth > MAX_OPTION_DEPTH:
+        msg = f"engine_options: {name}: is nested more than {MAX_OPTION_DEPTH} levels deep"
+        raise SetupError(msg)
+    if isinstance(value, Mapping):
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+        return tuple((str(key), _frozen(each, name=name, depth=depth + 1)) for key, each in items)
+    if isinstance(value, list | tuple | set | frozenset):
+        return tuple(_frozen(each, name=name, depth=depth + 1) for each in value)
+    if isinstance(value, int | float) and not -MAX_OPTION <= value <= MAX_OPTION:
+        msg = f"engine_options: {name}: must be a number below 2^63, got {shown(value)}"
+        raise SetupError(msg)
+    return value
+
+
+_OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len"})
+"""Sizes for which None stands for a default."""
+
+
 def _check_sizes(setup: TrainingSetup) -> None:
     limits = {
         "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
@@ -283,16 +332,18 @@ def _check_sizes(setup: TrainingSetup) -> None:
     }  # fmt: skip
     for name, limit in limits.items():
         value = getattr(setup, name)
-        if value is None:
+        if value is None and name in _OPTIONAL_SIZES:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
-            msg = f"{name}: expected a whole number, got {value!r}"
+            msg = f"{name}: expected a whole number, got {shown(value)}"
             raise SetupError(msg)
         if not 1 <= value <= limit:
-            msg = f"{name}: must be from 1 to {limit}, got {value}"
+            msg = f"{name}: must be from 1 to {limit}, got {shown(value)}"
             raise SetupError(msg)
-    if setup.dropout is not None and not 0 <= setup.dropout < 1:
-        msg = f"dropout: must be from 0 to below 1, got {setup.dropout}"
+    dropout = setup.dropout
+    is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
+    if dropout is not None and not (is_number and 0 <= dropout < 1):
+        msg = f"dropout: must be from 0 to below 1, got {shown(dropout)}"
         raise SetupError(msg)
     if setup.num_gpus % setup.nodes:
         msg = (
