@@ -46,6 +46,9 @@ _REFUSED = (
 )  # fmt: skip
 """Keys that change memory and are not modelled, unless they are off."""
 
+_REMOVED_AT = {"": tuple(REMOVED), "zero_optimization.": REMOVED_FROM_ZERO}
+"""Keys that are passed over, by where they stand: ``_pass_over_removed`` speaks of them."""
+
 _OPTIMIZERS = {"adam": "adamw-fused", "adamw": "adamw-fused", "sgd": "sgd"}
 """DeepSpeed's optimizers, by ``optimizer.type`` in lower case."""
 
@@ -143,14 +146,12 @@ class _Reader:
             if effect and not _is_off(self.config[key]):
                 self._fail(key, f"{effect}, is not modelled, and {gone}; leave it out")
             self.notes.append(f"{key} {gone}")
-        zero = self.config.get("zero_optimization")
-        for key in REMOVED_FROM_ZERO if isinstance(zero, Mapping) else ():
-            if key in zero:
-                if not (_is_off(zero[key]) or zero[key] == -1):
-                    self._fail(
-                        f"zero_optimization.{key}", f"{gone}, and is not modelled; leave it out"
-                    )
-                self.notes.append(f"zero_optimization.{key} {gone}")
+        zero = self._section("zero_optimization")
+        for key in [key for key in REMOVED_FROM_ZERO if key in zero]:
+            name = f"zero_optimization.{key}"
+            if not _is_off(zero[key]) and zero[key] != -1:
+                self._fail(name, f"{gone}, and is not modelled; leave it out")
+            self.notes.append(f"{name} {gone}")
 
     def _checked(
         self, section: Mapping[str, object], known: Section, place: str
@@ -158,17 +159,10 @@ class _Reader:
         """The section with its values as DeepSpeed holds them; comments and ``null`` left out."""
         found: dict[str, object] = {}
         for key, value in section.items():
-            removed = (
-                REMOVED
-                if not place
-                else REMOVED_FROM_ZERO
-                if known is TOP["zero_optimization"]
-                else ()
-            )
-            if is_comment(key) or key in removed:
+            if is_comment(key) or key in _REMOVED_AT.get(place, ()):
                 continue
             name = f"{place}{key}"
-            kind = known.get(key) if isinstance(key, str) else None
+            kind = known.get(str(key))
             if kind is None:
                 guess = did_you_mean(str(key), list(known))
                 self._fail(name, f"DeepSpeed has no such key.{guess}")
@@ -285,6 +279,9 @@ class _Reader:
         section = self._section("optimizer")
         kind = section.get("type", AUTO)
         if kind == AUTO:
+            if self.fields.get("zero_stage") == 0:
+                # The training loop then brings PyTorch's own, which stage 0 wraps in another way.
+                self.options["torch_adam"] = True
             return
         name = _OPTIMIZERS.get(str(kind).lower())
         if name is None:

@@ -8,7 +8,7 @@ read as pydantic does in its lax mode, which is what DeepSpeed's own classes use
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TypeAlias
 
@@ -351,7 +351,7 @@ def _text(value: object) -> str:
     return value
 
 
-_COERCED = {
+_COERCED: Mapping[Kind, Callable[[object], object]] = {
     Kind.FLAG: _flag,
     Kind.COUNT: _count,
     Kind.NUMBER: _number,

@@ -151,10 +151,10 @@ def test_what_surprises_is_named() -> None:
             id="misspelled-outside",
         ),
         pytest.param(
-            {"distributed_type": "DEEPSPEED"}, {},
-            "a.yaml: distributed_type: DEEPSPEED is not read from this file; "
-            "give its own file with --deepspeed-config",
-            id="deepspeed",
+            {"distributed_type": "DEEPSPED"}, {},
+            "a.yaml: distributed_type: DEEPSPED is not read from this file. "
+            "Did you mean 'DEEPSPEED'?",
+            id="kind",
         ),
         pytest.param(
             fsdp(3), {}, "a.yaml: fsdp_config.fsdp_version: is 1 or 2, not 3", id="version"
