@@ -42,7 +42,11 @@ def test_every_file_answers_or_is_refused_for_its_reason(reference_dir: Path) ->
     refused = {}
     for record in records(reference_dir):
         whole = record["ds_config"].get("train_batch_size")
-        ranks = whole // record["ds_config"]["train_micro_batch_size_per_gpu"] if isinstance(whole, int) else RANKS
+        ranks = (
+            whole // record["ds_config"]["train_micro_batch_size_per_gpu"]
+            if isinstance(whole, int)
+            else RANKS
+        )
         try:
             read = deepspeed_fields(record["ds_config"], {"num_gpus": ranks}, source="ds.json")
         except ConfigError as error:
@@ -88,5 +92,12 @@ def test_files_that_were_run_agree(reference_dir: Path) -> None:
         if measured is None:
             continue
         found = peaks_of(record)
-        for n in found: print(record["file"], n, found[n], measured[n], round((found[n]/measured[n]-1)*100,3) if measured[n] else None)
+        for n in found:
+            print(
+                record["file"],
+                n,
+                found[n],
+                measured[n],
+                round((found[n] / measured[n] - 1) * 100, 3) if measured[n] else None,
+            )
     assert 0

@@ -168,6 +168,13 @@ _SAVING = frozenset({
 """Those of them that save memory: gradients that wait where autograd put them instead of in a bucket
 kept for them, and weights, masters and states in fewer bits."""
 
+_STAGE_3_ONLY = frozenset({
+    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients", "stage3_module_granularity_threshold",
+    "stage3_use_all_reduce_for_fetch_params", "offload_optimizer.super_offload", "leaf_module",
+})  # fmt: skip
+"""Those of them that do nothing below stage 3."""
+
 OPTION_NAMES: tuple[str, ...] = (*_MODELLED, *sorted(_WITHOUT_EFFECT), *_UNMODELLED)
 """Every name that ``engine_options`` takes with DeepSpeed."""
 
@@ -195,7 +202,8 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
             if value is not None:
                 fields[field] = read(name, value)
         elif name in _UNMODELLED:
-            if value not in (None, _UNMODELLED[name]):
+            acts = setup.zero_stage is ZeroStage.PARAMETERS or name not in _STAGE_3_ONLY
+            if acts and value not in (None, _UNMODELLED[name]):
                 (unsaved if name in _SAVING else left_out).append(f"{name}={value} (not modelled)")
         elif name not in _WITHOUT_EFFECT:
             msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
