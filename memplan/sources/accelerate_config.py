@@ -150,7 +150,7 @@ class _Reader:
             self._set("engine", "ddp", "distributed_type")
             self._read_precision("amp", upcasts=True)
         else:
-            guess = did_you_mean(kind, _KINDS)
+            guess = did_you_mean(kind, [each.lower() for each in _KINDS])
             self._refuse("distributed_type", f"{kind[:40]} is not read from this file.{guess}")
         for section in ("fsdp_config", "deepspeed_config"):
             if self.config.get(section) and kind != section.removesuffix("_config").upper():

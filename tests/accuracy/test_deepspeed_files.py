@@ -37,6 +37,12 @@ def records(reference_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def ranks_of(config: dict[str, Any]) -> int:
+    """As many as the file's batch sizes ask for."""
+    whole = config.get("train_batch_size")
+    return whole // config["train_micro_batch_size_per_gpu"] if isinstance(whole, int) else RANKS
+
+
 @pytest.mark.reference
 def test_every_file_answers_or_is_refused_for_its_reason(reference_dir: Path) -> None:
     refused = {}
@@ -85,19 +91,35 @@ def peaks_of(record: dict[str, Any]) -> dict[str, int]:
     }
 
 
+FILES_RUN = (
+    "LLaMA-Factory/ds_z0_config.json", "LLaMA-Factory/ds_z2_config.json",
+    "LLaMA-Factory/ds_z2_offload_config.json", "LLaMA-Factory/ds_z3_offload_config.json",
+    "LLaVA/zero3_offload.json", "axolotl/zero2.json", "axolotl/zero3_bf16_cpuoffload_params.json",
+)  # fmt: skip
+PENDING = {
+    "LLaMA-Factory/ds_z0_config.json": "stage 0 with PyTorch's own optimizer: the engine's account",
+    "axolotl/zero3_bf16_cpuoffload_params.json": "the head's fetch, zero.Init with offload_param",
+}
+
+
 @pytest.mark.reference
-def test_files_that_were_run_agree(reference_dir: Path) -> None:
-    for record in records(reference_dir):
-        measured = record.get("truth", {}).get("bytes")
-        if measured is None:
-            continue
-        found = peaks_of(record)
-        for n in found:
-            print(
-                record["file"],
-                n,
-                found[n],
-                measured[n],
-                round((found[n] / measured[n] - 1) * 100, 3) if measured[n] else None,
-            )
-    assert 0
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason=PENDING[name], strict=False))
+        if name in PENDING
+        else name
+        for name in FILES_RUN
+    ],
+)
+def test_files_that_were_run_agree(reference_dir: Path, name: str) -> None:
+    (record,) = [each for each in records(reference_dir) if each["file"] == name]
+    measured = record["truth"]["bytes"]
+    for figure, found in peaks_of(record).items():
+        assert found == pytest.approx(measured[figure], rel=TOLERANCE), figure
+
+
+@pytest.mark.reference
+def test_these_are_all_that_were_run(reference_dir: Path) -> None:
+    run = [each["file"] for each in records(reference_dir) if "bytes" in each.get("truth", {})]
+    assert sorted(run) == sorted(FILES_RUN)

@@ -202,7 +202,7 @@ def test_whole_files_of_arguments(parts: list[tuple[Place, Any]]) -> None:
 
 
 @pytest.mark.fuzz
-@settings(max_examples=20_000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=2_000, deadline=None, suppress_health_check=SLOW)
 @given(
     parts=st.lists(
         st.tuples(st.sampled_from(DEEPSPEED + ACCELERATE + ARGUMENTS), ANYTHING), max_size=8
