@@ -248,6 +248,8 @@ class _Reader:
                 if part in zero:
                     self._fail(f"zero_optimization.{old}", f"and {part} say the same; give one")
                 self._set(part, "cpu", f"zero_optimization.{old}")
+        if zero.get("compute_grad_norm") is False and stage not in (1, 2, AUTO):
+            self._fail("zero_optimization.compute_grad_norm", "is false in stages 1 and 2 only")
         for key, value in zero.items():
             if key not in _NOT_OPTIONS:
                 self._add_option(key, value)

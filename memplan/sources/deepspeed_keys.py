@@ -32,6 +32,8 @@ class Key:
     kind: Kind
     at_least: int | None = None
     """The least value that DeepSpeed takes."""
+    at_most: int | None = None
+    """The greatest."""
     nullable: bool = False
     """Whether DeepSpeed takes null for "not given"."""
 
@@ -45,6 +47,7 @@ COUNT = Key(kind=Kind.COUNT)
 SIZE = Key(kind=Kind.COUNT, at_least=0)
 BATCH = Key(kind=Kind.COUNT, at_least=1, nullable=True)
 NUMBER = Key(kind=Kind.NUMBER)
+SHARE = Key(kind=Kind.NUMBER, at_least=0, at_most=1)
 TEXT = Key(kind=Kind.TEXT)
 MAYBE_TEXT = Key(kind=Kind.TEXT, nullable=True)
 FREE = Key(kind=Kind.FREE, nullable=True)
@@ -56,9 +59,9 @@ _OFFLOAD: Section = {
 _LEAF_MODULE: Section = {"classes": FREE, "names": FREE, "name_suffixes": FREE}
 
 _ZENFLOW: Section = {
-    "topk_ratio": NUMBER, "select_strategy": TEXT, "select_interval": FREE, "update_interval": FREE,
-    "overlap_step": FLAG, "offload": FLAG, "auto_ratio": NUMBER, "full_warm_up_rounds": COUNT,
-    "pt_reserved_cores_perc": NUMBER, "steps_per_epoch": FREE,
+    "topk_ratio": SHARE, "select_strategy": TEXT, "select_interval": FREE, "update_interval": FREE,
+    "overlap_step": FLAG, "offload": FLAG, "auto_ratio": SHARE, "full_warm_up_rounds": COUNT,
+    "pt_reserved_cores_perc": SHARE, "steps_per_epoch": FREE,
 }  # fmt: skip
 
 ZERO: Section = {
@@ -76,7 +79,7 @@ ZERO: Section = {
     "offload_param": {**_OFFLOAD, "buffer_size": SIZE, "max_in_cpu": SIZE},
     "offload_optimizer": {
         **_OFFLOAD, "pipeline_read": FLAG, "pipeline_write": FLAG, "fast_init": FLAG,
-        "ratio": NUMBER, "super_offload": FLAG, "cpuadam_cores_perc": NUMBER,
+        "ratio": SHARE, "super_offload": FLAG, "cpuadam_cores_perc": SHARE,
     },
     "zenflow": _ZENFLOW,
     "sub_group_size": SIZE,
@@ -148,7 +151,7 @@ _BF16: Section = {
 _FP16: Section = {
     "enabled": FLAG, "auto_cast": FLAG, "loss_scale": NUMBER, "initial_scale_power": COUNT,
     "loss_scale_window": COUNT, "hysteresis": COUNT, "consecutive_hysteresis": FLAG,
-    "min_loss_scale": NUMBER, "fp16_master_weights_and_grads": FLAG,
+    "min_loss_scale": COUNT, "fp16_master_weights_and_grads": FLAG,
 }  # fmt: skip
 
 OPTIMIZER_PARAMS: Section = {
@@ -304,7 +307,11 @@ def coerce(key: Key, value: object) -> object:
         msg = f"{key.kind.value}, or leave the key out"
         raise ValueError(msg)
     found = _COERCED[key.kind](value)
-    if key.at_least is not None and isinstance(found, int) and found < key.at_least:
+    number = found if isinstance(found, int | float) else 0
+    if key.at_most is not None and number > key.at_most:
+        msg = f"{key.kind.value} up to {key.at_most}"
+        raise ValueError(msg)
+    if key.at_least is not None and number < key.at_least:
         msg = f"{key.kind.value} from {key.at_least} up"
         raise ValueError(msg)
     return found
