@@ -218,14 +218,20 @@ def estimate(
         engine = precision = zero = None
     base = read_base(
         given,
+        named={"engine": engine, "precision": precision},
         setup_file=setup_file,
         training_args=training_args,
         deepspeed_config=deepspeed_config,
         accelerate_config=accelerate_config,
     )
     setups = [base.setup]
-    if not base.engine_fixed or engine or zero or offload or precision:
-        setups = _setups(base.setup, precision=precision, engine=engine, zero=zero, offload=offload)
+    if base.engine_fixed and not (engine or zero or offload):
+        setups = [_in_precision(base.setup, precision)]
+    elif not base.engine_fixed or engine or zero or offload or precision:
+        fixed = base.setup.chosen_engine.value if base.engine_fixed and not zero else None
+        setups = _setups(
+            base.setup, precision=precision, engine=engine or fixed, zero=zero, offload=offload
+        )
     gpus = chosen_gpus(gpu, gpu_memory)
     from memplan.estimator import estimate as estimate_memory
 
@@ -306,6 +312,18 @@ def _setups(
     )
 
 
+def _in_precision(base: "TrainingSetup", precision: str | None) -> "TrainingSetup":
+    """A setup whose engine a file names, in the precision that was typed beside it."""
+    if precision is None:
+        return base
+    from dataclasses import replace
+
+    from memplan.training.precision import Precision
+    from memplan.training.setup import coerce_enum
+
+    return replace(base, precision=coerce_enum("precision", precision, Precision))
+
+
 def _engine_for(base: "TrainingSetup", precision: Any, engine: str | None) -> Any:
     """An engine that trains in this precision, where none is named and the default one does not."""
     from memplan.training.precision import PRECISIONS
@@ -340,15 +358,17 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhe
 
         flat = [each.to_dict() for row in rows for each in row]
         if output_format is OutputFormat.JSON:
-            assumptions = rows[0][0].assumptions
             from memplan.cli.checking import about
+
+            first = rows[0][0]
+            assumptions = tuple(dict.fromkeys((*first.assumptions, *first.notes)))
 
             say(
                 rows_json(
                     flat,
                     schema_version=SCHEMA_VERSION,
                     assumptions=assumptions,
-                    about=about(rows[0][0].model),
+                    about=about(first.model),
                 )
             )
         elif output_format is OutputFormat.CSV:

@@ -112,13 +112,17 @@ SetupFileOption = Annotated[
     str | None, _option("--setup", "A YAML file that holds a whole training setup.", "FILE")
 ]
 TrainingArgumentsOption = Annotated[
-    str | None, _option("--training-args", "Hugging Face TrainingArguments, JSON or YAML.", "FILE")
+    str | None,
+    _option(
+        "--training-args", "Hugging Face TrainingArguments or a TRL config, JSON or YAML.", "FILE"
+    ),
 ]
 DeepSpeedConfigOption = Annotated[
     str | None, _option("--deepspeed-config", "DeepSpeed's ds_config.json.", "FILE")
 ]
 AccelerateConfigOption = Annotated[
-    str | None, _option("--accelerate-config", "accelerate's YAML, FSDP or plain.", "FILE")
+    str | None,
+    _option("--accelerate-config", "accelerate's YAML: FSDP, DeepSpeed or plain.", "FILE"),
 ]
 
 

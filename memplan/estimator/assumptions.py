@@ -3,7 +3,7 @@
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.kernels import KernelPreset
-from memplan.training.precision import PRECISIONS, PrecisionFormats
+from memplan.training.precision import PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, TrainingSetup
 
 
@@ -81,11 +81,31 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             "torch.compile is not modelled: its fused kernels keep less than shown here, and no "
             "verdict says fits"
         )
+    if setup.gradient_accumulation_steps > 1 and _piles_up(setup):
+        notes.append(
+            "gradients are reduced at the last micro-batch alone, as HF Trainer and accelerate do, "
+            "and stay whole until then: engine option sync_each_batch"
+        )
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:
         notes.append(f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there, use fp16")
     return tuple(notes)
+
+
+def _piles_up(setup: TrainingSetup) -> bool:
+    """Whether sharded gradients wait, whole, for the last micro-batch."""
+    if setup.data_parallel == 1:
+        return False
+    if setup.chosen_engine is Engine.FSDP:
+        from memplan.memory.fsdp2.options import Fsdp2Options
+
+        return not Fsdp2Options.of(setup).sync_each_batch
+    if setup.chosen_engine is Engine.FSDP1:
+        from memplan.memory.fsdp1.options import Fsdp1Options
+
+        return not Fsdp1Options.of(setup).sync_each_batch
+    return False
 
 
 def tying_note(model: ModelSpec, *, tied: int, untied: int) -> str:

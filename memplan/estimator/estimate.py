@@ -99,7 +99,7 @@ class Estimate:
             return None
         total, capacity = self.total_bytes, self.gpu.capacity_bytes
         if total.low > capacity:
-            return Verdict.OOM
+            return Verdict.TIGHT if self.account.unsaved else Verdict.OOM
         if self.unmodelled:
             return Verdict.STATES_FIT
         return Verdict.FITS if total.high <= capacity else Verdict.TIGHT
@@ -112,9 +112,15 @@ class Estimate:
     @property
     def left_out_notes(self) -> tuple[str, ...]:
         """What the figures do not hold, and what follows from it, a line each."""
-        return tuple(
-            f"Left out: {text}. The figures are lower bounds, and no verdict says fits"
-            for text in self.account.left_out
+        return (
+            *(
+                f"Left out: {text}. The figures are lower bounds, and no verdict says fits"
+                for text in self.account.left_out
+            ),
+            *(
+                f"Saves memory: {text}. The figures are upper bounds, and no verdict says OOM"
+                for text in self.account.unsaved
+            ),
         )
 
     @property

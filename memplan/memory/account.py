@@ -122,6 +122,8 @@ class RankAccount:
     host: HostMemory = HostMemory()
     left_out: tuple[str, ...] = ()
     """What this account does not hold, in words; a row that leaves something out never fits."""
+    unsaved: tuple[str, ...] = ()
+    """Settings that save memory and are not modelled, in words: the figures are upper bounds."""
 
     @property
     def peak(self) -> Phase:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.text import shown
+from memplan.training.kernels import KernelPreset
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup, coerce_enum
 
@@ -88,6 +89,16 @@ class OptionReader:
 def option_names(kind: Any) -> tuple[str, ...]:
     """The names of an options class's fields."""
     return tuple(field.name for field in fields(kind))
+
+
+def reduces_each_micro_batch(setup: TrainingSetup) -> bool:
+    """Whether FSDP reduces gradients at every micro-batch, where nobody says it.
+
+    PyTorch's own loop does, and torchtitan's; HF Trainer and accelerate run all micro-batches but the
+    last under ``no_sync``, and whole gradients stay (transformers 5.23, ``trainer.py``; accelerate
+    1.15, ``Accelerator.no_sync``). The kernels' preset says whose loop it is.
+    """
+    return setup.kernels not in (KernelPreset.HF, KernelPreset.LIGER)
 
 
 def engine_autocast(setup: TrainingSetup) -> DType | None:

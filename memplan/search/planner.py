@@ -354,6 +354,9 @@ class Planner:
         setup = candidate.setup
         if self.goal.global_batch_size is not None:
             sizes = self._sizes(setup)
+            if self._fits(self._estimate(setup, sizes[-1])):
+                # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
+                return sizes[-1]
             return largest_of(sizes, lambda size: self._fits(self._estimate(setup, size)))
         key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
         search = LargestFit(

@@ -28,7 +28,7 @@ def deepspeed_account(
     if not 0 <= rank < job.num_ranks:
         msg = f"rank: must be from 0 to {job.num_ranks - 1}, got {rank}"
         raise SetupError(msg)
-    return replace(_by_stage(job), left_out=job.options.left_out)
+    return replace(_by_stage(job), left_out=job.options.left_out, unsaved=job.options.unsaved)
 
 
 def fullest_rank(given: RankInput) -> int:

@@ -68,7 +68,9 @@ class DeepSpeedOptions:
     param_max_in_cpu: int = 1_000_000_000
     """Parameters that stay in CPU memory in spite of NVMe offload."""
     left_out: tuple[str, ...] = ()
-    """Settings that change memory and are not modelled, in words."""
+    """Settings that cost memory and are not modelled, in words."""
+    unsaved: tuple[str, ...] = ()
+    """Settings that save memory and are not modelled, in words."""
 
 
 def _count(name: str, value: object) -> int:
@@ -144,7 +146,7 @@ _WITHOUT_EFFECT = frozenset({
     "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings",
     "enable_sanity_checks", "offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write",
     "offload_optimizer.fast_init", "gradient_clipping", "communication_data_type",
-    "use_multi_rank_bucket_allreduce", "reduce_scatter",
+    "use_multi_rank_bucket_allreduce", "reduce_scatter", "torch_adam",
 })  # fmt: skip
 """Settings that move no bytes worth counting: with torch 1.13 or newer the all-gather of updated
 parameters is in place, and the alignment pads fewer than eight elements per parameter."""
@@ -159,6 +161,20 @@ _UNMODELLED: dict[str, object] = {
 }  # fmt: skip
 """Settings that do change memory and are not modelled, with the only value that is."""
 
+_SAVING = frozenset({
+    "contiguous_gradients", "zero_quantized_nontrainable_weights", "bf16_master_weights_and_grads",
+    "bf16_optimizer_states", "fp16_master_weights_and_grads",
+})  # fmt: skip
+"""Those of them that save memory: gradients that wait where autograd put them instead of in a bucket
+kept for them, and weights, masters and states in fewer bits."""
+
+_STAGE_3_ONLY = frozenset({
+    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients", "stage3_module_granularity_threshold",
+    "stage3_use_all_reduce_for_fetch_params", "offload_optimizer.super_offload", "leaf_module",
+})  # fmt: skip
+"""Those of them that do nothing below stage 3."""
+
 OPTION_NAMES: tuple[str, ...] = (*_MODELLED, *sorted(_WITHOUT_EFFECT), *_UNMODELLED)
 """Every name that ``engine_options`` takes with DeepSpeed."""
 
@@ -171,7 +187,8 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
     """
     auto = _auto_values(hidden_size)
     fields: dict[str, object] = {"overlap_comm": setup.zero_stage is ZeroStage.PARAMETERS}
-    left_out = []
+    left_out: list[str] = []
+    unsaved: list[str] = []
     for name, given in dict(setup.engine_options).items():
         value = given
         if value == AUTO:
@@ -185,12 +202,14 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
             if value is not None:
                 fields[field] = read(name, value)
         elif name in _UNMODELLED:
-            if value != _UNMODELLED[name]:
-                left_out.append(f"{name}={value} (not modelled)")
+            acts = setup.zero_stage is ZeroStage.PARAMETERS or name not in _STAGE_3_ONLY
+            if acts and value not in (None, _UNMODELLED[name]):
+                (unsaved if name in _SAVING else left_out).append(f"{name}={value} (not modelled)")
         elif name not in _WITHOUT_EFFECT:
             msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
             raise SetupError(msg)
-    options = replace(DeepSpeedOptions(left_out=tuple(left_out)), **fields)  # type: ignore[arg-type]
+    made = DeepSpeedOptions(left_out=tuple(left_out), unsaved=tuple(unsaved))
+    options = replace(made, **fields)  # type: ignore[arg-type]
     if not options.reduce_bucket_size:
         msg = "engine_options: reduce_bucket_size must be at least 1"
         raise SetupError(msg)
