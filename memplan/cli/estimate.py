@@ -6,6 +6,7 @@ import typer
 
 from memplan.cli.options import (
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
@@ -107,6 +108,7 @@ def estimate(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -153,6 +155,7 @@ def estimate(
             revision=revision,
             token=token,
             allow_guess=allow_guess,
+            allow_unknown_keys=allow_unknown_keys,
         )
     if deepspeed or params is not None:
         from memplan.cli.deepspeed_tables import show_deepspeed_tables

@@ -159,7 +159,7 @@ def _dbrx_layer(reader: ConfigReader, _: str) -> LayerSpec:
 def _part(reader: ConfigReader, key: str) -> ConfigReader:
     """One of DBRX's nested configs, whose classes' defaults are not those of any model type."""
     nested: Mapping[str, object] = reader.mapping(key) or {}
-    return ConfigReader(nested, source=reader.source, path=f"{reader.path}{key}.")
+    return reader.nested(nested, f"{reader.path}{key}.")
 
 
 # -- BitNet --------------------------------------------------------------------------------------
