@@ -277,6 +277,7 @@ def test_models_equal_those_of_the_published_configs(reference_dir: Path) -> Non
             name=ours.name,
             checkpoint_dtype=ours.checkpoint_dtype,
             num_labels=ours.num_labels,
+            assumptions=ours.assumptions,
         )
         if theirs != ours:
             differing.add(record["hf_id"])
