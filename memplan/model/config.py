@@ -30,6 +30,7 @@ class ConfigReader:
         path: str = "",
         absent_part: str = "",
         log: ReadLog | None = None,
+        all_defaults: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.config = config
         self.source = source
@@ -43,6 +44,8 @@ class ConfigReader:
         self.absent_part = absent_part
         """The key of this nested config where the outer one leaves it out as a whole."""
         self.log = ReadLog() if log is None else log
+        self.all_defaults = all_defaults or {}
+        """Of every type's class, for nested configs."""
         self._part = self.log.part(path, config, model_type, absent_part)
 
     def nested(
@@ -65,6 +68,7 @@ class ConfigReader:
             path=path,
             absent_part=absent_part,
             log=self.log,
+            all_defaults=self.all_defaults,
         )
 
     def fail(self, key: str, problem: str) -> ConfigError:
@@ -218,25 +222,18 @@ class ConfigReader:
             raise self.fail(keys[0], f"expected an object, got {_shown(value)}")
         return value
 
-    def child(
-        self,
-        key: str,
-        all_defaults: Mapping[str, Mapping[str, object]],
-        model_type: str,
-        *,
-        fixed: bool = False,
-    ) -> "ConfigReader":
+    def child(self, key: str, model_type: str) -> "ConfigReader":
         """A reader of a nested config; an empty one where there is none.
 
         Its class is that of its own ``model_type``, or of the one given where it names none that
-        is known, or where the outer class makes it so (``fixed``).
+        is known.
         """
         found = self.mapping(key)
         nested: Mapping[str, object] = {} if found is None else found
         own = nested.get("model_type")
-        if not fixed and isinstance(own, str) and own in all_defaults:
+        if isinstance(own, str) and own in self.all_defaults:
             model_type = own
-        row = all_defaults.get(model_type, {})
+        row = self.all_defaults.get(model_type, {})
         defaults, renamed = row.get("defaults"), row.get("renamed")
         return self.nested(
             nested,

@@ -75,12 +75,12 @@ def default_notes(log: ReadLog, matters: Matters) -> list[str]:
             absent.setdefault(f"{read.path}{read.absent_part}", read.model_type)
         elif matters(read):
             sizes = groups.setdefault((read.path, read.model_type), [])
-            sizes.append(f"{read.path}{read.key} {read.value}")
-    notes = [
-        f"{', '.join(sizes)}: not in the config, {_owner(model_type)} "
-        f"default{'s' if len(sizes) > 1 else ''}"
-        for (_, model_type), sizes in groups.items()
-    ]
+            sizes.append(f"{read.key} {read.value}")
+    notes = []
+    for (path, model_type), sizes in groups.items():
+        place = f"the config's {path.rstrip('.')}" if path else "the config"
+        number = "defaults" if len(sizes) > 1 else "default"
+        notes.append(f"{', '.join(sizes)}: not in {place}, {_owner(model_type)} {number}")
     notes += [
         f"{path}: not in the config, {_owner(model_type)} defaults"
         for path, model_type in absent.items()

@@ -241,9 +241,7 @@ def _annotated(spec: ModelSpec, found: _Found, asked: _Asked, log: "ReadLog") ->
     said += unmodelled_notes(log, source=found.source)
     if asked.family is None:
         said.append(type_note(found.config, spec.family))
-        said.append(
-            architecture_note(found.config, spec.family, spec.task, source=found.source)
-        )
+        said.append(architecture_note(found.config, spec.family, spec.task, source=found.source))
     return replace(spec, assumptions=tuple(filter(None, said)))
 
 
@@ -254,12 +252,17 @@ def _matters(read: "DefaultRead", spec: ModelSpec, found: _Found, asked: _Asked)
 
     if not isinstance(read.value, int | float):
         return True
-    other = 2 * read.value or 1
-    defaults = with_default(class_defaults(), read.model_type, read.key, other)
-    try:
-        return _read_with(found, asked, defaults, ReadLog()) != spec
-    except MemplanError:
-        return True
+    # One other value may happen to make the same model (twice the heads), or none at all.
+    makes_another = None
+    for other in dict.fromkeys((read.value + 1, 2 * read.value, read.value - 1, 1)):
+        defaults = with_default(class_defaults(), read.model_type, read.key, other)
+        try:
+            makes_another = _read_with(found, asked, defaults, ReadLog()) != spec
+        except MemplanError:
+            continue
+        if makes_another:
+            return True
+    return makes_another is None
 
 
 def _find(model: object, *, revision: str | None, token: str | None) -> _Found:
@@ -290,9 +293,7 @@ def _find_text(text: str, *, revision: str | None, token: str | None) -> _Found:
     if revision is not None:
         repo_id = text if "/" in text else builtin.hub_id
         return _from_hub(repo_id, revision=revision, token=token)
-    return _Found(
-        config=builtin.config(), name=builtin.name, source="built-in", is_builtin=True
-    )
+    return _Found(config=builtin.config(), name=builtin.name, source="built-in", is_builtin=True)
 
 
 def _is_path(text: str, *, is_builtin: bool) -> bool:

@@ -337,6 +337,7 @@ def read_model(
         defaults=_mapping(row.get("defaults")),
         renamed={key: str(value) for key, value in _mapping(row.get("renamed")).items()},
         log=log,
+        all_defaults=defaults,
     )
     request = ReadRequest(
         name=name,
