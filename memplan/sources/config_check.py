@@ -32,7 +32,8 @@ def check_keys(log: ReadLog, *, source: str, is_spec: bool, accept_unknown: bool
         known = _known(part)
         unread = []
         unknown = [key for key in part.config if key not in known and not key.startswith("_")]
-        absent = [names for names in set(part.spellings.values()) if not names & part.config.keys()]
+        given = {key for key, value in part.config.items() if value is not None}
+        absent = [names for names in set(part.spellings.values()) if not names & given]
         for key in unknown:
             near = _nearest_absent(key, absent)
             if not near and not is_spec:
