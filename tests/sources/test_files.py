@@ -1,6 +1,5 @@
 """Files as people have them: what is read, and what every wrong one says."""
 
-import json
 from pathlib import Path
 
 import pytest
