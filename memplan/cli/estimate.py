@@ -7,6 +7,7 @@ import typer
 
 from memplan.cli.options import (
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
@@ -110,6 +111,7 @@ def estimate(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -162,6 +164,7 @@ def estimate(
             revision=revision,
             token=token,
             allow_guess=allow_guess,
+            allow_unknown_keys=allow_unknown_keys,
         )
     if deepspeed or params is not None:
         if checks is not None or emit is not None:

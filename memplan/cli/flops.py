@@ -7,6 +7,7 @@ import typer
 from memplan.cli.options import (
     TRAINING_PANEL,
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
     ModelArgument,
@@ -53,6 +54,7 @@ def flops(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -76,6 +78,7 @@ def flops(
         task,
         family=family,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
         num_labels=num_labels,
         revision=revision,
         token=token,

@@ -6,6 +6,7 @@ import typer
 
 from memplan.cli.options import (
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
     NumLabelsOption,
@@ -29,6 +30,7 @@ def models(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -58,6 +60,7 @@ def models(
         revision=revision,
         token=token,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
     )
     counts = count_parameters(spec)
     rows = model_rows(spec, counts)

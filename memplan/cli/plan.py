@@ -7,6 +7,7 @@ import typer
 
 from memplan.cli.options import (
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     GpuMemoryOption,
     ModelArgument,
@@ -92,6 +93,7 @@ def plan(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -126,6 +128,7 @@ def plan(
         task,
         family=family,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
         num_labels=num_labels,
         revision=revision,
         token=token,

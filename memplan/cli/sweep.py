@@ -10,6 +10,7 @@ import typer
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     GpuMemoryOption,
     NumLabelsOption,
@@ -101,6 +102,7 @@ def sweep(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -164,6 +166,7 @@ def sweep(
         task or named.task,
         family=family or named.family,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
         num_labels=num_labels or named.num_labels,
         revision=revision or named.revision,
         token=token,

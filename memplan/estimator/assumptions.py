@@ -12,7 +12,7 @@ def assumptions_of(
 ) -> tuple[str, ...]:
     """The settings that decide the figure, those that were not asked for marked as defaults."""
     return (
-        *filter(None, (model.guess,)),
+        *model.assumptions,
         _sequence(model, asked, resolved),
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved),
@@ -69,7 +69,7 @@ def _checkpointing(setup: TrainingSetup) -> str:
 
 def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tuple[str, ...]:
     """Warnings that belong to the figure."""
-    notes = [model.guess] if model.guess else []
+    notes: list[str] = []
     has_table = any(stack.embedding and stack.embedding.num_positions for stack in model.stacks)
     if has_table and setup.seq_len is not None and setup.seq_len > model.context_length:
         notes.append(

@@ -80,8 +80,9 @@ class ModelSpec:
     """The same parts of the model without a task's head, where its class differs in them."""
     activations_left_out: str = ""
     """What of the activations is not in the figures, in words; empty when all of them are."""
-    guess: str = ""
-    """What was assumed of a type that is not known; empty where nothing was."""
+    assumptions: tuple[str, ...] = ()
+    """What of the shape is not the config's own word, and which keys that change memory were not
+    read: ``num_hidden_layers 32: not in the config, LlamaConfig's default``. None for built-ins."""
     source: str = ""
     """Where the shape was read: a file, a hub id or ``built-in``."""
 

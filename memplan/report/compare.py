@@ -382,7 +382,7 @@ def compare_assumptions(model: ModelSpec, setup: TrainingSetup) -> tuple[str, ..
     """What all methods are asked about."""
     resolved = setup.resolve(model.context_length)
     return (
-        *filter(None, (model.guess,)),
+        *model.assumptions,
         f"{resolved.num_gpus} GPU{'s' if resolved.num_gpus > 1 else ''}",
         f"{resolved.seq_len} tokens",
         f"micro-batch {resolved.micro_batch_size}",

@@ -186,7 +186,7 @@ def flops_assumptions(model: ModelSpec, setup: TrainingSetup, flops: StepFlops) 
     """What the figures are of."""
     checkpointing, steps = setup.checkpointing, global_micro_batches(setup)
     return (
-        *filter(None, (model.guess,)),
+        *model.assumptions,
         f"one micro-batch of {setup.micro_batch_size} x {setup.seq_len} tokens",
         f"{steps} of them in a step over all ranks" if steps > 1 else "one in a step",
         f"attention scores: {CONVENTIONS[flops.scores]}",

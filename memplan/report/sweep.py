@@ -305,7 +305,7 @@ def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
         "NCCL and the CUDA context as a range: fits = its high end does, tight = the GPU's "
         "memory is inside it, OOM = its low end exceeds the GPU."
     )
-    lines = [units, *kernel_notes(results)]
+    lines = [units, *sweep.model.assumptions, *kernel_notes(results)]
     for result in results:
         for each in result.estimates:
             lines += each.notes

@@ -198,7 +198,7 @@ class Plan:
     refused: tuple[str, ...]
     """Why combinations were not tried at all, each reason once."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
-    """What the relative speeds rest on, and a guessed family."""
+    """What the model's shape and the relative speeds rest on."""
 
 
 def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec) -> Plan:
@@ -264,7 +264,7 @@ class Planner:
             num_fitting=len(ranked),
             shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
             refused=tuple(self.refused),
-            assumptions=(*filter(None, (self.model.guess,)), *ASSUMPTIONS),
+            assumptions=(*self.model.assumptions, *ASSUMPTIONS),
         )
 
     # -- the space -------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def read_mapping(path: str | Path) -> dict[str, object]:
     """Read a YAML file (``.yaml`` or ``.yml``) or a JSON file (any other suffix).
 
     Raises ``ConfigError`` when the file cannot be read, is too large, is not what its suffix says,
-    or holds anything but a mapping with text as keys and finite numbers.
+    or holds anything but a mapping with text as keys, each given once, and finite numbers.
     """
     if Path(path).suffix.lower() not in YAML_SUFFIXES:
         return read_json_mapping(path)
@@ -114,7 +114,9 @@ def _read_at_most(file: BinaryIO, num_bytes: int) -> bytes:
 
 def _parse_json(text: str, *, label: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_to_object)
+    except _RepeatedKeyError as error:
+        _refuse(label, f"the key {error.args[0]!r:.60} is given twice: keep the one that is meant")
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         _refuse(label, f"is not JSON: {error.msg} at {place}")
@@ -123,6 +125,21 @@ def _parse_json(text: str, *, label: str) -> object:
         _refuse(label, "holds a number with thousands of digits")
     except RecursionError:
         _refuse(label, _TOO_DEEP)
+
+
+class _RepeatedKeyError(ValueError):
+    """A JSON object has two values under one key; Python would take the last in silence."""
+
+
+def _to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _RepeatedKeyError(key)
+            seen.add(key)
+    return found
 
 
 def _parse_yaml(text: str, *, label: str) -> object:

@@ -1,6 +1,5 @@
 """Files as people have them: what is read, and what every wrong one says."""
 
-import json
 import os
 from pathlib import Path
 
@@ -174,10 +173,12 @@ def test_reads_without_libyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert read_mapping(path) == {"a": 1000.0}
 
 
-def test_json_keeps_the_last_of_two_equal_keys_as_transformers_does(tmp_path: Path) -> None:
+def test_json_with_two_equal_keys_is_refused_at_any_depth(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text('{"a": 1, "a": 2}')
-    assert read_mapping(path) == json.loads(path.read_text()) == {"a": 2}
+    for text in ('{"a": 1, "a": 1}', '{"b": [{"a": 1, "a": 2}]}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="the key 'a' is given twice"):
+            read_mapping(path)
 
 
 YAML_SYMBOLS = "{}[]:,-!*&?|>'\"% \n\t0123.eE_~#@`=<yn"

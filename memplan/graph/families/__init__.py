@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
 from memplan.graph.families.request import ReadRequest, deduce_model_type, resolve_task
 from memplan.model.config import MAX_LAYERS, ConfigReader
+from memplan.model.read_log import ReadLog
 from memplan.model.spec import ModelSpec, Task
 
 FAMILY_MODULES: dict[str, str] = {
@@ -309,6 +310,7 @@ def read_model(
     task: Task | None = None,
     family: str | None = None,
     num_labels: int | None = None,
+    log: ReadLog | None = None,
 ) -> ModelSpec:
     """Turn a config into a ``ModelSpec``.
 
@@ -331,8 +333,11 @@ def read_model(
     reader = ConfigReader(
         config,
         source=source,
+        model_type=model_type,
         defaults=_mapping(row.get("defaults")),
         renamed={key: str(value) for key, value in _mapping(row.get("renamed")).items()},
+        log=log,
+        all_defaults=defaults,
     )
     request = ReadRequest(
         name=name,

@@ -242,7 +242,7 @@ def rotated_dim(reader: ConfigReader, head_dim: int, share: float) -> int:
     """Dimensions of a head that are turned: ``partial_rotary_factor``, wherever it stands."""
     share = reader.number("partial_rotary_factor", default=share)
     for key in ("rope_scaling", "rope_parameters"):
-        nested = ConfigReader(reader.mapping(key) or {}, source=reader.source, path=f"{key}.")
+        nested = reader.nested(reader.mapping(key) or {}, f"{reader.path}{key}.")
         share = nested.number("partial_rotary_factor", default=share)
     dim = int(head_dim * share)
     if not 0 < dim <= head_dim:

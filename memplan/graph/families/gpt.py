@@ -402,7 +402,7 @@ def _query_key_norm(reader: ConfigReader, model_type: str) -> NormSpec | None:
 def _attention_dropout(reader: ConfigReader, form: Form) -> float:
     if form.attention is AttentionForm.ALIBI_SUM:
         nested = reader.mapping("attn_config") or {}
-        return ConfigReader(nested, source=reader.source, path="attn_config.").number("attn_pdrop")
+        return reader.nested(nested, f"{reader.path}attn_config.").number("attn_pdrop")
     return _probability(reader, form.dropout_keys[0])
 
 
