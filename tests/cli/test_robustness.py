@@ -242,7 +242,8 @@ def test_a_deep_config_is_refused(run: Run, tmp_path: Path, levels: int) -> None
     ],
 )
 def test_numbers_that_are_none(run: Run, tmp_path: Path, changes: str, place: str) -> None:
-    text = f"{json.dumps(LLAMA)[:-1]}, {changes}}}"
+    kept = {key: value for key, value in LLAMA.items() if f'"{key}"' not in changes}
+    text = f"{json.dumps(kept)[:-1]}, {changes}}}"
     outcome = run("estimate", write(tmp_path / "config.json", text))
     assert outcome.exit_code in (0, 3)
     if place:
