@@ -36,6 +36,10 @@ class Job:
     """Of an element of a weight."""
     gradient_bytes: int
     """Of an element of an accumulated gradient."""
+    accumulates_apart: bool
+    """Gradients accumulate in another dtype than the weights'."""
+    communication_bytes: int
+    """Of an element of a gradient on its way between the ranks."""
     capacity_bytes: int | None
     """Of the GPU; None: more than is needed."""
 
@@ -124,6 +128,7 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
     options = read_options(setup, hidden_size=hidden_size(given.tape))
     weights, timeline, shape = written_out(Keyed(given.tape), Keyed(given.passes))
     accumulated = options.grad_accum_dtype or formats.gradients
+    communicated = options.communication_data_type or formats.weights
     return Job(
         given=given,
         options=options,
@@ -134,6 +139,8 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
         num_ranks=setup.data_parallel * setup.context_parallel,
         weight_bytes=formats.weights.num_bytes,
         gradient_bytes=accumulated.num_bytes,
+        accumulates_apart=accumulated is not formats.weights,
+        communication_bytes=communicated.num_bytes,
         capacity_bytes=capacity_bytes,
     )
 

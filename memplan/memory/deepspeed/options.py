@@ -49,6 +49,13 @@ class DeepSpeedOptions:
     """Parameters are dealt to the ranks in turn (stages 1 and 2)."""
     grad_accum_dtype: DType | None = None
     """Of accumulated gradients; None: the weights'."""
+    communication_data_type: DType | None = None
+    """In which gradients are summed over the ranks; None: the weights'."""
+    reduce_scatter: bool = True
+    """Stages 1 and 2 sum a bucket piece by piece, through a flat copy; without it, in place."""
+    torch_adam: bool = False
+    """The optimizer is PyTorch's own: so with ``torch_adam`` in the optimizer's section, and where
+    there is no such section and the training loop brings one (HF Trainer)."""
     immediate_grad_update: bool = False
     """BF16_Optimizer adds each gradient to the fp32 one as soon as it is there."""
     check_gradient_norm: bool = True
@@ -125,6 +132,9 @@ _MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "stage3_allgather_sequential": ("allgather_sequential", _flag),
     "round_robin_gradients": ("round_robin_gradients", _flag),
     "grad_accum_dtype": ("grad_accum_dtype", _dtype),
+    "communication_data_type": ("communication_data_type", _dtype),
+    "reduce_scatter": ("reduce_scatter", _flag),
+    "torch_adam": ("torch_adam", _flag),
     "immediate_grad_update": ("immediate_grad_update", _flag),
     "compute_grad_norm": ("check_gradient_norm", _flag),
     "zero_init": ("zero_init", _flag),
@@ -143,8 +153,7 @@ _WITHOUT_EFFECT = frozenset({
     "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters",
     "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings",
     "enable_sanity_checks", "offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write",
-    "offload_optimizer.fast_init", "gradient_clipping", "communication_data_type",
-    "use_multi_rank_bucket_allreduce", "reduce_scatter",
+    "offload_optimizer.fast_init", "gradient_clipping", "use_multi_rank_bucket_allreduce",
 })  # fmt: skip
 """Settings that move no bytes worth counting: with torch 1.13 or newer the all-gather of updated
 parameters is in place, and the alignment pads fewer than eight elements per parameter."""
