@@ -44,7 +44,11 @@ def engine_options(settings: dict[str, Any]) -> dict[str, object]:
         options["overlap_comm"] = settings["overlap"]
     if settings["zinit"]:
         options["zero_init"] = True
+    if settings.get("opt") == "torch_adamw_fused":
+        options["torch_adam"] = True
     for key, section in (settings["extra"] or {}).items():
+        if key == "torch_autocast":  # over weights that are 16 bits already: nothing is cast
+            continue
         if not isinstance(section, dict):
             options[key] = section
             continue

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+from memplan.dtypes import DType
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind, Entry, Phase, make_phase
@@ -69,9 +70,19 @@ class Job:
         return OPTIMIZERS[self.given.setup.optimizer].num_states
 
     @property
+    def master_bytes(self) -> int:
+        """Of an element of the master weights, of each state and of the gradients of a step."""
+        return DType.BF16.num_bytes if self.options.bf16_masters else MASTER_BYTES
+
+    @property
+    def master_name(self) -> str:
+        """Their dtype, for people."""
+        return DType.BF16.label if self.options.bf16_masters else DType.FP32.label
+
+    @property
     def step_copies_bytes(self) -> int:
         """Copies of a state that the optimizer makes in its step, for each element [bytes]."""
-        return MASTER_BYTES * OPTIMIZERS[self.given.setup.optimizer].num_step_copies
+        return self.master_bytes * OPTIMIZERS[self.given.setup.optimizer].num_step_copies
 
     @property
     def trained_bytes(self) -> int:

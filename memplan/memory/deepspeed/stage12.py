@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.deepspeed.host import replicated_host, saved_bytes
-from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
+from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.recording import (
@@ -123,29 +123,33 @@ def _held(job: Job, plan: _Plan) -> list[Entry]:
             "a staging buffer of the largest parameter's size",
         )
         return [*entries, staging]
-    states = rounded(MASTER_BYTES * part)
+    states = rounded(job.master_bytes * part)
     return [
         *entries,
-        Entry(ComponentKind.MASTER_WEIGHTS, states, "fp32, this rank's part of the flat buffer"),
+        Entry(
+            ComponentKind.MASTER_WEIGHTS,
+            states,
+            f"{job.master_name}, this rank's part of the flat buffer",
+        ),
         Entry(
             ComponentKind.OPTIMIZER_STATES,
             job.num_states * states,
-            f"{job.num_states} x fp32 of the same part",
+            f"{job.num_states} x {job.master_name} of the same part",
         ),
     ]
 
 
 def _load(job: Job, plan: _Plan) -> list[Entry]:
     """Flattening keeps two copies of the weights; then come master weights and zero gradients."""
-    part = 0 if job.offloads_optimizer else MASTER_BYTES * plan.partition.size
+    part = 0 if job.offloads_optimizer else job.master_bytes * plan.partition.size
     flat = job.weight_bytes * plan.partition.numel
     weights = Entry(ComponentKind.PARAMETERS, flat + job.frozen_bytes, "the flat buffer")
     copy = job.trained_bytes if _flattens_on_gpu(job, plan) else 0
     if 2 * part > copy:
         return [
             weights,
-            Entry(ComponentKind.MASTER_WEIGHTS, part, "fp32, this rank's part"),
-            Entry(ComponentKind.GRADIENTS, part, "fp32 zeros, for a moment"),
+            Entry(ComponentKind.MASTER_WEIGHTS, part, f"{job.master_name}, this rank's part"),
+            Entry(ComponentKind.GRADIENTS, part, f"{job.master_name} zeros, for a moment"),
         ]
     return [weights, Entry(ComponentKind.TEMPORARIES, copy, "the weights before flattening")]
 
@@ -238,9 +242,9 @@ def _step(job: Job, plan: _Plan, left_bytes: int) -> Peak:
             temporaries=rounded(NORM_BYTES * partition.largest_slice),
         )
     flat = 0 if compact or len(partition.owned) == 1 else job.weight_bytes * partition.size
-    cast = 0 if compact or job.weight_bytes == MASTER_BYTES else MASTER_BYTES * partition.size
+    cast = 0 if compact or job.weight_bytes == job.master_bytes else job.master_bytes * partition.size
     peak.offer(0, gradients=owned, temporaries=flat + cast)
-    alone = MASTER_BYTES * partition.size
+    alone = job.master_bytes * partition.size
     peak.offer(0, gradients=alone, temporaries=job.step_copies_bytes * partition.size)
     return peak
 
