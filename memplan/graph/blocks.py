@@ -217,6 +217,8 @@ def feed_forward(
         up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
         middle = _activated(t, up, spec.activation, name)
         t.touch(up)
+    if spec.inline:
+        t.segment.unmade.add(name)
     inside = f"{name}.dropout_inside" if spec.dropout_module else ""
     middle = dropout(t, middle, spec.activation_dropout, module=inside)
     if spec.output_cast:

@@ -84,7 +84,7 @@ class Segment:
     __slots__ = (
         "carried", "checkpointed", "component", "entered", "external_reads", "external_saves",
         "index", "input", "kept_outputs", "left", "lingering", "name", "operations", "output",
-        "parameters", "regions", "releases", "repeat", "tied",
+        "parameters", "regions", "releases", "repeat", "sealed", "tied", "unmade",
     )  # fmt: skip
 
     def __init__(self, name: str, index: int, *, repeat: int, checkpointed: bool) -> None:
@@ -115,6 +115,10 @@ class Segment:
         those whose name is the beginning of a parameter's are known from that."""
         self.left: list[tuple[int, str]] = []
         """Such modules, and the operation before which each returns what a gradient will reach."""
+        self.sealed: set[str] = set()
+        """Modules on which DeepSpeed hangs its hooks as a whole: none on those inside."""
+        self.unmade: set[str] = set()
+        """Beginnings of parameters' names that no module bears: what they hold is the layer's."""
         self.component = "activations"
         self.regions: list[Region] = []
         """Stretches that are recomputed on their own."""

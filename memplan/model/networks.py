@@ -38,9 +38,9 @@ class FeedForwardSpec:
     """Gate and up are one linear layer whose output is split in two (Phi-3)."""
     bias: bool = False
     activation_dropout: float = 0.0
+    """Probability on the activations, before the last linear layer."""
     dropout_module: bool = False
     """That dropout is a module, not a call of a function."""
-    """Probability on the activations, before the last linear layer."""
     inline: bool = False
     """Run in the layer's own ``forward``, where its result takes its input's name (OPT)."""
     output_cast: bool = False

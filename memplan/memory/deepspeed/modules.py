@@ -6,6 +6,8 @@ runs again. Parameters that stay gathered (``stage3_param_persistence_threshold`
 the hooks of a module that has no others, or none at all, still start a round of prefetching. Norms
 and the modules around those with parameters are known from the parameters' names, activation
 functions, dropouts and the model itself from what the tape notes (``Segment.entered``, ``left``).
+Some mixtures are one module to the engine (``Segment.sealed``): all of their parameters are fetched
+together, and their gradients are reduced only when the last one is there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,6 +38,8 @@ class Act(IntEnum):
     """The highest level of one interval of the backward walk; the operand is its number."""
     GRADIENT = 4
     """It ends, maybe with a gradient; the operand is its number."""
+    HAND_OVER = 5
+    """A module that is taken as a whole hands all of its gradients over; the operand is it."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,8 @@ class Module:
     weights: list[tuple[int, int]]
     """For each parameter that is gathered for it, its number in the first repetition and the step
     to the next."""
+    delayed: list[tuple[int, int]] = field(default_factory=list)
+    """Parameters whose gradients wait until its whole backward pass is over."""
 
 
 @dataclass(slots=True)
@@ -112,7 +118,7 @@ def _outline(script: SegmentScript) -> tuple[object, ...]:
     def without_levels(acts: Sequence[tuple[Act, int]]) -> tuple[tuple[Act, int], ...]:
         return tuple((act, 0 if act is Act.LEVEL else operand) for act, operand in acts)
 
-    modules = tuple(tuple(module.weights) for module in script.modules)
+    modules = tuple((tuple(each.weights), tuple(each.delayed)) for each in script.modules)
     return without_levels(script.forward), without_levels(script.backward), modules
 
 
@@ -218,20 +224,34 @@ class _Writer:
                     number = self._number(each)
                     if number not in found:
                         found.append(number)
-                own = self.script.modules[self.names[name]].weights
+                names = self._with_parents(name)
+                own = self.script.modules[self.names[names[-1]]]
                 place = self._place(tensor)
-                if tensor not in persistent and place not in own:
-                    own.append(place)
+                if tensor not in persistent and place not in own.weights:
+                    own.weights.append(place)
+                if names[-1] in self.segment.sealed and place not in own.delayed:
+                    own.delayed.append(place)
         return found
 
     def _with_parents(self, name: str) -> list[str]:
-        """A module after those around it in its segment: a layer is one itself, the rest is not."""
+        """A module after those around it in its segment: a layer is one itself, the rest is not.
+
+        What is inside a module that is taken as a whole goes by that.
+        """
         names = with_parents(name)
-        return names if self.segment.is_layer or not name else names[1:]
+        if name and not self.segment.is_layer:
+            names = names[1:]
+        names = [each for each in names if each not in self.segment.unmade]
+        for number, each in enumerate(names):
+            if each in self.segment.sealed:
+                return names[: number + 1]
+        return names
 
     def _noted(self, notes: Sequence[tuple[int, str]]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for position, name in notes:
+            if not self.segment.sealed.isdisjoint(with_parents(name)):
+                continue
             found.setdefault(position, []).append(self._number(name))
         return found
 
@@ -315,17 +335,20 @@ class _Writer:
             for tensor in operation.inputs:
                 if isinstance(tensor, Parameter):
                     stretch.finish(tensor)
-            acts += self._released(
-                [each for each in self.modules_of[position] if final[each] == position]
-            )
+            closing = [each for each in self.modules_of[position] if final[each] == position]
+            acts += [(Act.HAND_OVER, each) for each in closing if self.script.modules[each].delayed]
+            acts += self._released(closing)
         acts += again
         stretch.finish_all()
         acts += [(Act.FETCH, module) for module in self.left.get(0, ())]
         return acts
 
     def _recompute(self) -> list[tuple[Act, int]]:
+        """The forward pass again; the layer's own hooks are outside of what is run again."""
         levels = ForwardWalk(self.segment, keep=True).recompute().levels
-        return self._run(levels, len(levels), cut=len(levels) < len(self.segment.operations))
+        acts = self._run(levels, len(levels), cut=len(levels) < len(self.segment.operations))
+        layer = self.names.get("")
+        return [each for each in acts if each[0] is Act.LEVEL or each[1] != layer]
 
 
 def with_parents(name: str) -> list[str]:

@@ -145,6 +145,18 @@ class StepReplay:
         """Gradients that wait in their own memory: larger than the bucket, or without one."""
         self.outside_numel = 0
         """Their elements."""
+        self.waiting_bytes = 0
+        """Those of them that the next reduction takes."""
+        self.delayed = {
+            place
+            for script, segment in zip(scripts, segments, strict=True)
+            for module in script.modules
+            for copy in range(segment.repeat)
+            for place in _numbers(module.delayed, copy)
+        }
+        """Parameters whose gradients wait for others of their module."""
+        self.arrived: dict[int, int] = {}
+        """The moments of those that do, by parameter."""
         self.offers: list[BackwardOffer] = []
 
     def run(self) -> StepOffers:
@@ -215,46 +227,58 @@ class StepReplay:
     def _back(
         self, script: SegmentScript, members: Sequence[Sequence[int]], indices: range
     ) -> None:
-        if not self.gathers:
-            for index in indices:
-                self._pass(index)
-            return
         coordinator = self.coordinator
         now = indices[0]
         spot: int = Spot.START
         for position, (act, operand) in enumerate(script.backward):
-            if act is Act.FETCH:
+            if act is Act.PEAK:
+                now = indices[operand]
+                self._offer(now, Spot.PEAK, coordinator.gathered_bytes)
+            elif act is Act.GRADIENT:
+                self._finish(indices[operand])
+                now = min(indices[operand] + 1, indices[-1])
+            elif act is Act.HAND_OVER:
+                self._hand_over()
+            elif not self.gathers:
+                continue
+            elif act is Act.FETCH:
                 self._offer(now, spot, coordinator.enter())
             elif act is Act.RELEASE:
                 coordinator.release(members[operand])
-            elif act is Act.LEVEL:
+            else:
                 spot = position
                 self._offer(now, spot, coordinator.gathered_bytes)
-            elif act is Act.PEAK:
-                now = indices[operand]
-                self._offer(now, Spot.PEAK, coordinator.gathered_bytes)
-            else:
-                self._take(indices[operand])
-                now = min(indices[operand] + 1, indices[-1])
 
     def _offer(self, now: int, spot: int, gathered: int) -> None:
         held = self.outside_bytes + self.timeline.moments[now].waiting_bytes
         self.offers.append(BackwardOffer(now, spot, held, 0, 0, gathered))
 
-    def _pass(self, index: int) -> None:
-        self._offer(index, Spot.PEAK, self.coordinator.gathered_bytes)
-        self._take(index)
-
-    def _take(self, index: int) -> None:
-        """Put the gradient that ends a moment in the bucket."""
+    def _finish(self, index: int) -> None:
+        """A moment is over, maybe with a gradient."""
         moment = self.timeline.moments[index]
-        if moment.weight < 0:
-            return
+        if moment.weight in self.delayed:
+            self.arrived[moment.weight] = index
+            self.outside_bytes += moment.gradient_bytes
+        elif moment.weight >= 0:
+            self._take(index, index)
+
+    def _hand_over(self) -> None:
+        """All gradients of a module that is taken as a whole, in the order of its parameters."""
+        now = max(self.arrived.values(), default=0)
+        for _, index in sorted(self.arrived.items()):
+            self.outside_bytes -= self.timeline.moments[index].gradient_bytes
+            self._take(index, now)
+        self.arrived = {}
+
+    def _take(self, index: int, now: int) -> None:
+        """Put the gradient that ended a moment in the bucket."""
+        moment = self.timeline.moments[index]
         numel, limit = self.numels[moment.weight], self.scattering.bucket_numel
         if self.filled and self.filled + numel > limit:
-            self._reduce(index, moment.gradient_bytes)
+            self._reduce(now, moment.gradient_bytes)
         if not self.scattering.is_contiguous or numel > limit:
             self.outside_bytes += moment.gradient_bytes
+            self.waiting_bytes += moment.gradient_bytes
             self.outside_numel += numel
         self.waiting.append(moment.weight)
         self.filled += numel
@@ -270,7 +294,8 @@ class StepReplay:
         gathered = self.coordinator.gathered_bytes
         for flat, extra in copies:
             self.offers.append(BackwardOffer(index, Spot.END, held, flat, extra, gathered))
-        self.outside_bytes = self.outside_numel = 0
+        self.outside_bytes -= self.waiting_bytes
+        self.waiting_bytes = self.outside_numel = 0
         self.waiting = []
         self.filled = 0
 
