@@ -40,25 +40,38 @@ def _ranked(
 ) -> list[Parameter]:
     """Those of these members, in their order; with ``everything`` the others behind them."""
     ranks = {name: number for number, name in enumerate(members)}
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, int, int]] = []
     for position, each in enumerate(parameters):
         rank = ranks.get(each.name, ranks.get(each.module))
-        if rank is None and everything:
-            rank = _rank_of_siblings(each, parameters, ranks)
         if rank is not None:
-            found.append((rank, position))
-    return [parameters[position] for _, position in sorted(found)]
+            found.append((rank, 0, position))
+        elif everything:
+            found.append((*_beside_neighbour(position, parameters, ranks), position))
+    return [parameters[position] for *_, position in sorted(found)]
 
 
-def _rank_of_siblings(
-    parameter: Parameter, parameters: Sequence[Parameter], ranks: dict[str, int]
-) -> int:
-    siblings = [
-        ranks[each.name]
-        for each in parameters
-        if each.module == parameter.module and each.name in ranks
-    ]
-    return max(siblings, default=len(ranks))
+def _beside_neighbour(
+    position: int, parameters: Sequence[Parameter], ranks: dict[str, int]
+) -> tuple[int, int]:
+    """Before or behind the named parameter whose module's name is most like this one's."""
+    best = (-1, len(ranks), 1)
+    for number, each in enumerate(parameters):
+        rank = ranks.get(each.name, ranks.get(each.module))
+        if rank is not None:
+            likeness = _common_parts(each.module, parameters[position].module)
+            if likeness > best[0] or (likeness == best[0] and number < position):
+                best = (likeness, rank, 1 if number < position else -1)
+    return best[1], best[2]
+
+
+def _common_parts(left: str, right: str) -> int:
+    """How many of the first parts of two modules' names are the same."""
+    count = 0
+    for one, other in zip(left.split("."), right.split("."), strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
 
 
 def registered(parameters: Sequence[Parameter]) -> list[Parameter]:

@@ -83,9 +83,16 @@ def expand_backward(passes: StepPasses, weights: ModelWeights) -> BackwardTimeli
                         weight, size = -1, 0
                 moments.append(
                     Moment(
-                        base + peak, base + end, unsummed, weight, size, held, place, repetition,
+                        base + peak,
+                        base + end,
+                        unsummed,
+                        weight,
+                        size,
+                        held,
+                        place,
+                        repetition,
                         number,
-                    )  # fmt: skip
+                    )
                 )
     return BackwardTimeline(passes, moments)
 
