@@ -19,7 +19,7 @@ AUTO = "auto"
 
 _IGNORED = frozenset({
     "gradient_clipping", "scheduler", "steps_per_print", "wall_clock_breakdown", "dump_state",
-    "prescale_gradients", "gradient_predivide_factor", "communication_data_type",
+    "prescale_gradients", "gradient_predivide_factor",
     "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "tensorboard", "wandb",
     "csv_monitor", "comet", "comms_logger", "flops_profiler", "memory_breakdown", "aio",
     "checkpoint", "autotuning", "data_efficiency", "curriculum_learning", "seed", "disable_allgather",
@@ -43,7 +43,8 @@ _REFUSED = (
 
 _READ = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-    "fp16", "bf16", "bfloat16", "data_types", "optimizer", "zero_optimization",
+    "fp16", "bf16", "bfloat16", "data_types", "communication_data_type", "optimizer",
+    "zero_optimization",
 )  # fmt: skip
 
 _OPTIMIZERS = {"adam": "adamw-fused", "adamw": "adamw-fused", "sgd": "sgd"}
@@ -180,6 +181,9 @@ class _Reader:
         dtype = self._section("data_types").get("grad_accum_dtype")
         if dtype is not None:
             self.options["grad_accum_dtype"] = dtype
+        travelling = self.config.get("communication_data_type")
+        if travelling is not None:
+            self.options["communication_data_type"] = travelling
 
     def _read_zero(self) -> None:
         zero = self._section("zero_optimization")
@@ -233,6 +237,9 @@ class _Reader:
     def _read_optimizer(self) -> None:
         section = self._section("optimizer")
         kind = section.get("type")
+        if not section and self._known_stage() == 0:
+            # HF Trainer brings its own AdamW then, which the engine wraps in another way.
+            self.options["torch_adam"] = True
         if kind is None or kind == AUTO:
             return
         name = _OPTIMIZERS.get(str(kind).lower())
@@ -244,6 +251,10 @@ class _Reader:
         if name == "adamw-fused" and params.get("torch_adam") is True:
             name = "adamw-foreach"
         self._set("optimizer", name, "optimizer.type")
+
+    def _known_stage(self) -> object:
+        stage = self.fields.get("zero_stage", self.given.get("zero_stage"))
+        return getattr(stage, "value", stage)
 
     def _read_batch(self) -> None:
         micro = self._count("train_micro_batch_size_per_gpu")

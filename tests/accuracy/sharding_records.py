@@ -49,6 +49,7 @@ def predict_fsdp(record: dict[str, Any]) -> dict[str, int]:
         engine="fsdp",  # type: ignore[arg-type]
         micro_batch_size=settings["b"],
         seq_len=settings["s"],
+        precision="bf16" if settings.get("precision") == "bf16" else "bf16-mixed",
         optimizer=settings["opt"].replace("_", "-"),
         checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
         attention=settings["attn"],

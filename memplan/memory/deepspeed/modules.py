@@ -134,7 +134,9 @@ class _Stretch:
     ) -> None:
         self.acts = acts
         self._intervals = intervals
-        self.number, self.interval = next(intervals, (0, None))
+        self.number = 0
+        self.interval: Interval | None = None
+        self._go_on()
         self._is_found = False
         """The interval's highest level has been written."""
         self._passed = 0
@@ -170,9 +172,12 @@ class _Stretch:
         highest = max([self._passed, *[station.peak_bytes for station in left]])
         self._write(max(highest, self.interval.last_peak_bytes), is_last=True)
         self.acts.append((Act.GRADIENT, self.number))
-        self.number, self.interval = next(self._intervals, (0, None))
+        self._go_on()
         self._station = 0
         self._is_found = False
+
+    def _go_on(self) -> None:
+        self.number, self.interval = next(self._intervals, (0, None))
 
     def _write(self, peak_bytes: int, *, is_last: bool = False) -> None:
         assert self.interval is not None
