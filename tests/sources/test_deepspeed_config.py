@@ -115,7 +115,16 @@ def test_fields(
     ],
 )
 def test_options(config: dict[str, Any], options: dict[str, object]) -> None:
-    assert fields(config)["engine_options"] == options
+    optimizer = {"optimizer": {"type": "AdamW"}}
+    assert fields({**config, **optimizer})["engine_options"] == options
+
+
+def test_stage_0_without_an_optimizer_section_brings_its_own() -> None:
+    config = {"bf16": {"enabled": True}, "communication_data_type": "fp32"}
+    assert fields(config)["engine_options"] == {
+        "communication_data_type": "fp32",
+        "torch_adam": True,
+    }
 
 
 @pytest.mark.parametrize(
@@ -174,5 +183,6 @@ def test_auto_finds_what_was_given() -> None:
 
 
 def test_given_options_are_kept() -> None:
-    read = fields({"bf16": {"enabled": True}}, engine_options={"zero_init": True})
+    config = {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}}
+    read = fields(config, engine_options={"zero_init": True})
     assert read["engine_options"] == {"zero_init": True}
