@@ -40,6 +40,9 @@ class Tape:
         """Token ids, labels and whatever else the batch itself holds [bytes]."""
         self.flash_decides = False
         """Some kernel was chosen by whether the GPU runs flash attention."""
+        self.declared: tuple[tuple[str, ...], ...] = ()
+        """The order in which the class declares its parameters: the name of a segment, then modules
+        of it or single parameters, for each stretch; empty: not known."""
         self.buffers_bytes = 0
         """Buffers that lie beside the parameters [bytes]."""
         self.leaves: list[Tensor] = []
@@ -122,6 +125,14 @@ class Tape:
     def tie(self, weight: Parameter, module: str) -> None:
         """Note that a module of the present segment owns an earlier segment's weight too."""
         self.segment.tied.append((module, weight))
+
+    def enter(self, module: str) -> None:
+        """Note that a module is called here that owns no parameters itself: the model, a dropout."""
+        self.segment.entered.append((len(self.segment.operations), module))
+
+    def leave(self, module: str) -> None:
+        """Note that it returns here, something that a gradient will reach."""
+        self.segment.left.append((len(self.segment.operations), module))
 
     def parameter(
         self,

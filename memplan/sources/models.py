@@ -205,8 +205,9 @@ def _read_with(
     found: _Found, asked: _Asked, defaults: Mapping[str, Mapping[str, object]], log: "ReadLog"
 ) -> ModelSpec:
     from memplan.graph.families import read_model
+    from memplan.sources.parameter_order import declared_order
 
-    return read_model(
+    spec = read_model(
         found.config,
         source=found.source,
         name=one_line(found.name),
@@ -216,6 +217,7 @@ def _read_with(
         num_labels=asked.num_labels,
         log=log,
     )
+    return replace(spec, declared=declared_order(spec.family))
 
 
 def _check_keys(found: _Found, asked: _Asked, log: "ReadLog") -> list[str]:

@@ -124,6 +124,14 @@ def test_options(config: dict[str, Any], options: dict[str, object]) -> None:
     assert fields({**config, **ADAM})["engine_options"] == options
 
 
+def test_stage_0_without_an_optimizer_section_brings_its_own() -> None:
+    config = {"bf16": {"enabled": True}, "communication_data_type": "fp32"}
+    assert fields(config)["engine_options"] == {
+        "communication_data_type": "fp32",
+        "torch_adam": True,
+    }
+
+
 @pytest.mark.parametrize(
     ("config", "given", "message"),
     [

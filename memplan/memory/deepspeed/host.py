@@ -62,6 +62,9 @@ def sharded_host(job: Job, *, shards: Sequence[int], groups: Sequence[int]) -> H
     weights = _offloaded_weights(job, lock, shards) if job.offloads_param else 0
     # Shards pass through the CPU when they are put together in one buffer, there or on the GPU.
     loading = weights + job.weight_bytes * sum(shards)
+    if job.given.setup.offload_param is Offload.CPU:
+        # There that buffer is page-locked through a copy while every shard still lies apart.
+        loading += _apart(job, lock, shards)
     if not job.options.zero_init:
         loading = max(loading, job.model_bytes)
     if not job.offloads_optimizer:
@@ -76,6 +79,13 @@ def sharded_host(job: Job, *, shards: Sequence[int], groups: Sequence[int]) -> H
         load_bytes=max(loading, weights + peak),
         save_bytes=weights + held + saved_bytes(job, part_numel=0),
     )
+
+
+def _apart(job: Job, lock: PageLock, shards: Sequence[int]) -> int:
+    """Shards of the weights, each in memory of its own (partition_parameters.py,
+    ``_partition_param``)."""
+    pinned = job.options.param_pin_memory
+    return sum(lock.bytes_of(job.weight_bytes * shard, pinned=pinned) for shard in shards)
 
 
 def _optimizer(job: Job, lock: PageLock, groups: Sequence[int]) -> tuple[int, int]:

@@ -5,14 +5,15 @@ parameters that touch it, whole, S the largest piece of one of them inside it, n
 parameter. Held: WΦ weights, 4P master weights and states; with the optimizer on the CPU, WΦ and a
 staging buffer Wn. The step holds the G gradients; it takes the norm of one after the other in fp64
 (8S), or flattens them (WP) and casts the result to fp32 (4P), whichever is more
-(runtime/zero/stage_1_and_2.py, ``step``).
+(runtime/zero/stage_1_and_2.py, ``step``). With fp32 accumulation it holds 4P instead, which needs
+neither, and, while the norm is taken, what stage 1 left (``Reduction.left_bytes``).
 """
 
 from functools import lru_cache
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.deepspeed.host import replicated_host, saved_bytes
-from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
+from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.recording import (
@@ -24,6 +25,7 @@ from memplan.memory.deepspeed.recording import (
     highest,
 )
 from memplan.memory.deepspeed.reduction import (
+    COMPACT_BYTES,
     NORM_BYTES,
     ReductionSettings,
     reduce_after_backward,
@@ -60,11 +62,12 @@ def sharded_states_account(job: Job) -> RankAccount:
         buckets=plan.carried_buckets_bytes,
         height=height,
     )
+    reduced = _reduced(job, plan)
     phases = (
         make_phase("load", _load(job, plan)),
         job.peak_phase("forward", held, forward),
-        job.peak_phase("backward", held, _backward(job, plan)),
-        job.peak_phase("step", held, _step(job, plan)),
+        job.peak_phase("backward", held, highest(reduced.offers, job.timeline)),
+        job.peak_phase("step", held, _step(job, plan, reduced.left_bytes)),
         job.phase("save", held),
     )
     return RankAccount(
@@ -79,20 +82,22 @@ def _plan(job: Job) -> _Plan:
     options = job.options
     partition = job.partition(round_robin=options.round_robin_gradients)
     stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
-    wide = job.gradient_bytes > job.weight_bytes
-    owned = job.weight_bytes * partition.whole_numel
-    if wide:
-        owned = job.gradient_bytes * partition.size
-    if job.offloads_optimizer:
-        owned = 0
+    compact = job.accumulates_apart and job.gradient_bytes == COMPACT_BYTES
+    if compact:
+        owned = rounded(COMPACT_BYTES * partition.size)
+    else:
+        owned = 0 if job.offloads_optimizer else job.weight_bytes * partition.whole_numel
     settings = ReductionSettings(
         bucket_numel=options.reduce_bucket_size,
         num_buckets=2 if options.overlap_comm else 1,
         element_bytes=job.weight_bytes if stage2 else job.gradient_bytes,
+        communication_bytes=job.communication_bytes,
+        casts=job.accumulates_apart and not stage2,
         keeps_all=not stage2,
         offloads=job.offloads_optimizer,
+        scatters=options.reduce_scatter,
+        compact=compact,
         owned_bytes=owned,
-        slice_copy_bytes=job.gradient_bytes if wide else 0,
     )
     carried = buckets = 0
     if job.accumulates:
@@ -118,37 +123,50 @@ def _held(job: Job, plan: _Plan) -> list[Entry]:
             "a staging buffer of the largest parameter's size",
         )
         return [*entries, staging]
-    states = rounded(MASTER_BYTES * part)
+    states = rounded(job.master_bytes * part)
     return [
         *entries,
-        Entry(ComponentKind.MASTER_WEIGHTS, states, "fp32, this rank's part of the flat buffer"),
+        Entry(
+            ComponentKind.MASTER_WEIGHTS,
+            states,
+            f"{job.master_name}, this rank's part of the flat buffer",
+        ),
         Entry(
             ComponentKind.OPTIMIZER_STATES,
             job.num_states * states,
-            f"{job.num_states} x fp32 of the same part",
+            f"{job.num_states} x {job.master_name} of the same part",
         ),
     ]
 
 
 def _load(job: Job, plan: _Plan) -> list[Entry]:
     """Flattening keeps two copies of the weights; then come master weights and zero gradients."""
-    part = 0 if job.offloads_optimizer else MASTER_BYTES * plan.partition.size
+    part = 0 if job.offloads_optimizer else job.master_bytes * plan.partition.size
     flat = job.weight_bytes * plan.partition.numel
     weights = Entry(ComponentKind.PARAMETERS, flat + job.frozen_bytes, "the flat buffer")
     copy = job.trained_bytes if _flattens_on_gpu(job, plan) else 0
     if 2 * part > copy:
         return [
             weights,
-            Entry(ComponentKind.MASTER_WEIGHTS, part, "fp32, this rank's part"),
-            Entry(ComponentKind.GRADIENTS, part, "fp32 zeros, for a moment"),
+            Entry(ComponentKind.MASTER_WEIGHTS, part, f"{job.master_name}, this rank's part"),
+            Entry(ComponentKind.GRADIENTS, part, f"{job.master_name} zeros, for a moment"),
         ]
     return [weights, Entry(ComponentKind.TEMPORARIES, copy, "the weights before flattening")]
 
 
-def _backward(job: Job, plan: _Plan) -> Peak:
+@dataclass(frozen=True, slots=True)
+class _Reduced:
+    """What a replay of the backward pass finds."""
+
+    offers: tuple[Offer, ...]
+    left_bytes: int
+    """Gradients and buckets that it leaves until the step."""
+
+
+def _reduced(job: Job, plan: _Plan) -> _Reduced:
     timeline = Keyed(job.timeline, job.shape)
     if plan.sharded_gradients or job.options.overlap_comm:
-        offers = _while_backward(
+        return _while_backward(
             timeline,
             plan.settings,
             plan.partition,
@@ -156,9 +174,7 @@ def _backward(job: Job, plan: _Plan) -> Peak:
             plan.carried_buckets_bytes,
             plan.sharded_gradients,
         )
-    else:
-        offers = _after_backward(timeline, plan.settings, plan.partition, job.accumulates)
-    return highest(offers, job.timeline)
+    return _after_backward(timeline, plan.settings, plan.partition, job.accumulates)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -169,9 +185,9 @@ def _while_backward(
     carried_bytes: int,
     carried_buckets_bytes: int,
     sharded_gradients: bool,
-) -> tuple[Offer, ...]:
+) -> _Reduced:
     recording = Recording(timeline.value)
-    reduce_while_backward(
+    left = reduce_while_backward(
         timeline.value,
         settings,
         partition,
@@ -181,7 +197,7 @@ def _while_backward(
         gradients_added=bool(carried_bytes) and not sharded_gradients,
         peak=recording,
     )
-    return candidates(recording, timeline.value)
+    return _Reduced(candidates(recording, timeline.value), left)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -190,13 +206,14 @@ def _after_backward(
     settings: ReductionSettings,
     partition: FlatPartition,
     carried: bool,
-) -> tuple[Offer, ...]:
+) -> _Reduced:
     sizes = [0] * len(partition.numels)
     for moment in timeline.value.moments:
         if moment.weight >= 0:
-            sizes[moment.weight] = moment.gradient_bytes
+            numel = partition.numels[moment.weight]
+            sizes[moment.weight] = settings.gradient_bytes(numel, moment.gradient_bytes)
     recording = Recording(timeline.value)
-    reduce_after_backward(
+    left = reduce_after_backward(
         timeline.value,
         settings,
         partition,
@@ -205,27 +222,31 @@ def _after_backward(
         gradient_sizes=sizes,
         peak=recording,
     )
-    return candidates(recording, timeline.value)
+    return _Reduced(candidates(recording, timeline.value), left)
 
 
-def _step(job: Job, plan: _Plan) -> Peak:
+def _step(job: Job, plan: _Plan, left_bytes: int) -> Peak:
     """The update itself, or what lies between two micro-steps where that is more."""
-    partition, wide = plan.partition, plan.settings.slice_copy_bytes
+    partition, compact = plan.partition, plan.settings.compact
     peak = Peak()
     peak.offer(0, gradients=plan.carried_bytes, buckets=plan.carried_buckets_bytes)
+    owned = plan.settings.owned_bytes
+    peak.offer(0, gradients=owned, buckets=left_bytes)
     if job.offloads_optimizer:
         return peak
-    owned = plan.settings.owned_bytes
     if job.options.check_gradient_norm:
         peak.offer(
             0,
             gradients=owned,
+            buckets=left_bytes,
             temporaries=rounded(NORM_BYTES * partition.largest_slice),
         )
-    flat = 0 if wide or len(partition.owned) == 1 else job.weight_bytes * partition.size
-    cast = 0 if wide or job.weight_bytes == MASTER_BYTES else MASTER_BYTES * partition.size
+    flat = 0 if compact or len(partition.owned) == 1 else job.weight_bytes * partition.size
+    cast = (
+        0 if compact or job.weight_bytes == job.master_bytes else job.master_bytes * partition.size
+    )
     peak.offer(0, gradients=owned, temporaries=flat + cast)
-    alone = MASTER_BYTES * partition.size
+    alone = job.master_bytes * partition.size
     peak.offer(0, gradients=alone, temporaries=job.step_copies_bytes * partition.size)
     return peak
 
@@ -240,7 +261,7 @@ def _host(job: Job, plan: _Plan) -> HostMemory:
             save_bytes=saved_bytes(job, part_numel=partition.size),
         )
     accumulated = 0
-    if job.accumulates and plan.sharded_gradients:
+    if job.accumulates and plan.sharded_gradients and not plan.settings.compact:
         accumulated = job.weight_bytes * partition.whole_numel
     return replicated_host(job, part_numel=partition.size, accumulated_bytes=accumulated)
 
