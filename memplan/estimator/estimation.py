@@ -142,9 +142,9 @@ def rank_account(
     _refuse_unmodelled(setup)
     engine = setup.chosen_engine
     if engine is Engine.DEEPSPEED:
-        from memplan.memory.deepspeed import deepspeed_account, fullest_rank
+        from memplan.memory.deepspeed import deepspeed_account, worst_rank
 
-        chosen = fullest_rank(given) if rank is None else rank
+        chosen = worst_rank(given) if rank is None else rank
         return deepspeed_account(given, rank=chosen, capacity_bytes=capacity_bytes)
     if engine is Engine.FSDP:
         from memplan.memory.fsdp2 import fsdp2_account

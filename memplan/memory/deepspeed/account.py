@@ -1,5 +1,6 @@
 """The account of one DeepSpeed rank."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from memplan.errors import SetupError
@@ -9,6 +10,7 @@ from memplan.memory.deepspeed.job import Job, prepare_job
 from memplan.memory.deepspeed.stage0 import replicated_account
 from memplan.memory.deepspeed.stage3 import sharded_account
 from memplan.memory.deepspeed.stage12 import sharded_states_account
+from memplan.memory.deepspeed.stage12 import worst_rank as worst_of_sharded_states
 from memplan.memory.rank import RankInput
 from memplan.training.setup import ZeroStage
 
@@ -31,14 +33,31 @@ def deepspeed_account(
     return replace(_by_stage(job), left_out=job.options.left_out)
 
 
-def fullest_rank(given: RankInput) -> int:
-    """The rank that holds most: in stages 1 and 2 the one whose part touches the largest
-    parameters, in the others the first, which also writes checkpoints."""
-    setup = given.setup
-    if setup.zero_stage not in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS):
-        return 0
+def worst_rank(given: RankInput) -> int:
+    """The lowest rank whose training step rises highest."""
     job = prepare_job(given, rank=0)
-    return job.partition(round_robin=job.options.round_robin_gradients).fullest_rank
+    return worst_of_sharded_states(job) if _ranks_differ(job) else 0
+
+
+def rank_kinds(given: RankInput) -> Sequence[range]:
+    """All ranks in runs of those that hold the same; the first, which saves for all, by itself."""
+    job = prepare_job(given, rank=0)
+    if not _ranks_differ(job):
+        return [range(1), *filter(None, [range(1, job.num_ranks)])]
+    buffer = job.flat_buffer(round_robin=job.options.round_robin_gradients)
+    runs = [kind.ranks for kind in buffer.every_rank.kinds]
+    return [range(1), *filter(None, [range(1, runs[0].stop), *runs[1:]])]
+
+
+def _ranks_differ(job: Job) -> bool:
+    """Whether a rank keeps whole gradients of what touches its part of one flat buffer.
+
+    Stages 0 and 3 and ``BF16_Optimizer`` give every GPU the same.
+    """
+    stage = job.given.setup.zero_stage
+    if stage not in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS) or job.num_ranks == 1:
+        return False
+    return stage is ZeroStage.GRADIENTS or not uses_bf16_optimizer(job)
 
 
 def _by_stage(job: Job) -> RankAccount:

@@ -9,10 +9,9 @@ move into a buffer of their own, which is allocated whole at the first of them, 
 go. A gradient larger than the bucket stays where it is until the next reduction.
 """
 
-from collections.abc import Sequence
-
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.memory.deepspeed.partition import FlatPartition
+from memplan.memory.deepspeed.kept import KeptGradients
+from memplan.memory.deepspeed.partition import FlatBuffer, RankKinds
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
 from memplan.records import dataclass
@@ -34,9 +33,11 @@ class ReductionSettings:
     keeps_all: bool
     """Stage 1: a gradient that is not this rank's is let go only when the epilogue runs."""
     offloads: bool
-    """This rank's gradients go to the CPU at every reduction."""
-    owned_bytes: int
-    """The buffer of this rank's gradients: whole parameters (0 with offload)."""
+    """A rank's own gradients go to the CPU at every reduction."""
+    owned_element_bytes: int
+    """The buffer of a rank's own gradients: of an element of its parameters, whole."""
+    owned_part_bytes: int
+    """The same buffer where it is flat: as large as the rank's part, whatever lies in it."""
     slice_copy_bytes: int
     """Bytes per element by which a reduced slice is copied into an fp32 buffer; 0 without one."""
 
@@ -46,16 +47,31 @@ class ReductionSettings:
         size = self.bucket_numel * self.element_bytes
         return self.num_buckets * (-(-size // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING)
 
+    def owned_bytes(self, whole_numel: int) -> int:
+        """The buffer of a rank's own gradients, whose parameters have so many elements."""
+        return self.owned_part_bytes + self.owned_element_bytes * whole_numel
+
 
 class Reduction:
-    """The engine's bucket during the last backward pass before an optimizer step."""
+    """The engine's bucket during the last backward pass before an optimizer step.
+
+    Every rank's bucket fills and empties alike; what a rank keeps of it is its own. So any number
+    of ranks go through one replay, and each offer is of the one that holds most at that moment.
+    """
 
     def __init__(
-        self, settings: ReductionSettings, partition: FlatPartition, numels: Sequence[int]
+        self,
+        settings: ReductionSettings,
+        buffer: FlatBuffer,
+        ranks: RankKinds,
+        *,
+        carries_owned: bool = False,
     ) -> None:
         self.settings = settings
-        self.partition = partition
-        self.numels = numels
+        self.buffer = buffer
+        self.numels = buffer.numels
+        owned = [settings.owned_bytes(kind.whole_numel) for kind in ranks.kinds]
+        self.kept = KeptGradients(ranks, owned, carries_owned=carries_owned)
         self.filled = 0
         """Elements in the bucket."""
         self.waiting: list[int] = []
@@ -64,18 +80,14 @@ class Reduction:
         """The rank whose part holds all of them; -2 where there is none such."""
         self.large_bytes = 0
         """A gradient larger than the bucket, in its own memory."""
-        self.stale_bytes = 0
-        """Such gradients that stage 1 does not let go."""
-        self.owned_bytes = 0
-        """This rank's gradients, once their buffer is allocated."""
         self.unreduced_bytes = 0
         """Gradients in their own memory that have not come to the bucket yet: those that wait for
         the end of backward, or of earlier micro-steps."""
 
     @property
     def gradients_bytes(self) -> int:
-        """Every gradient outside the buckets."""
-        return self.owned_bytes + self.large_bytes + self.stale_bytes + self.unreduced_bytes
+        """Every gradient outside the buckets, of the rank with most of them."""
+        return self.large_bytes + self.kept.fullest_bytes + self.unreduced_bytes
 
     def add(self, weight: int, gradient_bytes: int, peak: Peak, moment: Moment) -> None:
         """Take a gradient, reducing what is there where it does not fit in."""
@@ -85,11 +97,11 @@ class Reduction:
         if numel > self.settings.bucket_numel:
             self.large_bytes = gradient_bytes
         if self.waiting:
-            if self.partition.last_rank[weight] != self.one_rank:
+            if self.buffer.last_rank[weight] != self.one_rank:
                 self.one_rank = -2
         else:
-            self.one_rank = self.partition.last_rank[weight]
-        if self.partition.first_rank[weight] != self.one_rank:
+            self.one_rank = self.buffer.last_rank[weight]
+        if self.buffer.first_rank[weight] != self.one_rank:
             self.one_rank = -2
         self.waiting.append(weight)
         self.filled += numel
@@ -98,47 +110,41 @@ class Reduction:
         """Reduce what waits; ``arriving_bytes`` is the gradient that did not fit."""
         if not self.waiting:
             return
-        settings = self.settings
+        settings, kept = self.settings, self.kept
         copy = self._flat_copy_numel() * settings.element_bytes
-        level = moment.end_bytes
-        largest = self._largest_owned_slice()
-        if largest and settings.slice_copy_bytes:
-            self.owned_bytes = settings.owned_bytes
-        held = self.gradients_bytes + arriving_bytes + moment.waiting_bytes
-        extra = largest * settings.slice_copy_bytes
-        self._offer(peak, moment, level, held, copy, extra)
-        if largest:
-            self._take_owned(level, held, largest, peak, moment)
+        owners = kept.owners(self.waiting)
+        if settings.slice_copy_bytes:
+            for number in owners:
+                kept.allocate(number)
+        others = self.large_bytes + self.unreduced_bytes + arriving_bytes + moment.waiting_bytes
+        self._offer(peak, moment, others + kept.fullest_bytes, copy, 0, kept.fullest_rank)
+        for number, largest in owners.items():
+            rank, held = kept.rank(number), others + kept.bytes_of(number)
+            if settings.slice_copy_bytes:
+                self._offer(peak, moment, held, copy, largest * settings.slice_copy_bytes, rank)
+            if settings.offloads:
+                self._offer(peak, moment, held, 0, largest * NORM_BYTES, rank)
+            elif kept.allocate(number):
+                self._offer(peak, moment, others + kept.bytes_of(number), 0, 0, rank)
         if self.large_bytes:
-            if settings.keeps_all and not largest:
-                self.stale_bytes += self.large_bytes
+            if settings.keeps_all:
+                kept.linger(self.large_bytes, besides=owners)
             self.large_bytes = 0
         self.waiting = []
         self.filled = 0
 
-    def _take_owned(self, level: int, held: int, largest: int, peak: Peak, moment: Moment) -> None:
-        settings = self.settings
-        if settings.offloads:
-            self._offer(peak, moment, level, held, 0, largest * NORM_BYTES)
-            return
-        if not self.owned_bytes:
-            self.owned_bytes = settings.owned_bytes
-            self._offer(peak, moment, level, held + self.owned_bytes, 0, 0)
-
     def _offer(
-        self, peak: Peak, moment: Moment, level: int, held: int, copy: int, extra: int
+        self, peak: Peak, moment: Moment, held: int, copy: int, extra: int, rank: int
     ) -> None:
         peak.offer(
-            level,
+            moment.end_bytes,
             gradients=held,
             buckets=self.settings.buckets_bytes + copy,
             temporaries=extra,
             moment=moment,
             at_end=True,
+            rank=rank,
         )
-
-    def _largest_owned_slice(self) -> int:
-        return max((self.partition.slice_numel(index) for index in self.waiting), default=0)
 
     def _flat_copy_numel(self) -> int:
         """Elements of the flat copy: none for a single slice; more than a bucket goes in parts."""
@@ -147,7 +153,7 @@ class Reduction:
         if self.filled <= self.settings.bucket_numel:
             return self.filled
         largest = filled = count = 0
-        for piece in self.partition.cuts(self.waiting[0]):
+        for piece in self.buffer.cuts(self.waiting[0]):
             filled += piece
             count += 1
             if filled > self.settings.bucket_numel:
@@ -159,21 +165,21 @@ class Reduction:
 def reduce_while_backward(
     timeline: BackwardTimeline,
     settings: ReductionSettings,
-    partition: FlatPartition,
-    numels: Sequence[int],
+    buffer: FlatBuffer,
+    ranks: RankKinds,
     *,
+    carries_owned: bool,
     carried_bytes: int,
     carried_buckets_bytes: int,
-    gradients_added: bool,
-    peak: Peak | None = None,
-) -> Peak:
+    peak: Peak,
+) -> None:
     """Gradients move into the bucket as they come.
 
-    ``carried_bytes`` are gradients of earlier micro-steps. With ``gradients_added`` the new ones
-    are added to them one by one (stage 1), and leave with them. ``peak`` takes the offers.
+    Earlier micro-steps leave each rank's own gradients (``carries_owned``: stage 2), or
+    ``carried_bytes`` of all, to which the new ones are added one by one and leave with them (stage 1).
+    ``peak`` takes the offers.
     """
-    peak = Peak() if peak is None else peak
-    reduction = Reduction(settings, partition, numels)
+    reduction = Reduction(settings, buffer, ranks, carries_owned=carries_owned)
     reduction.unreduced_bytes = carried_bytes
     buckets = carried_buckets_bytes
     for moment in timeline.moments:
@@ -182,34 +188,34 @@ def reduce_while_backward(
             gradients=reduction.gradients_bytes + moment.waiting_bytes,
             buckets=buckets,
             moment=moment,
+            rank=reduction.kept.fullest_rank,
         )
         if moment.weight >= 0:
-            if gradients_added:
+            if carried_bytes:
                 reduction.unreduced_bytes -= moment.gradient_bytes
             if not buckets:
                 buckets = settings.buckets_bytes
-                _offer_allocation(peak, moment, reduction.gradients_bytes, buckets)
+                rank = reduction.kept.fullest_rank
+                _offer_allocation(peak, moment, reduction.gradients_bytes, buckets, rank)
             reduction.add(moment.weight, moment.gradient_bytes, peak, moment)
     reduction.reduce(0, peak, timeline.moments[-1])
-    return peak
 
 
 def reduce_after_backward(
     timeline: BackwardTimeline,
     settings: ReductionSettings,
-    partition: FlatPartition,
-    numels: Sequence[int],
+    buffer: FlatBuffer,
+    ranks: RankKinds,
     *,
     carried: bool,
     gradient_sizes: list[int],
-    peak: Peak | None = None,
-) -> Peak:
+    peak: Peak,
+) -> None:
     """Stage 1 without overlap: all gradients accumulate first.
 
     ``carried``: they and the bucket are there from earlier micro-steps. ``gradient_sizes``: bytes of
     each parameter's gradient, 0 where it has none. ``peak`` takes the offers.
     """
-    peak = Peak() if peak is None else peak
     total = sum(gradient_sizes)
     finished = total if carried else 0
     buckets = settings.buckets_bytes if carried else 0
@@ -228,17 +234,15 @@ def reduce_after_backward(
                 finished += moment.gradient_bytes
     last = timeline.moments[-1]
     peak.offer(last.end_bytes, gradients=total, buckets=buckets, moment=last, at_end=True)
-    _reduce_in_order(Reduction(settings, partition, numels), gradient_sizes, peak, last)
-    return peak
+    _reduce_in_order(Reduction(settings, buffer, ranks), gradient_sizes, peak, last)
 
 
 def _reduce_in_order(
     reduction: Reduction, gradient_sizes: list[int], peak: Peak, last: Moment
 ) -> None:
     """Every gradient through the bucket, in the order of the parameters."""
-    partition = reduction.partition
     reduction.unreduced_bytes = sum(gradient_sizes)
-    for weight in partition.order:
+    for weight in reduction.buffer.order:
         size = gradient_sizes[weight]
         if size:
             reduction.unreduced_bytes -= size
@@ -246,7 +250,9 @@ def _reduce_in_order(
     reduction.reduce(0, peak, last)
 
 
-def _offer_allocation(peak: Peak, moment: Moment, gradients_bytes: int, buckets_bytes: int) -> None:
+def _offer_allocation(
+    peak: Peak, moment: Moment, gradients_bytes: int, buckets_bytes: int, rank: int = 0
+) -> None:
     """The buckets are allocated while the first gradient is still in its own memory."""
     peak.offer(
         moment.end_bytes,
@@ -254,4 +260,5 @@ def _offer_allocation(peak: Peak, moment: Moment, gradients_bytes: int, buckets_
         buckets=buckets_bytes,
         moment=moment,
         at_end=True,
+        rank=rank,
     )

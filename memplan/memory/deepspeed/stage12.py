@@ -8,12 +8,13 @@ staging buffer Wn. The step holds the G gradients; it takes the norm of one afte
 (runtime/zero/stage_1_and_2.py, ``step``).
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.deepspeed.host import replicated_host, saved_bytes
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
-from memplan.memory.deepspeed.partition import FlatPartition
+from memplan.memory.deepspeed.partition import FlatBuffer, FlatPartition, RankKinds
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.recording import (
     REMEMBERED,
@@ -42,6 +43,8 @@ class _Plan:
     settings: ReductionSettings
     sharded_gradients: bool
     """Stage 2."""
+    owned_bytes: int
+    """The buffer of this rank's own gradients."""
     carried_bytes: int
     """Gradients that earlier micro-steps leave."""
     carried_buckets_bytes: int
@@ -52,18 +55,10 @@ def sharded_states_account(job: Job) -> RankAccount:
     """The account of stages 1 and 2."""
     plan = _plan(job)
     held = _held(job, plan)
-    forward = Peak()
-    height = job.forward_height
-    forward.offer(
-        height.total_bytes,
-        gradients=plan.carried_bytes,
-        buckets=plan.carried_buckets_bytes,
-        height=height,
-    )
     phases = (
         make_phase("load", _load(job, plan)),
-        job.peak_phase("forward", held, forward),
-        job.peak_phase("backward", held, _backward(job, plan)),
+        job.peak_phase("forward", held, _forward(job, plan)),
+        job.peak_phase("backward", held, _backward(job, plan, plan.partition.alone)),
         job.peak_phase("step", held, _step(job, plan)),
         job.phase("save", held),
     )
@@ -75,32 +70,61 @@ def sharded_states_account(job: Job) -> RankAccount:
     )
 
 
+def worst_rank(job: Job) -> int:
+    """The lowest rank whose training step rises highest; what ``job`` is of does not matter.
+
+    What all ranks hold between steps is equal, and so is what forward and backward leave alive, so
+    the highest of the phases' peaks over all ranks is the worst rank's.
+    """
+    plan = _plan(job)
+    every = plan.partition.buffer.every_rank
+    found = _backward(job, plan, every)
+    highest_bytes, worst = found.total_bytes, found.rank
+    for kind in every.heaviest:
+        own = _plan(replace(job, rank=kind.rank))
+        total = max(_forward(job, own).total_bytes, _step(job, own).total_bytes)
+        if total > highest_bytes:
+            highest_bytes, worst = total, kind.rank
+    return worst
+
+
+def _forward(job: Job, plan: _Plan) -> Peak:
+    peak = Peak()
+    height = job.forward_height
+    peak.offer(
+        height.total_bytes,
+        gradients=plan.carried_bytes,
+        buckets=plan.carried_buckets_bytes,
+        height=height,
+    )
+    return peak
+
+
 def _plan(job: Job) -> _Plan:
     options = job.options
     partition = job.partition(round_robin=options.round_robin_gradients)
     stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
     wide = job.gradient_bytes > job.weight_bytes
-    owned = job.weight_bytes * partition.whole_numel
-    if wide:
-        owned = job.gradient_bytes * partition.size
-    if job.offloads_optimizer:
-        owned = 0
+    on_gpu = not job.offloads_optimizer
     settings = ReductionSettings(
         bucket_numel=options.reduce_bucket_size,
         num_buckets=2 if options.overlap_comm else 1,
         element_bytes=job.weight_bytes if stage2 else job.gradient_bytes,
         keeps_all=not stage2,
         offloads=job.offloads_optimizer,
-        owned_bytes=owned,
+        owned_element_bytes=job.weight_bytes if on_gpu and not wide else 0,
+        owned_part_bytes=job.gradient_bytes * partition.size if on_gpu and wide else 0,
         slice_copy_bytes=job.gradient_bytes if wide else 0,
     )
     carried = buckets = 0
+    owned = settings.owned_bytes(partition.whole_numel)
     if job.accumulates:
         carried = owned if stage2 else job.gradient_bytes * job.weights.num_trained
         buckets = 0 if stage2 else settings.buckets_bytes
     return _Plan(
         partition=partition,
         settings=settings,
+        owned_bytes=owned,
         sharded_gradients=stage2,
         carried_bytes=carried,
         carried_buckets_bytes=buckets,
@@ -145,19 +169,23 @@ def _load(job: Job, plan: _Plan) -> list[Entry]:
     return [weights, Entry(ComponentKind.TEMPORARIES, copy, "the weights before flattening")]
 
 
-def _backward(job: Job, plan: _Plan) -> Peak:
+def _backward(job: Job, plan: _Plan, ranks: RankKinds) -> Peak:
+    """The highest moment of some ranks: of this one alone, or of all."""
     timeline = Keyed(job.timeline, job.shape)
+    buffer = plan.partition.buffer
     if plan.sharded_gradients or job.options.overlap_comm:
+        carries_owned = plan.sharded_gradients and job.accumulates
         offers = _while_backward(
             timeline,
             plan.settings,
-            plan.partition,
-            plan.carried_bytes,
+            buffer,
+            ranks,
+            carries_owned,
+            0 if carries_owned else plan.carried_bytes,
             plan.carried_buckets_bytes,
-            plan.sharded_gradients,
         )
     else:
-        offers = _after_backward(timeline, plan.settings, plan.partition, job.accumulates)
+        offers = _after_backward(timeline, plan.settings, buffer, ranks, job.accumulates)
     return highest(offers, job.timeline)
 
 
@@ -165,20 +193,21 @@ def _backward(job: Job, plan: _Plan) -> Peak:
 def _while_backward(
     timeline: Keyed[BackwardTimeline],
     settings: ReductionSettings,
-    partition: FlatPartition,
+    buffer: FlatBuffer,
+    ranks: RankKinds,
+    carries_owned: bool,
     carried_bytes: int,
     carried_buckets_bytes: int,
-    sharded_gradients: bool,
 ) -> tuple[Offer, ...]:
     recording = Recording(timeline.value)
     reduce_while_backward(
         timeline.value,
         settings,
-        partition,
-        partition.numels,
+        buffer,
+        ranks,
+        carries_owned=carries_owned,
         carried_bytes=carried_bytes,
         carried_buckets_bytes=carried_buckets_bytes,
-        gradients_added=bool(carried_bytes) and not sharded_gradients,
         peak=recording,
     )
     return candidates(recording, timeline.value)
@@ -188,10 +217,11 @@ def _while_backward(
 def _after_backward(
     timeline: Keyed[BackwardTimeline],
     settings: ReductionSettings,
-    partition: FlatPartition,
+    buffer: FlatBuffer,
+    ranks: RankKinds,
     carried: bool,
 ) -> tuple[Offer, ...]:
-    sizes = [0] * len(partition.numels)
+    sizes = [0] * len(buffer.numels)
     for moment in timeline.value.moments:
         if moment.weight >= 0:
             sizes[moment.weight] = moment.gradient_bytes
@@ -199,8 +229,8 @@ def _after_backward(
     reduce_after_backward(
         timeline.value,
         settings,
-        partition,
-        partition.numels,
+        buffer,
+        ranks,
         carried=carried,
         gradient_sizes=sizes,
         peak=recording,
@@ -215,7 +245,7 @@ def _step(job: Job, plan: _Plan) -> Peak:
     peak.offer(0, gradients=plan.carried_bytes, buckets=plan.carried_buckets_bytes)
     if job.offloads_optimizer:
         return peak
-    owned = plan.settings.owned_bytes
+    owned = plan.owned_bytes
     if job.options.check_gradient_norm:
         peak.offer(
             0,
