@@ -44,9 +44,7 @@ class Estimate:
     trainable_params: int
     """Those that are trained."""
     account: RankAccount
-    """Of the worst rank."""
-    ranks: tuple[RankAccount, ...]
-    """Where ranks differ, each one's account; else the same one."""
+    """Of the worst rank, or of the one asked for."""
     activations_bytes: int
     """What the forward pass leaves behind for the backward pass, logits included [bytes]."""
     attention_kernel: str
@@ -70,6 +68,24 @@ class Estimate:
     def phases(self) -> dict[str, Phase]:
         """Every phase by name, ``load`` among them."""
         return {phase.name: phase for phase in self.account.phases}
+
+    @property
+    def ranks(self) -> tuple[RankAccount, ...]:
+        """Every distinct rank's account, the fullest first; each says which ranks it is of.
+
+        Computed anew at each call.
+
+        >>> import memplan
+        >>> setup = memplan.TrainingSetup(
+        ...     num_gpus=16, num_nodes=2, zero_stage=2, offload_optimizer="cpu", seq_len=512
+        ... )
+        >>> answer = memplan.estimate("llama-3.1-8b", setup)
+        >>> [(each.num_ranks, each.ranks) for each in answer.ranks]
+        [(1, (range(15, 16),)), (1, (range(0, 1),)), (14, (range(1, 15),))]
+        """
+        from memplan.estimator.estimation import all_ranks  # which makes estimates
+
+        return tuple(all_ranks(self.model, self.setup, self.gpu))
 
     @property
     def held_bytes(self) -> int:

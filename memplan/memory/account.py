@@ -115,6 +115,9 @@ class RankAccount:
     """Everything one rank holds, phase by phase."""
 
     rank: int = 0
+    """The rank it was made for."""
+    ranks: tuple[range, ...] = ()
+    """Where all ranks were asked for, those that hold exactly this, in runs; else empty."""
     phases: tuple[Phase, ...]
     """In the order in which they happen; ``load`` first, ``save`` last where there are any."""
     held_bytes: int
@@ -122,6 +125,15 @@ class RankAccount:
     host: HostMemory = HostMemory()
     left_out: tuple[str, ...] = ()
     """What this account does not hold, in words; a row that leaves something out never fits."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks it stands for, where all were asked for."""
+        return sum(map(len, self.ranks))
+
+    def is_of(self, rank: int) -> bool:
+        """Whether this is what a rank holds, as far as ranks were compared."""
+        return rank == self.rank or any(rank in run for run in self.ranks)
 
     @property
     def peak(self) -> Phase:

@@ -31,6 +31,7 @@ from memplan.memory.deepspeed.reduction import (
     reduce_while_backward,
 )
 from memplan.memory.deepspeed.timeline import BackwardTimeline
+from memplan.memory.step import Height
 from memplan.records import dataclass
 from memplan.training.setup import ZeroStage
 
@@ -57,7 +58,7 @@ def sharded_states_account(job: Job) -> RankAccount:
     held = _held(job, plan)
     phases = (
         make_phase("load", _load(job, plan)),
-        job.peak_phase("forward", held, _forward(job, plan)),
+        job.peak_phase("forward", held, _forward(plan, job.forward_height)),
         job.peak_phase("backward", held, _backward(job, plan, plan.partition.alone)),
         job.peak_phase("step", held, _step(job, plan)),
         job.phase("save", held),
@@ -71,7 +72,7 @@ def sharded_states_account(job: Job) -> RankAccount:
 
 
 def worst_rank(job: Job) -> int:
-    """The lowest rank whose training step rises highest; what ``job`` is of does not matter.
+    """A rank whose training step rises highest; which one ``job`` is of does not matter.
 
     What all ranks hold between steps is equal, and so is what forward and backward leave alive, so
     the highest of the phases' peaks over all ranks is the worst rank's.
@@ -80,17 +81,17 @@ def worst_rank(job: Job) -> int:
     every = plan.partition.buffer.every_rank
     found = _backward(job, plan, every)
     highest_bytes, worst = found.total_bytes, found.rank
+    height = job.forward_height
     for kind in every.heaviest:
         own = _plan(replace(job, rank=kind.rank))
-        total = max(_forward(job, own).total_bytes, _step(job, own).total_bytes)
+        total = max(_forward(own, height).total_bytes, _step(job, own).total_bytes)
         if total > highest_bytes:
             highest_bytes, worst = total, kind.rank
     return worst
 
 
-def _forward(job: Job, plan: _Plan) -> Peak:
+def _forward(plan: _Plan, height: Height) -> Peak:
     peak = Peak()
-    height = job.forward_height
     peak.offer(
         height.total_bytes,
         gradients=plan.carried_bytes,
