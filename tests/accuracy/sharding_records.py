@@ -1,23 +1,35 @@
 """Records of FSDP2 and DDP as training setups, and the figures that memplan gives for them."""
 
+from functools import partial
 from typing import Any
 
-from memplan.estimator.estimation import rank_account, record_and_walk, tape_options
+from memplan.estimator.estimation import record_and_walk, tape_options
 from memplan.memory.account import RankAccount
+from memplan.memory.ddp import ddp_account
+from memplan.memory.fsdp1 import fsdp1_account
+from memplan.memory.fsdp2 import fsdp2_account
 from memplan.memory.rank import RankInput
 from memplan.sources.models import load_model
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
+
+ACCOUNTANTS = {
+    Engine.FSDP: fsdp2_account,
+    Engine.FSDP1: partial(fsdp1_account, rank=0),
+    Engine.DDP: ddp_account,
+}
+"""Of the first rank, which the records are of."""
 
 
 def account_of(
     config: dict[str, Any], setup: TrainingSetup, task: str = "causal-lm"
 ) -> RankAccount:
-    """The account of a model on the first rank, which the records are of."""
+    """The account of a model, from the engine itself."""
     model = load_model(config, task)
     resolved = setup.resolve(model.context_length)
     tape, passes = record_and_walk(model, tape_options(resolved, None))
     given = RankInput(tape=tape, passes=passes, setup=resolved)
-    return rank_account(given, rank=0)
+    return ACCOUNTANTS[resolved.chosen_engine](given)
 
 
 def figures_of(account: RankAccount) -> dict[str, int]:

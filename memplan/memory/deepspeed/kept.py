@@ -12,14 +12,22 @@ class KeptGradients:
     What all keep is counted once, so that a reduction costs no more than its owners are many.
     """
 
-    def __init__(self, ranks: RankKinds, owned: Sequence[int], *, carries_owned: bool) -> None:
+    def __init__(
+        self, ranks: RankKinds, owned: Sequence[int], *, carried: bool, stays: bool
+    ) -> None:
+        """``carried``: each kind's own gradients of earlier micro-steps are there; ``stays``: and
+        new ones are added to them."""
         self.ranks = ranks
         self.owned = owned
         """The buffer of each kind's own gradients [bytes]."""
-        self.allocated = [False] * len(owned)
-        self.own_bytes = list(owned) if carries_owned else [0] * len(owned)
-        """What each kind keeps beside the others."""
+        self.allocated = [stays] * len(owned)
+        self.own_bytes = list(owned) if carried else [0] * len(owned)
+        """What each kind keeps that not all do."""
         self.common_bytes = 0
+        """What all keep."""
+        self._own_stale = [0] * len(owned)
+        self._num_reduced: dict[int, int] = {}
+        self._num_all_own: dict[tuple[int, int], int] = {}
         self._order = [(-size, number) for number, size in enumerate(self.own_bytes)]
         heapify(self._order)
 
@@ -59,10 +67,34 @@ class KeptGradients:
         return bool(self.owned[number])
 
     def linger(self, num_bytes: int, *, besides: Iterable[int]) -> None:
-        """A gradient stays with every rank but those that own some of it."""
+        """A reduced gradient stays with every rank but those that own some of it."""
         self.common_bytes += num_bytes
-        for number in besides:
-            self._move(number, -num_bytes)
+        self.linger_with(besides, -num_bytes)
+
+    def linger_with(self, numbers: Iterable[int], num_bytes: int) -> None:
+        """A reduced gradient stays with some kinds."""
+        for number in numbers:
+            self._own_stale[number] += num_bytes
+            self._move(number, num_bytes)
+
+    def stale_bytes(self, number: int) -> int:
+        """Reduced gradients that a kind has not let go."""
+        return self.common_bytes + self._own_stale[number]
+
+    def view(self, bucket: int, weights: Sequence[int], owners: Iterable[int]) -> None:
+        """Gradients that a bucket holds stay views of it with every rank that owns not all."""
+        self._num_reduced[bucket] = self._num_reduced.get(bucket, 0) + 1
+        for number in owners:
+            if self.ranks.owns_all(number, weights):
+                place = (bucket, number)
+                self._num_all_own[place] = self._num_all_own.get(place, 0) + 1
+
+    def num_viewed(self, number: int) -> int:
+        """Buckets that other ranks' gradients are views of, on a rank of one kind."""
+        return sum(
+            count > self._num_all_own.get((bucket, number), 0)
+            for bucket, count in self._num_reduced.items()
+        )
 
     def _move(self, number: int, change: int) -> None:
         if change:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.records import dataclass
-from memplan.training.setup import TrainingSetup, ZeroStage
+from memplan.training.setup import Offload, TrainingSetup, ZeroStage
 
 AUTO = "auto"
 """The value that the integration replaces."""
@@ -49,6 +49,20 @@ class DeepSpeedOptions:
     """Parameters are dealt to the ranks in turn (stages 1 and 2)."""
     grad_accum_dtype: DType | None = None
     """Of accumulated gradients; None: the weights'."""
+    communication_data_type: DType | None = None
+    """In which gradients are summed over the ranks; None: the weights'."""
+    reduce_scatter: bool = True
+    """Stages 1 and 2 sum a bucket piece by piece, through a flat copy; without it, in place."""
+    contiguous_gradients: bool = True
+    """Stage 3 has a reduce bucket; without it gradients wait where autograd put them."""
+    bf16_masters: bool = False
+    """Master weights, their gradients and the states are bf16. On the GPU the engine takes this
+    only together with the next one."""
+    bf16_states: bool = False
+    """The optimizer's states are bf16."""
+    torch_adam: bool = False
+    """The optimizer is PyTorch's own: so with ``torch_adam`` in the optimizer's section, and where
+    there is no such section and the training loop brings one (HF Trainer)."""
     immediate_grad_update: bool = False
     """BF16_Optimizer adds each gradient to the fp32 one as soon as it is there."""
     check_gradient_norm: bool = True
@@ -125,6 +139,12 @@ _MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "stage3_allgather_sequential": ("allgather_sequential", _flag),
     "round_robin_gradients": ("round_robin_gradients", _flag),
     "grad_accum_dtype": ("grad_accum_dtype", _dtype),
+    "communication_data_type": ("communication_data_type", _dtype),
+    "reduce_scatter": ("reduce_scatter", _flag),
+    "torch_adam": ("torch_adam", _flag),
+    "contiguous_gradients": ("contiguous_gradients", _flag),
+    "bf16_master_weights_and_grads": ("bf16_masters", _flag),
+    "bf16_optimizer_states": ("bf16_states", _flag),
     "immediate_grad_update": ("immediate_grad_update", _flag),
     "compute_grad_norm": ("check_gradient_norm", _flag),
     "zero_init": ("zero_init", _flag),
@@ -143,18 +163,16 @@ _WITHOUT_EFFECT = frozenset({
     "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters",
     "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings",
     "enable_sanity_checks", "offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write",
-    "offload_optimizer.fast_init", "gradient_clipping", "communication_data_type",
-    "use_multi_rank_bucket_allreduce", "reduce_scatter",
+    "offload_optimizer.fast_init", "gradient_clipping", "use_multi_rank_bucket_allreduce",
 })  # fmt: skip
 """Settings that move no bytes worth counting: with torch 1.13 or newer the all-gather of updated
 parameters is in place, and the alignment pads fewer than eight elements per parameter."""
 
 _UNMODELLED: dict[str, object] = {
-    "contiguous_gradients": True, "zero_hpz_partition_size": 1, "zero_quantized_weights": False,
+    "zero_hpz_partition_size": 1, "zero_quantized_weights": False,
     "zero_quantized_nontrainable_weights": False, "zero_quantized_gradients": False,
     "stage3_module_granularity_threshold": 0, "stage3_use_all_reduce_for_fetch_params": False,
     "offload_optimizer.ratio": 1.0, "offload_optimizer.super_offload": False,
-    "bf16_master_weights_and_grads": False, "bf16_optimizer_states": False,
     "fp16_master_weights_and_grads": False, "zenflow": None, "leaf_module": None,
 }  # fmt: skip
 """Settings that do change memory and are not modelled, with the only value that is."""
@@ -190,11 +208,33 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
         elif name not in _WITHOUT_EFFECT:
             msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
             raise SetupError(msg)
-    options = replace(DeepSpeedOptions(left_out=tuple(left_out)), **fields)  # type: ignore[arg-type]
+    options = replace(DeepSpeedOptions(), **fields)  # type: ignore[arg-type]
     if not options.reduce_bucket_size:
         msg = "engine_options: reduce_bucket_size must be at least 1"
         raise SetupError(msg)
-    return options
+    return _without_combinations(setup, options, left_out)
+
+
+def _without_combinations(
+    setup: TrainingSetup, options: DeepSpeedOptions, left_out: list[str]
+) -> DeepSpeedOptions:
+    """The options with what is modelled only for some setups left out of them, and named."""
+    offloads = setup.offload_optimizer is not Offload.NONE
+    if not options.contiguous_gradients and setup.zero_stage is not ZeroStage.PARAMETERS:
+        # With the optimizer on the CPU the engine turns it on again.
+        if not offloads and setup.zero_stage is not ZeroStage.NONE:
+            left_out.append("contiguous_gradients=False (modelled for stage 3 only)")
+        options = replace(options, contiguous_gradients=True)
+    if options.bf16_masters != options.bf16_states and not offloads:
+        msg = (
+            "engine_options: bf16_master_weights_and_grads and bf16_optimizer_states go together "
+            "unless the optimizer is offloaded: DeepSpeed refuses one without the other"
+        )
+        raise SetupError(msg)
+    if options.bf16_masters and (offloads or setup.zero_stage is ZeroStage.NONE):
+        left_out.append("bf16_master_weights_and_grads=True (modelled without offload only)")
+        options = replace(options, bf16_masters=False, bf16_states=False)
+    return replace(options, left_out=tuple(left_out))
 
 
 def _auto_values(hidden_size: int) -> dict[str, object]:

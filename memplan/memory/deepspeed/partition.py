@@ -135,26 +135,27 @@ class RankKinds:
                 found.setdefault(index, []).append((number, numel))
         return found
 
-    @cached_property
-    def heaviest(self) -> tuple[RankKind, ...]:
-        """The kinds that no other outweighs in all that the optimizer's step goes by: elements of
-        whole parameters, the largest piece, and whether there is more than one."""
-        found: list[tuple[RankKind, tuple[int, ...]]] = []
-        weighed = sorted(
-            ((_weights(kind), kind) for kind in self.kinds),
-            key=lambda pair: pair[0],
-            reverse=True,
+    def owns_all(self, number: int, weights: Sequence[int]) -> bool:
+        """Whether every one of some parameters touches the part of a kind."""
+        return all(
+            any(each == number for each, _ in self.shares.get(weight, ())) for weight in weights
         )
-        for own, kind in weighed:
-            if not any(
-                all(a >= b for a, b in zip(other, own, strict=True)) for _, other in found
-            ):
-                found.append((kind, own))
-        return tuple(kind for kind, _ in found)
 
-
-def _weights(kind: RankKind) -> tuple[int, int, int]:
-    return kind.whole_numel, kind.largest_slice, int(len(kind.slices) != 1)
+    def heaviest(self, left_bytes: Sequence[int]) -> tuple[int, ...]:
+        """The numbers of the kinds that no other outweighs in all that the optimizer's step goes
+        by: elements of whole parameters, the largest piece, whether there is more than one, and
+        ``left_bytes`` of each kind."""
+        weighed = sorted(
+            (
+                (-kind.whole_numel, -kind.largest_slice, len(kind.slices) == 1, -left, number)
+                for number, (kind, left) in enumerate(zip(self.kinds, left_bytes, strict=True))
+            ),
+        )
+        found: list[tuple[int, ...]] = []
+        for own in weighed:
+            if not any(all(a <= b for a, b in zip(other, own[:-1], strict=False)) for other in found):
+                found.append(own)
+        return tuple(own[-1] for own in found)
 
 
 class FlatBuffer:

@@ -5,7 +5,8 @@ parameters that touch it, whole, S the largest piece of one of them inside it, n
 parameter. Held: WΦ weights, 4P master weights and states; with the optimizer on the CPU, WΦ and a
 staging buffer Wn. The step holds the G gradients; it takes the norm of one after the other in fp64
 (8S), or flattens them (WP) and casts the result to fp32 (4P), whichever is more
-(runtime/zero/stage_1_and_2.py, ``step``).
+(runtime/zero/stage_1_and_2.py, ``step``). With fp32 accumulation it holds 4P instead, which needs
+neither, and, while the norm is taken, what stage 1 left (``Reduction.left_bytes``).
 """
 
 from dataclasses import replace
@@ -13,7 +14,7 @@ from functools import lru_cache
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.deepspeed.host import replicated_host, saved_bytes
-from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
+from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.partition import FlatBuffer, FlatPartition, RankKinds
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.recording import (
@@ -25,6 +26,7 @@ from memplan.memory.deepspeed.recording import (
     highest,
 )
 from memplan.memory.deepspeed.reduction import (
+    COMPACT_BYTES,
     NORM_BYTES,
     ReductionSettings,
     reduce_after_backward,
@@ -56,11 +58,12 @@ def sharded_states_account(job: Job) -> RankAccount:
     """The account of stages 1 and 2."""
     plan = _plan(job)
     held = _held(job, plan)
+    reduced = _reduced(job, plan, plan.partition.alone)
     phases = (
         make_phase("load", _load(job, plan)),
         job.peak_phase("forward", held, _forward(plan, job.forward_height)),
-        job.peak_phase("backward", held, _backward(job, plan, plan.partition.alone)),
-        job.peak_phase("step", held, _step(job, plan)),
+        job.peak_phase("backward", held, highest(reduced.offers, job.timeline)),
+        job.peak_phase("step", held, _step(job, plan, reduced.left_bytes[0])),
         job.phase("save", held),
     )
     return RankAccount(
@@ -79,14 +82,17 @@ def worst_rank(job: Job) -> int:
     """
     plan = _plan(job)
     every = plan.partition.buffer.every_rank
-    found = _backward(job, plan, every)
-    highest_bytes, worst = found.total_bytes, found.rank
+    reduced = _reduced(job, plan, every)
+    backward = highest(reduced.offers, job.timeline)
+    highest_bytes, worst = backward.total_bytes, backward.rank
     height = job.forward_height
-    for kind in every.heaviest:
-        own = _plan(replace(job, rank=kind.rank))
-        total = max(_forward(own, height).total_bytes, _step(job, own).total_bytes)
+    for number in reduced.heaviest:
+        rank = every.kinds[number].rank
+        own = _plan(replace(job, rank=rank))
+        step = _step(job, own, reduced.left_bytes[number])
+        total = max(_forward(own, height).total_bytes, step.total_bytes)
         if total > highest_bytes:
-            highest_bytes, worst = total, kind.rank
+            highest_bytes, worst = total, rank
     return worst
 
 
@@ -105,20 +111,23 @@ def _plan(job: Job) -> _Plan:
     options = job.options
     partition = job.partition(round_robin=options.round_robin_gradients)
     stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
-    wide = job.gradient_bytes > job.weight_bytes
-    on_gpu = not job.offloads_optimizer
+    compact = job.accumulates_apart and job.gradient_bytes == COMPACT_BYTES
+    keeps_whole = not compact and not job.offloads_optimizer
     settings = ReductionSettings(
         bucket_numel=options.reduce_bucket_size,
         num_buckets=2 if options.overlap_comm else 1,
         element_bytes=job.weight_bytes if stage2 else job.gradient_bytes,
+        communication_bytes=job.communication_bytes,
+        casts=job.accumulates_apart and not stage2,
         keeps_all=not stage2,
         offloads=job.offloads_optimizer,
-        owned_element_bytes=job.weight_bytes if on_gpu and not wide else 0,
-        owned_part_bytes=job.gradient_bytes * partition.size if on_gpu and wide else 0,
-        slice_copy_bytes=job.gradient_bytes if wide else 0,
+        scatters=options.reduce_scatter,
+        compact=compact,
+        owned_element_bytes=job.weight_bytes if keeps_whole else 0,
+        owned_part_bytes=rounded(COMPACT_BYTES * partition.size) if compact else 0,
     )
-    carried = buckets = 0
     owned = settings.owned_bytes(partition.whole_numel)
+    carried = buckets = 0
     if job.accumulates:
         carried = owned if stage2 else job.gradient_bytes * job.weights.num_trained
         buckets = 0 if stage2 else settings.buckets_bytes
@@ -143,40 +152,55 @@ def _held(job: Job, plan: _Plan) -> list[Entry]:
             "a staging buffer of the largest parameter's size",
         )
         return [*entries, staging]
-    states = rounded(MASTER_BYTES * part)
+    states = rounded(job.master_bytes * part)
     return [
         *entries,
-        Entry(ComponentKind.MASTER_WEIGHTS, states, "fp32, this rank's part of the flat buffer"),
+        Entry(
+            ComponentKind.MASTER_WEIGHTS,
+            states,
+            f"{job.master_name}, this rank's part of the flat buffer",
+        ),
         Entry(
             ComponentKind.OPTIMIZER_STATES,
             job.num_states * states,
-            f"{job.num_states} x fp32 of the same part",
+            f"{job.num_states} x {job.master_name} of the same part",
         ),
     ]
 
 
 def _load(job: Job, plan: _Plan) -> list[Entry]:
     """Flattening keeps two copies of the weights; then come master weights and zero gradients."""
-    part = 0 if job.offloads_optimizer else MASTER_BYTES * plan.partition.size
+    part = 0 if job.offloads_optimizer else job.master_bytes * plan.partition.size
     flat = job.weight_bytes * plan.partition.numel
     weights = Entry(ComponentKind.PARAMETERS, flat + job.frozen_bytes, "the flat buffer")
     copy = job.trained_bytes if _flattens_on_gpu(job, plan) else 0
     if 2 * part > copy:
         return [
             weights,
-            Entry(ComponentKind.MASTER_WEIGHTS, part, "fp32, this rank's part"),
-            Entry(ComponentKind.GRADIENTS, part, "fp32 zeros, for a moment"),
+            Entry(ComponentKind.MASTER_WEIGHTS, part, f"{job.master_name}, this rank's part"),
+            Entry(ComponentKind.GRADIENTS, part, f"{job.master_name} zeros, for a moment"),
         ]
     return [weights, Entry(ComponentKind.TEMPORARIES, copy, "the weights before flattening")]
 
 
-def _backward(job: Job, plan: _Plan, ranks: RankKinds) -> Peak:
-    """The highest moment of some ranks: of this one alone, or of all."""
+@dataclass(frozen=True, slots=True)
+class _Reduced:
+    """What a replay of the backward pass finds."""
+
+    offers: tuple[Offer, ...]
+    left_bytes: tuple[int, ...]
+    """For each kind of ranks, gradients and buckets that it leaves until the step."""
+    heaviest: tuple[int, ...]
+    """The numbers of the kinds that can be the fullest in the step."""
+
+
+def _reduced(job: Job, plan: _Plan, ranks: RankKinds) -> _Reduced:
+    """The backward pass of some ranks: of this one alone, or of all."""
     timeline = Keyed(job.timeline, job.shape)
     buffer = plan.partition.buffer
     if plan.sharded_gradients or job.options.overlap_comm:
         carries_owned = plan.sharded_gradients and job.accumulates
-        offers = _while_backward(
+        return _while_backward(
             timeline,
             plan.settings,
             buffer,
@@ -185,9 +209,7 @@ def _backward(job: Job, plan: _Plan, ranks: RankKinds) -> Peak:
             0 if carries_owned else plan.carried_bytes,
             plan.carried_buckets_bytes,
         )
-    else:
-        offers = _after_backward(timeline, plan.settings, buffer, ranks, job.accumulates)
-    return highest(offers, job.timeline)
+    return _after_backward(timeline, plan.settings, buffer, ranks, job.accumulates)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -199,9 +221,9 @@ def _while_backward(
     carries_owned: bool,
     carried_bytes: int,
     carried_buckets_bytes: int,
-) -> tuple[Offer, ...]:
+) -> _Reduced:
     recording = Recording(timeline.value)
-    reduce_while_backward(
+    left = reduce_while_backward(
         timeline.value,
         settings,
         buffer,
@@ -211,7 +233,7 @@ def _while_backward(
         carried_buckets_bytes=carried_buckets_bytes,
         peak=recording,
     )
-    return candidates(recording, timeline.value)
+    return _Reduced(candidates(recording, timeline.value), left, ranks.heaviest(left))
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -221,13 +243,14 @@ def _after_backward(
     buffer: FlatBuffer,
     ranks: RankKinds,
     carried: bool,
-) -> tuple[Offer, ...]:
+) -> _Reduced:
     sizes = [0] * len(buffer.numels)
     for moment in timeline.value.moments:
         if moment.weight >= 0:
-            sizes[moment.weight] = moment.gradient_bytes
+            numel = buffer.numels[moment.weight]
+            sizes[moment.weight] = settings.gradient_bytes(numel, moment.gradient_bytes)
     recording = Recording(timeline.value)
-    reduce_after_backward(
+    left = reduce_after_backward(
         timeline.value,
         settings,
         buffer,
@@ -236,27 +259,29 @@ def _after_backward(
         gradient_sizes=sizes,
         peak=recording,
     )
-    return candidates(recording, timeline.value)
+    return _Reduced(candidates(recording, timeline.value), left, ranks.heaviest(left))
 
 
-def _step(job: Job, plan: _Plan) -> Peak:
+def _step(job: Job, plan: _Plan, left_bytes: int) -> Peak:
     """The update itself, or what lies between two micro-steps where that is more."""
-    partition, wide = plan.partition, plan.settings.slice_copy_bytes
+    partition, compact = plan.partition, plan.settings.compact
     peak = Peak()
     peak.offer(0, gradients=plan.carried_bytes, buckets=plan.carried_buckets_bytes)
+    owned = plan.owned_bytes
+    peak.offer(0, gradients=owned, buckets=left_bytes)
     if job.offloads_optimizer:
         return peak
-    owned = plan.owned_bytes
     if job.options.check_gradient_norm:
         peak.offer(
             0,
             gradients=owned,
+            buckets=left_bytes,
             temporaries=rounded(NORM_BYTES * partition.largest_slice),
         )
-    flat = 0 if wide or len(partition.owned) == 1 else job.weight_bytes * partition.size
-    cast = 0 if wide or job.weight_bytes == MASTER_BYTES else MASTER_BYTES * partition.size
+    flat = 0 if compact or len(partition.owned) == 1 else job.weight_bytes * partition.size
+    cast = 0 if compact or job.weight_bytes == job.master_bytes else job.master_bytes * partition.size
     peak.offer(0, gradients=owned, temporaries=flat + cast)
-    alone = MASTER_BYTES * partition.size
+    alone = job.master_bytes * partition.size
     peak.offer(0, gradients=alone, temporaries=job.step_copies_bytes * partition.size)
     return peak
 
@@ -271,7 +296,7 @@ def _host(job: Job, plan: _Plan) -> HostMemory:
             save_bytes=saved_bytes(job, part_numel=partition.size),
         )
     accumulated = 0
-    if job.accumulates and plan.sharded_gradients:
+    if job.accumulates and plan.sharded_gradients and not plan.settings.compact:
         accumulated = job.weight_bytes * partition.whole_numel
     return replicated_host(job, part_numel=partition.size, accumulated_bytes=accumulated)
 

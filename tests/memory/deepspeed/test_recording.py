@@ -47,8 +47,9 @@ def test_a_recording_of_one_batch_gives_the_peak_of_any_other(
     batch: int, other: int, seq_len: int, checkpointed: bool, ranks: int, bucket: int, keeps: bool
 ) -> None:
     settings = ReductionSettings(
-        bucket_numel=bucket, num_buckets=1 + keeps, element_bytes=2, keeps_all=keeps,
-        offloads=False, owned_element_bytes=2, owned_part_bytes=10**8, slice_copy_bytes=0,
+        bucket_numel=bucket, num_buckets=1 + keeps, element_bytes=2, communication_bytes=2,
+        casts=False, keeps_all=keeps, offloads=False, scatters=True, compact=False,
+        owned_element_bytes=2, owned_part_bytes=0,
     )  # fmt: skip
     *_, weights, recorded, shape = walked(other, 64, checkpointed=float(checkpointed))
     *_, timeline, same_shape = walked(batch, seq_len, checkpointed=float(checkpointed))
