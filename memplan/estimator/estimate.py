@@ -103,6 +103,13 @@ class Estimate:
         return max(phase.peak_bytes for phase in self.account.phases)
 
     @property
+    def deciding_phase(self) -> str:
+        """The phase of that moment, which the verdict rests on; the step's where others tie."""
+        if self.worst_bytes == self.peak_bytes:
+            return self.peak_phase
+        return max(self.account.phases, key=lambda phase: phase.peak_bytes).name
+
+    @property
     def total_bytes(self) -> ByteRange:
         """What nvidia-smi would show at the worst moment, with the runtime's overhead [bytes]."""
         return total_range(self.worst_bytes, num_gpus=self.setup.num_gpus)
@@ -110,9 +117,18 @@ class Estimate:
     @property
     def verdict(self) -> Verdict | None:
         """Whether it fits; None without a GPU."""
+        return self._verdict_of(self.worst_bytes)
+
+    @property
+    def step_verdict(self) -> Verdict | None:
+        """Whether a training step alone would fit, loading and saving aside."""
+        return self._verdict_of(self.peak_bytes)
+
+    def _verdict_of(self, num_bytes: int) -> Verdict | None:
         if self.gpu is None:
             return None
-        total, capacity = self.total_bytes, self.gpu.capacity_bytes
+        total = total_range(num_bytes, num_gpus=self.setup.num_gpus)
+        capacity = self.gpu.capacity_bytes
         if total.low > capacity:
             return Verdict.OOM
         if self.account.left_out:
@@ -153,6 +169,8 @@ class Estimate:
             "attention_kernel": self.attention_kernel,
             "peak_bytes": self.peak_bytes,
             "peak_phase": self.peak_phase,
+            "worst_bytes": self.worst_bytes,
+            "deciding_phase": self.deciding_phase,
             "held_bytes": self.held_bytes,
             "kept_after_forward_bytes": self.activations_bytes,
             "host_bytes": self.host_bytes,

@@ -83,9 +83,7 @@ class _Job:
             account = rank_account(self.given, rank=rank)
         gpu = self.gpu
         if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
-            account = rank_account(
-                self.given, rank=account.rank, capacity_bytes=gpu.capacity_bytes
-            )
+            account = rank_account(self.given, rank=account.rank, capacity_bytes=gpu.capacity_bytes)
         account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
         if self.model.activations_left_out:
             left_out = (*account.left_out, self.model.activations_left_out)

@@ -25,7 +25,7 @@ class RankInput:
         return PRECISIONS[self.setup.chosen_precision]
 
 
-def check_rank(rank: int, num_ranks: int) -> None:
+def check_rank(rank: object, num_ranks: int) -> None:
     """Refuse a rank that a setup does not have.
 
     Raises ``SetupError``.

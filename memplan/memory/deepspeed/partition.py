@@ -153,7 +153,9 @@ class RankKinds:
         )
         found: list[tuple[int, ...]] = []
         for own in weighed:
-            if not any(all(a <= b for a, b in zip(other, own[:-1], strict=False)) for other in found):
+            if not any(
+                all(a <= b for a, b in zip(other, own[:-1], strict=False)) for other in found
+            ):
                 found.append(own)
         return tuple(own[-1] for own in found)
 
@@ -226,9 +228,7 @@ class FlatBuffer:
         for rank, slices_found in edges.items():
             whole = sum(self.numels[index] for index, _ in slices_found)
             inside.append(
-                RankKind(
-                    ranks=range(rank, rank + 1), slices=tuple(slices_found), whole_numel=whole
-                )
+                RankKind(ranks=range(rank, rank + 1), slices=tuple(slices_found), whole_numel=whole)
             )
         if beyond < self.num_ranks:
             padding = range(beyond, self.num_ranks)

@@ -19,7 +19,7 @@ optimizer is on the CPU after it: until then those larger than the bucket stay, 
 that smaller ones are views of.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.kept import KeptGradients

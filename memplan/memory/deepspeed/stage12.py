@@ -279,7 +279,9 @@ def _step(job: Job, plan: _Plan, left_bytes: int) -> Peak:
             temporaries=rounded(NORM_BYTES * partition.largest_slice),
         )
     flat = 0 if compact or len(partition.owned) == 1 else job.weight_bytes * partition.size
-    cast = 0 if compact or job.weight_bytes == job.master_bytes else job.master_bytes * partition.size
+    cast = (
+        0 if compact or job.weight_bytes == job.master_bytes else job.master_bytes * partition.size
+    )
     peak.offer(0, gradients=owned, temporaries=flat + cast)
     alone = job.master_bytes * partition.size
     peak.offer(0, gradients=alone, temporaries=job.step_copies_bytes * partition.size)

@@ -166,7 +166,11 @@ def _after_step(job: Job, plan: _Plan) -> list[Entry]:
     """What the first step adds; the last entry is what the next one lets go at first."""
     states = 0 if job.offloads_optimizer else job.num_states * job.master_bytes * plan.total
     return [
-        Entry(ComponentKind.OPTIMIZER_STATES, states, f"{job.num_states} x {job.master_name} of the shards"),
+        Entry(
+            ComponentKind.OPTIMIZER_STATES,
+            states,
+            f"{job.num_states} x {job.master_name} of the shards",
+        ),
         Entry(
             ComponentKind.GATHERED_PARAMETERS,
             plan.persistent_bytes,

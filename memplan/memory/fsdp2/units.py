@@ -66,6 +66,7 @@ class UnitFormats:
     reduce: DType
     states: DType
     offloaded: bool
+
     @classmethod
     def of(cls, given: RankInput, options: Fsdp2Options, *, offloaded: bool) -> "UnitFormats":
         """Those of a setup."""
