@@ -9,7 +9,7 @@ from memplan.dtypes import DType
 from memplan.graph.attention import Shape, batched_matmul, efficient, merged_heads
 from memplan.graph.blocks import StackContext
 from memplan.graph.masks import additive_mask, causal_pattern
-from memplan.graph.operations import activation, dropout, norm, softmax
+from memplan.graph.operations import activation_module, dropout, norm, softmax
 from memplan.graph.rotary import rotate
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -95,7 +95,7 @@ def _product(
 def _feed_forward(t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int) -> Tensor:
     inner = spec.intermediate_size
     up = _product(t, x, "mlp.dense_h_to_4h", hidden_size, inner, bias=spec.bias)
-    active = activation(t, up, spec.activation)
+    active = activation_module(t, up, spec.activation, "mlp.act")
     t.touch(up, x)
     out = _product(t, active, "mlp.dense_4h_to_h", inner, hidden_size, bias=spec.bias)
     t.touch(active)

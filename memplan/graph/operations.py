@@ -262,14 +262,21 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     return after
 
 
-def dropout(t: Tape, x: Tensor, probability: float) -> Tensor:
-    """Keep a one-byte mask per element; nothing happens at probability 0."""
+def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tensor:
+    """Keep a one-byte mask per element; nothing happens at probability 0.
+
+    ``module`` names it where it is one of its own, which is called even then.
+    """
+    if module:
+        t.enter(module)
     if t.options.dropout is not None:
         probability = t.options.dropout
-    if probability == 0.0:
-        return x
-    out, mask = t.tensor(x.numel, x.dtype), t.tensor(x.numel, DType.BOOL)
-    t.record("dropout", (x,), (out, mask), saves=(mask,), gradients=(Gradient.FRESH,))
+    out = x
+    if probability != 0.0:
+        out, mask = t.tensor(x.numel, x.dtype), t.tensor(x.numel, DType.BOOL)
+        t.record("dropout", (x,), (out, mask), saves=(mask,), gradients=(Gradient.FRESH,))
+    if module:
+        t.leave(module)
     return out
 
 
@@ -284,6 +291,14 @@ def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
         x = t.cast(x, target)
     out = t.tensor(x.numel, target)
     t.record("softmax", (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def activation_module(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:
+    """A nonlinearity that is a module of its own, as transformers' ``ACT2FN`` makes them."""
+    t.enter(name)
+    out = activation(t, x, kind)
+    t.leave(name)
     return out
 
 

@@ -120,6 +120,14 @@ class Tape:
         """Note that a module of the present segment owns an earlier segment's weight too."""
         self.segment.tied.append((module, weight))
 
+    def enter(self, module: str) -> None:
+        """Note that a module is called here that owns no parameters itself: the model, a dropout."""
+        self.segment.entered.append((len(self.segment.operations), module))
+
+    def leave(self, module: str) -> None:
+        """Note that it returns here, something that a gradient will reach."""
+        self.segment.left.append((len(self.segment.operations), module))
+
     def parameter(
         self,
         name: str,

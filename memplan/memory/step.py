@@ -250,7 +250,15 @@ class StepWalk:
             again = walk.recompute()
             end = Level(saved_bytes=again.end.total_bytes)
             again.peak.other_bytes += early_gradient_bytes(segment)
-            intervals.append(Interval(peak=again.peak, parameter=None, gradient_bytes=0, end=end))
+            first = Interval(
+                peak=again.peak,
+                parameter=None,
+                gradient_bytes=0,
+                end=end,
+                stations=[],
+                last_peak_bytes=again.peak.total_bytes,
+            )
+            intervals.append(first)
             recomputed = again.end.total_bytes
         back = BackwardWalk(
             segment,
@@ -262,6 +270,10 @@ class StepWalk:
         for interval in back.intervals:
             interval.peak.saved_bytes += recomputed
             interval.end.saved_bytes += recomputed
+            interval.last_peak_bytes += recomputed
+            for station in interval.stations:
+                station.peak_bytes += recomputed
+                station.level_bytes += recomputed
         intervals += back.intervals
         saved = back.end.saved_bytes + recomputed
         given = segment.input.storage if segment.input is not None else None

@@ -48,6 +48,21 @@ class ForwardProfile:
 
 
 @dataclass(slots=True)
+class Station:
+    """A point of a backward walk at which a module's backward pass begins, as far as hooks can tell.
+
+    That is before an operation with weights, or before the one that made a module's output.
+    """
+
+    position: int
+    """The operation that runs next."""
+    peak_bytes: int
+    """The highest level since the station before, or since the interval began."""
+    level_bytes: int
+    """What is alive here."""
+
+
+@dataclass(slots=True)
 class Interval:
     """Backward between two parameters' gradients, and the gradient that ends it.
 
@@ -63,6 +78,13 @@ class Interval:
     """Size of that gradient; 0 where it was added to one that was there."""
     end: Level
     """What is alive when it ends, the gradient just finished left out too."""
+    stations: list[Station]
+    """Where modules' backward passes begin in it."""
+    last_peak_bytes: int
+    """The highest level since the last of them."""
+    unsummed_bytes: int = 0
+    """By how much more is alive where a module's hook stands between the gradient of its input and
+    that of its siblings: they are summed only when the parameter's gradient has been dealt with."""
 
 
 @dataclass(slots=True)
@@ -166,6 +188,15 @@ def _is_alias(operation: Operation, storage: Storage) -> bool:
     return any(tensor.storage is storage for tensor in operation.inputs)
 
 
+def module_boundaries(segment: Segment) -> frozenset[int]:
+    """The operations before whose backward pass that of a module begins."""
+    made = {position - 1 for position, _ in segment.left}
+    for position, operation in enumerate(segment.operations):
+        if any(isinstance(tensor, Parameter) for tensor in operation.inputs):
+            made.add(position)
+    return frozenset(made)
+
+
 def recomputation_stop(segment: Segment) -> int:
     """How many operations a checkpointed segment runs again before everything kept is there.
 
@@ -236,6 +267,12 @@ class BackwardWalk:
         """Bytes alive, finished gradients of parameters left out."""
         self.saved = 0
         self.peak = Level()
+        """The highest level since the last station."""
+        self.highest = Level()
+        """And before that, in the present interval."""
+        self.stations: list[Station] = []
+        self.unsummed = 0
+        """What the sums of the present operation have let go."""
         self.intervals: list[Interval] = []
         self.handed_over: set[Storage] = set()
         self.buffers: dict[Tensor, _GradientBuffer] = {}
@@ -249,11 +286,14 @@ class BackwardWalk:
         for tensor, size in self.shared.items():
             self.buffers[tensor] = _GradientBuffer(size)
         replays = {region.stop - 1: region for region in segment.regions}
+        boundaries = module_boundaries(segment)
         for position in range(len(segment.operations) - 1, -1, -1):
             if position in replays:
                 self._replay(replays[position])
             operation = segment.operations[position]
             if operation.gradients:
+                if position in boundaries:
+                    self._arrive(position)
                 self._step(operation)
         for tensor, buffer in self.buffers.items():
             if tensor.storage.segment != segment.index and tensor is not segment.input:
@@ -273,6 +313,16 @@ class BackwardWalk:
         self.saved += again
         self._mark(0)
 
+    def _arrive(self, position: int) -> None:
+        self.stations.append(Station(position, self.peak.total_bytes, self.live))
+        self._leave_stretch()
+
+    def _leave_stretch(self) -> None:
+        """Begin to look for a highest level anew."""
+        if self.peak.total_bytes > self.highest.total_bytes:
+            self.highest = self.peak
+        self.peak = Level(saved_bytes=self.saved, other_bytes=self.live - self.saved)
+
     def _mark(self, extra: int) -> None:
         if self.live + extra > self.peak.total_bytes:
             self.peak = Level(saved_bytes=self.saved, other_bytes=self.live + extra - self.saved)
@@ -280,15 +330,21 @@ class BackwardWalk:
     def _close(self, parameter: Parameter | None, gradient_bytes: int) -> None:
         self.live -= gradient_bytes
         other = self.live - self.saved
+        last = self.peak.total_bytes
+        self._leave_stretch()
         self.intervals.append(
             Interval(
-                peak=self.peak,
+                peak=self.highest,
                 parameter=parameter,
                 gradient_bytes=gradient_bytes,
                 end=Level(saved_bytes=self.saved, other_bytes=other),
+                stations=self.stations,
+                last_peak_bytes=last,
+                unsummed_bytes=self.unsummed,
             )
         )
-        self.peak = Level(saved_bytes=self.saved, other_bytes=other)
+        self.highest = self.peak
+        self.stations = []
 
     def _release(self, buffer: _GradientBuffer) -> None:
         buffer.references -= 1
@@ -302,7 +358,7 @@ class BackwardWalk:
             if (buffer := self.buffers.pop(tensor, None)) is not None
         ]
         made: list[tuple[Tensor, _GradientBuffer]] = []
-        temporaries = converted = 0
+        temporaries = converted = self.unsummed = 0
         if incoming:
             handed_over = iter(operation.saved)
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=True):
@@ -353,16 +409,18 @@ class BackwardWalk:
         if present is None:
             self.buffers[tensor] = buffer
             return
+        apart = self.live
         if self.in_place_sums and present.references == 1:
             self._mark(0)
             self._release(buffer)
-            return
-        total = _GradientBuffer(_gradient_bytes(tensor))
-        self.live += total.num_bytes
-        self._mark(0)
-        self._release(present)
-        self._release(buffer)
-        self.buffers[tensor] = total
+        else:
+            total = _GradientBuffer(_gradient_bytes(tensor))
+            self.live += total.num_bytes
+            self._mark(0)
+            self._release(present)
+            self._release(buffer)
+            self.buffers[tensor] = total
+        self.unsummed += apart - self.live
 
     def _accumulate(self, parameter: Parameter, buffer: _GradientBuffer) -> None:
         if parameter in self.accumulated:

@@ -69,6 +69,7 @@ class Form:
     logits_scaled: bool = False
     residual_scaled: bool = False
     eager_only: bool = False
+    dropout_modules: bool = False
 
 
 _GEMMA = Form(norm=NormKind.RMS_GEMMA, feed_forward_bias=False, embedding_scaled=True)
@@ -119,6 +120,7 @@ FORMS: dict[str, Form] = {
         fused_gate_up=True,
         feed_forward_bias=False,
         window_pattern=0,
+        dropout_modules=True,
     ),
     "olmo": _OLMO,
     "olmo2": _OLMO2,
@@ -182,6 +184,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         norm=norm,
         placement=_placement(reader, form),
         dropout=reader.number("resid_pdrop", "residual_dropout"),
+        dropout_modules=form.dropout_modules,
         residual_scaled=form.residual_scaled,
     )
     stack = StackSpec(

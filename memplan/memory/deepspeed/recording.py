@@ -67,7 +67,7 @@ def shape_of(weights: ModelWeights, timeline: BackwardTimeline) -> Shape:
     return _shape(
         tuple(weights.numels),
         tuple(weights.trainable),
-        tuple(moment[2:] for moment in timeline.moments),
+        tuple(moment[3:] for moment in timeline.moments),
     )
 
 

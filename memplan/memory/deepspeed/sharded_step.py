@@ -60,9 +60,7 @@ class Spot(IntEnum):
     """The moment's peak."""
     END = -2
     """Its end, with the gradient that ends it."""
-    AFTER = -3
-    """Its end, when the next module's parameters are fetched."""
-    START = -4
+    START = -3
     """The beginning of the repetition."""
 
 
@@ -84,8 +82,6 @@ class BackwardOffer(NamedTuple):
     number: int
     """Of the moment."""
     spot: int
-    shift: int
-    """What the level at the repetition's beginning differs by from that of the moment."""
     gradients: int
     buckets: int
     temporaries: int
@@ -93,8 +89,8 @@ class BackwardOffer(NamedTuple):
 
     @property
     def engine_bytes(self) -> int:
-        """All of it, the shift included."""
-        return self.shift + self.gradients + self.buckets + self.temporaries + self.gathered
+        """All of it."""
+        return self.gradients + self.buckets + self.temporaries + self.gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +145,18 @@ class StepReplay:
         """Gradients that wait in their own memory: larger than the bucket, or without one."""
         self.outside_numel = 0
         """Their elements."""
+        self.waiting_bytes = 0
+        """Those of them that the next reduction takes."""
+        self.delayed = {
+            place
+            for script, segment in zip(scripts, segments, strict=True)
+            for module in script.modules
+            for copy in range(segment.repeat)
+            for place in _numbers(module.delayed, copy)
+        }
+        """Parameters whose gradients wait for others of their module."""
+        self.arrived: dict[int, int] = {}
+        """The moments of those that do, by parameter."""
         self.offers: list[BackwardOffer] = []
 
     def run(self) -> StepOffers:
@@ -219,46 +227,58 @@ class StepReplay:
     def _back(
         self, script: SegmentScript, members: Sequence[Sequence[int]], indices: range
     ) -> None:
-        if not self.gathers:
-            for index in indices:
-                self._pass(index)
-            return
         coordinator = self.coordinator
         now = indices[0]
         spot: int = Spot.START
         for position, (act, operand) in enumerate(script.backward):
-            if act is Act.INTERVAL:
+            if act is Act.PEAK:
                 now = indices[operand]
-                self._pass(now)
-                spot = Spot.AFTER
+                self._offer(now, Spot.PEAK, coordinator.gathered_bytes)
+            elif act is Act.GRADIENT:
+                self._finish(indices[operand])
+                now = min(indices[operand] + 1, indices[-1])
+            elif act is Act.HAND_OVER:
+                self._hand_over()
+            elif not self.gathers:
+                continue
             elif act is Act.FETCH:
-                self._offer(indices[0], now, spot, coordinator.enter())
-            elif act is Act.LEVEL:
-                spot = position
-                self._offer(indices[0], now, spot, coordinator.gathered_bytes)
-            else:
+                self._offer(now, spot, coordinator.enter())
+            elif act is Act.RELEASE:
                 coordinator.release(members[operand])
+            else:
+                spot = position
+                self._offer(now, spot, coordinator.gathered_bytes)
 
-    def _offer(self, first: int, now: int, spot: int, gathered: int) -> None:
-        moments = self.timeline.moments
-        waiting = moments[now].waiting_bytes
-        shift = 0 if spot == Spot.AFTER else moments[first].waiting_bytes - waiting
-        self.offers.append(
-            BackwardOffer(now, spot, shift, self.outside_bytes + waiting, 0, 0, gathered)
-        )
+    def _offer(self, now: int, spot: int, gathered: int) -> None:
+        held = self.outside_bytes + self.timeline.moments[now].waiting_bytes
+        self.offers.append(BackwardOffer(now, spot, held, 0, 0, gathered))
 
-    def _pass(self, index: int) -> None:
+    def _finish(self, index: int) -> None:
+        """A moment is over, maybe with a gradient."""
         moment = self.timeline.moments[index]
-        held = self.outside_bytes + moment.waiting_bytes
-        gathered = self.coordinator.gathered_bytes
-        self.offers.append(BackwardOffer(index, Spot.PEAK, 0, held, 0, 0, gathered))
-        if moment.weight < 0:
-            return
+        if moment.weight in self.delayed:
+            self.arrived[moment.weight] = index
+            self.outside_bytes += moment.gradient_bytes
+        elif moment.weight >= 0:
+            self._take(index, index)
+
+    def _hand_over(self) -> None:
+        """All gradients of a module that is taken as a whole, in the order of its parameters."""
+        now = max(self.arrived.values(), default=0)
+        for _, index in sorted(self.arrived.items()):
+            self.outside_bytes -= self.timeline.moments[index].gradient_bytes
+            self._take(index, now)
+        self.arrived = {}
+
+    def _take(self, index: int, now: int) -> None:
+        """Put the gradient that ended a moment in the bucket."""
+        moment = self.timeline.moments[index]
         numel, limit = self.numels[moment.weight], self.scattering.bucket_numel
         if self.filled and self.filled + numel > limit:
-            self._reduce(index, moment.gradient_bytes)
+            self._reduce(now, moment.gradient_bytes)
         if not self.scattering.is_contiguous or numel > limit:
             self.outside_bytes += moment.gradient_bytes
+            self.waiting_bytes += moment.gradient_bytes
             self.outside_numel += numel
         self.waiting.append(moment.weight)
         self.filled += numel
@@ -273,8 +293,9 @@ class StepReplay:
         held = self.outside_bytes + arriving_bytes + waiting
         gathered = self.coordinator.gathered_bytes
         for flat, extra in copies:
-            self.offers.append(BackwardOffer(index, Spot.END, 0, held, flat, extra, gathered))
-        self.outside_bytes = self.outside_numel = 0
+            self.offers.append(BackwardOffer(index, Spot.END, held, flat, extra, gathered))
+        self.outside_bytes -= self.waiting_bytes
+        self.waiting_bytes = self.outside_numel = 0
         self.waiting = []
         self.filled = 0
 
@@ -298,7 +319,7 @@ def _backward_candidates(
     groups: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
     for order, offer in enumerate(offers):
         moment = moments[offer.number]
-        inside = offer.spot in (Spot.PEAK, Spot.END, Spot.AFTER)
+        inside = offer.spot in (Spot.PEAK, Spot.END)
         place = (moment.place, offer.spot, moment.interval if inside else 0)
         point = (moment.repetition, offer.engine_bytes, order)
         groups.setdefault(place, []).append(point)
@@ -358,14 +379,14 @@ def backward_peak(
         spot = offer[1]
         if spot == Spot.PEAK:
             base = moment.peak_bytes
-        elif spot >= Spot.AFTER and spot < 0:
-            base = moment.end_bytes
+        elif spot == Spot.END:
+            base = moment.end_bytes + moment.unsummed_bytes
         else:
             start, change, acts = runs[moment.place]
-            base = start + moment.repetition * change + offer[2]
+            base = start + moment.repetition * change
             if spot >= 0:
                 base += acts[spot][1]
-        total = base + offer[3] + offer[4] + offer[5] + offer[6]
+        total = base + offer[2] + offer[3] + offer[4] + offer[5]
         if total > best:
             best, chosen, level = total, offer, base
     if chosen is not None:
@@ -377,14 +398,16 @@ def _take(peak: Peak, timeline: BackwardTimeline, offer: BackwardOffer, level: i
     """Make an offer the peak, with what the model itself holds there."""
     moment = timeline.moments[offer.number]
     if offer.spot in (Spot.PEAK, Spot.END):
+        is_end = offer.spot == Spot.END
+        apart = moment.unsummed_bytes if is_end else 0
         peak.offer(
-            level,
-            gradients=offer.gradients,
+            level - apart,
+            gradients=offer.gradients + apart,
             buckets=offer.buckets,
             temporaries=offer.temporaries,
             gathered=offer.gathered,
             moment=moment,
-            at_end=offer.spot == Spot.END,
+            at_end=is_end,
         )
         return
     height = timeline.start(moment)
