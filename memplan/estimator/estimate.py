@@ -95,7 +95,7 @@ class Estimate:
     @property
     def host_bytes(self) -> int:
         """CPU RAM of one node, all its ranks together [bytes]."""
-        return self.account.host.peak_bytes * self.setup.gpus_per_node
+        return self.account.node_bytes(self.setup.gpus_per_node)
 
     @property
     def worst_bytes(self) -> int:

@@ -53,6 +53,12 @@ CLASSIFICATION_TASKS = frozenset(
 
 def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the model's training step on a new tape."""
+    tape = _record(model, options)
+    tape.declared = model.declared
+    return tape
+
+
+def _record(model: ModelSpec, options: TapeOptions) -> Tape:
     if len(model.stacks) > 1:
         from memplan.graph.encoder_decoder import record_encoder_decoder  # only for two stacks
 

@@ -37,6 +37,9 @@ class Tape:
         """Token ids, labels and whatever else the batch itself holds [bytes]."""
         self.flash_decides = False
         """Some kernel was chosen by whether the GPU runs flash attention."""
+        self.declared: tuple[tuple[str, ...], ...] = ()
+        """The order in which the class declares its parameters: the name of a segment, then modules
+        of it or single parameters, for each stretch; empty: not known."""
         self.buffers_bytes = 0
         """Buffers that lie beside the parameters [bytes]."""
         self.leaves: list[Tensor] = []

@@ -103,6 +103,8 @@ class HostMemory:
     """While the model is loaded and the engine set up."""
     save_bytes: int = 0
     """While a checkpoint is written, what is held included."""
+    writer_bytes: int = 0
+    """How much more that is on the first rank, which writes for all, than on the others."""
 
     @property
     def peak_bytes(self) -> int:
@@ -125,6 +127,13 @@ class RankAccount:
     host: HostMemory = HostMemory()
     left_out: tuple[str, ...] = ()
     """What this account does not hold, in words; a row that leaves something out never fits."""
+
+    def node_bytes(self, num_ranks: int) -> int:
+        """CPU RAM of the first node, whose ranks all hold what this one does, but for writing."""
+        host = self.host
+        saving = host.save_bytes - (host.writer_bytes if self.rank == 0 else 0)
+        each = max(host.held_bytes, host.load_bytes, saving)
+        return max(num_ranks * each, num_ranks * saving + host.writer_bytes)
 
     @property
     def num_ranks(self) -> int:

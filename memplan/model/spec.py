@@ -71,6 +71,8 @@ class ModelSpec:
     """What the config says the published weights are held in."""
     recomputes: bool = True
     """The class can checkpoint its activations."""
+    declared: tuple[tuple[str, ...], ...] = ()
+    """The order in which its class declares its parameters (``Tape.declared``)."""
     eager_attention_only: bool = False
     """The class has no other attention than the one written out in Python."""
     tables: tuple[ParameterBlock, ...] = ()

@@ -167,11 +167,12 @@ def _read(
 ) -> ModelSpec:
     from memplan.graph.families import read_model
     from memplan.sources.defaults import class_defaults
+    from memplan.sources.parameter_order import declared_order
 
     if found.is_spec:
         model_type = family or str(found.config.get("model_type"))
         _check_spec_keys(found.config, source=found.source, model_type=model_type)
-    return read_model(
+    spec = read_model(
         found.config,
         source=found.source,
         name=found.name,
@@ -180,6 +181,7 @@ def _read(
         family=family,
         num_labels=num_labels,
     )
+    return replace(spec, declared=declared_order(spec.family))
 
 
 def _find(model: object, *, revision: str | None, token: str | None) -> _Found:

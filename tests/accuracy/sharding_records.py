@@ -13,6 +13,7 @@ from memplan.sources.models import load_model
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
+TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
 ACCOUNTANTS = {
     Engine.FSDP: fsdp2_account,
     Engine.FSDP1: partial(fsdp1_account, rank=0),
@@ -57,13 +58,16 @@ def predict_fsdp(record: dict[str, Any]) -> dict[str, int]:
         optimizer=settings["opt"].replace("_", "-"),
         checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
         attention=settings["attn"],
+        gradient_accumulation_steps=settings.get("accum", 1),
         kernel_scratch=False,
         engine_options={
             "reshard_after_forward": sharding["reshard"],
             "reduce_dtype": "fp32" if sharding["reduce_fp32"] else "bf16",
+            "sync_each_batch": not settings.get("no_sync", False),
         },
     )
-    figures = figures_of(account_of(record["config"], setup))
+    task = TASKS[record.get("task", "causal")]
+    figures = figures_of(account_of(record["config"], setup, task))
     del figures["peak_load"]
     return figures
 
@@ -108,5 +112,6 @@ def predict_ddp(record: dict[str, Any]) -> dict[str, int]:
             "static_graph": settings["static_graph"],
         },
     )
-    figures = figures_of(account_of(DDP_MODELS[settings["model"]], setup))
+    config = record.get("config") or DDP_MODELS[settings["model"]]
+    figures = figures_of(account_of(config, setup, TASKS[record.get("task", "causal")]))
     return {**figures, "before": figures["bytes_before"], "peak_ddp_init": figures["peak_load"]}

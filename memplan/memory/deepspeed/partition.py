@@ -1,7 +1,7 @@
 """The model's parameters one by one, and how ZeRO deals them to the ranks.
 
-Parameters stand in the order of ``model.parameters()``, by which the flat buffer is cut. That is the
-tape's, but for norms: see ``registered``.
+Parameters stand in the order of ``model.parameters()``, by which the flat buffer is cut
+(``memplan.graph.declaration``).
 """
 
 from bisect import bisect_right
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
+from memplan.graph.declaration import declared_parameters
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.records import dataclass
@@ -26,6 +27,22 @@ class SegmentWeights:
     """Of each parameter within its repetition."""
 
 
+class _Part:
+    """Where a segment's parameters stand, while they are dealt out."""
+
+    __slots__ = ("places", "stride")
+
+    def __init__(self) -> None:
+        self.places: dict[Parameter, int] = {}
+        self.stride = 0
+
+    def as_segment_weights(self) -> SegmentWeights:
+        """The same, from the first of them on."""
+        first = min(self.places.values(), default=0)
+        positions = {each: place - first for each, place in self.places.items()}
+        return SegmentWeights(first, self.stride, positions)
+
+
 class ModelWeights:
     """Every parameter of the model, repetitions written out."""
 
@@ -33,18 +50,21 @@ class ModelWeights:
         self.numels: list[int] = []
         """Elements of each [elements]."""
         self.trainable: list[bool] = []
-        self.segments: list[SegmentWeights] = []
         self.owners: dict[Parameter, int] = {}
         """The number of each parameter of the tape, in its segment's first repetition."""
-        for segment in tape.segments:
-            first = len(self.numels)
-            parameters = registered(segment.parameters)
-            positions = {each: index for index, each in enumerate(parameters)}
-            self.segments.append(SegmentWeights(first, len(positions), positions))
-            for parameter, index in positions.items():
-                self.owners[parameter] = first + index
+        parts: dict[int, _Part] = {}
+        for segment, parameters in declared_parameters(tape):
+            part = parts.setdefault(segment.index, _Part())
+            first, stride = len(self.numels), len(parameters)
+            part.stride = stride
+            for position, each in enumerate(parameters):
+                part.places[each] = first + position
+            self.owners.update(part.places)
             self.numels += [each.numel for each in parameters] * segment.num_copies
             self.trainable += [each.requires_grad for each in parameters] * segment.num_copies
+        self.segments = [
+            parts.get(segment.index, _Part()).as_segment_weights() for segment in tape.segments
+        ]
 
     @cached_property
     def trained_numels(self) -> list[int]:
@@ -65,25 +85,6 @@ class ModelWeights:
     def largest_trained(self) -> int:
         """Elements of the largest trained parameter."""
         return max(self.trained_numels, default=0)
-
-
-def registered(parameters: Sequence[Parameter]) -> list[Parameter]:
-    """A layer's parameters in the order in which its class declares them.
-
-    transformers' decoder layers with RMSNorm (Llama and all that follow it) declare attention and
-    feed-forward network first and their norms last; those with biased norms (GPT-2, BERT) declare
-    them where they run. It moves a few thousand elements within a layer, and where a part's
-    boundary falls there, a whole parameter's gradient into another rank's part or out of it.
-    """
-    biased = {each.module for each in parameters if each.name.endswith(".bias")}
-    last = [
-        each
-        for each in parameters
-        if "norm" in each.module and "." not in each.module and each.module not in biased
-    ]
-    if len(last) == len(parameters):
-        return list(parameters)
-    return [each for each in parameters if each not in last] + last
 
 
 class Numels(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
-from memplan.memory.deepspeed.host import replicated_host, saved_bytes
+from memplan.memory.deepspeed.host import replicated_host, saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.partition import FlatBuffer, FlatPartition, RankKinds
 from memplan.memory.deepspeed.peak import Peak
@@ -296,6 +296,7 @@ def _host(job: Job, plan: _Plan) -> HostMemory:
         return HostMemory(
             load_bytes=copies * job.model_bytes,
             save_bytes=saved_bytes(job, part_numel=partition.size),
+            writer_bytes=writer_bytes(job, part_numel=partition.size),
         )
     accumulated = 0
     if job.accumulates and plan.sharded_gradients and not plan.settings.compact:

@@ -34,6 +34,10 @@ SETUPS = st.fixed_dictionaries(
                 "stage3_max_reuse_distance": st.sampled_from([0, 500_000]),
                 "sub_group_size": st.sampled_from([100_000, 10_000_000]),
                 "grad_accum_dtype": st.sampled_from(["fp32", "bf16"]),
+                "communication_data_type": st.sampled_from(["fp32", "fp16", "bf16"]),
+                "contiguous_gradients": st.booleans(),
+                "reduce_scatter": st.booleans(),
+                "torch_adam": st.booleans(),
                 "round_robin_gradients": st.booleans(),
                 "zero_init": st.booleans(),
             },
@@ -54,6 +58,11 @@ def test_phases_are_sums(
 ) -> None:
     if offloads and fields["zero_stage"]:
         fields = {**fields, "offload_optimizer": "cpu"}
+    options = dict(fields["engine_options"])  # type: ignore[call-overload]
+    if not fields["zero_stage"]:
+        # Another dtype than the weights' is refused there: test_options.
+        options.pop("grad_accum_dtype", None)
+    fields = {**fields, "engine_options": options}
     made = account(config=TIED if tied else SMALL, **fields)
     assert [phase.name for phase in made.phases] == [
         "load", "forward", "backward", "step", "save",

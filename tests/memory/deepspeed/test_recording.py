@@ -48,8 +48,8 @@ def test_a_recording_of_one_batch_gives_the_peak_of_any_other(
 ) -> None:
     settings = ReductionSettings(
         bucket_numel=bucket, num_buckets=1 + keeps, element_bytes=2, communication_bytes=2,
-        casts=False, keeps_all=keeps, offloads=False, scatters=True, compact=False,
-        owned_element_bytes=2, owned_part_bytes=0,
+        casts=False, keeps_all=keeps, offloads=False, scatters=True, compact=not keeps,
+        owned_element_bytes=2 * keeps, owned_part_bytes=2 * 10**8 * (not keeps),
     )  # fmt: skip
     *_, weights, recorded, shape = walked(other, 64, checkpointed=float(checkpointed))
     *_, timeline, same_shape = walked(batch, seq_len, checkpointed=float(checkpointed))
