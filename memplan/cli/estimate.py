@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memplan.cli.options import (
+    OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     FamilyOption,
@@ -136,6 +137,14 @@ def estimate(
     largest_layer: Annotated[
         str | None, _table_option("--largest-layer", "Parameters of the largest layer.", "N")
     ] = None,
+    per_rank: Annotated[
+        bool,
+        typer.Option(
+            "--per-rank",
+            help="Print every distinct rank, the fullest first, instead of the worst one's verdict.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     output_format: FormatOption = OutputFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
@@ -246,11 +255,14 @@ def estimate(
         from memplan.cli.emitting import emit_only
 
         emit_only([row[0] for row in rows], emit, output)
+    elif per_rank:
+        _show_ranks(rows, output_format)
     else:
         everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
         _show(rows, output_format, everywhere=everywhere)
     if checks is not None:
         from memplan.cli.checking import check_rows
+
 
         for_people = emit is None and output_format is OutputFormat.TABLE
         check_rows(rows, checks, spec, sys.stdout if for_people else sys.stderr)
@@ -352,32 +364,53 @@ def chosen_gpus(names: list[str] | None, memory: str | None) -> "list[GpuSpec]":
     return chosen or [load_gpu(name) for name in DEFAULT_GPUS]
 
 
+def _show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
+    """Write every distinct rank of the rows."""
+    from memplan.report.ranks import MARKDOWN_COLUMNS, print_ranks, rank_rows
+
+    if output_format is not OutputFormat.TABLE:
+        flat = list(rank_rows([each for row in rows for each in row]))
+        _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+        return
+    from memplan.report.console import TerminalConsole
+
+    print_ranks(TerminalConsole(), rows)
+
+
+def _write_flat(
+    flat: "list[dict[str, object]]",
+    rows: "list[list[Estimate]]",
+    output_format: OutputFormat,
+    markdown_columns: tuple[str, ...],
+) -> None:
+    """Write flat rows in a format for scripts, with what was assumed for any of them."""
+    from memplan.cli.checking import about
+    from memplan.estimator.estimate import SCHEMA_VERSION
+    from memplan.report.rows import rows_csv, rows_json, rows_markdown
+
+    if output_format is OutputFormat.JSON:
+        said = (text for row in rows for each in row for text in (*each.assumptions, *each.notes))
+        say(
+            rows_json(
+                flat,
+                schema_version=SCHEMA_VERSION,
+                assumptions=list(dict.fromkeys(said)),
+                about=about(rows[0][0].model),
+            )
+        )
+    elif output_format is OutputFormat.CSV:
+        say(rows_csv(flat))
+    else:
+        say(rows_markdown(flat, markdown_columns))
+
+
 def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhere: bool) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     if output_format is not OutputFormat.TABLE:
-        from memplan.estimator.estimate import SCHEMA_VERSION
         from memplan.report.estimate import MARKDOWN_COLUMNS
-        from memplan.report.rows import rows_csv, rows_json, rows_markdown
 
         flat = [each.to_dict() for row in rows for each in row]
-        if output_format is OutputFormat.JSON:
-            from memplan.cli.checking import about
-
-            first = rows[0][0]
-            assumptions = tuple(dict.fromkeys((*first.assumptions, *first.notes)))
-
-            say(
-                rows_json(
-                    flat,
-                    schema_version=SCHEMA_VERSION,
-                    assumptions=assumptions,
-                    about=about(first.model),
-                )
-            )
-        elif output_format is OutputFormat.CSV:
-            say(rows_csv(flat))
-        else:
-            say(rows_markdown(flat, MARKDOWN_COLUMNS))
+        _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
         return
     from memplan.report.console import TerminalConsole
     from memplan.report.estimate import best_places, print_account, print_comparison

@@ -1,6 +1,7 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import PRECISIONS, Engine, PrecisionFormats
@@ -20,7 +21,20 @@ def assumptions_of(
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
+        *_loading(asked, resolved),
     )
+
+
+def _loading(asked: TrainingSetup, resolved: TrainingSetup) -> tuple[str, ...]:
+    """How stage 3 comes by its shards: nothing else loads in two ways."""
+    if not loads_under_zero_init(resolved):
+        return ()
+    given = "zero_init" in dict(asked.engine_options)
+    return (ZERO_INIT if given else f"{ZERO_INIT} (default)",)
+
+
+ZERO_INIT = "ZeRO-3 loads under zero.Init"
+"""The assumption that ``zero_init=false`` takes back."""
 
 
 def _kernels(setup: TrainingSetup) -> str:

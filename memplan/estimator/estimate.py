@@ -45,9 +45,7 @@ class Estimate:
     trainable_params: int
     """Those that are trained."""
     account: RankAccount
-    """Of the worst rank."""
-    ranks: tuple[RankAccount, ...]
-    """Where ranks differ, each one's account; else the same one."""
+    """Of the worst rank, or of the one asked for."""
     activations_bytes: int
     """What the forward pass leaves behind for the backward pass, logits included [bytes]."""
     attention_kernel: str
@@ -73,6 +71,24 @@ class Estimate:
         return {phase.name: phase for phase in self.account.phases}
 
     @property
+    def ranks(self) -> tuple[RankAccount, ...]:
+        """Every distinct rank's account, the fullest first; each says which ranks it is of.
+
+        Computed anew at each call.
+
+        >>> import memplan
+        >>> setup = memplan.TrainingSetup(
+        ...     num_gpus=16, num_nodes=2, zero_stage=2, offload_optimizer="cpu", seq_len=512
+        ... )
+        >>> answer = memplan.estimate("llama-3.1-8b", setup)
+        >>> [(each.num_ranks, each.ranks) for each in answer.ranks]
+        [(1, (range(15, 16),)), (1, (range(0, 1),)), (14, (range(1, 15),))]
+        """
+        from memplan.estimator.estimation import all_ranks  # which makes estimates
+
+        return tuple(all_ranks(self.model, self.setup, self.gpu))
+
+    @property
     def held_bytes(self) -> int:
         """Between steps, once optimizer states exist [bytes]."""
         return self.account.held_bytes
@@ -80,12 +96,19 @@ class Estimate:
     @property
     def host_bytes(self) -> int:
         """CPU RAM of one node, all its ranks together [bytes]."""
-        return self.account.host.peak_bytes * self.setup.gpus_per_node
+        return self.account.node_bytes(self.setup.gpus_per_node)
 
     @property
     def worst_bytes(self) -> int:
         """The fullest moment of the whole run, loading and saving included [bytes]."""
         return max(phase.peak_bytes for phase in self.account.phases)
+
+    @property
+    def deciding_phase(self) -> str:
+        """The phase of that moment, which the verdict rests on; the step's where others tie."""
+        if self.worst_bytes == self.peak_bytes:
+            return self.peak_phase
+        return max(self.account.phases, key=lambda phase: phase.peak_bytes).name
 
     @property
     def total_bytes(self) -> ByteRange:
@@ -95,9 +118,18 @@ class Estimate:
     @property
     def verdict(self) -> Verdict | None:
         """Whether it fits; None without a GPU."""
+        return self._verdict_of(self.worst_bytes)
+
+    @property
+    def step_verdict(self) -> Verdict | None:
+        """Whether a training step alone would fit, loading and saving aside."""
+        return self._verdict_of(self.peak_bytes)
+
+    def _verdict_of(self, num_bytes: int) -> Verdict | None:
         if self.gpu is None:
             return None
-        total, capacity = self.total_bytes, self.gpu.capacity_bytes
+        total = total_range(num_bytes, num_gpus=self.setup.num_gpus)
+        capacity = self.gpu.capacity_bytes
         if total.low > capacity:
             return Verdict.TIGHT if self.account.unsaved else Verdict.OOM
         if self.unmodelled:
@@ -149,6 +181,8 @@ class Estimate:
             "attention_kernel": self.attention_kernel,
             "peak_bytes": self.peak_bytes,
             "peak_phase": self.peak_phase,
+            "worst_bytes": self.worst_bytes,
+            "deciding_phase": self.deciding_phase,
             "held_bytes": self.held_bytes,
             "kept_after_forward_bytes": self.activations_bytes,
             "host_bytes": self.host_bytes,

@@ -13,49 +13,82 @@ from memplan.graph.tape import Tape
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast
-from memplan.memory.rank import RankInput
+from memplan.memory.rank import RankInput, check_rank, joined
 from memplan.memory.runtime import workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk
 from memplan.model.spec import ModelSpec
+from memplan.records import dataclass
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import Recomputation, TrainingSetup
 
 
-def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None) -> Estimate:
+def estimate(
+    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None, *, rank: int | None = None
+) -> Estimate:
     """Estimate the memory of training ``model`` as ``setup`` says; a pure function.
 
     ``gpu`` decides which attention kernel can run and the verdict; without one, kernels are those
-    of a current GPU and there is no verdict.
+    of a current GPU and there is no verdict. ``rank`` asks for the account of one rank, in place of
+    the worst one's.
 
-    Raises ``SetupError`` for a setup that this model or engine cannot be trained with.
+    Raises ``SetupError`` for a setup that this model or engine cannot be trained with, and for a
+    rank that it does not have.
     """
-    resolved = setup.resolve(model.context_length)
-    options = tape_options(resolved, gpu)
-    if not options.flash_available:
-        options = without_flash(model, options)
-    tape, passes = record_and_walk(model, options)
-    account = worst_account(model, options, resolved)
-    if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
-        given = RankInput(tape=tape, passes=passes, setup=resolved)
-        account = rank_account(given, capacity_bytes=gpu.capacity_bytes)
-    account = with_workspaces(account, _scratch_bytes(resolved, gpu))
-    if model.activations_left_out:
-        left_out = (*account.left_out, model.activations_left_out)
-        account = replace(account, left_out=left_out)
+    job = _Job.of(model, setup, gpu)
     return Estimate(
         model=model,
-        setup=resolved,
+        setup=job.setup,
         gpu=gpu,
-        num_params=total_parameters(tape),
-        trainable_params=trainable_parameters(tape),
-        account=account,
-        ranks=(account,),
-        activations_bytes=passes.after_forward.total_bytes,
-        attention_kernel=attention_kernel(tape),
-        assumptions=assumptions_of(model, setup, resolved),
-        notes=notes_of(model, resolved, gpu),
+        num_params=total_parameters(job.given.tape),
+        trainable_params=trainable_parameters(job.given.tape),
+        account=job.account(rank=rank),
+        activations_bytes=job.given.passes.after_forward.total_bytes,
+        attention_kernel=attention_kernel(job.given.tape),
+        assumptions=assumptions_of(model, setup, job.setup),
+        notes=notes_of(model, job.setup, gpu),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Job:
+    """A model, a setup and a GPU, recorded and walked."""
+
+    model: ModelSpec
+    gpu: GpuSpec | None
+    options: TapeOptions
+    given: RankInput
+
+    @classmethod
+    def of(cls, model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> "_Job":
+        """Fill the setup's defaults in, record the model and walk it."""
+        resolved = setup.resolve(model.context_length)
+        options = tape_options(resolved, gpu)
+        if not options.flash_available:
+            options = without_flash(model, options)
+        tape, passes = record_and_walk(model, options)
+        given = RankInput(tape=tape, passes=passes, setup=resolved)
+        return cls(model=model, gpu=gpu, options=options, given=given)
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """With every default filled in."""
+        return self.given.setup
+
+    def account(self, *, rank: int | None) -> RankAccount:
+        """One rank's account, or the worst one's, on this GPU."""
+        if rank is None:
+            account = worst_account(self.model, self.options, self.setup)
+        else:
+            account = rank_account(self.given, rank=rank)
+        gpu = self.gpu
+        if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
+            account = rank_account(self.given, rank=account.rank, capacity_bytes=gpu.capacity_bytes)
+        account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
+        if self.model.activations_left_out:
+            left_out = (*account.left_out, self.model.activations_left_out)
+            account = replace(account, left_out=left_out)
+        return account
 
 
 @lru_cache(maxsize=256)
@@ -136,27 +169,68 @@ def rank_account(
     """One rank's account, as its engine really holds it; the worst rank's where none is named.
 
     ``capacity_bytes`` is what an engine goes by that loads differently where there is no room.
-    Raises ``SetupError`` for an engine or a parallel degree that is not modelled.
+    Raises ``SetupError`` for an engine or a parallel degree that is not modelled, and for a rank
+    that the setup does not have.
     """
     setup = given.setup
     _refuse_unmodelled(setup)
+    if rank is not None:
+        check_rank(rank, setup.num_gpus)
     engine = setup.chosen_engine
     if engine is Engine.DEEPSPEED:
-        from memplan.memory.deepspeed import deepspeed_account, fullest_rank
+        from memplan.memory.deepspeed import deepspeed_account
 
-        chosen = fullest_rank(given) if rank is None else rank
-        return deepspeed_account(given, rank=chosen, capacity_bytes=capacity_bytes)
+        return deepspeed_account(given, rank=rank, capacity_bytes=capacity_bytes)
     if engine is Engine.FSDP:
         from memplan.memory.fsdp2 import fsdp2_account
 
-        return fsdp2_account(given)
+        return fsdp2_account(given, rank=rank or 0)
     if engine is Engine.FSDP1:
         from memplan.memory.fsdp1 import fsdp1_account
 
-        return fsdp1_account(given)
+        return fsdp1_account(given, rank=rank)
     from memplan.memory.ddp import ddp_account
 
-    return ddp_account(given)
+    return replace(ddp_account(given), rank=rank or 0)
+
+
+def all_ranks(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> list[RankAccount]:
+    """Every distinct account of a job, the fullest first, with the ranks that it is of.
+
+    Of equally full ones that of the rank which stands for the job comes first.
+    """
+    job = _Job.of(model, setup, gpu)
+    worst = job.account(rank=None).rank
+    found: dict[RankAccount, list[range]] = {}
+    for runs in _rank_kinds(job.given):
+        account = job.account(rank=runs[0].start)
+        found.setdefault(replace(account, rank=0), []).extend(runs)
+    accounts = [
+        replace(account, rank=ranks[0].start, ranks=ranks)
+        for account, runs in found.items()
+        for ranks in [joined(runs)]
+    ]
+    return sorted(
+        accounts, key=lambda each: (-each.peak.peak_bytes, not each.is_of(worst), each.rank)
+    )
+
+
+def _rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
+    """Ranks whose accounts are the same; two of these may have the same one too."""
+    engine = given.setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        from memplan.memory.deepspeed import rank_kinds
+
+        return rank_kinds(given)
+    if engine is Engine.FSDP:
+        from memplan.memory import fsdp2
+
+        return fsdp2.rank_kinds(given)
+    if engine is Engine.FSDP1:
+        from memplan.memory import fsdp1
+
+        return fsdp1.rank_kinds(given)
+    return [(range(given.setup.num_gpus),)]
 
 
 def _refuse_unmodelled(setup: TrainingSetup) -> None:

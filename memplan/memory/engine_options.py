@@ -9,8 +9,8 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.text import shown
 from memplan.training.kernels import KernelPreset
-from memplan.training.precision import PRECISIONS
-from memplan.training.setup import TrainingSetup, coerce_enum
+from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.setup import TrainingSetup, ZeroStage, coerce_enum
 
 _Kind = TypeVar("_Kind", bound=Enum)
 
@@ -99,6 +99,20 @@ def reduces_each_micro_batch(setup: TrainingSetup) -> bool:
     1.15, ``Accelerator.no_sync``). The kernels' preset says whose loop it is.
     """
     return setup.kernels not in (KernelPreset.HF, KernelPreset.LIGER)
+
+
+def loads_under_zero_init(setup: TrainingSetup) -> bool:
+    """Whether DeepSpeed's stage 3 shards the model while it is built (``deepspeed.zero.Init``).
+
+    transformers and accelerate do so by themselves (transformers 5.23, ``modeling_utils.py``;
+    accelerate 1.15, ``zero3_init_flag``), and so it is the default; a loop of one's own need not.
+
+    >>> loads_under_zero_init(TrainingSetup(num_gpus=8, zero_stage=3))
+    True
+    """
+    if setup.chosen_engine is not Engine.DEEPSPEED or setup.zero_stage is not ZeroStage.PARAMETERS:
+        return False
+    return str(dict(setup.engine_options).get("zero_init")).lower() != "false"
 
 
 def engine_autocast(setup: TrainingSetup) -> DType | None:

@@ -1,6 +1,7 @@
 """Setups and what differs between two of them, in words: the language of every advice."""
 
 from memplan.estimator import Verdict
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.advice import Advice
 from memplan.training.precision import Engine
 from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
@@ -68,7 +69,8 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(_CHECKPOINTING.get(checkpointing_label(after), "partial checkpointing"))
     if engine_label(before) != engine_label(after) and after.num_gpus > 1:
         parts.append(engine_label(after))
-    if _zero_init(after) and not _zero_init(before):
+    same_stage = before.zero_stage is after.zero_stage
+    if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
         parts.append("zero.Init")
     if offload_label(before) != offload_label(after):
         parts.append(offload_label(after) or "no offloading")
@@ -80,10 +82,6 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _zero_init(setup: TrainingSetup) -> bool:
-    return bool(dict(setup.engine_options).get("zero_init"))
 
 
 _CHECKPOINTING = {

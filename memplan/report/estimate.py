@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
 from memplan.memory.account import ComponentKind
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.training.precision import Engine
 from memplan.training.setup import Offload, TrainingSetup
 from memplan.units import GIB, format_count
@@ -24,8 +25,8 @@ VERDICT_STYLES = {
 }
 MARKDOWN_COLUMNS = (
     "engine", "zero_stage", "offload_optimizer", "offload_param", "micro_batch_size", "seq_len",
-    "precision", "checkpointing", "gpu", "peak_bytes", "peak_phase", "total_low_bytes",
-    "total_high_bytes", "host_bytes", "verdict",
+    "precision", "checkpointing", "gpu", "peak_bytes", "peak_phase", "deciding_phase",
+    "total_low_bytes", "total_high_bytes", "host_bytes", "verdict",
 )  # fmt: skip
 """What a Markdown table shows of a row."""
 
@@ -135,7 +136,9 @@ def comparison_table(
             table.add_row(
                 label,
                 plain_gib(first.peak_bytes),
-                first.peak_phase,
+                "\n".join(
+                    dict.fromkeys([first.peak_phase, *filter(None, map(deciding_text, group))])
+                ),
                 plain_gib(first.host_bytes) if first.host_bytes else "-",
                 *cells,
             )
@@ -211,6 +214,13 @@ def setup_label(setup: TrainingSetup) -> str:
     return label
 
 
+def deciding_text(answer: Estimate) -> str:
+    """``load 87.0``, in GiB, where loading or saving decides the verdict; else nothing."""
+    if answer.verdict is answer.step_verdict:
+        return ""
+    return f"{answer.deciding_phase} {answer.worst_bytes / GIB:,.1f}"
+
+
 def verdict_text(estimate: Estimate, *, best: bool = False, largest: int | None = None) -> "Text":
     """The verdict in words and colour; a mark on the simplest setup that fits.
 
@@ -270,7 +280,7 @@ def verdict_table(estimates: Sequence[Estimate], hints: "Hints | None" = None) -
             each.gpu.gpu_id,
             mark + gib(each.gpu.capacity_bytes),
             needed,
-            verdict_text(each),
+            verdict_text(each).append(f", {text}" if (text := deciding_text(each)) else ""),
             *largest,
         )
     return table
@@ -304,11 +314,19 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
         lines.append("The number after a verdict: the largest micro-batch that fits")
     elif hints is not None and not hints.largest and len(rows) > 1:
         lines.append("Name a GPU (--gpu h100) to see the largest micro-batch beside each row")
+    if len(rows) > 1 and any(loads_under_zero_init(each.setup) for row in rows for each in row):
+        lines.append(ZERO_INIT_LINE)
     for row in rows:
         for each in row:
             lines += each.notes
             lines += each.left_out_notes
     return list(dict.fromkeys(lines))
+
+
+ZERO_INIT_LINE = (
+    "ZeRO-3 loads under zero.Init, as transformers does; for a loop of your own without it: "
+    "--engine-option zero_init=false"
+)
 
 
 def gib(num_bytes: int) -> str:

@@ -28,6 +28,8 @@ COLUMN_MEANINGS: dict[str, str] = {
     "attention_kernel": "what computes the scores: flash, efficient, math or eager",
     "peak_bytes": "fullest moment of a training step, as max_memory_allocated counts it",
     "peak_phase": "forward, backward or step",
+    "worst_bytes": "fullest moment of the whole run, loading and saving included",
+    "deciding_phase": "the phase of that moment, which the verdict rests on",
     "held_bytes": "between steps, once optimizer states exist",
     "kept_after_forward_bytes": "what the forward pass leaves for the backward pass",
     "host_bytes": "CPU RAM of one node, all its ranks together",

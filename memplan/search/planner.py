@@ -62,15 +62,8 @@ class EngineVariant:
         return Offload.CPU in (self.offload_optimizer, self.offload_param)
 
     def options(self, base: TrainingSetup) -> dict[str, object]:
-        """The engine's own settings: the base's, and for stage 3 ``deepspeed.zero.Init``.
-
-        Without it every GPU holds the whole model while it is loaded; Hugging Face's integration
-        always uses it in stage 3.
-        """
-        options = dict(base.engine_options)
-        if self.zero_stage is ZeroStage.PARAMETERS:
-            options.setdefault("zero_init", True)
-        return options
+        """The engine's own settings: the base's."""
+        return dict(base.engine_options)
 
 
 VARIANTS: tuple[EngineVariant, ...] = (

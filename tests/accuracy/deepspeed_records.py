@@ -42,8 +42,7 @@ def engine_options(settings: dict[str, Any]) -> dict[str, object]:
         options.update(settings["buckets"])
     if settings["overlap"] is not None:
         options["overlap_comm"] = settings["overlap"]
-    if settings["zinit"]:
-        options["zero_init"] = True
+    options["zero_init"] = bool(settings["zinit"])
     if settings.get("opt") == "torch_adamw_fused":
         options["torch_adam"] = True
     options.update(flat_options(settings["extra"] or {}))

@@ -1,5 +1,6 @@
 """Records of FSDP2 and DDP as training setups, and the figures that memplan gives for them."""
 
+from functools import partial
 from typing import Any
 
 from memplan.estimator.estimation import record_and_walk, tape_options
@@ -13,7 +14,12 @@ from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
 TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
-ACCOUNTANTS = {Engine.FSDP: fsdp2_account, Engine.FSDP1: fsdp1_account, Engine.DDP: ddp_account}
+ACCOUNTANTS = {
+    Engine.FSDP: fsdp2_account,
+    Engine.FSDP1: partial(fsdp1_account, rank=0),
+    Engine.DDP: ddp_account,
+}
+"""Of the first rank, which the records are of."""
 
 
 def account_of(

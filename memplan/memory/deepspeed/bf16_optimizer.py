@@ -8,7 +8,7 @@ to the dtype in which they are summed over the ranks (2Φ; none where that is fp
 """
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
-from memplan.memory.deepspeed.host import saved_bytes
+from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
@@ -54,6 +54,7 @@ def bf16_optimizer_account(job: Job) -> RankAccount:
         host=HostMemory(
             load_bytes=job.model_bytes,
             save_bytes=saved_bytes(job, part_numel=partition.size),
+            writer_bytes=writer_bytes(job, part_numel=partition.size),
         ),
     )
 

@@ -7,7 +7,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind, Entry, Phase, make_phase
 from memplan.memory.deepspeed.options import DeepSpeedOptions, read_options
-from memplan.memory.deepspeed.partition import FlatPartition, ModelWeights
+from memplan.memory.deepspeed.partition import FlatBuffer, FlatPartition, ModelWeights
 from memplan.memory.deepspeed.peak import Peak, balanced, engine_entries
 from memplan.memory.deepspeed.recording import Keyed, Shape, shape_of
 from memplan.memory.deepspeed.timeline import BackwardTimeline, expand_backward
@@ -106,7 +106,11 @@ class Job:
 
     def partition(self, *, round_robin: bool) -> FlatPartition:
         """How the flat buffer of stages 1 and 2 is cut, and which part is this rank's."""
-        return remembered_partition(self.shape, self.num_ranks, self.rank, round_robin)
+        return remembered_partition(self.flat_buffer(round_robin=round_robin), self.rank)
+
+    def flat_buffer(self, *, round_robin: bool) -> FlatBuffer:
+        """How the flat buffer of stages 1 and 2 is cut."""
+        return remembered_buffer(self.shape, self.num_ranks, round_robin)
 
     @property
     def forward_height(self) -> Height:
@@ -167,11 +171,15 @@ def written_out(
 
 
 @lru_cache(maxsize=64)
-def remembered_partition(
-    shape: Shape, num_ranks: int, rank: int, round_robin: bool
-) -> FlatPartition:
+def remembered_buffer(shape: Shape, num_ranks: int, round_robin: bool) -> FlatBuffer:
     """The cut of parameters of one shape; remembered, since it is the same for every batch."""
-    return FlatPartition(shape, num_ranks=num_ranks, rank=rank, round_robin=round_robin)
+    return FlatBuffer(shape, num_ranks=num_ranks, round_robin=round_robin)
+
+
+@lru_cache(maxsize=64)
+def remembered_partition(buffer: FlatBuffer, rank: int) -> FlatPartition:
+    """One rank's part of it."""
+    return FlatPartition(buffer, rank)
 
 
 def hidden_size(tape: Tape) -> int:

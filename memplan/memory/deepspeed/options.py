@@ -67,8 +67,8 @@ class DeepSpeedOptions:
     """BF16_Optimizer adds each gradient to the fp32 one as soon as it is there."""
     check_gradient_norm: bool = True
     """The step takes the norm of the gradients (stages 1 and 2)."""
-    zero_init: bool = False
-    """The model is built inside ``deepspeed.zero.Init``."""
+    zero_init: bool = True
+    """The model is built inside ``deepspeed.zero.Init``, as transformers and accelerate do."""
     pin_memory: bool = True
     """Offloaded optimizer states are page-locked; so since 0.19.5."""
     param_pin_memory: bool = True

@@ -19,10 +19,11 @@ optimizer is on the CPU after it: until then those larger than the bucket stay, 
 that smaller ones are views of.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.memory.deepspeed.partition import FlatPartition
+from memplan.memory.deepspeed.kept import KeptGradients
+from memplan.memory.deepspeed.partition import FlatBuffer, RankKinds
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
 from memplan.records import dataclass
@@ -55,8 +56,11 @@ class ReductionSettings:
     """Buckets are summed piece by piece, through a flat copy."""
     compact: bool
     """This rank's gradients have an fp32 buffer of its part's size; what is reduced is added."""
-    owned_bytes: int
-    """The buffer of this rank's gradients (0 where they go to the CPU at once)."""
+    owned_element_bytes: int
+    """The buffer of a rank's own gradients: of an element of its parameters, whole (0 where they go
+    to the CPU at once)."""
+    owned_part_bytes: int
+    """The same buffer where it holds the rank's part alone."""
 
     @property
     def buckets_bytes(self) -> int:
@@ -68,52 +72,68 @@ class ReductionSettings:
         """One of them."""
         return _rounded(self.bucket_numel * self.element_bytes)
 
+    def owned_bytes(self, whole_numel: int) -> int:
+        """The buffer of a rank's own gradients, whose parameters have so many elements."""
+        return self.owned_part_bytes + self.owned_element_bytes * whole_numel
+
     def gradient_bytes(self, numel: int, made_bytes: int) -> int:
         """A gradient that waits for the bucket; ``made_bytes``: as autograd made it."""
         return _rounded(numel * self.element_bytes) if self.casts else made_bytes
 
 
 class Reduction:
-    """The engine's bucket during the last backward pass before an optimizer step."""
+    """The engine's bucket during the last backward pass before an optimizer step.
+
+    Every rank's bucket fills and empties alike; what a rank keeps of it is its own. So any number
+    of ranks go through one replay, and each offer is of the one that holds most at that moment.
+    """
 
     def __init__(
-        self, settings: ReductionSettings, partition: FlatPartition, numels: Sequence[int]
+        self,
+        settings: ReductionSettings,
+        buffer: FlatBuffer,
+        ranks: RankKinds,
+        *,
+        carries_owned: bool = False,
     ) -> None:
         self.settings = settings
-        self.partition = partition
-        self.numels = numels
+        self.buffer = buffer
+        self.numels = buffer.numels
+        owned = [settings.owned_bytes(kind.whole_numel) for kind in ranks.kinds]
+        self.kept = KeptGradients(
+            ranks, owned, carried=carries_owned, stays=carries_owned and settings.compact
+        )
         self.filled = 0
         """Elements in the bucket."""
         self.waiting: list[int] = []
         """Their parameters."""
         self.one_rank = -1
-        """The rank whose part holds all of them, as one piece; -2 where there is none such."""
+        """The rank whose part holds all of them; -2 where there is none such."""
         self.large_bytes = 0
         """A gradient larger than the bucket, in its own memory."""
-        self.stale_bytes = 0
-        """Such gradients that are reduced and not let go."""
         self.bucket = 0
         """The number of the bucket that is filled."""
-        self.viewed: set[int] = set()
-        """The buckets that reduced gradients of other ranks are views of."""
-        self.owned_bytes = 0
-        """This rank's gradients, once their buffer is allocated."""
         self.unreduced_bytes = 0
         """Gradients in their own memory that have not come to the bucket yet: those that wait for
         the end of backward, or of earlier micro-steps."""
 
     @property
     def gradients_bytes(self) -> int:
-        """Every gradient outside the buckets."""
-        return self.owned_bytes + self.large_bytes + self.stale_bytes + self.unreduced_bytes
+        """Every gradient outside the buckets, of the rank with most of them."""
+        return self.large_bytes + self.kept.fullest_bytes + self.unreduced_bytes
 
     @property
-    def left_bytes(self) -> int:
-        """Casts of other ranks' gradients, and buckets that they are views of, that the end of
-        backward leaves."""
+    def left_bytes(self) -> tuple[int, ...]:
+        """For each kind of ranks, casts of other ranks' gradients, and buckets that they are views
+        of, that the end of backward leaves."""
+        kept = self.kept
         if not self.settings.casts:
-            return 0
-        return self.stale_bytes + len(self.viewed) * self.settings.bucket_bytes
+            return (0,) * len(kept.owned)
+        size = self.settings.bucket_bytes
+        return tuple(
+            kept.stale_bytes(number) + kept.num_viewed(number) * size
+            for number in range(len(kept.owned))
+        )
 
     def add(self, weight: int, gradient_bytes: int, peak: Peak, moment: Moment) -> None:
         """Take a gradient, reducing what is there where it does not fit in."""
@@ -127,70 +147,76 @@ class Reduction:
             if settings.offloads:
                 # A clone of its own, since the copy to the CPU may still run when autograd goes on.
                 held = self.gradients_bytes + gradient_bytes + moment.waiting_bytes
-                self._offer(peak, moment, held, 0, 0)
-        first, last = self.partition.first_rank[weight], self.partition.last_rank[weight]
+                self._offer(peak, moment, held, 0, 0, self.kept.fullest_rank)
+        first, last = self.buffer.first_rank[weight], self.buffer.last_rank[weight]
         if not self.waiting:
             self.one_rank = last if first == last else -2
-        elif first != self.one_rank or last != self.one_rank or self._is_apart(first):
+        elif first != self.one_rank or last != self.one_rank:
             self.one_rank = -2
         self.waiting.append(weight)
         self.filled += numel
-
-    def _is_apart(self, rank: int) -> bool:
-        """Whether each gradient of a rank's part is a piece of its own, to be added to its buffer."""
-        return self.settings.compact and rank == self.partition.rank
 
     def reduce(self, arriving_bytes: int, peak: Peak, moment: Moment) -> None:
         """Reduce what waits; ``arriving_bytes`` is the gradient that did not fit."""
         if not self.waiting:
             return
-        settings = self.settings
-        largest = max([self.partition.slice_numel(index) for index in self.waiting])
-        if largest and settings.compact:
-            self.owned_bytes = settings.owned_bytes
-        held = self.gradients_bytes + arriving_bytes + moment.waiting_bytes
-        self._sum_over_ranks(held, largest, peak, moment)
-        if largest:
-            self._take_owned(held, largest, peak, moment)
-        self._let_go(is_owned=bool(largest))
+        settings, kept = self.settings, self.kept
+        owners = kept.owners(self.waiting)
+        if settings.compact:
+            for number in owners:
+                kept.allocate(number)
+        others = self.large_bytes + self.unreduced_bytes + arriving_bytes + moment.waiting_bytes
+        copies, summed = self._copies(is_apart=False)
+        self._offer(peak, moment, others + kept.fullest_bytes, copies, 0, kept.fullest_rank)
+        for number, largest in owners.items():
+            rank, held = kept.rank(number), others + kept.bytes_of(number)
+            if settings.compact:
+                copies, summed = self._copies(is_apart=self._is_apart(rank))
+                self._offer(peak, moment, held, copies, 0, rank)
+                if settings.communication_bytes != COMPACT_BYTES:
+                    self._offer(peak, moment, held, summed, largest * COMPACT_BYTES, rank)
+            if settings.offloads:
+                self._offer(peak, moment, held, 0, largest * NORM_BYTES, rank)
+            elif kept.allocate(number):
+                self._offer(peak, moment, others + kept.bytes_of(number), 0, 0, rank)
+        self._let_go(owners)
         self.waiting = []
         self.filled = 0
 
-    def _sum_over_ranks(self, held: int, largest: int, peak: Peak, moment: Moment) -> None:
-        """Flatten, cast, and add what comes back to this rank's buffer."""
+    def _is_apart(self, rank: int) -> bool:
+        """Whether each of a rank's own gradients is a piece by itself, to be added to its buffer."""
+        return self.one_rank == rank and len(self.waiting) > 1
+
+    def _copies(self, *, is_apart: bool) -> tuple[int, int]:
+        """Flat copy and cast at their highest, and what comes back of the sum [bytes].
+
+        ``is_apart``: what waits is of one rank and yet more than one piece.
+        """
         settings = self.settings
         is_cast = settings.communication_bytes != settings.element_bytes
         most = summed = 0
-        for numel, is_copied in self._pieces():
+        for numel, is_copied in self._pieces(is_apart=is_apart):
             flat = numel * settings.element_bytes if is_copied and settings.scatters else 0
             cast = numel * settings.communication_bytes if is_cast else 0
             most = max(most, flat + cast)
             summed = max(summed, cast or flat)
-        self._offer(peak, moment, held, most, 0)
-        if largest and settings.compact and settings.communication_bytes != COMPACT_BYTES:
-            self._offer(peak, moment, held, summed, largest * COMPACT_BYTES)
+        return most, summed
 
-    def _take_owned(self, held: int, largest: int, peak: Peak, moment: Moment) -> None:
-        settings = self.settings
-        if settings.offloads:
-            self._offer(peak, moment, held, 0, largest * NORM_BYTES)
-        elif not self.owned_bytes:
-            self.owned_bytes = settings.owned_bytes
-            self._offer(peak, moment, held + self.owned_bytes, 0, 0)
-
-    def _let_go(self, *, is_owned: bool) -> None:
+    def _let_go(self, owners: Iterable[int]) -> None:
         """Gradients that no name holds any more; what stays is a view of the bucket or stale."""
-        settings = self.settings
-        stays = settings.keeps_all and not is_owned
-        if settings.compact and not settings.keeps_all and not settings.offloads:
-            stays = is_owned
+        settings, kept = self.settings, self.kept
         if self.large_bytes:
-            self.stale_bytes += self.large_bytes if stays else 0
+            if settings.keeps_all:
+                kept.linger(self.large_bytes, besides=owners)
+            elif settings.compact and not settings.offloads:
+                kept.linger_with(owners, self.large_bytes)
             self.large_bytes = 0
-        elif settings.casts and not all(map(self.partition.owns, self.waiting)):
-            self.viewed.add(self.bucket)
+        elif settings.casts:
+            kept.view(self.bucket, self.waiting, owners)
 
-    def _offer(self, peak: Peak, moment: Moment, held: int, copies: int, extra: int) -> None:
+    def _offer(
+        self, peak: Peak, moment: Moment, held: int, copies: int, extra: int, rank: int
+    ) -> None:
         peak.offer(
             moment.end_bytes,
             gradients=held,
@@ -198,18 +224,19 @@ class Reduction:
             temporaries=extra,
             moment=moment,
             at_end=True,
+            rank=rank,
         )
 
-    def _pieces(self) -> Iterable[tuple[int, bool]]:
+    def _pieces(self, *, is_apart: bool) -> Iterable[tuple[int, bool]]:
         """What is summed at once: elements, and whether they are more than one slice.
 
         A gradient larger than the bucket goes in parts that each reach the bucket's size.
         """
         if self.filled <= self.settings.bucket_numel:
-            return [(self.filled, self.one_rank < 0)]
+            return [(self.filled, self.one_rank < 0 or is_apart)]
         parts: list[tuple[int, bool]] = []
         filled = count = 0
-        for piece in self.partition.cuts(self.waiting[0]):
+        for piece in self.buffer.cuts(self.waiting[0]):
             filled += piece
             count += 1
             if filled > self.settings.bucket_numel:
@@ -223,24 +250,22 @@ class Reduction:
 def reduce_while_backward(
     timeline: BackwardTimeline,
     settings: ReductionSettings,
-    partition: FlatPartition,
-    numels: Sequence[int],
+    buffer: FlatBuffer,
+    ranks: RankKinds,
     *,
+    carries_owned: bool,
     carried_bytes: int,
     carried_buckets_bytes: int,
-    gradients_added: bool,
     peak: Peak,
-) -> int:
-    """Gradients move into the bucket as they come; what they leave behind [bytes].
+) -> tuple[int, ...]:
+    """Gradients move into the bucket as they come; what they leave with each kind of ranks [bytes].
 
-    ``carried_bytes`` are gradients of earlier micro-steps. With ``gradients_added`` the new ones
-    are added to them one by one (stage 1), and leave with them. ``peak`` takes the offers.
+    Earlier micro-steps leave each rank's own gradients (``carries_owned``: stage 2), or
+    ``carried_bytes`` of all, to which the new ones are added one by one and leave with them (stage
+    1). ``peak`` takes the offers.
     """
-    reduction = Reduction(settings, partition, numels)
-    if settings.compact and not gradients_added:
-        reduction.owned_bytes = carried_bytes
-    else:
-        reduction.unreduced_bytes = carried_bytes
+    reduction = Reduction(settings, buffer, ranks, carries_owned=carries_owned)
+    reduction.unreduced_bytes = carried_bytes
     buckets = carried_buckets_bytes
     for moment in timeline.moments:
         peak.offer(
@@ -248,13 +273,15 @@ def reduce_while_backward(
             gradients=reduction.gradients_bytes + moment.waiting_bytes,
             buckets=buckets,
             moment=moment,
+            rank=reduction.kept.fullest_rank,
         )
         if moment.weight >= 0:
-            held = settings.gradient_bytes(numels[moment.weight], moment.gradient_bytes)
+            held = settings.gradient_bytes(buffer.numels[moment.weight], moment.gradient_bytes)
             if not buckets or settings.casts:
                 buckets = settings.buckets_bytes
-                _offer_arrival(peak, moment, settings, reduction.gradients_bytes, held)
-            if gradients_added:
+                rank = reduction.kept.fullest_rank
+                _offer_arrival(peak, moment, settings, reduction.gradients_bytes, held, rank)
+            if carried_bytes:
                 reduction.unreduced_bytes -= held
             reduction.add(moment.weight, held, peak, moment)
     reduction.reduce(0, peak, timeline.moments[-1])
@@ -264,13 +291,13 @@ def reduce_while_backward(
 def reduce_after_backward(
     timeline: BackwardTimeline,
     settings: ReductionSettings,
-    partition: FlatPartition,
-    numels: Sequence[int],
+    buffer: FlatBuffer,
+    ranks: RankKinds,
     *,
     carried: bool,
     gradient_sizes: list[int],
     peak: Peak,
-) -> int:
+) -> tuple[int, ...]:
     """Stage 1 without overlap: all gradients accumulate first; what they leave behind [bytes].
 
     ``carried``: they and the bucket are there from earlier micro-steps. ``gradient_sizes``: bytes of
@@ -295,7 +322,7 @@ def reduce_after_backward(
                 finished += held
     last = timeline.moments[-1]
     peak.offer(last.end_bytes, gradients=total, buckets=buckets, moment=last, at_end=True)
-    reduction = Reduction(settings, partition, numels)
+    reduction = Reduction(settings, buffer, ranks)
     _reduce_in_order(reduction, gradient_sizes, peak, last)
     return reduction.left_bytes
 
@@ -313,7 +340,12 @@ def _reduce_in_order(
 
 
 def _offer_arrival(
-    peak: Peak, moment: Moment, settings: ReductionSettings, gradients_bytes: int, held_bytes: int
+    peak: Peak,
+    moment: Moment,
+    settings: ReductionSettings,
+    gradients_bytes: int,
+    held_bytes: int,
+    rank: int = 0,
 ) -> None:
     """A gradient is there: the first one has the buckets allocated; then it may be cast."""
     cast = held_bytes if settings.casts else 0
@@ -323,6 +355,7 @@ def _offer_arrival(
         buckets=settings.buckets_bytes,
         moment=moment,
         at_end=True,
+        rank=rank,
     )
 
 

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from memplan.errors import SetupError
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
-from memplan.memory.deepspeed.host import saved_bytes
+from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.recording import (
@@ -75,6 +75,7 @@ def replicated_account(job: Job) -> RankAccount:
         host=HostMemory(
             load_bytes=job.model_bytes,
             save_bytes=saved_bytes(job, part_numel=job.weights.num_trained),
+            writer_bytes=writer_bytes(job, part_numel=job.weights.num_trained),
         ),
     )
 

@@ -9,12 +9,13 @@ staging buffer Wn. The step holds the G gradients; it takes the norm of one afte
 neither, and, while the norm is taken, what stage 1 left (``Reduction.left_bytes``).
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
-from memplan.memory.deepspeed.host import replicated_host, saved_bytes
+from memplan.memory.deepspeed.host import replicated_host, saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
-from memplan.memory.deepspeed.partition import FlatPartition
+from memplan.memory.deepspeed.partition import FlatBuffer, FlatPartition, RankKinds
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.recording import (
     REMEMBERED,
@@ -32,6 +33,7 @@ from memplan.memory.deepspeed.reduction import (
     reduce_while_backward,
 )
 from memplan.memory.deepspeed.timeline import BackwardTimeline
+from memplan.memory.step import Height
 from memplan.records import dataclass
 from memplan.training.setup import ZeroStage
 
@@ -44,6 +46,8 @@ class _Plan:
     settings: ReductionSettings
     sharded_gradients: bool
     """Stage 2."""
+    owned_bytes: int
+    """The buffer of this rank's own gradients."""
     carried_bytes: int
     """Gradients that earlier micro-steps leave."""
     carried_buckets_bytes: int
@@ -54,20 +58,12 @@ def sharded_states_account(job: Job) -> RankAccount:
     """The account of stages 1 and 2."""
     plan = _plan(job)
     held = _held(job, plan)
-    forward = Peak()
-    height = job.forward_height
-    forward.offer(
-        height.total_bytes,
-        gradients=plan.carried_bytes,
-        buckets=plan.carried_buckets_bytes,
-        height=height,
-    )
-    reduced = _reduced(job, plan)
+    reduced = _reduced(job, plan, plan.partition.alone)
     phases = (
         make_phase("load", _load(job, plan)),
-        job.peak_phase("forward", held, forward),
+        job.peak_phase("forward", held, _forward(plan, job.forward_height)),
         job.peak_phase("backward", held, highest(reduced.offers, job.timeline)),
-        job.peak_phase("step", held, _step(job, plan, reduced.left_bytes)),
+        job.peak_phase("step", held, _step(job, plan, reduced.left_bytes[0])),
         job.phase("save", held),
     )
     return RankAccount(
@@ -78,15 +74,45 @@ def sharded_states_account(job: Job) -> RankAccount:
     )
 
 
+def worst_rank(job: Job) -> int:
+    """A rank whose training step rises highest; which one ``job`` is of does not matter.
+
+    What all ranks hold between steps is equal, and so is what forward and backward leave alive, so
+    the highest of the phases' peaks over all ranks is the worst rank's.
+    """
+    plan = _plan(job)
+    every = plan.partition.buffer.every_rank
+    reduced = _reduced(job, plan, every)
+    backward = highest(reduced.offers, job.timeline)
+    highest_bytes, worst = backward.total_bytes, backward.rank
+    height = job.forward_height
+    for number in reduced.heaviest:
+        rank = every.kinds[number].rank
+        own = _plan(replace(job, rank=rank))
+        step = _step(job, own, reduced.left_bytes[number])
+        total = max(_forward(own, height).total_bytes, step.total_bytes)
+        if total > highest_bytes:
+            highest_bytes, worst = total, rank
+    return worst
+
+
+def _forward(plan: _Plan, height: Height) -> Peak:
+    peak = Peak()
+    peak.offer(
+        height.total_bytes,
+        gradients=plan.carried_bytes,
+        buckets=plan.carried_buckets_bytes,
+        height=height,
+    )
+    return peak
+
+
 def _plan(job: Job) -> _Plan:
     options = job.options
     partition = job.partition(round_robin=options.round_robin_gradients)
     stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
     compact = job.accumulates_apart and job.gradient_bytes == COMPACT_BYTES
-    if compact:
-        owned = rounded(COMPACT_BYTES * partition.size)
-    else:
-        owned = 0 if job.offloads_optimizer else job.weight_bytes * partition.whole_numel
+    keeps_whole = not compact and not job.offloads_optimizer
     settings = ReductionSettings(
         bucket_numel=options.reduce_bucket_size,
         num_buckets=2 if options.overlap_comm else 1,
@@ -97,8 +123,10 @@ def _plan(job: Job) -> _Plan:
         offloads=job.offloads_optimizer,
         scatters=options.reduce_scatter,
         compact=compact,
-        owned_bytes=owned,
+        owned_element_bytes=job.weight_bytes if keeps_whole else 0,
+        owned_part_bytes=rounded(COMPACT_BYTES * partition.size) if compact else 0,
     )
+    owned = settings.owned_bytes(partition.whole_numel)
     carried = buckets = 0
     if job.accumulates:
         carried = owned if stage2 else job.gradient_bytes * job.weights.num_trained
@@ -106,6 +134,7 @@ def _plan(job: Job) -> _Plan:
     return _Plan(
         partition=partition,
         settings=settings,
+        owned_bytes=owned,
         sharded_gradients=stage2,
         carried_bytes=carried,
         carried_buckets_bytes=buckets,
@@ -159,70 +188,78 @@ class _Reduced:
     """What a replay of the backward pass finds."""
 
     offers: tuple[Offer, ...]
-    left_bytes: int
-    """Gradients and buckets that it leaves until the step."""
+    left_bytes: tuple[int, ...]
+    """For each kind of ranks, gradients and buckets that it leaves until the step."""
+    heaviest: tuple[int, ...]
+    """The numbers of the kinds that can be the fullest in the step."""
 
 
-def _reduced(job: Job, plan: _Plan) -> _Reduced:
+def _reduced(job: Job, plan: _Plan, ranks: RankKinds) -> _Reduced:
+    """The backward pass of some ranks: of this one alone, or of all."""
     timeline = Keyed(job.timeline, job.shape)
+    buffer = plan.partition.buffer
     if plan.sharded_gradients or job.options.overlap_comm:
+        carries_owned = plan.sharded_gradients and job.accumulates
         return _while_backward(
             timeline,
             plan.settings,
-            plan.partition,
-            plan.carried_bytes,
+            buffer,
+            ranks,
+            carries_owned,
+            0 if carries_owned else plan.carried_bytes,
             plan.carried_buckets_bytes,
-            plan.sharded_gradients,
         )
-    return _after_backward(timeline, plan.settings, plan.partition, job.accumulates)
+    return _after_backward(timeline, plan.settings, buffer, ranks, job.accumulates)
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _while_backward(
     timeline: Keyed[BackwardTimeline],
     settings: ReductionSettings,
-    partition: FlatPartition,
+    buffer: FlatBuffer,
+    ranks: RankKinds,
+    carries_owned: bool,
     carried_bytes: int,
     carried_buckets_bytes: int,
-    sharded_gradients: bool,
 ) -> _Reduced:
     recording = Recording(timeline.value)
     left = reduce_while_backward(
         timeline.value,
         settings,
-        partition,
-        partition.numels,
+        buffer,
+        ranks,
+        carries_owned=carries_owned,
         carried_bytes=carried_bytes,
         carried_buckets_bytes=carried_buckets_bytes,
-        gradients_added=bool(carried_bytes) and not sharded_gradients,
         peak=recording,
     )
-    return _Reduced(candidates(recording, timeline.value), left)
+    return _Reduced(candidates(recording, timeline.value), left, ranks.heaviest(left))
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _after_backward(
     timeline: Keyed[BackwardTimeline],
     settings: ReductionSettings,
-    partition: FlatPartition,
+    buffer: FlatBuffer,
+    ranks: RankKinds,
     carried: bool,
 ) -> _Reduced:
-    sizes = [0] * len(partition.numels)
+    sizes = [0] * len(buffer.numels)
     for moment in timeline.value.moments:
         if moment.weight >= 0:
-            numel = partition.numels[moment.weight]
+            numel = buffer.numels[moment.weight]
             sizes[moment.weight] = settings.gradient_bytes(numel, moment.gradient_bytes)
     recording = Recording(timeline.value)
     left = reduce_after_backward(
         timeline.value,
         settings,
-        partition,
-        partition.numels,
+        buffer,
+        ranks,
         carried=carried,
         gradient_sizes=sizes,
         peak=recording,
     )
-    return _Reduced(candidates(recording, timeline.value), left)
+    return _Reduced(candidates(recording, timeline.value), left, ranks.heaviest(left))
 
 
 def _step(job: Job, plan: _Plan, left_bytes: int) -> Peak:
@@ -230,7 +267,7 @@ def _step(job: Job, plan: _Plan, left_bytes: int) -> Peak:
     partition, compact = plan.partition, plan.settings.compact
     peak = Peak()
     peak.offer(0, gradients=plan.carried_bytes, buckets=plan.carried_buckets_bytes)
-    owned = plan.settings.owned_bytes
+    owned = plan.owned_bytes
     peak.offer(0, gradients=owned, buckets=left_bytes)
     if job.offloads_optimizer:
         return peak
@@ -259,6 +296,7 @@ def _host(job: Job, plan: _Plan) -> HostMemory:
         return HostMemory(
             load_bytes=copies * job.model_bytes,
             save_bytes=saved_bytes(job, part_numel=partition.size),
+            writer_bytes=writer_bytes(job, part_numel=partition.size),
         )
     accumulated = 0
     if job.accumulates and plan.sharded_gradients and not plan.settings.compact:
