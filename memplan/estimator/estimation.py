@@ -19,6 +19,12 @@ from memplan.memory.step import StepPasses, StepWalk
 from memplan.model.spec import ModelSpec
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.sdpa import (
+    DEFAULT_SUPPORT,
+    SDPA_SUPPORT,
+    choose_sdpa_kernel,
+    sdpa_support,
+)
 from memplan.training.setup import Recomputation, TrainingSetup
 
 
@@ -31,9 +37,7 @@ def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None)
     Raises ``SetupError`` for a setup that this model or engine cannot be trained with.
     """
     resolved = setup.resolve(model.context_length)
-    options = tape_options(resolved, gpu)
-    if not options.flash_available:
-        options = without_flash(model, options)
+    options = shared_options(model, tape_options(resolved, gpu))
     tape, passes = record_and_walk(model, options)
     account = worst_account(model, options, resolved)
     if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
@@ -65,11 +69,20 @@ def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepP
     return tape, StepWalk(tape).run()
 
 
-def without_flash(model: ModelSpec, options: TapeOptions) -> TapeOptions:
-    """Options for a GPU without flash attention: those of any GPU where it would not be used."""
-    current = replace(options, flash_available=True)
-    tape, _ = record_and_walk(model, current)
-    return options if tape.flash_decides else current
+def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
+    """Options for a card: those of the plainest card whose kernels are the same for this model.
+
+    What a walk finds depends on the card through the kernels it runs alone, so cards that run the
+    same ones share the walk.
+    """
+    if options.sdpa == DEFAULT_SUPPORT:
+        return options
+    tape, _ = record_and_walk(model, replace(options, sdpa=DEFAULT_SUPPORT))
+    chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
+    for support in SDPA_SUPPORT.values():
+        if [choose_sdpa_kernel(call, support) for call in tape.sdpa_calls] == chosen:
+            return replace(options, sdpa=support)
+    return options
 
 
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
@@ -86,7 +99,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         kernels=setup.chosen_kernels,
         dropout=setup.dropout,
         decomposed=not setup.kernel_scratch,
-        flash_available=gpu is None or gpu.supports_flash_attention,
+        sdpa=sdpa_support(gpu),
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,
         outputs_held=setup.outputs_held,
@@ -192,8 +205,9 @@ def attention_kernel(tape: Tape) -> str:
 
 _KERNEL_OPERATIONS = {
     "flash_attention": "flash",
+    "cudnn_attention": "cudnn",
     "efficient_attention": "efficient",
-    "tril": "math",
+    "safe_softmax": "math",
     "softmax": "eager",
     "fused_softmax": "eager",
 }

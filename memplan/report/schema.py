@@ -24,7 +24,7 @@ COLUMN_MEANINGS: dict[str, str] = {
     "optimizer": "name of the optimizer",
     "checkpointing": "none, full, selective, or a share of layers",
     "freeze": "parts that are not trained",
-    "attention_kernel": "what computes the scores: flash, efficient, math or eager",
+    "attention_kernel": "what computes the scores: cudnn, flash, efficient, math or eager",
     "peak_bytes": "fullest moment of a training step, as max_memory_allocated counts it",
     "peak_phase": "forward, backward or step",
     "held_bytes": "between steps, once optimizer states exist",
