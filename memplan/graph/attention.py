@@ -21,6 +21,8 @@ EFFICIENT_STATISTICS_MULTIPLE = 32
 """The memory-efficient kernel pads its log-sum-exp to a multiple of this many rows."""
 NARROW_TILE, WIDE_TILE = 64, 128
 """Rows and columns of the memory-efficient kernel's tiles; heads beyond the latter are wide."""
+KEY_BLOCKS = 200
+"""Blocks of keys over all heads that have gradients of their own in that kernel, at most."""
 CUDNN_FORWARD_BYTES = 256
 """Workspace of cuDNN's forward plan (cuDNN 9.20)."""
 
@@ -200,6 +202,8 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
     if padding:
         query, key, value = (_pad(t, x, head_dim, padding) for x in (query, key, value))
     out = t.tensor(query.numel, query.dtype)
+    # Padded heads lie before the rows: backward copies the result and its gradient into rows.
+    copies = 2 * out.storage.num_bytes if padding and not t.decomposed else 0
     out.by_head = query.by_head and not padding
     statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
     random_state = _random_state(t)
@@ -207,7 +211,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
         "flash_attention", (query, key, value), (out, statistics, *random_state),
         saves=(query, key, value, out, statistics, *random_state),
         gradients=(Gradient.FRESH,) * 3,
-        backward_scratch_bytes=flash_backward_scratch_bytes(t, shape),
+        backward_scratch_bytes=flash_backward_scratch_bytes(t, shape) + copies,
         flops=_score_flops(shape),
     )  # fmt: skip
     if padding:
@@ -335,7 +339,8 @@ def efficient_backward_scratch_bytes(t: Tape, dtype: DType, shape: Shape) -> int
     columns = NARROW_TILE if not dtype.is_half or wide or head_dim <= NARROW_TILE else WIDE_TILE
     found = _padded(shape.queries, tile) * _padded(head_dim, columns)
     if wide:
-        keys = _padded(shape.keys, tile)
+        blocks = min(-(-shape.keys // NARROW_TILE), max(1, KEY_BLOCKS // heads))
+        keys = blocks * NARROW_TILE
         found += keys * (_padded(head_dim, WIDE_TILE) + _padded(values, WIDE_TILE))
     rows = shape.queries if dtype.is_half else 2 * shape.queries
     return 4 * heads * (found + rows)
@@ -399,13 +404,12 @@ def math(
     scores = batched_matmul(t, left, right, shape.scores, spec.head_dim)
     if mask is not None:
         scores = _add_in_place(t, scores, mask)
-    weights = dropout(t, _safe_softmax(t, scores), spec.dropout)
-    if dtype is not DType.FP32:
-        t.touch(t.cast(weights, dtype))
+    weights = dropout(t, _safe_softmax(t, scores, shape.rows * spec.num_heads), spec.dropout)
+    returned = t.cast(weights, dtype)
     merged = merged_heads(t, value, shape)
     out = batched_matmul(t, weights, merged, shape.outputs, shape.keys)
     result = t.cast(out, dtype)
-    t.touch(*given, *accurate, query, value, out, result)
+    t.touch(*given, *accurate, query, key, value, returned, out, result)
     t.autocast = autocast
     if mask is not None:
         t.touch(mask)
@@ -438,12 +442,12 @@ def _causal_bias(t: Tape, shape: Shape) -> Tensor:
     return bias
 
 
-def _safe_softmax(t: Tape, scores: Tensor) -> Tensor:
+def _safe_softmax(t: Tape, scores: Tensor, rows: int) -> Tensor:
     """Softmax whose fully masked rows are zero: CUDA looks for them in a comparison of the scores."""
     out = t.tensor(scores.numel, scores.dtype)
     compared = product = 0
     if not t.decomposed:
-        compared = allocated_bytes(scores.numel, DType.BOOL)
+        compared = allocated_bytes(scores.numel, DType.BOOL) + allocated_bytes(rows, DType.BOOL)
         product = out.storage.num_bytes
     t.record(
         "safe_softmax", (scores,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
@@ -532,7 +536,8 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
         return x
     if t.autocast is not None:
         x = t.cast(x, t.autocast)
-    if shape.batch == 1 or shape.spec.num_heads == 1:
+    single = x.numel == shape.batch * shape.spec.num_heads * shape.spec.head_dim
+    if shape.batch == 1 or shape.spec.num_heads == 1 or single:
         return t.slice(x, x.numel)
     return t.scale(x, "clone")
 
