@@ -1,5 +1,6 @@
 """``memplan estimate``."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +39,7 @@ from memplan.cli.training_options import (
     EngineOption,
     EngineOptionOption,
     FreezeOption,
+    FsdpStrategyOption,
     GradientAccumulationOption,
     KernelScratchOption,
     KernelsOption,
@@ -45,6 +47,7 @@ from memplan.cli.training_options import (
     MlpOption,
     NormOption,
     OffloadOption,
+    OffloadParamOption,
     OptimizerOption,
     OutputsHeldOption,
     PrecisionOption,
@@ -58,9 +61,10 @@ from memplan.cli.training_options import (
 )
 
 if TYPE_CHECKING:
+    from memplan.cli.setup_files import BaseSetup
     from memplan.estimator import Estimate
     from memplan.hardware.gpu import GpuSpec
-    from memplan.training.setup import TrainingSetup
+    from memplan.training.setup import Offload, TrainingSetup
 
 DEFAULT_GPUS = ("v100-32gb", "a100-80gb", "h100-80gb")
 """What a run is judged by when no GPU is named."""
@@ -81,6 +85,8 @@ def estimate(
     engine: EngineOption = None,
     zero: ZeroOption = None,
     offload: OffloadOption = None,
+    offload_param: OffloadParamOption = None,
+    fsdp_strategy: FsdpStrategyOption = None,
     batch_size: BatchSizeOption = 1,
     gradient_accumulation: GradientAccumulationOption = 1,
     seq_len: SeqLenOption = None,
@@ -141,8 +147,21 @@ def estimate(
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.setup_files import read_base
+    from memplan.cli.unused import refuse_unused, refuse_without
     from memplan.sources.models import load_model
 
+    if deepspeed or params is not None:
+        counted = COUNTED_BY_HAND if params is not None else COUNTED_FROM_MODEL
+        option = "--params" if params is not None else "--deepspeed"
+        refuse_unused(ctx, option, TABLES_USE | counted)
+    else:
+        refuse_without(ctx, TABLES_ONLY, "--deepspeed")
+    if emit is not None:
+        refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
+    else:
+        refuse_without(ctx, {"output"}, "--emit")
+    if baseline is None:
+        refuse_without(ctx, {"tolerance"}, "--baseline")
     spec = None
     if model is not None:
         spec = load_model(
@@ -199,9 +218,12 @@ def estimate(
     if deepspeed_config is not None or accelerate_config is not None:
         # The file names the engine; what is said beside it may only agree.
         stage: object = int(zero) if zero is not None and zero.isdecimal() else zero
-        named = {"engine": engine, "precision": precision, "zero_stage": stage}
+        named = {
+            "engine": engine, "precision": precision, "zero_stage": stage,
+            "fsdp_strategy": fsdp_strategy,
+        }  # fmt: skip
         given |= {name: value for name, value in named.items() if value is not None}
-        engine = precision = zero = None
+        engine = precision = zero = fsdp_strategy = None
     base = read_base(
         given,
         setup_file=setup_file,
@@ -209,9 +231,15 @@ def estimate(
         deepspeed_config=deepspeed_config,
         accelerate_config=accelerate_config,
     )
-    setups = [base.setup]
-    if not base.engine_fixed or engine or zero or offload or precision:
-        setups = _setups(base.setup, precision=precision, engine=engine, zero=zero, offload=offload)
+    setups = _setups(
+        base,
+        precision=precision,
+        engine=engine,
+        zero=zero,
+        offload=offload,
+        offload_param=offload_param,
+        fsdp_strategy=fsdp_strategy,
+    )
     gpus = chosen_gpus(gpu, gpu_memory)
     from memplan.estimator import estimate as estimate_memory
 
@@ -232,6 +260,16 @@ def estimate(
         check_rows(rows, read_checks(check, fail_on, baseline, tolerance), output_format.value)
 
 
+TABLES_ONLY = frozenset({"deepspeed_formula", "additional_buffer_factor", "largest_layer"})
+"""Options of DeepSpeed's tables, by the command's parameter."""
+TABLES_USE = TABLES_ONLY | {"deepspeed", "params", "num_gpus", "num_nodes", "output_format"}
+"""What DeepSpeed's tables make use of, beside a model."""
+COUNTED_FROM_MODEL = frozenset(
+    {"model", "task", "family", "allow_guess", "num_labels", "revision", "token"}
+)
+COUNTED_BY_HAND: frozenset[str] = frozenset()
+EMIT_IGNORES = frozenset({"output_format", "check", "fail_on", "baseline", "tolerance"})
+"""What is not looked at where a setup is written down instead."""
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",
     "gradient_accumulation_steps": "gradient_accumulation",
@@ -254,53 +292,69 @@ def with_notes(answer: "Estimate", notes: tuple[str, ...]) -> "Estimate":
     """The estimate with what a configuration file has to say."""
     if not notes:
         return answer
-    from dataclasses import replace
-
     return replace(answer, notes=(*answer.notes, *notes))
 
 
 def _setups(
-    base: "TrainingSetup",
+    given: "BaseSetup",
     *,
     precision: str | None,
     engine: str | None,
     zero: str | None,
     offload: str | None,
+    offload_param: str | None,
+    fsdp_strategy: str | None,
 ) -> "list[TrainingSetup]":
     """The setups to show: one where engine and stage are named, else all that are compared."""
-    from dataclasses import replace
-
     from memplan.cli.ranges import parse_range
-    from memplan.search.comparison import comparison_setups
-    from memplan.training.precision import Engine, Precision
+    from memplan.search.comparison import Wanted, comparison_setups
+    from memplan.training.precision import Engine
     from memplan.training.setup import Offload, ZeroStage, coerce_enum
 
-    if precision is not None:
-        chosen = coerce_enum("precision", precision, Precision)
-        base = replace(base, precision=chosen, engine=_engine_for(base, chosen, engine))
+    base = _with_named(given.setup, precision, engine, fsdp_strategy)
     stages = None
     if zero is not None:
         stages = tuple(
             coerce_enum("zero", stage, ZeroStage) for stage in parse_range(zero, option="--zero")
         )
-    return comparison_setups(
-        base,
-        engines=(coerce_enum("engine", engine, Engine),) if engine is not None else None,
+    wanted = Wanted(
+        engine=coerce_enum("engine", engine, Engine) if engine is not None else None,
         stages=stages,
-        offload=coerce_enum("offload", offload, Offload) if offload is not None else None,
+        offload=_place("offload", offload),
+        offload_param=_place("offload_param", offload_param),
     )
+    if given.engine_fixed and engine is None:
+        # A file's engine and stage stay, unless another one is named beside it.
+        if wanted.is_open:
+            return [base]
+        kept = (base.zero_stage,) if stages is None and base.zero_stage is not None else stages
+        wanted = replace(wanted, engine=base.chosen_engine, stages=kept)
+    return comparison_setups(base, wanted)
 
 
-def _engine_for(base: "TrainingSetup", precision: Any, engine: str | None) -> Any:
-    """An engine that trains in this precision, where none is named and the default one does not."""
-    from memplan.training.precision import PRECISIONS
+def _place(name: str, text: str | None) -> "Offload | None":
+    from memplan.training.setup import Offload, coerce_enum
 
-    engines = PRECISIONS[precision].engines
-    if engine is not None:
-        return engine
-    if base.chosen_engine in engines:
-        return base.engine
-    return min(engines, key=lambda each: each.value)
+    return coerce_enum(name, text, Offload) if text is not None else None
+
+
+def _with_named(
+    base: "TrainingSetup", precision: str | None, engine: str | None, fsdp_strategy: str | None
+) -> "TrainingSetup":
+    """The base in the precision and with the FSDP strategy named, under an engine that has both."""
+    from memplan.training.precision import Engine, Precision, engines_with
+    from memplan.training.setup import FsdpStrategy, coerce_enum
+
+    changes: dict[str, Any] = {}
+    if fsdp_strategy is not None:
+        changes["fsdp_strategy"] = coerce_enum("fsdp_strategy", fsdp_strategy, FsdpStrategy)
+        changes["engine"] = engine or Engine.FSDP
+    if precision is not None:
+        chosen = changes["precision"] = coerce_enum("precision", precision, Precision)
+        engines = engines_with(chosen)
+        if "engine" not in changes and (engine is not None or base.chosen_engine not in engines):
+            changes["engine"] = engine or min(engines, key=lambda each: each.value)
+    return replace(base, **changes) if changes else base
 
 
 def chosen_gpus(names: list[str] | None, memory: str | None) -> "list[GpuSpec]":

@@ -48,6 +48,7 @@ PLAN_PANEL = "Goal"
 
 
 def plan(
+    ctx: typer.Context,
     model: ModelArgument,
     num_gpus: GpusAxis = None,
     gpu: GpuNames = None,
@@ -99,6 +100,12 @@ def plan(
     output: OutputOption = None,
 ) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
+    from memplan.cli.unused import refuse_unused, refuse_without
+
+    if emit is not None:
+        refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
+    else:
+        refuse_without(ctx, {"output"}, "--emit")
     from memplan.search.planner import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model

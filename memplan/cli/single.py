@@ -22,7 +22,7 @@ def with_engine(
 
     from memplan.cli.ranges import parse_range
     from memplan.errors import UsageError
-    from memplan.training.precision import PRECISIONS, Engine, Precision
+    from memplan.training.precision import Engine, Precision, engines_with
     from memplan.training.setup import Offload, coerce_enum
 
     changes: dict[str, Any] = {}
@@ -37,13 +37,14 @@ def with_engine(
         changes["engine"] = coerce_enum("engine", engine, Engine)
     if precision is not None:
         chosen = changes["precision"] = coerce_enum("precision", precision, Precision)
-        engines = PRECISIONS[chosen].engines
+        engines = engines_with(chosen)
         if "engine" not in changes and base.chosen_engine not in engines:
             changes["engine"] = min(engines, key=lambda each: each.value)
     if offload is not None:
         place = coerce_enum("offload", offload, Offload)
         changes["offload_optimizer"] = place
-        changes.setdefault("engine", Engine.DEEPSPEED)
-        if changes.get("zero_stage") == 3 or changes["engine"] is not Engine.DEEPSPEED:
+        if place is not Offload.NONE:
+            changes.setdefault("engine", Engine.DEEPSPEED)
+        if changes.get("zero_stage") == 3 or changes.get("engine", base.chosen_engine) is not Engine.DEEPSPEED:
             changes["offload_param"] = place
     return replace(base, **changes)

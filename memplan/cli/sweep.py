@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
+    ctx: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -121,6 +122,10 @@ def sweep(
     from memplan.cli.checking import read_checks
     from memplan.cli.training_options import parse_engine_options
 
+    from memplan.cli.unused import refuse_without
+
+    if baseline is None:
+        refuse_without(ctx, {"tolerance"}, "--baseline")
     checks = read_checks(check, fail_on, baseline, tolerance)
     figure = _read_figure(pivot, output_format)
     axes = read_axes(

@@ -17,7 +17,7 @@ from memplan.memory.rank import RankInput
 from memplan.memory.runtime import workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk
 from memplan.model.spec import ModelSpec
-from memplan.training.kernels import SelectivePolicy
+from memplan.training.kernels import AttentionKernel, SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.sdpa import (
     DEFAULT_SUPPORT,
@@ -36,7 +36,8 @@ def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None)
 
     Raises ``SetupError`` for a setup that this model or engine cannot be trained with.
     """
-    resolved = setup.resolve(model.context_length)
+    resolved = setup.resolve(model.context_length, has_bf16=gpu is None or gpu.has_bf16)
+    _refuse_kernels(resolved, gpu)
     options = shared_options(model, tape_options(resolved, gpu))
     tape, passes = record_and_walk(model, options)
     account = worst_account(model, options, resolved)
@@ -57,7 +58,7 @@ def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None)
         ranks=(account,),
         activations_bytes=passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(tape),
-        assumptions=assumptions_of(model, setup, resolved),
+        assumptions=assumptions_of(model, setup, resolved, gpu),
         notes=notes_of(model, resolved, gpu),
     )
 
@@ -180,8 +181,32 @@ def _refuse_unmodelled(setup: TrainingSetup) -> None:
         if getattr(setup, name) > 1:
             msg = f"{name}: is not modelled yet; only data parallelism is"
             raise SetupError(msg)
+    for name in UNMODELLED_CHOICES:
+        if getattr(setup, name):
+            msg = f"{name}: is not modelled yet, as no tensor or pipeline parallelism is"
+            raise SetupError(msg)
 
 
+def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
+    """Refuse the flash-attention package where it does not run: on old cards, and in fp32."""
+    if setup.chosen_kernels.attention is not AttentionKernel.FLASH:
+        return
+    if gpu is not None and not gpu.supports_flash_attention:
+        version = gpu.compute_capability
+        has = f"sm_{version[0]}{version[1]}" if version is not None else gpu.vendor.value
+        msg = (
+            f"attention: flash needs compute capability 8.0 (sm_80), and {gpu.gpu_id} is {has}; "
+            "choose sdpa or eager"
+        )
+        raise SetupError(msg)
+    formats = PRECISIONS[setup.chosen_precision]
+    if not (formats.autocast or engine_autocast(setup) or formats.compute).is_half:
+        msg = "attention: flash takes 16 bits only, and the precision is fp32; choose sdpa or eager"
+        raise SetupError(msg)
+
+
+UNMODELLED_CHOICES = ("sequence_parallel", "loss_parallel", "pipeline_schedule")
+"""What comes with such a degree."""
 UNMODELLED_DEGREES = (
     "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
     "virtual_stages",
