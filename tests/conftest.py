@@ -33,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "fuzz" not in (config.option.markexpr or ""):
+        large = pytest.mark.skip(reason="the larger variant of a fuzzer: ask for it with -m fuzz")
+        for item in items:
+            if "fuzz" in item.keywords:
+                item.add_marker(large)
     if config.getoption("--network"):
         os.environ.pop("HF_HUB_OFFLINE", None)
         return

@@ -1,5 +1,6 @@
 """``memplan estimate``."""
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -240,7 +241,7 @@ def estimate(
         offload_param=offload_param,
         fsdp_strategy=fsdp_strategy,
     )
-    gpus = chosen_gpus(gpu, gpu_memory)
+    gpus = chosen_gpus(gpu, gpu_memory, attention=setups[0].chosen_kernels.attention.value)
     from memplan.estimator import estimate as estimate_memory
 
     rows = [
@@ -357,8 +358,10 @@ def _with_named(
     return replace(base, **changes) if changes else base
 
 
-def chosen_gpus(names: list[str] | None, memory: str | None) -> "list[GpuSpec]":
-    """The GPUs to judge by."""
+def chosen_gpus(
+    names: list[str] | None, memory: str | None, *, attention: str = ""
+) -> "list[GpuSpec]":
+    """The GPUs to judge by; of the usual ones, those that run the ``attention`` asked for."""
     from memplan.sources.catalog import load_gpu
 
     chosen = [load_gpu(name) for name in names or ()]
@@ -367,7 +370,13 @@ def chosen_gpus(names: list[str] | None, memory: str | None) -> "list[GpuSpec]":
         from memplan.units import parse_bytes
 
         chosen.append(gpu_from_memory(parse_bytes(memory)))
-    return chosen or [load_gpu(name) for name in DEFAULT_GPUS]
+    usual = [load_gpu(name) for name in DEFAULT_GPUS] if not chosen else []
+    for each in usual:
+        if attention == "flash" and not each.supports_flash_attention:
+            sys.stderr.write(f"memplan: {each.gpu_id} is left out: it has no flash attention\n")
+        else:
+            chosen.append(each)
+    return chosen
 
 
 def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhere: bool) -> None:

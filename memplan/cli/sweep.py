@@ -170,7 +170,11 @@ def sweep(
         revision=revision or named.revision,
         token=token,
     )
-    gpus = named_gpus(gpu or (file.gpus if file else None), gpu_memory or _file_memory(file, gpu))
+    gpus = named_gpus(
+        gpu or (file.gpus if file else None),
+        gpu_memory or _file_memory(file, gpu),
+        attention=attention or "",
+    )
     _show(Sweep(spec, grid, gpus), output_format, figure, checks)
 
 

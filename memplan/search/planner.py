@@ -421,8 +421,16 @@ class Planner:
         return Shortfall(
             estimate=answer,
             missing_bytes=max(0, answer.total_bytes.high - self.limit_bytes),
-            better=nearest.estimate if nearest is not None else None,
+            better=self._no_larger(nearest.estimate, answer) if nearest is not None else None,
         )
+
+    def _no_larger(self, fitting: Estimate, answer: Estimate) -> Estimate:
+        """What fits, with the micro-batch of what does not: the change that is then told."""
+        size = answer.setup.micro_batch_size
+        if fitting.setup.micro_batch_size <= size:
+            return fitting
+        smaller = estimate(self.model, self._sized(fitting.setup, size), self.gpu)
+        return smaller if self._fits(smaller) else fitting
 
 
 def _without_offload(candidate: _Candidate) -> tuple[object, ...]:
