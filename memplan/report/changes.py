@@ -108,14 +108,20 @@ def change_flags(before: TrainingSetup, after: TrainingSetup) -> str:
     >>> change_flags(one, TrainingSetup(num_gpus=8, zero_stage=3, checkpointing="full").resolve())
     '--batch-size 1 --zero 3 --checkpointing full'
     """
-    given = " ".join(text for _, text in _flags(before, after))
+    given = " ".join(_flags(before, after))
     left = " and ".join(_idle_flags(before, after))
     return f"{given}, without {left}" if left else given
 
 
-def _flags(before: TrainingSetup, after: TrainingSetup) -> list[tuple[str, str]]:
+def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
     """Options that have to be given, or given anew."""
     moved = before.chosen_engine is not after.chosen_engine
+    kept = {} if moved else dict(before.engine_options)
+    options = [
+        f"--engine-option {name}={str(value).lower()}"
+        for name, value in dict(after.engine_options).items()
+        if name not in kept or kept[name] != value
+    ]
     found: dict[str, tuple[object, object]] = {
         "--gpus": (before.num_gpus, after.num_gpus),
         "--nodes": (before.nodes, after.nodes),
@@ -124,26 +130,18 @@ def _flags(before: TrainingSetup, after: TrainingSetup) -> list[tuple[str, str]]
             before.gradient_accumulation_steps, after.gradient_accumulation_steps
         ),
         "--engine": (before.chosen_engine.value, after.chosen_engine.value),
-        "--zero": (_stage(before), _stage(after)),
+        # No other engine's row is to stand beside it that does not have the option.
+        "--zero": (None if options else _stage(before), _stage(after)),
         "--fsdp-strategy": (_strategy(before), _strategy(after)),
         "--offload": _place(before.offload_optimizer, after.offload_optimizer, moved=moved),
         "--offload-param": _place(before.offload_param, after.offload_param, moved=moved),
         "--checkpointing": (_checkpointing(before), _checkpointing(after)),
         "--precision": (before.chosen_precision.value, after.chosen_precision.value),
     }  # fmt: skip
-    flags = [
-        (name, f"{name} {new}")
-        for name, (old, new) in found.items()
-        if old != new and new is not None
+    changed = [
+        f"{name} {new}" for name, (old, new) in found.items() if old != new and new is not None
     ]
-    kept = {} if moved else dict(before.engine_options)
-    options = dict(after.engine_options)
-    flags += [
-        ("--engine-option", f"--engine-option {name}={str(value).lower()}")
-        for name, value in options.items()
-        if name not in kept or kept[name] != value
-    ]
-    return flags
+    return changed + options
 
 
 def _place(before: Offload, after: Offload, *, moved: bool) -> tuple[object, object]:
