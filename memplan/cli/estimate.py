@@ -310,7 +310,7 @@ def _setups(
     from memplan.cli.ranges import parse_range
     from memplan.search.comparison import Wanted, comparison_setups
     from memplan.training.precision import Engine
-    from memplan.training.setup import Offload, ZeroStage, coerce_enum
+    from memplan.training.setup import ZeroStage, coerce_enum
 
     base = _with_named(given.setup, precision, engine, fsdp_strategy)
     stages = None

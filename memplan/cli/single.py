@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memplan.model.spec import ModelSpec
     from memplan.training.setup import TrainingSetup
 
 
@@ -45,6 +46,18 @@ def with_engine(
         changes["offload_optimizer"] = place
         if place is not Offload.NONE:
             changes.setdefault("engine", Engine.DEEPSPEED)
-        if changes.get("zero_stage") == 3 or changes.get("engine", base.chosen_engine) is not Engine.DEEPSPEED:
+        if (
+            changes.get("zero_stage") == 3
+            or changes.get("engine", base.chosen_engine) is not Engine.DEEPSPEED
+        ):
             changes["offload_param"] = place
     return replace(base, **changes)
+
+
+def check_target_length(model: "ModelSpec", target_seq_len: int | None) -> None:
+    """Raise ``UsageError`` for targets of a model that has none."""
+    from memplan.errors import UsageError
+
+    if target_seq_len is not None and len(model.stacks) == 1:
+        msg = f"--target-seq-len: {model.name} is no encoder-decoder, so it has no target sequences"
+        raise UsageError(msg)

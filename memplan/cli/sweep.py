@@ -121,7 +121,6 @@ def sweep(
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
     from memplan.cli.training_options import parse_engine_options
-
     from memplan.cli.unused import refuse_without
 
     if baseline is None:

@@ -33,6 +33,13 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"mlp {setup.mlp.value}")
     if setup.dropout is not None:
         found.append(f"dropout {setup.dropout:g}")
+    if setup.outputs_held:
+        found.append("outputs held until after backward")
+    if setup.upcast_outputs:
+        found.append("outputs copied to fp32")
+    if setup.compiled:
+        found.append("torch.compile, which is not modelled")
+    found += [f"{name} {value}" for name, value in dict(setup.engine_options).items()]
     return found
 
 

@@ -169,9 +169,10 @@ def _stage(setup: TrainingSetup) -> int | None:
 
 def _strategy(setup: TrainingSetup) -> str | None:
     """FSDP's strategy, where it is not the usual one of full shards."""
-    if setup.fsdp_strategy in (None, FsdpStrategy.FULL_SHARD):
+    strategy = setup.fsdp_strategy
+    if strategy is None or strategy is FsdpStrategy.FULL_SHARD:
         return None
-    return setup.fsdp_strategy.value
+    return str(strategy.value)
 
 
 def _checkpointing(setup: TrainingSetup) -> object:
@@ -190,7 +191,8 @@ def advice_text(advice: Advice) -> str:
         )
     change = describe_change(advice.answer.setup, better.setup)
     text = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
-    text += _OUTCOMES.get(better.verdict, "")
+    if better.verdict is not None:
+        text += _OUTCOMES.get(better.verdict, "")
     return f"{text} ({change_flags(advice.answer.setup, better.setup)})"
 
 

@@ -157,8 +157,12 @@ class TrainingSetup:
             object.__setattr__(self, name, _coerce(name, getattr(self, name), kind))
         object.__setattr__(self, "checkpointing", _checkpointing(self.checkpointing))
         object.__setattr__(self, "kernels", _kernels(self.kernels))
+        if self.freeze is None:
+            object.__setattr__(self, "freeze", FrozenParts())
         if isinstance(self.freeze, str):
             object.__setattr__(self, "freeze", FrozenParts.parse(self.freeze))
+        if self.engine_options is None:
+            object.__setattr__(self, "engine_options", ())
         if isinstance(self.engine_options, Mapping):
             options = tuple(sorted(self.engine_options.items()))
             object.__setattr__(self, "engine_options", options)

@@ -84,9 +84,7 @@ def check(job: list[str], run: Callable[..., Any]) -> bool:
         return True
     after = rows_of(run("estimate", *changed(job, found["flags"]), "--format", "json"))
     promised = "tight" if found["outcome"] else "fits"
-    saved = [
-        (before - row["total_low_bytes"]) / GIB for row in after if row["verdict"] == promised
-    ]
+    saved = [(before - row["total_low_bytes"]) / GIB for row in after if row["verdict"] == promised]
     assert any(each == pytest.approx(number(found["saved"]), abs=0.06) for each in saved), (
         f"{' '.join(job)}\n{found[0]}\n{saved}"
     )

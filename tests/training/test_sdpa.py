@@ -80,7 +80,8 @@ def test_the_kernel_and_its_bytes(case: dict[str, Any], card: str) -> None:
     tape, out = recorded(case, card)
     assert attention_kernel(tape) == kernel
     segment = tape.segment
-    while segment.operations[-1].name == "clone":  # memplan's: the result as the next layer reads it
+    # The result as the next layer reads it is no part of the dispatcher's call.
+    while segment.operations[-1].name == "clone":
         out = segment.operations.pop().inputs[0]
     segment.output = out
     walk = ForwardWalk(segment, keep=True)
