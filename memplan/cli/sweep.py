@@ -121,11 +121,9 @@ def sweep(
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
     from memplan.cli.training_options import parse_engine_options
-    from memplan.cli.unused import refuse_without
-
+    checks = read_checks(check, fail_on, baseline, tolerance)
     if baseline is None:
         refuse_without(ctx, {"tolerance"}, "--baseline")
-    checks = read_checks(check, fail_on, baseline, tolerance)
     figure = _read_figure(pivot, output_format)
     axes = read_axes(
         {
