@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import memplan
 from memplan.dtypes import DType
 from memplan.estimator.estimation import attention_kernel
 from memplan.graph.attention import Shape, sdpa
@@ -21,6 +22,7 @@ from memplan.memory.walk import BackwardWalk, ForwardWalk
 from memplan.model.attention import AttentionSpec
 from memplan.sources.catalog import load_gpu
 from memplan.training.sdpa import sdpa_support
+from memplan.training.setup import TrainingSetup
 
 DATA = Path(__file__).parent.parent / "data" / "attention_kernels.json"
 CASES = json.loads(DATA.read_text(encoding="utf-8"))["cases"]
@@ -123,3 +125,17 @@ def test_every_line_of_the_reference_is_here(reference_dir: Path) -> None:
         kernel = names.get(node.removeprefix("ScaledDotProduct").removesuffix("Attention"), "math")
         assert known.pop((card, name)) == [kernel, *map(float, figures)]
     assert not known
+
+
+def test_t5_in_bf16_keeps_its_scores_on_a_v100() -> None:
+    """A trained position bias leaves the memory-efficient kernel, which takes no bf16 there."""
+    found = {}
+    for card in ("v100-32gb", "a100-80gb", "h100"):
+        setup = TrainingSetup(num_gpus=8, zero_stage=3, precision="bf16-master")
+        found[card] = memplan.estimate("t5-3b", setup, gpu=card)
+    kernels = {card: each.attention_kernel for card, each in found.items()}
+    assert kernels == {"v100-32gb": "math", "a100-80gb": "efficient", "h100": "efficient"}
+    assert found["v100-32gb"].peak_bytes > 1.3 * found["a100-80gb"].peak_bytes
+    usual = memplan.estimate("t5-3b", TrainingSetup(num_gpus=8, zero_stage=3), gpu="v100-32gb")
+    assert usual.setup.chosen_precision.value == "fp16-master"
+    assert usual.attention_kernel == "efficient"
