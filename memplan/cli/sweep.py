@@ -121,6 +121,8 @@ def sweep(
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
     from memplan.cli.training_options import parse_engine_options
+    from memplan.cli.unused import refuse_without
+
     checks = read_checks(check, fail_on, baseline, tolerance)
     if baseline is None:
         refuse_without(ctx, {"tolerance"}, "--baseline")
