@@ -29,8 +29,13 @@ class MemplanCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line without pydantic."""
+        from memplan.cli.unused import refuse_repeated
+
         read_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, with_optional_values(args))
+        args = with_optional_values(args)
+        if len(args) > 1:
+            refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line; some versions of Typer put braces round MODEL."""

@@ -58,6 +58,7 @@ def compare(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Set memplan's figure beside published formulas, each with what it leaves out."""
+    from memplan.cli.single import check_target_length
     from memplan.report.compare import (
         compare_assumptions,
         compare_methods,
@@ -77,6 +78,7 @@ def compare(
         revision=revision,
         token=token,
     )
+    check_target_length(spec, target_seq_len)
     base = TrainingSetup(
         num_gpus=num_gpus,
         num_nodes=num_nodes,

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 
 def explain(
+    ctx: typer.Context,
     model: OptionalModelArgument = None,
     num_gpus: NumGpusOption = 1,
     num_nodes: NumNodesOption = None,
@@ -112,13 +113,15 @@ def explain(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
+    from memplan.cli.unused import refuse, refuse_unused
+
     if operation is not None:
-        given = {"MODEL": model, "--output": output}
-        _refuse("--operation", [name for name, value in given.items() if value is not None])
+        # A lesson has sizes of its own, which it names.
+        refuse_unused(ctx, "--operation", {"operation", "output_format"})
         _show_lesson(operation, output_format)
         return
     if output is not None and output_format is not OutputFormat.TABLE:
-        _refuse("--output", ["--format"])
+        refuse("--output", ["--format"])
     from memplan.cli.estimate import chosen_gpus
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
@@ -163,20 +166,14 @@ def explain(
     )
     setup = with_engine(base, precision=precision, engine=engine, zero=zero, offload=offload)
     names = gpu or ([] if gpu_memory else ["a100-80gb"])
+    if len(names) + (gpu_memory is not None) > 1 and output is None:
+        msg = "--gpu: explain takes one, or --output report.html for several"
+        raise UsageError(msg)
     found = [estimate_memory(spec, setup, each) for each in chosen_gpus(names, gpu_memory)]
     if output is not None:
         _write(found, output)
         return
     _show(found[0], output_format)
-
-
-def _refuse(option: str, unused: "Sequence[str]") -> None:
-    """Raise ``UsageError`` for what an option makes no use of."""
-    from memplan.errors import UsageError
-
-    if unused:
-        msg = f"{option} makes no use of {' and '.join(unused)}: leave it out, or run twice"
-        raise UsageError(msg)
 
 
 def _show_lesson(name: str, output_format: OutputFormat) -> None:
@@ -234,6 +231,9 @@ def _write(found: "Sequence[Estimate]", output: Path) -> None:
 
         text = html_report(found, version=__version__)
     elif ending == ".svg":
+        if len(found) > 1:
+            msg = "--output: a drawing is of one GPU: name one, or write a report.html"
+            raise UsageError(msg)
         from memplan.report.svg import timeline_svg
 
         text = timeline_svg(found[0])

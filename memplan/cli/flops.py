@@ -61,6 +61,7 @@ def flops(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Count the FLOPs of a training step, by component and by others' formulas."""
+    from memplan.cli.single import check_target_length
     from memplan.compute.flops import ScoreCount
     from memplan.estimator.flops import estimate_flops
     from memplan.report.flops import (
@@ -83,6 +84,7 @@ def flops(
         revision=revision,
         token=token,
     )
+    check_target_length(spec, target_seq_len)
     setup = TrainingSetup(
         num_gpus=num_gpus,
         micro_batch_size=batch_size,

@@ -19,6 +19,7 @@ from memplan.cli.terminal import say
 
 
 def models(
+    ctx: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -40,14 +41,14 @@ def models(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """List the built-in models, or show where one model's parameters are."""
-    if name is None:
-        if tree:
-            from memplan.errors import UsageError
+    from memplan.cli.unused import refuse, refuse_without
 
-            msg = "--tree: name a MODEL to show the modules of"
-            raise UsageError(msg)
+    if name is None:
+        refuse_without(ctx, ctx.params.keys() - {"output_format"}, "a MODEL")
         _list(output_format)
         return
+    if tree and output_format in (OutputFormat.CSV, OutputFormat.MARKDOWN):
+        refuse(f"--format {output_format.value}", ["--tree"])
     from memplan.graph.counts import count_parameters
     from memplan.report.models import model_rows, print_model, print_tree, write_rows
     from memplan.sources.models import load_model

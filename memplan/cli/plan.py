@@ -1,5 +1,6 @@
 """``memplan plan``."""
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,7 @@ PLAN_PANEL = "Goal"
 
 
 def plan(
+    ctx: typer.Context,
     model: ModelArgument,
     num_gpus: GpusAxis = None,
     gpu: GpuNames = None,
@@ -102,6 +104,12 @@ def plan(
     output: OutputOption = None,
 ) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
+    from memplan.cli.unused import refuse_unused, refuse_without
+
+    if emit is not None:
+        refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
+    else:
+        refuse_without(ctx, {"output"}, "--emit")
     from memplan.search.planner import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
@@ -112,14 +120,15 @@ def plan(
         "loss": loss, "freeze": freeze,
     }  # fmt: skip
     base = _laid_over(base_setup(setup, training_args), changes)
+    _name_replaced(base)
     goal = Goal(
         num_gpus=_counts(num_gpus, base),
         global_batch_size=global_batch_size,
         headroom=parse_share(headroom, option="--headroom"),
         objective=coerce_enum("objective", objective, Objective),
         base=base,
-        engines=_engines(engine),
-        precisions=_precisions(precision),
+        engines=_engines(engine) or tuple(filter(None, [base.engine])),
+        precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(checkpointing),
         limit=limit,
     )
@@ -146,6 +155,23 @@ def plan(
 DEFAULT_GPU = "h100-80gb"
 """What a plan is for when no GPU is named."""
 DEFAULT_NUM_GPUS = 8
+
+
+CHOSEN_BY_PLAN = (
+    "micro_batch_size", "gradient_accumulation_steps", "checkpointing", "num_nodes", "zero_stage",
+    "fsdp_strategy", "offload_optimizer", "offload_param",
+)  # fmt: skip
+"""What a file may fix, and a plan searches for all the same."""
+
+
+def _name_replaced(base: "TrainingSetup") -> None:
+    """Say on stderr what of a file's setup the plan does not keep."""
+    from memplan.training.setup import TrainingSetup
+
+    usual = TrainingSetup()
+    replaced = [name for name in CHOSEN_BY_PLAN if getattr(base, name) != getattr(usual, name)]
+    if replaced:
+        sys.stderr.write(f"memplan: the plan itself chooses {', '.join(replaced)}\n")
 
 
 def _laid_over(base: "TrainingSetup", changes: dict[str, object]) -> "TrainingSetup":

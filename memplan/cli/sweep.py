@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
+    ctx: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -125,8 +126,11 @@ def sweep(
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
     from memplan.cli.training_options import parse_engine_options
+    from memplan.cli.unused import refuse_without
 
     checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
+    if baseline is None:
+        refuse_without(ctx, {"tolerance", "unmatched"}, "--baseline")
     figure = _read_figure(pivot, output_format)
     axes = read_axes(
         {
@@ -171,7 +175,11 @@ def sweep(
         revision=revision or named.revision,
         token=token,
     )
-    gpus = named_gpus(gpu or (file.gpus if file else None), gpu_memory or _file_memory(file, gpu))
+    gpus = named_gpus(
+        gpu or (file.gpus if file else None),
+        gpu_memory or _file_memory(file, gpu),
+        attention=attention or "",
+    )
     _show(Sweep(spec, grid, gpus), output_format, figure, checks)
 
 

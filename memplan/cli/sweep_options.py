@@ -215,9 +215,11 @@ def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object
     }
 
 
-def named_gpus(names: list[str] | tuple[str, ...] | None, memory: str | None) -> "list[GpuSpec]":
+def named_gpus(
+    names: list[str] | tuple[str, ...] | None, memory: str | None, *, attention: str = ""
+) -> "list[GpuSpec]":
     """The GPUs to judge by; names may be joined by commas."""
     from memplan.cli.estimate import chosen_gpus
 
     parts = [part for name in names or () for part in name.split(",") if part]
-    return chosen_gpus(parts, memory)
+    return chosen_gpus(parts, memory, attention=attention)

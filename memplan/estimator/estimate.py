@@ -49,7 +49,7 @@ class Estimate:
     activations_bytes: int
     """What the forward pass leaves behind for the backward pass, logits included [bytes]."""
     attention_kernel: str
-    """What computes the attention scores in the end: flash, efficient, math or eager."""
+    """What computes the attention scores in the end: cudnn, flash, efficient, math or eager."""
     assumptions: tuple[str, ...]
     """The defaults that were used, in words."""
     notes: tuple[str, ...] = ()

@@ -18,8 +18,14 @@ from memplan.memory.runtime import workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
-from memplan.training.kernels import SelectivePolicy
+from memplan.training.kernels import AttentionKernel, SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.sdpa import (
+    DEFAULT_SUPPORT,
+    SDPA_SUPPORT,
+    choose_sdpa_kernel,
+    sdpa_support,
+)
 from memplan.training.setup import Recomputation, TrainingSetup
 
 
@@ -45,7 +51,7 @@ def estimate(
         account=job.account(rank=rank),
         activations_bytes=job.given.passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(job.given.tape),
-        assumptions=assumptions_of(model, setup, job.setup),
+        assumptions=assumptions_of(model, setup, job.setup, gpu),
         notes=notes_of(model, job.setup, gpu),
     )
 
@@ -62,10 +68,9 @@ class _Job:
     @classmethod
     def of(cls, model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> "_Job":
         """Fill the setup's defaults in, record the model and walk it."""
-        resolved = setup.resolve(model.context_length)
-        options = tape_options(resolved, gpu)
-        if not options.flash_available:
-            options = without_flash(model, options)
+        resolved = setup.resolve(model.context_length, has_bf16=gpu is None or gpu.has_bf16)
+        _refuse_kernels(resolved, gpu)
+        options = shared_options(model, tape_options(resolved, gpu))
         tape, passes = record_and_walk(model, options)
         given = RankInput(tape=tape, passes=passes, setup=resolved)
         return cls(model=model, gpu=gpu, options=options, given=given)
@@ -98,11 +103,20 @@ def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepP
     return tape, StepWalk(tape).run()
 
 
-def without_flash(model: ModelSpec, options: TapeOptions) -> TapeOptions:
-    """Options for a GPU without flash attention: those of any GPU where it would not be used."""
-    current = replace(options, flash_available=True)
-    tape, _ = record_and_walk(model, current)
-    return options if tape.flash_decides else current
+def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
+    """Options for a card: those of the plainest card whose kernels are the same for this model.
+
+    What a walk finds depends on the card through the kernels it runs alone, so cards that run the
+    same ones share the walk.
+    """
+    if options.sdpa == DEFAULT_SUPPORT:
+        return options
+    tape, _ = record_and_walk(model, replace(options, sdpa=DEFAULT_SUPPORT))
+    chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
+    for support in SDPA_SUPPORT.values():
+        if [choose_sdpa_kernel(call, support) for call in tape.sdpa_calls] == chosen:
+            return replace(options, sdpa=support)
+    return options
 
 
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
@@ -119,7 +133,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         kernels=setup.chosen_kernels,
         dropout=setup.dropout,
         decomposed=not setup.kernel_scratch,
-        flash_available=gpu is None or gpu.supports_flash_attention,
+        sdpa=sdpa_support(gpu),
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,
         outputs_held=setup.outputs_held,
@@ -241,8 +255,32 @@ def _refuse_unmodelled(setup: TrainingSetup) -> None:
         if getattr(setup, name) > 1:
             msg = f"{name}: is not modelled yet; only data parallelism is"
             raise SetupError(msg)
+    for name in UNMODELLED_CHOICES:
+        if getattr(setup, name):
+            msg = f"{name}: is not modelled yet, as no tensor or pipeline parallelism is"
+            raise SetupError(msg)
 
 
+def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
+    """Refuse the flash-attention package where it does not run: on old cards, and in fp32."""
+    if setup.chosen_kernels.attention is not AttentionKernel.FLASH:
+        return
+    if gpu is not None and not gpu.supports_flash_attention:
+        version = gpu.compute_capability
+        has = f"sm_{version[0]}{version[1]}" if version is not None else gpu.vendor.value
+        msg = (
+            f"attention: flash needs compute capability 8.0 (sm_80), and {gpu.gpu_id} is {has}; "
+            "choose sdpa or eager"
+        )
+        raise SetupError(msg)
+    formats = PRECISIONS[setup.chosen_precision]
+    if not (formats.autocast or engine_autocast(setup) or formats.compute).is_half:
+        msg = "attention: flash takes 16 bits only, and the precision is fp32; choose sdpa or eager"
+        raise SetupError(msg)
+
+
+UNMODELLED_CHOICES = ("sequence_parallel", "loss_parallel", "pipeline_schedule")
+"""What comes with such a degree."""
 UNMODELLED_DEGREES = (
     "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
     "virtual_stages",
@@ -266,8 +304,9 @@ def attention_kernel(tape: Tape) -> str:
 
 _KERNEL_OPERATIONS = {
     "flash_attention": "flash",
+    "cudnn_attention": "cudnn",
     "efficient_attention": "efficient",
-    "tril": "math",
+    "safe_softmax": "math",
     "softmax": "eager",
     "fused_softmax": "eager",
 }

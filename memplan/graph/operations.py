@@ -282,6 +282,11 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     return after
 
 
+def dropout_probability(t: Tape, probability: float) -> float:
+    """The config's probability, or what replaces all of them."""
+    return probability if t.options.dropout is None else t.options.dropout
+
+
 def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tensor:
     """Keep a one-byte mask per element; nothing happens at probability 0.
 
@@ -289,10 +294,8 @@ def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tens
     """
     if module:
         t.enter(module)
-    if t.options.dropout is not None:
-        probability = t.options.dropout
     out = x
-    if probability != 0.0:
+    if dropout_probability(t, probability) != 0.0:
         out, mask = t.tensor(x.numel, x.dtype), t.tensor(x.numel, DType.BOOL)
         t.record("dropout", (x,), (out, mask), saves=(mask,), gradients=(Gradient.FRESH,))
     if module:

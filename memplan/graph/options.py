@@ -4,6 +4,7 @@ from memplan.dtypes import DType
 from memplan.records import dataclass
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
+from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +24,8 @@ class TapeOptions:
     decomposed: bool = False
     """Backward formulas in the elementwise steps of torch's reference decompositions, and gradients
     summed out of place, as fake tensors run them; CUDA has one kernel for each, and sums in place."""
-    flash_available: bool = True
-    """The GPU runs flash attention (sm_80 or newer)."""
+    sdpa: SdpaSupport = DEFAULT_SUPPORT
+    """Which attention kernels the GPU has."""
     checkpointed_layers: float = 0.0
     """Share of layers whose activations are recomputed."""
     selective: bool = False

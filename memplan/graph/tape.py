@@ -18,6 +18,7 @@ from memplan.errors import ConfigError
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
+from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 
 class Tape:
@@ -38,11 +39,11 @@ class Tape:
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
         self.inputs_bytes = 0
         """Token ids, labels and whatever else the batch itself holds [bytes]."""
-        self.flash_decides = False
-        """Some kernel was chosen by whether the GPU runs flash attention."""
         self.declared: tuple[tuple[str, ...], ...] = ()
         """The order in which the class declares its parameters: the name of a segment, then modules
         of it or single parameters, for each stretch; empty: not known."""
+        self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
+        """What torch's dispatcher was asked, and the kernel it took."""
         self.buffers_bytes = 0
         """Buffers that lie beside the parameters [bytes]."""
         self.leaves: list[Tensor] = []
@@ -121,6 +122,12 @@ class Tape:
     def carry(self, tensor: Tensor) -> None:
         """Note that the model's own variable holds a tensor until the next layer has returned."""
         self.segment.carried = tensor.storage
+
+    def sdpa_kernel(self, call: SdpaCall) -> ScoreKernel:
+        """The kernel that the card takes for a call of ``scaled_dot_product_attention``."""
+        kernel = choose_sdpa_kernel(call, self.options.sdpa)
+        self.sdpa_calls[call] = kernel
+        return kernel
 
     def tie(self, weight: Parameter, module: str) -> None:
         """Note that a module of the present segment owns an earlier segment's weight too."""

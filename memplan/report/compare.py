@@ -383,7 +383,8 @@ def compare_assumptions(model: ModelSpec, setup: TrainingSetup) -> tuple[str, ..
     resolved = setup.resolve(model.context_length)
     return (
         *model.assumptions,
-        f"{resolved.num_gpus} GPU{'s' if resolved.num_gpus > 1 else ''}",
+        f"{resolved.num_gpus} GPU{'s' if resolved.num_gpus > 1 else ''}"
+        + (f" on {resolved.nodes} nodes" if resolved.nodes > 1 else ""),
         f"{resolved.seq_len} tokens",
         f"micro-batch {resolved.micro_batch_size}",
         f"precision {resolved.chosen_precision.value}",

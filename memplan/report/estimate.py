@@ -119,9 +119,7 @@ def comparison_table(
         groups = kernel_groups(row)
         for group in groups:
             first = group[0]
-            label = setup_label(first.setup)
-            if len(groups) > 1:
-                label += f", {first.attention_kernel}"
+            label = setup_label(first.setup) + _apart(group, groups)
             held = {each.gpu.gpu_id: each for each in group if each.gpu is not None}
             cells = [
                 verdict_text(
@@ -184,11 +182,23 @@ def machinery(setup: TrainingSetup) -> tuple[int, int]:
 
 
 def kernel_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
-    """Estimates of one setup, apart where the GPU changes which kernel runs."""
-    groups: dict[str, list[Estimate]] = {}
+    """Estimates of one setup, apart where the GPU changes the kernel or the precision."""
+    groups: dict[tuple[str, str], list[Estimate]] = {}
     for each in estimates:
-        groups.setdefault(each.attention_kernel, []).append(each)
+        key = (each.attention_kernel, each.setup.chosen_precision.value)
+        groups.setdefault(key, []).append(each)
     return list(groups.values())
+
+
+def _apart(group: Sequence[Estimate], groups: Sequence[Sequence[Estimate]]) -> str:
+    """What tells a group from the others of its setup: its kernel, its precision."""
+    own, parts = group[0], []
+    others = [each for other in groups for each in other]
+    if any(each.attention_kernel != own.attention_kernel for each in others):
+        parts.append(own.attention_kernel)
+    if any(each.setup.chosen_precision is not own.setup.chosen_precision for each in others):
+        parts.append(own.setup.chosen_precision.value.partition("-")[0])
+    return "".join(f", {part}" for part in parts)
 
 
 def setup_label(setup: TrainingSetup) -> str:
@@ -296,12 +306,7 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
             "OOM = its low end exceeds the GPU."
         )
     ]
-    precisions = {
-        each.setup.chosen_engine: each.setup.chosen_precision.value for row in rows for each in row
-    }
-    if len(set(precisions.values())) > 1:
-        held = ", ".join(f"{engine.value} {name}" for engine, name in precisions.items())
-        lines.append(f"Precision, each engine's default: {held}")
+    lines += precision_lines(rows)
     kernels = " or ".join(dict.fromkeys(each.attention_kernel for row in rows for each in row))
     if len(rows) == 1:
         lines.append(f"* the peak; attention kernel: {kernels}")
@@ -327,6 +332,27 @@ ZERO_INIT_LINE = (
     "ZeRO-3 loads under zero.Init, as transformers does; for a loop of your own without it: "
     "--engine-option zero_init=false"
 )
+
+
+def precision_lines(rows: Sequence[Sequence[Estimate]]) -> list[str]:
+    """Each engine's precision where they differ, and apart for GPUs that have another one."""
+    columns: dict[str, list[Estimate]] = {}
+    for column in zip(*rows, strict=True):
+        held = {each.setup.chosen_engine: each.setup.chosen_precision.value for each in column}
+        text = ", ".join(f"{engine.value} {name}" for engine, name in held.items())
+        columns.setdefault(text, []).append(column[0])
+    if len(columns) > 1:
+        return [f"Precision on {_gpu_names(some)}: {text}" for text, some in columns.items()]
+    (text,) = columns
+    if len(set(text.replace(",", "").split()[1::2])) > 1:
+        return [f"Precision, each engine's default: {text}"]
+    return []
+
+
+def _gpu_names(estimates: Sequence[Estimate]) -> str:
+    gpus = [each.gpu for each in estimates if each.gpu is not None]
+    names = " and ".join(gpu.gpu_id for gpu in gpus)
+    return names if all(gpu.has_bf16 for gpu in gpus) else f"{names} (no bf16)"
 
 
 def gib(num_bytes: int) -> str:

@@ -1,7 +1,6 @@
 """A plan as people read it: what fits, best first; what does not, and what would change that."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.memory.engine_options import loads_under_zero_init
@@ -138,9 +137,7 @@ def shortfall_text(shortfall: Shortfall) -> str:
     if shortfall.better is None:
         missing = format_gib(shortfall.missing_bytes, digits=1)
         return f"{label}: {missing} more needed, and nothing that was tried fits"
-    better = shortfall.better.setup
-    size = min(setup.micro_batch_size, better.micro_batch_size)
-    change = describe_change(setup, replace(better, micro_batch_size=size))
+    change = describe_change(setup, shortfall.better.setup)
     text = saving_text(
         change, missing_bytes=shortfall.missing_bytes, saved_bytes=shortfall.saved_bytes
     )

@@ -25,7 +25,7 @@ COLUMN_MEANINGS: dict[str, str] = {
     "checkpointing": "none, full, selective, or a share of layers",
     "freeze": "parts that are not trained",
     "other_settings": "every other setting that is not what it is by default",
-    "attention_kernel": "what computes the scores: flash, efficient, math or eager",
+    "attention_kernel": "what computes the scores: cudnn, flash, efficient, math or eager",
     "peak_bytes": "fullest moment of a training step, as max_memory_allocated counts it",
     "peak_phase": "forward, backward or step",
     "worst_bytes": "fullest moment of the whole run, loading and saving included",

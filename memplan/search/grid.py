@@ -13,7 +13,7 @@ from itertools import product
 from memplan.errors import SetupError
 from memplan.records import dataclass
 from memplan.text import shown
-from memplan.training.precision import PRECISIONS, Engine, Precision
+from memplan.training.precision import Engine, Precision, engines_with
 from memplan.training.setup import SETUP_FIELDS, Offload, TrainingSetup, unknown_field
 
 AxisValues = Mapping[str, object]
@@ -215,8 +215,8 @@ def _engine(base: TrainingSetup, values: Mapping[str, object]) -> Engine | None:
     precision = values.get("precision", base.precision)
     num_gpus = values.get("num_gpus", base.num_gpus)
     usual = Engine.DDP if num_gpus == 1 else Engine.DEEPSPEED
-    if isinstance(precision, Precision) and usual not in PRECISIONS[precision].engines:
-        return min(PRECISIONS[precision].engines, key=lambda each: each.value)
+    if isinstance(precision, Precision) and usual not in engines_with(precision):
+        return min(engines_with(precision), key=lambda each: each.value)
     return usual
 
 

@@ -20,7 +20,13 @@ from memplan.records import dataclass
 from memplan.search.batch import LargestFit, largest_of
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
 from memplan.training.kernels import KernelPreset
-from memplan.training.precision import DEFAULT_PRECISION, PRECISIONS, Engine, Precision
+from memplan.training.precision import (
+    PRECISIONS,
+    Engine,
+    Precision,
+    engine_precision,
+    engines_with,
+)
 from memplan.training.setup import (
     FsdpStrategy,
     Offload,
@@ -291,12 +297,10 @@ class Planner:
     def _precisions(self, engine: Engine) -> list[tuple[int, Precision]]:
         """The precisions to try with an engine, and the tier of each."""
         if self.goal.precisions:
-            chosen = [each for each in self.goal.precisions if engine in PRECISIONS[each].engines]
+            asked = [each for each in self.goal.precisions if engine in engines_with(each)]
+            chosen = [engine_precision(each, engine) for each in asked]
         else:
-            usual = DEFAULT_PRECISION[engine]
-            if not self.gpu.has_bf16:
-                usual = Precision(usual.value.replace("bf16", "fp16"))
-            chosen = [usual]
+            chosen = [engine_precision(None, engine, has_bf16=self.gpu.has_bf16)]
             if self.gpu.has_bf16 and engine in PRECISIONS[Precision.BF16].engines:
                 chosen.append(Precision.BF16)
         return [(_tier(each), each) for each in chosen]
@@ -413,8 +417,16 @@ class Planner:
         return Shortfall(
             estimate=answer,
             missing_bytes=max(0, answer.total_bytes.high - self.limit_bytes),
-            better=nearest.estimate if nearest is not None else None,
+            better=self._no_larger(nearest.estimate, answer) if nearest is not None else None,
         )
+
+    def _no_larger(self, fitting: Estimate, answer: Estimate) -> Estimate:
+        """What fits, with the micro-batch of what does not: the change that is then told."""
+        size = answer.setup.micro_batch_size
+        if fitting.setup.micro_batch_size <= size:
+            return fitting
+        smaller = estimate(self.model, self._sized(fitting.setup, size), self.gpu)
+        return smaller if self._fits(smaller) else fitting
 
 
 def _without_offload(candidate: _Candidate) -> tuple[object, ...]:

@@ -19,7 +19,13 @@ from memplan.training.kernels import (
     NormKernel,
 )
 from memplan.training.optimizers import Optimizer
-from memplan.training.precision import DEFAULT_PRECISION, PRECISIONS, Engine, Precision
+from memplan.training.precision import (
+    PRECISIONS,
+    Engine,
+    Precision,
+    engine_precision,
+    engines_with,
+)
 
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
@@ -53,6 +59,18 @@ class Offload(Enum):
     NONE = "none"
     CPU = "cpu"
     NVME = "nvme"
+
+
+class PipelineSchedule(Enum):
+    """The order in which pipeline stages run their micro-batches."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED_ONE_F_ONE_B = "interleaved-1f1b"
+    LOOPED_BFS = "looped-bfs"
+    INTERLEAVED_ZERO_BUBBLE = "interleaved-zero-bubble"
+    ZBV = "zbv"
+    DUALPIPEV = "dualpipev"
 
 
 class Recomputation(Enum):
@@ -94,7 +112,7 @@ class TrainingSetup:
     target_seq_len: int | None = None
     """Tokens of a target sequence in an encoder-decoder. None: as ``seq_len``."""
     precision: Precision | None = None
-    """None: the engine's usual one."""
+    """None: the engine's usual one, in fp16 on a card without bf16; ``fp16``: the engine's form."""
     optimizer: Optimizer = Optimizer.ADAMW_FUSED
     checkpointing: Recomputation | float = Recomputation.NONE
     """A ``Recomputation``, or the share of layers that are recomputed in full."""
@@ -114,7 +132,8 @@ class TrainingSetup:
     sequence_parallel: bool = False
     loss_parallel: bool = False
     pipeline_parallel: int = 1
-    pipeline_schedule: str | None = None
+    pipeline_schedule: PipelineSchedule | None = None
+    """None: 1f1b, where there is a pipeline."""
     virtual_stages: int = 1
     context_parallel: int = 1
     expert_parallel: int = 1
@@ -139,6 +158,8 @@ class TrainingSetup:
             object.__setattr__(self, name, _coerce(name, getattr(self, name), kind))
         object.__setattr__(self, "checkpointing", _checkpointing(self.checkpointing))
         object.__setattr__(self, "kernels", _kernels(self.kernels))
+        if self.freeze is None:
+            object.__setattr__(self, "freeze", FrozenParts())
         if isinstance(self.freeze, str):
             object.__setattr__(self, "freeze", FrozenParts.parse(self.freeze))
         elif not isinstance(self.freeze, FrozenParts):
@@ -173,7 +194,7 @@ class TrainingSetup:
     @property
     def chosen_precision(self) -> Precision:
         """The precision, the engine's default filled in."""
-        return self.precision or DEFAULT_PRECISION[self.chosen_engine]
+        return engine_precision(self.precision, self.chosen_engine)
 
     @property
     def chosen_kernels(self) -> Kernels:
@@ -197,8 +218,13 @@ class TrainingSetup:
             self.tensor_parallel * self.pipeline_parallel * self.context_parallel
         )
 
-    def resolve(self, context_length: int | None = None) -> "TrainingSetup":
-        """Fill in every default; ``context_length`` is the model's [tokens]."""
+    def resolve(
+        self, context_length: int | None = None, *, has_bf16: bool = True
+    ) -> "TrainingSetup":
+        """Fill in every default; ``context_length`` is the model's [tokens].
+
+        ``has_bf16``: the card multiplies bf16; on one that does not the default is fp16.
+        """
         engine = self.chosen_engine
         seq_len = self.seq_len
         if seq_len is None and context_length is not None:
@@ -209,7 +235,7 @@ class TrainingSetup:
             engine=engine,
             zero_stage=self._default_stage(engine),
             fsdp_strategy=self._default_strategy(engine),
-            precision=self.chosen_precision,
+            precision=engine_precision(self.precision, engine, has_bf16=has_bf16),
             seq_len=seq_len,
             target_seq_len=self.target_seq_len or seq_len,
         )
@@ -230,6 +256,7 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "precision": Precision, "optimizer": Optimizer, "attention": AttentionKernel,
     "norm": NormKernel, "mlp": FeedForwardKernel, "loss": LossKernel,
     "offload_optimizer": Offload, "offload_param": Offload,
+    "pipeline_schedule": PipelineSchedule,
 }  # fmt: skip
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -257,7 +284,10 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
 
 
 def _coerce(name: str, value: object, kind: type[Enum]) -> Enum | None:
-    return None if value is None else coerce_enum(name, value, kind)
+    """A field's member; what is not to be offloaded may be null, as what has a default."""
+    if value is None and kind is Offload:
+        return Offload.NONE
+    return None if value is None and kind is not Optimizer else coerce_enum(name, value, kind)
 
 
 def _checkpointing(value: object) -> Recomputation | float:
@@ -340,6 +370,10 @@ def _check_sizes(setup: TrainingSetup) -> None:
         if not 1 <= value <= limit:
             msg = f"{name}: must be from 1 to {limit}, got {shown(value)}"
             raise SetupError(msg)
+    for name in _FLAGS:
+        if not isinstance(getattr(setup, name), bool):
+            msg = f"{name}: expected true or false, got {shown(getattr(setup, name))}"
+            raise SetupError(msg)
     dropout = setup.dropout
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     if dropout is not None and not (is_number and 0 <= dropout < 1):
@@ -353,9 +387,15 @@ def _check_sizes(setup: TrainingSetup) -> None:
         raise SetupError(msg)
 
 
+_FLAGS = (
+    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "compiled",
+    "kernel_scratch",
+)  # fmt: skip
+
+
 def _check_engine(setup: TrainingSetup) -> None:
     engine, precision = setup.chosen_engine, setup.chosen_precision
-    if engine not in PRECISIONS[precision].engines:
+    if engine not in engines_with(precision):
         known = [each.value for each, row in PRECISIONS.items() if engine in row.engines]
         msg = (
             f"precision: {precision.value} does not exist with the engine {engine.value}; "
