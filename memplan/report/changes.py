@@ -3,7 +3,7 @@
 from memplan.estimator import Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.advice import Advice
-from memplan.training.precision import Engine
+from memplan.training.precision import Engine, carried_precision
 from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
 from memplan.units import format_gib
 
@@ -76,8 +76,8 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(offload_label(after) or "no offloading")
     if before.num_gpus != after.num_gpus:
         parts.append(f"{after.num_gpus} GPUs instead of {before.num_gpus}")
-    same_engine = before.chosen_engine is after.chosen_engine
-    if before.chosen_precision is not after.chosen_precision and same_engine:
+    carried = carried_precision(before.chosen_precision, after.chosen_engine)
+    if after.chosen_precision is not carried:
         parts.append(f"precision {after.chosen_precision.value}")
     if len(parts) < 2:
         return "".join(parts)

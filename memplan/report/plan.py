@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from memplan.estimator import Estimate
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import (
     checkpointing_label,
@@ -28,8 +29,8 @@ MARKDOWN_COLUMNS = (
 )  # fmt: skip
 """What a Markdown table shows of a row."""
 _OBJECTIVES = {
-    Objective.SPEED: "fastest first", Objective.GPUS: "fewest GPUs first",
-    Objective.BATCH: "largest batch first",
+    Objective.SPEED: "Fastest first", Objective.GPUS: "Fewest GPUs first",
+    Objective.BATCH: "Largest batch first",
 }  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def print_plan(console: "Console", plan: Plan) -> None:
     """Print the ranked setups, what falls short, and what the speeds rest on."""
     from rich.text import Text
 
-    some = plan.setups[0].estimate if plan.setups else plan.shortfalls[0].estimate
+    some = _some(plan)
     console.print(
         Text.assemble(
             (some.model.name, "bold"),
@@ -71,6 +72,11 @@ def print_plan(console: "Console", plan: Plan) -> None:
         console.print(Text(line))
     for line in footnotes(plan):
         console.print(Text(line, style="dim"))
+
+
+def _some(plan: Plan) -> Estimate:
+    """Any estimate of the plan's: all are of one model."""
+    return plan.setups[0].estimate if plan.setups else plan.shortfalls[0].estimate
 
 
 def plan_table(plan: Plan) -> "Table":
@@ -117,7 +123,10 @@ def shortfall_lines(plan: Plan) -> list[str]:
     for each in plan.shortfalls:
         setup = each.estimate.setup
         key = (setup.num_gpus, full_label(setup))
-        if key not in least or each.missing_bytes < least[key].missing_bytes:
+        if key not in least or (each.tier, each.missing_bytes) < (
+            least[key].tier,
+            least[key].missing_bytes,
+        ):
             least[key] = each
     lines = [shortfall_text(each) for each in least.values()]
     kept = lines[:MAX_SHORTFALLS]
@@ -131,7 +140,10 @@ def shortfall_text(shortfall: Shortfall) -> str:
     """One setup that does not fit, in one line."""
     setup = shortfall.estimate.setup
     gpus = f"{setup.num_gpus} GPU{'' if setup.num_gpus == 1 else 's'}"
-    label = f"  {gpus}, {full_label(setup)}, checkpointing {checkpointing_label(setup)}"
+    label = (
+        f"  {gpus}, {full_label(setup)}, {setup.chosen_precision.value}, "
+        f"checkpointing {checkpointing_label(setup)}"
+    )
     if deciding := deciding_text(shortfall.estimate):
         label += f" ({deciding})"
     if shortfall.better is None:
@@ -150,14 +162,18 @@ def footnotes(plan: Plan) -> list[str]:
     kept = ""
     if goal.headroom:
         kept = f", and {100 * goal.headroom:g} % of the GPU stay free besides"
-    order = (
-        f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that fit, "
-        "each with its largest micro-batch; among equals (2 %) the simplest. Fits: the high end of "
-        f"what nvidia-smi would show{kept}; left: what that leaves."
-    )
-    assumed = "; ".join(plan.assumptions)
-    speed = "Speed is relative to the fastest here, an order and no forecast."
-    lines = [order, f"{speed} Assumed: {assumed}."]
+    fits = f"Fits: the high end of what nvidia-smi would show{kept}"
+    if plan.setups:
+        order = (
+            f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that "
+            "fit, each with its largest micro-batch; among equals (2 %) the simplest. "
+            f"{fits}; left: what that leaves."
+        )
+        assumed = "; ".join(plan.assumptions)
+        speed = "Speed is relative to the fastest here, an order and no forecast."
+        lines = [order, f"{speed} Assumed: {assumed}."]
+    else:
+        lines = [f"{fits}.", *(f"Assumed: {text}" for text in _some(plan).model.assumptions)]
     if any(loads_under_zero_init(each.setup) for each in plan.setups):
         lines.append(ZERO_INIT_LINE)
     if any(each.tier for each in plan.setups):
