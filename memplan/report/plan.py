@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import (
+    ONE_GPU,
     checkpointing_label,
     describe_change,
     full_label,
+    gpus_label,
     saving_text,
 )
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
@@ -89,9 +91,9 @@ def plan_table(plan: Plan) -> "Table":
     numbers = ["#", "GPUs"]
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("setup", "precision", "checkpointing"):
+    for name in ("setup", "precision", "check-\npointing"):
         table.add_column(name, overflow="fold", no_wrap=name != "setup")
-    figures = ["batch", *(["accum."] if accumulates else []), "peak GiB", "left GiB", "speed"]
+    figures = ["batch", *(["accum."] if accumulates else []), "peak\nGiB", "left\nGiB", "speed"]
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     best = _fastest(plan)
@@ -139,11 +141,9 @@ def shortfall_lines(plan: Plan) -> list[str]:
 def shortfall_text(shortfall: Shortfall) -> str:
     """One setup that does not fit, in one line."""
     setup = shortfall.estimate.setup
-    gpus = f"{setup.num_gpus} GPU{'' if setup.num_gpus == 1 else 's'}"
-    label = (
-        f"  {gpus}, {full_label(setup)}, {setup.chosen_precision.value}, "
-        f"checkpointing {checkpointing_label(setup)}"
-    )
+    engine = [full_label(setup)] if full_label(setup) != ONE_GPU else []
+    parts = [gpus_label(setup), *engine, setup.chosen_precision.value]
+    label = f"  {', '.join(parts)}, checkpointing {checkpointing_label(setup)}"
     if deciding := deciding_text(shortfall.estimate):
         label += f" ({deciding})"
     if shortfall.better is None:

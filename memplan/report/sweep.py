@@ -317,7 +317,8 @@ def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
         "NCCL and the CUDA context as a range: fits = its high end does, tight = the GPU's "
         "memory is inside it, OOM = its low end exceeds the GPU."
     )
-    lines = [units, *sweep.model.assumptions, *kernel_notes(results)]
+    assumed = [f"Assumed: {text}" for text in sweep.model.assumptions]
+    lines = [units, *assumed, *kernel_notes(results)]
     if any(loads_under_zero_init(result.setup) for result in results):
         lines.append(ZERO_INIT_LINE)
     for result in results:
