@@ -59,6 +59,28 @@ def test_what_was_assumed_of_the_model_has_a_line_of_its_own(run: Run, tmp_path:
         assert line in run(command, str(file)).stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--freeze", "layers.12"), "freeze: layers.12-12: gpt2 has 12 layers, counted from 0"),
+        (("--freeze", "layers.6-99"), "freeze: layers.6-99: gpt2 has 12 layers"),
+        (("--freeze", "encoder"), "freeze: encoder: gpt2 has none"),
+        (("--num-labels", "3"), "num_labels 3: the task causal-lm has no labels"),
+    ],
+)
+def test_parts_that_a_model_lacks_are_refused(
+    run: Run, options: tuple[str, ...], message: str
+) -> None:
+    done = run("estimate", "gpt2", *options)
+    assert done.exit_code == 3
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("parts", ["layers", "layers.0-11", "layers.11", "decoder"])
+def test_parts_that_a_model_has_are_frozen(run: Run, parts: str) -> None:
+    assert " trained" in run("estimate", "gpt2", "--freeze", parts).stdout
+
+
 def test_zero_init_is_said_once(run: Run) -> None:
     job = ("estimate", "gpt2", "--gpus", "8", "--zero", "3", "--offload", "none")
     for given, said in (("true", "under zero.Init"), ("false", "zero_init False")):
