@@ -28,8 +28,10 @@ class Operation:
     """One recorded operation."""
 
     __slots__ = (
+        "backward_scratch",
         "backward_scratch_bytes",
         "flops",
+        "forward_scratch",
         "forward_scratch_bytes",
         "gradients",
         "inputs",
@@ -47,8 +49,8 @@ class Operation:
         saved: Sequence[Storage],
         gradients: Sequence[int],
         *,
-        forward_scratch_bytes: int = 0,
-        backward_scratch_bytes: int = 0,
+        forward_scratch: Sequence[int] = (),
+        backward_scratch: Sequence[int] = (),
         flops: int = 0,
         saves_output: bool = False,
     ) -> None:
@@ -59,12 +61,40 @@ class Operation:
         """Storages kept for backward; empty where nothing requires a gradient."""
         self.gradients = gradients
         """For each input, a ``Gradient`` or the bytes of a temporary; empty without autograd."""
-        self.forward_scratch_bytes = forward_scratch_bytes
-        self.backward_scratch_bytes = backward_scratch_bytes
-        """Temporaries alive at once in the backward formula, beside the gradients it returns."""
+        self.forward_scratch = forward_scratch
+        """Blocks of temporaries alive at once inside the kernel, in the order they come."""
+        self.backward_scratch = backward_scratch
+        """The same in the backward formula, beside the gradients it returns."""
+        self.forward_scratch_bytes = sum(forward_scratch)
+        self.backward_scratch_bytes = sum(backward_scratch)
         self.flops = flops
         self.saves_output = saves_output
         """One of its own outputs is kept, so recomputation must run it to get there."""
+
+
+    def backward_order(self) -> list[tuple[Tensor, int]]:
+        """Each input with its gradient, in the order the backward formula computes them.
+
+        Autograd's generated formulas go by the names of their arguments (tools/autograd,
+        gen_autograd_functions.py): ``mat2`` and ``other`` come before ``self``.
+        """
+        pairs = list(zip(self.inputs, self.gradients, strict=True))
+        if len(pairs) == 2 and self.name in _SECOND_FIRST:
+            pairs.reverse()
+        return pairs
+
+    @property
+    def returns_views(self) -> bool:
+        """Whether what its formula returns is a view: of a product of matrices, mostly.
+
+        The sum with another gradient is then a new tensor, since a view is not added to in place
+        (torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``).
+        """
+        return self.name == "linear"
+
+
+_SECOND_FIRST = frozenset({"linear", "mul", "bmm", "baddbmm", "div"})
+"""Operations of two tensors whose second gradient is computed first."""
 
 
 @dataclass(frozen=True, slots=True)

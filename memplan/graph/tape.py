@@ -167,8 +167,8 @@ class Tape:
         *,
         saves: Sequence[Tensor] = (),
         gradients: Sequence[int] = (),
-        forward_scratch_bytes: int = 0,
-        backward_scratch_bytes: int = 0,
+        forward_scratch_bytes: int | Sequence[int] = 0,
+        backward_scratch_bytes: int | Sequence[int] = 0,
         flops: int = 0,
     ) -> None:
         """Append an operation and settle what it keeps alive."""
@@ -203,8 +203,8 @@ class Tape:
         segment.operations.append(
             Operation(
                 name, inputs, outputs, saved, gradients if differentiable else (),
-                forward_scratch_bytes=forward_scratch_bytes,
-                backward_scratch_bytes=backward_scratch_bytes,
+                forward_scratch=_blocks(forward_scratch_bytes),
+                backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, saves_output=saves_output,
             )
         )  # fmt: skip
@@ -351,6 +351,13 @@ class Tape:
         out = self.tensor(x.numel, x.dtype)
         self.record("clone", (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
+
+
+def _blocks(scratch: int | Sequence[int]) -> Sequence[int]:
+    """One block, or each of several; each as the allocator rounds it up."""
+    if isinstance(scratch, int):
+        return (scratch,) if scratch else ()
+    return scratch
 
 
 def _note(storages: list[Storage], storage: Storage) -> None:

@@ -14,11 +14,12 @@ from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.walk import (
+    BackwardProfile,
     BackwardWalk,
+    ForwardProfile,
     ForwardWalk,
     Interval,
     Level,
-    early_gradient_bytes,
 )
 from memplan.records import dataclass
 
@@ -74,6 +75,8 @@ class ForwardPass:
     """What the first repetition leaves alive."""
     later_bytes: int
     """What each further repetition leaves alive."""
+    profile: ForwardProfile
+    """One repetition, event by event."""
 
     @property
     def loss(self) -> bool:
@@ -99,8 +102,8 @@ class BackwardPass:
     repeats: int
     start: Height
     """What is alive before, finished gradients of parameters left out."""
-    intervals: list[Interval]
-    """One repetition, gradient by gradient, above where it begins."""
+    profile: BackwardProfile
+    """One repetition."""
     change: Level
     """What one repetition changes, mostly downwards."""
 
@@ -108,6 +111,11 @@ class BackwardPass:
     def loss(self) -> bool:
         """Whether its bytes are the head's."""
         return self.segment.component == LOSS_COMPONENT
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """One repetition, gradient by gradient, above where it begins."""
+        return self.profile.intervals
 
     @property
     def gradient_bytes(self) -> int:
@@ -188,6 +196,7 @@ class StepWalk:
             peak=profile.peak,
             first_bytes=first + carried,
             later_bytes=later,
+            profile=profile,
         )
         self.passes.forward.append(made)
         casts = profile.cached_cast_bytes * segment.repeat
@@ -219,20 +228,20 @@ class StepWalk:
     # -- backward --------------------------------------------------------------------------------
 
     def _backward(self) -> None:
-        accumulated: set[Parameter] = set()
+        accumulated: dict[Parameter, bool] = {}
         shared: dict[Tensor, int] = {}
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
             own = frozenset(segment.parameters)
             while remaining:
                 known = len(shared)
-                finished = set(accumulated)
-                intervals, change = self._walk_back(segment, finished, shared)
+                finished = dict(accumulated)
+                profile, change = self._walk_back(segment, finished, shared)
                 # The first repetition makes the gradients of shared tensors, the rest add to them.
-                outer = {each for each in finished - accumulated if each not in own}
+                outer = {each for each in finished if each not in accumulated and each not in own}
                 repeats = 1 if outer or len(shared) != known else remaining
-                accumulated |= outer
-                made = BackwardPass(segment, repeats, self.level, intervals, change)
+                accumulated |= {each: finished[each] for each in outer}
+                made = BackwardPass(segment, repeats, self.level, profile, change)
                 self.passes.backward.append(made)
                 self.level = made.start_of(repeats)
                 remaining -= repeats
@@ -241,33 +250,22 @@ class StepWalk:
             self._free_shared(segment)
 
     def _walk_back(
-        self, segment: Segment, finished: set[Parameter], shared: dict[Tensor, int]
-    ) -> tuple[list[Interval], Level]:
+        self, segment: Segment, finished: dict[Parameter, bool], shared: dict[Tensor, int]
+    ) -> tuple[BackwardProfile, Level]:
         walk = ForwardWalk(segment, keep=True)
-        intervals: list[Interval] = []
-        recomputed = 0
-        if segment.checkpointed:
-            again = walk.recompute()
-            end = Level(saved_bytes=again.end.total_bytes)
-            again.peak.other_bytes += early_gradient_bytes(segment)
-            intervals.append(Interval(peak=again.peak, parameter=None, gradient_bytes=0, end=end))
-            recomputed = again.end.total_bytes
         back = BackwardWalk(
             segment,
             walk.saves,
             in_place_sums=not self.tape.decomposed,
             accumulated=finished,
             shared=shared,
+            again=walk.recompute() if segment.checkpointed else None,
         ).run()
-        for interval in back.intervals:
-            interval.peak.saved_bytes += recomputed
-            interval.end.saved_bytes += recomputed
-        intervals += back.intervals
-        saved = back.end.saved_bytes + recomputed
+        saved = back.end.saved_bytes
         given = segment.input.storage if segment.input is not None else None
         if segment.checkpointed and given is not None and given not in walk.saves:
             saved -= given.num_bytes
-        return intervals, Level(saved_bytes=saved, other_bytes=back.end.other_bytes)
+        return back, Level(saved_bytes=saved, other_bytes=back.end.other_bytes)
 
     def _free_shared(self, segment: Segment) -> None:
         for storage in _kept_by(segment):

@@ -13,7 +13,7 @@ repeated by arithmetic.
 from collections.abc import Sequence
 
 from memplan.graph.segments import Gradient, Operation, Region, Segment
-from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
 from memplan.records import dataclass
 
 
@@ -32,6 +32,10 @@ class Level:
         return self.saved_bytes + self.other_bytes
 
 
+Event = tuple[object, int]
+"""What a walk asks of the allocator: a key and the bytes to allocate for it, or 0 to free it."""
+
+
 @dataclass(slots=True)
 class ForwardProfile:
     """A segment's forward pass."""
@@ -45,6 +49,8 @@ class ForwardProfile:
     """Weight casts that only autocast's cache still holds when the segment ends."""
     levels: list[tuple[int, int]]
     """For each operation, the bytes alive while it runs and after it."""
+    events: list[Event]
+    """Allocations and frees, in torch's order."""
 
 
 @dataclass(slots=True)
@@ -63,6 +69,10 @@ class Interval:
     """Size of that gradient; 0 where it was added to one that was there."""
     end: Level
     """What is alive when it ends, the gradient just finished left out too."""
+    events: list[Event]
+    """Allocations and frees, in torch's order; the finished gradient stays."""
+    gradient: object = None
+    """The finished gradient's key in the events; None where it was added to another."""
 
 
 @dataclass(slots=True)
@@ -72,6 +82,10 @@ class BackwardProfile:
     intervals: list[Interval]
     end: Level
     """What is left: the gradient of the input, less what was kept before."""
+    given: "dict[Tensor, GradientBuffer]"
+    """Gradients that are there when it begins."""
+    left: "dict[Tensor, GradientBuffer]"
+    """Gradients of earlier segments' tensors that are there when it ends."""
 
 
 class ForwardWalk:
@@ -108,8 +122,14 @@ class ForwardWalk:
         if not present:
             operations = operations[: recomputation_stop(self.segment)]
         profile = self._walk(operations, self.saves, present=present)
-        spent = sum(storage.num_bytes for storage in present if storage not in self.saves)
-        profile.end = Level(saved_bytes=profile.end.saved_bytes - spent)
+        spent = [storage for storage in present if storage not in self.saves]
+        kept_bytes = profile.end.saved_bytes - sum(storage.num_bytes for storage in spent)
+        profile.end = Level(saved_bytes=kept_bytes)
+        alive = dict.fromkeys(key for key, _ in profile.events)
+        for key, size in profile.events:
+            if not size:
+                del alive[key]
+        profile.events += [(key, 0) for key in (*alive, *spent) if key not in self.saves]
         return profile
 
     def _outside_regions(self) -> dict[Storage, int]:
@@ -130,6 +150,7 @@ class ForwardWalk:
         dying: list[list[Storage]] = [[] for _ in segment.operations]
         live = saved = peak = peak_saved = cached = 0
         levels: list[tuple[int, int]] = []
+        events: list[Event] = []
         for position, operation in enumerate(operations):
             for tensor in operation.outputs:
                 storage = tensor.storage
@@ -140,6 +161,7 @@ class ForwardWalk:
                 ):
                     size = storage.num_bytes
                     live += size
+                    events.append((storage, size))
                     if storage in saves:
                         saved += size
                     elif storage.weight_cast:
@@ -149,8 +171,10 @@ class ForwardWalk:
             highest = live + operation.forward_scratch_bytes
             if highest > peak:
                 peak, peak_saved = highest, saved
+            _scratch(events, operation.forward_scratch)
             for storage in dying[position]:
                 live -= storage.num_bytes
+                events.append((storage, 0))
             levels.append((highest, live))
         given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
@@ -159,7 +183,15 @@ class ForwardWalk:
             input_freed=given is not None and given not in saves,
             cached_cast_bytes=cached,
             levels=levels,
+            events=events,
         )
+
+
+def _scratch(events: list[Event], sizes: Sequence[int]) -> None:
+    """What a kernel allocates for itself, and frees in the opposite order."""
+    keys = [object() for _ in sizes]
+    events += zip(keys, sizes, strict=True)
+    events += [(key, 0) for key in reversed(keys)]
 
 
 def _is_alias(operation: Operation, storage: Storage) -> bool:
@@ -179,38 +211,20 @@ def recomputation_stop(segment: Segment) -> int:
     return 0
 
 
-def early_gradient_bytes(segment: Segment) -> int:
-    """Gradients that exist before anything kept is asked for, and so before it is computed again.
-
-    The last residual sum keeps nothing: under autocast it has cast its gradient for the 16-bit branch
-    when the operation before it sets off the recomputation [bytes].
-    """
-    num_bytes = 0
-    for operation in reversed(segment.operations):
-        if not operation.gradients:
-            continue
-        if operation.saved or _keeps_weight(operation):
-            break
-        pairs = list(zip(operation.inputs, operation.gradients, strict=True))
-        if any(kind == Gradient.ALIAS for _, kind in pairs):
-            num_bytes += sum(
-                _gradient_bytes(tensor)
-                for tensor, kind in pairs
-                if kind == Gradient.FRESH and tensor.requires_grad
-            )
-    return num_bytes
-
-
 def _keeps_weight(operation: Operation) -> bool:
     return operation.name in {"linear", "mul", "layer_norm"}
 
 
-class _GradientBuffer:
-    __slots__ = ("num_bytes", "references")
+class GradientBuffer:
+    """A gradient on its way: what autograd's input buffers hold."""
 
-    def __init__(self, num_bytes: int) -> None:
+    __slots__ = ("is_view", "num_bytes", "references")
+
+    def __init__(self, num_bytes: int, *, is_view: bool = False) -> None:
         self.num_bytes = num_bytes
         self.references = 1
+        self.is_view = is_view
+        """It is a view of what a formula returned, so that nothing is added to it in place."""
 
 
 class BackwardWalk:
@@ -222,14 +236,18 @@ class BackwardWalk:
         saves: dict[Storage, int],
         *,
         in_place_sums: bool,
-        accumulated: set[Parameter],
+        accumulated: dict[Parameter, bool],
         shared: dict[Tensor, int],
+        again: ForwardProfile | None = None,
     ) -> None:
         self.segment = segment
         self.saves = dict(saves)
+        self.again = again
+        """The forward pass that a checkpointed segment runs again when something kept is asked for."""
         self.in_place_sums = in_place_sums
         self.accumulated = accumulated
-        """Parameters that have a gradient already: a second one is added to it."""
+        """Parameters that have a gradient already, to which a second one is added; and whether it is
+        a view, so that the sum is a new tensor."""
         self.shared = shared
         """Gradients of earlier segments' tensors that exist already, with their sizes."""
         self.live = 0
@@ -237,47 +255,94 @@ class BackwardWalk:
         self.saved = 0
         self.peak = Level()
         self.intervals: list[Interval] = []
+        self.events: list[Event] = []
         self.handed_over: set[Storage] = set()
-        self.buffers: dict[Tensor, _GradientBuffer] = {}
+        self.buffers: dict[Tensor, GradientBuffer] = {}
 
     def run(self) -> BackwardProfile:
         """Walk the operations backward."""
         segment = self.segment
         if segment.output is not None:
-            self.buffers[segment.output] = _GradientBuffer(0)
-            self.buffers[segment.output].num_bytes = segment.output.storage.num_bytes
+            self.buffers[segment.output] = GradientBuffer(segment.output.storage.num_bytes)
         for tensor, size in self.shared.items():
-            self.buffers[tensor] = _GradientBuffer(size)
+            self.buffers[tensor] = GradientBuffer(size)
+        given: dict[Tensor, GradientBuffer] = dict(self.buffers)
         replays = {region.stop - 1: region for region in segment.regions}
         for position in range(len(segment.operations) - 1, -1, -1):
             if position in replays:
                 self._replay(replays[position])
             operation = segment.operations[position]
-            if operation.gradients:
-                self._step(operation)
+            if not operation.gradients:
+                continue
+            if self.again is not None and (operation.saved or _keeps_weight(operation)):
+                self._recompute(self.again)
+            self._step(operation)
+        if self.again is not None:
+            self._recompute(self.again)
+        left: dict[Tensor, GradientBuffer] = {}
         for tensor, buffer in self.buffers.items():
-            if tensor.storage.segment != segment.index and tensor is not segment.input:
-                self.shared[tensor] = buffer.num_bytes
+            if tensor.storage.segment != segment.index:
+                left[tensor] = buffer
+                if tensor is not segment.input:
+                    self.shared[tensor] = buffer.num_bytes
         for tensor in [each for each in self.shared if each not in self.buffers]:
             del self.shared[tensor]
         self._close(None, 0)
         return BackwardProfile(
             intervals=self.intervals,
             end=Level(saved_bytes=self.saved, other_bytes=self.live - self.saved),
+            given=given,
+            left=left,
         )
+
+    def _allocate(self, key: object, num_bytes: int) -> None:
+        self.live += num_bytes
+        self.events.append((key, num_bytes))
+        if self.live > self.peak.total_bytes:
+            self.peak = Level(saved_bytes=self.saved, other_bytes=self.live - self.saved)
+
+    def _free(self, key: object, num_bytes: int) -> None:
+        self.live -= num_bytes
+        self.events.append((key, 0))
+
+    def _release(self, buffer: GradientBuffer) -> None:
+        buffer.references -= 1
+        if buffer.references == 0:
+            self._free(buffer, buffer.num_bytes)
+
+    def _let_go(self, operation: Operation) -> None:
+        """``release_variables``: what only this operation still kept is freed."""
+        for storage in operation.saved:
+            count = self.saves[storage] - 1
+            self.saves[storage] = count
+            if count == 0 and storage not in self.handed_over:
+                self.saved -= storage.num_bytes
+                self._free(storage, storage.num_bytes)
+
+    def _recompute(self, again: ForwardProfile) -> None:
+        """Run a checkpointed segment's forward pass again."""
+        self.again = None
+        highest = self.live + again.peak.total_bytes
+        if highest > self.peak.total_bytes:
+            saved = self.saved + again.peak.saved_bytes
+            self.peak = Level(saved_bytes=saved, other_bytes=highest - saved)
+        self.events += again.events
+        self.live += again.end.total_bytes
+        self.saved += again.end.total_bytes
+        self._close(None, 0)
 
     def _replay(self, region: Region) -> None:
         """Compute a region's dropped storages again, just before its backward pass."""
-        again = sum(storage.num_bytes for storage in region.dropped)
-        self.live += again
-        self.saved += again
-        self._mark(0)
+        operations = self.segment.operations[region.start : region.stop]
+        made = [tensor.storage for operation in operations for tensor in operation.outputs]
+        for storage in dict.fromkeys(made):
+            if storage in region.dropped:
+                self.saved += storage.num_bytes
+                self._allocate(storage, storage.num_bytes)
 
-    def _mark(self, extra: int) -> None:
-        if self.live + extra > self.peak.total_bytes:
-            self.peak = Level(saved_bytes=self.saved, other_bytes=self.live + extra - self.saved)
-
-    def _close(self, parameter: Parameter | None, gradient_bytes: int) -> None:
+    def _close(
+        self, parameter: Parameter | None, gradient_bytes: int, gradient: object = None
+    ) -> None:
         self.live -= gradient_bytes
         other = self.live - self.saved
         self.intervals.append(
@@ -286,66 +351,77 @@ class BackwardWalk:
                 parameter=parameter,
                 gradient_bytes=gradient_bytes,
                 end=Level(saved_bytes=self.saved, other_bytes=other),
+                events=self.events,
+                gradient=gradient,
             )
         )
+        self.events = []
         self.peak = Level(saved_bytes=self.saved, other_bytes=other)
 
-    def _release(self, buffer: _GradientBuffer) -> None:
-        buffer.references -= 1
-        if buffer.references == 0:
-            self.live -= buffer.num_bytes
-
     def _step(self, operation: Operation) -> None:
+        """Call one node: formula, sums and casts, then its inputs and saved variables go."""
         incoming = [
             buffer
             for tensor in operation.outputs
             if (buffer := self.buffers.pop(tensor, None)) is not None
         ]
-        made: list[tuple[Tensor, _GradientBuffer]] = []
-        temporaries = converted = 0
-        if incoming:
-            handed_over = iter(operation.saved)
-            for tensor, kind in zip(operation.inputs, operation.gradients, strict=True):
-                if not tensor.requires_grad or kind == Gradient.NONE:
-                    continue
-                if kind == Gradient.ALIAS:
-                    incoming[0].references += 1
-                    made.append((tensor, incoming[0]))
-                    continue
-                if kind == Gradient.SAVED:
-                    self._hand_over(next(handed_over))
-                    kind = Gradient.FRESH
-                temporaries += kind
-                buffer = _GradientBuffer(_gradient_bytes(tensor))
-                self.live += buffer.num_bytes
-                made.append((tensor, buffer))
-                if kind:
-                    converted += buffer.num_bytes
-            if not self.segment.checkpointed:
-                converted = 0
-            self._mark(max(temporaries, operation.backward_scratch_bytes) - converted)
-        for storage in operation.saved:
-            count = self.saves[storage] - 1
-            self.saves[storage] = count
-            if count == 0 and storage not in self.handed_over:
-                self.live -= storage.num_bytes
-                self.saved -= storage.num_bytes
-        if converted:
-            # What was recomputed is let go by the formula itself, before the engine casts or sums
-            # what the formula returned (``validate_outputs``).
-            self._mark(temporaries)
+        if not incoming:
+            self._let_go(operation)
+            return
+        made, products = self._formula(operation, incoming[0])
+        # What was recomputed is let go by the formula itself, before the engine casts or sums
+        # what the formula returned (``validate_outputs``).
+        if self.segment.checkpointed:
+            self._let_go(operation)
+        for product, buffer in products:
+            self._allocate(buffer, buffer.num_bytes)
+            self._free(product, product.num_bytes)
         for buffer in incoming:
             self._release(buffer)
+        if not self.segment.checkpointed:
+            self._let_go(operation)
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
+
+    def _formula(
+        self, operation: Operation, incoming: GradientBuffer
+    ) -> tuple[
+        list[tuple[Tensor, GradientBuffer]], list[tuple[GradientBuffer, GradientBuffer]]
+    ]:
+        """The gradients it returns, and those that are summed or cast afterwards."""
+        made: list[tuple[Tensor, GradientBuffer]] = []
+        products: list[tuple[GradientBuffer, GradientBuffer]] = []
+        handed_over = iter(operation.saved)
+        for tensor, kind in operation.backward_order():
+            if not tensor.requires_grad or kind == Gradient.NONE:
+                continue
+            if kind == Gradient.ALIAS:
+                incoming.references += 1
+                made.append((tensor, incoming))
+                continue
+            if kind == Gradient.SAVED:
+                self._hand_over(next(handed_over))
+                kind = Gradient.FRESH
+            buffer = GradientBuffer(_gradient_bytes(tensor), is_view=operation.returns_views)
+            made.append((tensor, buffer))
+            if kind:
+                products.append((GradientBuffer(kind), buffer))
+                self._allocate(products[-1][0], kind)
+            else:
+                self._allocate(buffer, buffer.num_bytes)
+        for size in operation.backward_scratch:
+            self._allocate((operation, size), size)
+        for size in reversed(operation.backward_scratch):
+            self._free((operation, size), size)
+        return made, products
 
     def _hand_over(self, storage: Storage) -> None:
         """A gradient made in the forward pass: what was kept becomes the gradient itself."""
         self.handed_over.add(storage)
-        self.live -= storage.num_bytes
         self.saved -= storage.num_bytes
+        self._free(storage, storage.num_bytes)
 
-    def _deliver(self, tensor: Tensor, buffer: _GradientBuffer) -> None:
+    def _deliver(self, tensor: Tensor, buffer: GradientBuffer) -> None:
         if isinstance(tensor, Parameter):
             self._accumulate(tensor, buffer)
             return
@@ -353,33 +429,35 @@ class BackwardWalk:
         if present is None:
             self.buffers[tensor] = buffer
             return
-        if self.in_place_sums and present.references == 1:
-            self._mark(0)
+        if self.in_place_sums and present.references == 1 and not present.is_view:
             self._release(buffer)
             return
-        total = _GradientBuffer(_gradient_bytes(tensor))
-        self.live += total.num_bytes
-        self._mark(0)
+        total = GradientBuffer(_gradient_bytes(tensor))
+        self._allocate(total, total.num_bytes)
         self._release(present)
         self._release(buffer)
         self.buffers[tensor] = total
 
-    def _accumulate(self, parameter: Parameter, buffer: _GradientBuffer) -> None:
+    def _accumulate(self, parameter: Parameter, buffer: GradientBuffer) -> None:
         if parameter in self.accumulated:
-            self._mark(0 if self.in_place_sums else _gradient_bytes(parameter))
+            total = None
+            if self.accumulated[parameter] or not self.in_place_sums:
+                # The sum takes the place of the gradient that is there.
+                total = GradientBuffer(_gradient_bytes(parameter))
+                self._allocate(total, total.num_bytes)
+                self.live -= total.num_bytes
             self._release(buffer)
-            self._close(parameter, 0)
+            self.accumulated[parameter] = False
+            self._close(parameter, 0, total)
             return
-        self.accumulated.add(parameter)
+        self.accumulated[parameter] = buffer.is_view
         if buffer.references > 1:
-            copy = _GradientBuffer(_gradient_bytes(parameter))
-            self.live += copy.num_bytes
-            self._mark(0)
+            copy = GradientBuffer(_gradient_bytes(parameter))
+            self._allocate(copy, copy.num_bytes)
             self._release(buffer)
             buffer = copy
-        self._mark(0)
-        self._close(parameter, buffer.num_bytes)
+        self._close(parameter, buffer.num_bytes, buffer)
 
 
 def _gradient_bytes(tensor: Tensor) -> int:
-    return -(-tensor.numel * tensor.dtype.num_bytes // 512) * 512
+    return -(-tensor.numel * tensor.dtype.num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
