@@ -156,7 +156,7 @@ class StepWalk:
         self.keepers: dict[Storage, int] = {}
         """For each shared storage, how many segments after its own keep it."""
         for segment in tape.segments:
-            for storage in _kept_by(segment):
+            for storage in kept_by(segment):
                 self.keepers[storage] = self.keepers.get(storage, 0) + 1
 
     def run(self) -> StepPasses:
@@ -268,7 +268,7 @@ class StepWalk:
         return back, Level(saved_bytes=saved, other_bytes=back.end.other_bytes)
 
     def _free_shared(self, segment: Segment) -> None:
-        for storage in _kept_by(segment):
+        for storage in kept_by(segment):
             self.keepers[storage] -= 1
             if storage in self.leaves:
                 continue
@@ -276,7 +276,7 @@ class StepWalk:
                 self._lower(Level(saved_bytes=-storage.num_bytes), loss=False)
 
 
-def _kept_by(segment: Segment) -> list[Storage]:
+def kept_by(segment: Segment) -> list[Storage]:
     return segment.external_reads if segment.checkpointed else segment.external_saves
 
 
