@@ -13,10 +13,11 @@ from memplan.graph.operations import dropout, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel
+from memplan.units import round_up
 
 MAX_FLASH_HEAD_DIM = 256
 """Largest head that flash attention takes (csrc/flash_attn/flash_api.cpp)."""
@@ -170,7 +171,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
         "flash_attention", (query, key, value), (out, statistics, *random_state),
         saves=(query, key, value, out, statistics, *random_state),
         gradients=(Gradient.FRESH,) * 3,
-        backward_scratch_bytes=flash_backward_scratch_bytes(t, shape),
+        backward_scratch_bytes=flash_backward_scratch(t, shape),
         flops=_score_flops(shape),
     )  # fmt: skip
     if padding:
@@ -189,23 +190,24 @@ def _pad(t: Tape, x: Tensor, head_dim: int, padding: int) -> Tensor:
     return out
 
 
-def flash_backward_scratch_bytes(t: Tape, shape: Shape) -> int:
-    """Scratch inside flash attention's backward kernel [bytes].
+def flash_backward_scratch(t: Tape, shape: Shape) -> tuple[int, ...]:
+    """Blocks of scratch inside flash attention's backward kernel [bytes].
 
-    An fp32 accumulator of dq with rows padded to 128 and heads to a multiple of 32, an fp32 row
-    statistic, and dk and dv expanded to every query head (csrc/flash_attn/flash_api.cpp,
+    An fp32 row statistic, an fp32 accumulator of dq with rows padded to 128 and heads to a multiple
+    of 32, and dk and dv expanded to every query head (csrc/flash_attn/flash_api.cpp,
     ``mha_bwd``). It is counted as ``kernel_scratch``, not where the tape imitates fake tensors.
     """
     if t.decomposed:
-        return 0
+        return ()
     spec = shape.spec
     rows = shape.batch * (-(-shape.queries // 128) * 128)
     heads = spec.num_heads
     accumulator = rows * heads * (-(-spec.head_dim // 32) * 32) * 4
-    expanded = 0
+    blocks = (rows * heads * 4, accumulator)
     if shape.groups > 1:
-        expanded = 2 * shape.batch * shape.keys * heads * spec.head_dim * 2
-    return accumulator + rows * heads * 4 + expanded
+        expanded = shape.batch * shape.keys * heads * spec.head_dim * DType.BF16.num_bytes
+        blocks += (expanded, expanded)
+    return tuple(round_up(size, ALLOCATION_ROUNDING) for size in blocks)
 
 
 def efficient(

@@ -268,8 +268,8 @@ def dropout(t: Tape, x: Tensor, probability: float) -> Tensor:
         probability = t.options.dropout
     if probability == 0.0:
         return x
-    out, mask = t.tensor(x.numel, x.dtype), t.tensor(x.numel, DType.BOOL)
-    t.record("dropout", (x,), (out, mask), saves=(mask,), gradients=(Gradient.FRESH,))
+    mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
+    t.record("dropout", (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
     return out
 
 
@@ -283,7 +283,12 @@ def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
     if x.dtype is not DType.FP16:
         x = t.cast(x, target)
     out = t.tensor(x.numel, target)
-    t.record("softmax", (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,))
+    # CUDA's ``softmax_backward_cuda_out`` multiplies gradient and result into a tensor of its own.
+    scratch = 0 if t.decomposed else out.storage.num_bytes
+    t.record(
+        "softmax", (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=scratch,
+    )  # fmt: skip
     return out
 
 

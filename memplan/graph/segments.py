@@ -84,6 +84,11 @@ class Operation:
         return pairs
 
     @property
+    def multiplies(self) -> bool:
+        """Whether it is a product of matrices that cuBLAS computes."""
+        return self.name in _PRODUCTS
+
+    @property
     def returns_views(self) -> bool:
         """Whether what its formula returns is a view: of a product of matrices, mostly.
 
@@ -93,7 +98,9 @@ class Operation:
         return self.name == "linear"
 
 
-_SECOND_FIRST = frozenset({"linear", "mul", "bmm", "baddbmm", "div"})
+_PRODUCTS = frozenset({"linear", "matmul", "baddbmm"})
+
+_SECOND_FIRST = frozenset({"linear", "mul", "matmul", "baddbmm", "div"})
 """Operations of two tensors whose second gradient is computed first."""
 
 

@@ -8,6 +8,7 @@ when a parameter's gradient is ready.
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.ledger import Block, Ledger
+from memplan.memory.walk import WORKSPACE
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
 from memplan.graph.tape import Tape
 
@@ -53,7 +54,10 @@ class Engine:
 class Playback:
     """Forward and backward of one micro-batch, as often as it is asked for."""
 
-    def __init__(self, tape: Tape, passes: StepPasses, ledger: Ledger, engine: Engine) -> None:
+    def __init__(
+        self, tape: Tape, passes: StepPasses, ledger: Ledger, engine: Engine, workspace_bytes: int
+    ) -> None:
+        self.workspaces = {True: workspace_bytes, False: workspace_bytes}
         self.tape = tape
         self.passes = passes
         self.ledger = ledger
@@ -65,6 +69,13 @@ class Playback:
         """Forward, loss, backward."""
         self.forward()
         self.backward()
+
+    def _need_workspace(self, *, forward: bool) -> None:
+        """Each of the two threads has a handle with a workspace of its own, made at its first product."""
+        missing = self.workspaces[forward]
+        if missing:
+            self.ledger.allocate(missing)
+            self.workspaces[forward] = 0
 
     # -- forward ---------------------------------------------------------------------------------
 
@@ -102,6 +113,8 @@ class Playback:
             for key, size in each.profile.events:
                 if size:
                     frame[key] = ledger.allocate(size)
+                elif key is WORKSPACE:
+                    self._need_workspace(forward=True)
                 elif key is not carried:
                     ledger.free(frame.pop(key))
             if carried is not None:
@@ -213,11 +226,15 @@ class Playback:
                     frame[buffer] = self.flow
                 self.flow = None
             else:
-                frame[buffer] = self.shared.pop(tensor)
+                block = self.shared.pop(tensor, None)
+                if block is not None:
+                    frame[buffer] = block
         for interval in each.intervals:
             for key, size in interval.events:
                 if size:
                     frame[key] = ledger.allocate(size)
+                elif key is WORKSPACE:
+                    self._need_workspace(forward=False)
                 elif key in frame:
                     ledger.free(frame.pop(key))
                 elif key is given and source is not None:

@@ -35,6 +35,10 @@ class Level:
 Event = tuple[object, int]
 """What a walk asks of the allocator: a key and the bytes to allocate for it, or 0 to free it."""
 
+WORKSPACE = object()
+"""The key of an event that allocates nothing but cuBLAS's workspace, where a thread's first product of
+matrices asks for it (aten/src/ATen/cuda/CublasHandlePool.cpp, ``getCUDABlasLtWorkspace``)."""
+
 
 @dataclass(slots=True)
 class ForwardProfile:
@@ -125,9 +129,9 @@ class ForwardWalk:
         spent = [storage for storage in present if storage not in self.saves]
         kept_bytes = profile.end.saved_bytes - sum(storage.num_bytes for storage in spent)
         profile.end = Level(saved_bytes=kept_bytes)
-        alive = dict.fromkeys(key for key, _ in profile.events)
+        alive = dict.fromkeys(key for key, size in profile.events if size)
         for key, size in profile.events:
-            if not size:
+            if not size and key is not WORKSPACE:
                 del alive[key]
         profile.events += [(key, 0) for key in (*alive, *spent) if key not in self.saves]
         return profile
@@ -168,6 +172,8 @@ class ForwardWalk:
                         cached += size
                     elif storage is not output and not storage.held:
                         dying[max(position, storage.last_read)].append(storage)
+            if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
+                events.append((WORKSPACE, 0))
             highest = live + operation.forward_scratch_bytes
             if highest > peak:
                 peak, peak_saved = highest, saved
@@ -409,10 +415,13 @@ class BackwardWalk:
                 self._allocate(products[-1][0], kind)
             else:
                 self._allocate(buffer, buffer.num_bytes)
-        for size in operation.backward_scratch:
-            self._allocate((operation, size), size)
-        for size in reversed(operation.backward_scratch):
-            self._free((operation, size), size)
+        if operation.multiplies:
+            self.events.append((WORKSPACE, 0))
+        blocks = [((operation, index), size) for index, size in enumerate(operation.backward_scratch)]
+        for key, size in blocks:
+            self._allocate(key, size)
+        for key, size in reversed(blocks):
+            self._free(key, size)
         return made, products
 
     def _hand_over(self, storage: Storage) -> None:
