@@ -5,12 +5,14 @@ of one handed to the next, and an engine is called where it takes part: before a
 when a parameter's gradient is ready.
 """
 
+from typing import Protocol
+
 from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.walk import WORKSPACE
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
-from memplan.graph.tape import Tape
+from memplan.memory.walk import WORKSPACE
 
 Frame = dict[object, Block]
 """What one repetition of a segment holds: the walks' keys and their blocks."""
@@ -18,12 +20,8 @@ Place = tuple[Frame, object]
 """Where a block is noted."""
 
 
-class Engine:
-    """What takes part in a step beside the model; this one lets every gradient stay."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.gradients: dict[tuple[Parameter, int], Block] = {}
+class Engine(Protocol):
+    """What takes part in a step beside the model."""
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """A segment's forward pass begins."""
@@ -37,25 +35,24 @@ class Engine:
     def after_backward(self, segment: Segment, repetition: int) -> None:
         """It has ended."""
 
-    def gradient_ready(self, parameter: Parameter, copy: int, block: Block) -> None:
-        """Take a finished gradient."""
-        present = self.gradients.get((parameter, copy))
-        if present is not None:
-            self.ledger.free(block)
-            return
-        self.gradients[parameter, copy] = block
+    def gradient_ready(self, weight: tuple[Parameter, int], block: Block) -> None:
+        """A gradient is finished, and the engine's."""
 
-    def gradient_replaced(self, parameter: Parameter, copy: int, block: Block) -> None:
-        """A sum takes the place of a gradient that is there."""
-        self.ledger.free(self.gradients[parameter, copy])
-        self.gradients[parameter, copy] = block
+    def gradient_replaced(self, weight: tuple[Parameter, int], block: Block) -> None:
+        """A sum takes the place of a gradient of the same backward pass."""
 
 
 class Playback:
     """Forward and backward of one micro-batch, as often as it is asked for."""
 
     def __init__(
-        self, tape: Tape, passes: StepPasses, ledger: Ledger, engine: Engine, workspace_bytes: int
+        self,
+        tape: Tape,
+        passes: StepPasses,
+        ledger: Ledger,
+        engine: Engine,
+        *,
+        workspace_bytes: int,
     ) -> None:
         self.workspaces = {True: workspace_bytes, False: workspace_bytes}
         self.tape = tape
@@ -64,11 +61,6 @@ class Playback:
         self.engine = engine
         self.leaves = {leaf.storage for leaf in tape.leaves}
         self.kept = {segment: _kept(segment) for segment in tape.segments}
-
-    def micro_batch(self) -> None:
-        """Forward, loss, backward."""
-        self.forward()
-        self.backward()
 
     def _need_workspace(self, *, forward: bool) -> None:
         """Each of the two threads has a handle with a workspace of its own, made at its first product."""
@@ -124,6 +116,8 @@ class Playback:
             for key in frame:
                 if isinstance(key, Storage) and key.weight_cast and key not in kept:
                     self.casts.append((frame, key))
+            # The caller's variable holds the input until the module's hooks have run too.
+            self.engine.after_forward(segment, repetition)
             if self._drops_input(each, repetition, given) and source is not None:
                 self._free(source)
             output = segment.output.storage if segment.output is not None else None
@@ -131,7 +125,6 @@ class Playback:
                 self.output = (frame, output)
             elif output is not None and output is not given:
                 self.output = self._place(output)
-            self.engine.after_forward(segment, repetition)
         if last_carried is not None:
             self.casts.append(last_carried)
         for storage in segment.releases:
@@ -245,9 +238,9 @@ class Playback:
             block = frame.pop(interval.gradient)
             copy = repetition if parameter in segment.parameters else 0
             if interval.gradient_bytes:
-                engine.gradient_ready(parameter, copy, block)
+                engine.gradient_ready((parameter, copy), block)
             else:
-                engine.gradient_replaced(parameter, copy, block)
+                engine.gradient_replaced((parameter, copy), block)
         for tensor, buffer in each.profile.left.items():
             block = frame.pop(buffer, None)
             if block is None:

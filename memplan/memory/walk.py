@@ -391,9 +391,7 @@ class BackwardWalk:
 
     def _formula(
         self, operation: Operation, incoming: GradientBuffer
-    ) -> tuple[
-        list[tuple[Tensor, GradientBuffer]], list[tuple[GradientBuffer, GradientBuffer]]
-    ]:
+    ) -> tuple[list[tuple[Tensor, GradientBuffer]], list[tuple[GradientBuffer, GradientBuffer]]]:
         """The gradients it returns, and those that are summed or cast afterwards."""
         made: list[tuple[Tensor, GradientBuffer]] = []
         products: list[tuple[GradientBuffer, GradientBuffer]] = []
@@ -417,7 +415,9 @@ class BackwardWalk:
                 self._allocate(buffer, buffer.num_bytes)
         if operation.multiplies:
             self.events.append((WORKSPACE, 0))
-        blocks = [((operation, index), size) for index, size in enumerate(operation.backward_scratch)]
+        blocks = [
+            ((operation, index), size) for index, size in enumerate(operation.backward_scratch)
+        ]
         for key, size in blocks:
             self._allocate(key, size)
         for key, size in reversed(blocks):

@@ -1,0 +1,1 @@
+"""What each engine asks the allocator for in a run, in its order: programs over one ledger."""
