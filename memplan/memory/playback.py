@@ -38,9 +38,6 @@ class Engine(Protocol):
     def gradient_ready(self, weight: tuple[Parameter, int], block: Block) -> None:
         """A gradient is finished, and the engine's."""
 
-    def gradient_replaced(self, weight: tuple[Parameter, int], block: Block) -> None:
-        """A sum takes the place of a gradient of the same backward pass."""
-
 
 class Playback:
     """Forward and backward of one micro-batch, as often as it is asked for."""
@@ -186,6 +183,8 @@ class Playback:
 
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
+        self.uses = self._count_uses()
+        self.waiting: dict[tuple[Parameter, int], Block] = {}
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
         loss = self.tape.segments[-1].output
         if loss is not None:
@@ -233,14 +232,11 @@ class Playback:
                 elif key is given and source is not None:
                     self._free(source)
             parameter = interval.parameter
-            if parameter is None or interval.gradient is None:
+            if parameter is None:
                 continue
-            block = frame.pop(interval.gradient)
+            block = None if interval.gradient is None else frame.pop(interval.gradient)
             copy = repetition if parameter in segment.parameters else 0
-            if interval.gradient_bytes:
-                engine.gradient_ready((parameter, copy), block)
-            else:
-                engine.gradient_replaced((parameter, copy), block)
+            self._gradient((parameter, copy), block)
         for tensor, buffer in each.profile.left.items():
             block = frame.pop(buffer, None)
             if block is None:
@@ -252,6 +248,38 @@ class Playback:
         if segment.checkpointed and source is not None and given not in _saved(segment):
             self._free(source)
         engine.after_backward(segment, repetition)
+
+    def _gradient(self, weight: tuple[Parameter, int], block: Block | None) -> None:
+        """Hand a gradient over once autograd has added all of it up.
+
+        A weight used twice has one node, which waits for both (torch/csrc/autograd/engine.cpp,
+        ``InputBuffer``). ``block`` is the gradient so far; None: the one that waits took it up.
+        """
+        waiting = self.waiting.pop(weight, None)
+        if waiting is not None and block is not None:
+            self.ledger.free(waiting)
+        present = waiting if block is None else block
+        assert present is not None
+        self.uses[weight] -= 1
+        if self.uses[weight]:
+            self.waiting[weight] = present
+        else:
+            self.engine.gradient_ready(weight, present)
+
+    def _count_uses(self) -> dict[tuple[Parameter, int], int]:
+        """How often each weight's gradient is computed."""
+        uses: dict[tuple[Parameter, int], int] = {}
+        remaining = {segment.index: segment.repeat for segment in self.tape.segments}
+        for each in self.passes.backward:
+            own = each.segment.parameters
+            for _ in range(each.repeats):
+                remaining[each.segment.index] -= 1
+                for interval in each.intervals:
+                    parameter = interval.parameter
+                    if parameter is not None:
+                        copy = remaining[each.segment.index] if parameter in own else 0
+                        uses[parameter, copy] = uses.get((parameter, copy), 0) + 1
+        return uses
 
     def _free_shared(self, segment: Segment) -> None:
         for storage in kept_by(segment):

@@ -277,12 +277,6 @@ class Fsdp2Program(Program):
         else:
             use.gradients[weight[0]] = block
 
-    def gradient_replaced(self, weight: Weight, block: Block) -> None:
-        """A sum takes the place of a gradient of the same backward pass."""
-        use = self._use_of(weight)
-        self.ledger.free(use.gradients[weight[0]])
-        use.gradients[weight[0]] = block
-
     def _use_of(self, weight: Weight) -> UnitUse:
         parameter, copy = weight
         unit = self.units.of_parameter[parameter]

@@ -51,9 +51,14 @@ class Program:
 
     def load(self) -> None:
         """Every weight, then the buffers."""
-        for parameter, _ in self.weights:
-            self.ledger.allocate(parameter.storage.num_bytes)
+        self.load_weights()
         self.load_buffers()
+
+    def load_weights(self) -> dict[Weight, Block]:
+        """Every weight, whole, in the format it is kept in."""
+        return {
+            weight: self.ledger.allocate(weight[0].storage.num_bytes) for weight in self.weights
+        }
 
     def load_buffers(self) -> None:
         """Tables that the model keeps beside its weights."""
@@ -113,11 +118,6 @@ class Program:
             self.ledger.free(block)
         else:
             self.gradients[weight] = block
-
-    def gradient_replaced(self, weight: Weight, block: Block) -> None:
-        """A sum takes the place of a gradient of the same backward pass."""
-        self.ledger.free(self.gradients[weight])
-        self.gradients[weight] = block
 
 
 def weights_of(given: RankInput) -> Iterable[Weight]:
