@@ -163,9 +163,7 @@ class CachingAllocator:
         self._note_peaks(peak_requested, peak_allocated)
         return None
 
-    def _end(
-        self, requested: int, allocated: int, peak_requested: int, peak_allocated: int
-    ) -> None:
+    def _note_peaks(self, peak_requested: int, peak_allocated: int) -> None:
         self.peak_requested = max(self.peak_requested, peak_requested)
         self.peak_allocated = max(self.peak_allocated, peak_allocated)
 

@@ -17,6 +17,7 @@ from memplan.memory.allocator import (
     SMALL_SEGMENT_BYTES,
     AllocatorPeaks,
 )
+from memplan.units import ceil_div
 
 _UNIT = ALLOCATION_ROUNDING
 _ENDLESS = 1 << 60
@@ -84,7 +85,8 @@ class _Range:
                 each = each.after
             if room >= size:
                 return block
-        raise AssertionError("the range has no end")
+        msg = "the last block of a range is endless"
+        raise AssertionError(msg)
 
 
 def _growth(block: _Block) -> int:
@@ -278,3 +280,18 @@ def replay_expandable(
         num_flushes=allocator.num_flushes,
         died_at=died_at,
     )
+
+
+def least_expandable_capacity(
+    events: Sequence[int], streams: dict[int, int] | None = None, *, peaks: AllocatorPeaks
+) -> int:
+    """The least capacity with which a run completes [bytes], to 2 MiB."""
+    low = peaks.allocated_bytes // SMALL_SEGMENT_BYTES - 2
+    high = ceil_div(peaks.reserved_bytes, SMALL_SEGMENT_BYTES)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if ExpandableAllocator(middle * SMALL_SEGMENT_BYTES).replay(events, streams) is None:
+            high = middle
+        else:
+            low = middle
+    return high * SMALL_SEGMENT_BYTES

@@ -96,7 +96,7 @@ class Playback:
             self.engine.before_forward(segment, repetition)
             frame: Frame = {}
             self.frames[segment.index, repetition] = frame
-            source = self._input(segment, repetition, given)
+            source = self._source(repetition, given)
             if source is not None:
                 self.inputs[segment.index, repetition] = source
             for key, size in each.profile.events:
@@ -128,7 +128,8 @@ class Playback:
             if not self.keepers.get(storage, 0) and not self._kept_nearby(storage):
                 self._free_any(storage)
 
-    def _input(self, segment: Segment, repetition: int, given: Storage | None) -> Place | None:
+    def _source(self, repetition: int, given: Storage | None) -> Place | None:
+        """Where a repetition's input is noted."""
         if given is None:
             return None
         if repetition:

@@ -277,6 +277,7 @@ class StepWalk:
 
 
 def kept_by(segment: Segment) -> list[Storage]:
+    """Storages of earlier segments that a segment keeps, its input left out."""
     return segment.external_reads if segment.checkpointed else segment.external_saves
 
 
