@@ -39,7 +39,7 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     if x.requires_grad:
         saves.append(factor)
     inputs: tuple[Tensor, ...] = (x, factor)
-    gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.FRESH)
+    gradients: tuple[int, ...] = (Gradient.VIEW, Gradient.VIEW)
     if addend is not None:
         inputs += (addend,)
         gradients += (Gradient.FRESH,)
@@ -247,8 +247,28 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
     out = t.tensor(num_ids * weight.shape[-1], weight.dtype)
     inputs: tuple[Tensor, ...] = (weight,) if ids is None else (weight, ids)
     gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.NONE)[: len(inputs)]
-    t.record("embedding", inputs, (out,), saves=inputs[1:], gradients=gradients)
+    t.record(
+        "embedding", inputs, (out,), saves=inputs[1:], gradients=gradients,
+        backward_scratch_bytes=0 if t.decomposed else _segment_sums_bytes(weight, num_ids),
+    )  # fmt: skip
     return out
+
+
+FEW_IDS = 3072
+"""Up to here one kernel adds rows straight into an embedding's gradient."""
+PARTIAL_IDS = 10
+"""Beyond, a partial sum is over as many ids at most (``NROWS_PER_THREAD``)."""
+
+
+def _segment_sums_bytes(weight: Parameter, num_ids: int) -> int:
+    """fp32 partial sums of an embedding's backward pass: of each run of ids, and of each row [bytes].
+
+    aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu (torch 2.13), as many as there may be.
+    """
+    if num_ids <= FEW_IDS:
+        return 0
+    rows, width = weight.shape[-2:]
+    return allocated_bytes((-(-num_ids // PARTIAL_IDS) + min(num_ids, rows)) * width, DType.FP32)
 
 
 def clamp(t: Tape, x: Tensor) -> Tensor:
@@ -277,17 +297,16 @@ def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
     """Softmax over the last dimension, in fp32 under autocast: keeps its result.
 
     fp16 is widened inside the kernel, bf16 in a copy of its own (torch's
-    aten/src/ATen/native/SoftMax.cpp, ``softmax``).
+    aten/src/ATen/native/SoftMax.cpp, ``softmax``). Its backward pass first makes the gradient times
+    the result (cuda/SoftMax.cu, ``softmax_backward_cuda_out``).
     """
     target = DType.FP32 if t.autocast is not None else dtype or x.dtype
     if x.dtype is not DType.FP16:
         x = t.cast(x, target)
     out = t.tensor(x.numel, target)
-    # CUDA's ``softmax_backward_cuda_out`` multiplies gradient and result into a tensor of its own.
-    scratch = 0 if t.decomposed else out.storage.num_bytes
     t.record(
         "softmax", (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=scratch,
+        backward_scratch_bytes=0 if t.decomposed else out.storage.num_bytes,
     )  # fmt: skip
     return out
 

@@ -406,9 +406,9 @@ class BackwardWalk:
             if kind == Gradient.SAVED:
                 self._hand_over(next(handed_over))
                 kind = Gradient.FRESH
-            buffer = GradientBuffer(_gradient_bytes(tensor), is_view=operation.returns_views)
+            buffer = GradientBuffer(_gradient_bytes(tensor), is_view=kind == Gradient.VIEW)
             made.append((tensor, buffer))
-            if kind:
+            if kind > 0:
                 products.append((GradientBuffer(kind), buffer))
                 self._allocate(products[-1][0], kind)
             else:
