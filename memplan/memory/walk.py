@@ -386,6 +386,8 @@ class BackwardWalk:
             self._release(buffer)
         if not self.segment.checkpointed:
             self._let_go(operation)
+        # Next edges are served in the order of the inputs, whatever order the formula went in.
+        made.sort(key=lambda each: operation.inputs.index(each[0]))
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
 

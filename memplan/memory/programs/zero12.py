@@ -106,7 +106,10 @@ class ShardedStatesProgram(Program):
         job, ledger, partition = self.job, self.ledger, self.partition
         copy = self._flat_copy_numel() * self.element_bytes
         if copy:
-            ledger.free(self._allocate(copy))
+            # With overlap_comm it is made on the stream of the reduction.
+            stream = 1 if job.options.overlap_comm else 0
+            size = round_up(copy, ALLOCATION_ROUNDING)
+            ledger.free(ledger.allocate(size, stream))
         slices = [partition.slice_numel(index) for index in self.waiting]
         largest = max(slices, default=0)
         if job.offloads_optimizer:
