@@ -122,8 +122,11 @@ def attend(
     if shape.groups > 1 and kernel is ScoreKernel.EFFICIENT:
         key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held = (query, key, value)
+    cast: tuple[Tensor, ...] = (value, key, query)
     if t.autocast is not None:
-        query, key, value = (t.cast(x, t.autocast) for x in held)
+        if mask is not None and mask.dtype is not DType.BOOL:
+            mask = t.cast(mask, t.autocast)
+        value, key, query = cast = tuple(t.cast(x, t.autocast) for x in reversed(held))
     if kernel is ScoreKernel.FLASH:
         out = flash(t, query, key, value, shape)
         if out.by_head:
@@ -132,6 +135,7 @@ def attend(
         out = efficient(t, query, key, value, shape, mask)
     else:
         out = t.contiguous(math(t, query, key, value, shape))
+    t.touch(*reversed(cast))
     t.touch(*held)
     if mask is not None:
         t.touch(mask)
@@ -216,8 +220,6 @@ def efficient(
     """Memory-efficient attention: as flash, with a mask in the queries' dtype, kept too."""
     if mask is not None and mask.dtype is DType.BOOL:
         mask = _mask_to_bias(t, mask, shape, query.dtype)
-    elif mask is not None and t.autocast is not None:
-        mask = t.cast(mask, t.autocast)
     if mask is not None and mask.requires_grad:
         mask = _expanded(t, mask, shape)
     out = t.tensor(shape.outputs, query.dtype)
@@ -401,7 +403,8 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
 def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int) -> Tensor:
     """``left @ right`` of two activations: both are kept."""
     if t.autocast is not None:
-        left, right = t.cast(left, t.autocast), t.cast(right, t.autocast)
+        right = t.cast(right, t.autocast)
+        left = t.cast(left, t.autocast)
     out = t.tensor(numel, left.dtype)
     saves = []
     if left.requires_grad:

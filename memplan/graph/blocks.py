@@ -114,7 +114,7 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
         out = gated_output(t, x, out, gate, spec, context.hidden_size)
     width = spec.num_heads * (spec.value_head_dim or spec.head_dim)
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
-    t.touch(x, query, key, value, *frame)
+    t.touch(query, key, value, *frame, x)
     if gate is not None:
         t.touch(gate)
     return out
@@ -324,6 +324,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     if layer.dropout_inside:
         t.touch(normed)
     out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
+    t.touch(middle)
     if named:
         t.touch(normed)
     return out

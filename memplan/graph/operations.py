@@ -26,8 +26,9 @@ def linear(
 def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
     """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``."""
     out_features, in_features = weight.shape[-2:]
-    factor = t.cast_weight(weight)
+    # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None
+    factor = t.cast_weight(weight)
     given = x
     if t.autocast is not None:
         x = t.cast(x, t.autocast)
@@ -42,7 +43,7 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.FRESH)
     if addend is not None:
         inputs += (addend,)
-        gradients += (Gradient.FRESH,)
+        gradients += (Gradient.SUMMED,)
     t.record(
         "linear", inputs, (out,), saves=saves, gradients=gradients,
         flops=2 * rows * in_features * out_features,
@@ -257,7 +258,7 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     after = t.view(x, x.numel)
     t.record(
         "clamp_", (x,), (after, before), saves=(before,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=2 * allocated_bytes(x.numel, DType.BOOL),
+        backward_scratch_bytes=(allocated_bytes(x.numel, DType.BOOL),) * 2,
     )  # fmt: skip
     return after
 
@@ -375,10 +376,12 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     full = t.cast(logits, DType.FP32)
     if t.kernels.loss is LossKernel.SHIFTED:
         return shifted_loss(t, full, vocab_size)
+    padded = t.tensor(tokens + t.options.batch_size, DType.INT64)
+    t.record("pad", (), (padded,))
     labels = t.tensor(tokens, DType.INT64)
-    t.record("pad", (), (labels,))
+    t.record("contiguous", (padded,), (labels,))
     loss = cross_entropy(t, full, labels)
-    t.touch(logits)
+    t.touch(padded)
     return loss
 
 
