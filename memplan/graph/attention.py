@@ -44,6 +44,8 @@ class Shape:
     queries: int
     keys: int
     spec: AttentionSpec
+    heads_split: bool = False
+    """``as_heads`` was recorded behind the projections, so that their gradients are laid out there."""
 
     @property
     def rows(self) -> int:
@@ -385,6 +387,19 @@ def eager_fused(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape
     return t.contiguous(batched_matmul(t, weights, value, shape.outputs, shape.keys))
 
 
+def splits_heads(t: Tape, shape: Shape, dtype: DType, *, masked: bool) -> bool:
+    """Whether the scores are products of heads written out, whose gradients lie head by head."""
+    return choose_kernel(t, shape, dtype, masked=masked) is ScoreKernel.EAGER
+
+
+def as_heads(t: Tape, x: Tensor, num_heads: int) -> Tensor:
+    """A projection's rows seen as heads; where there are several, the gradient is copied into rows."""
+    out = t.view(x, x.numel)
+    gradient = Gradient.ALIAS if num_heads == 1 else Gradient.FRESH
+    t.record("view", (x,), (out,), gradients=(gradient,))
+    return out
+
+
 def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     """A projection's view with the heads before the rows, as a batched product wants it.
 
@@ -395,6 +410,8 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
         return x
     if t.autocast is not None:
         x = t.cast(x, t.autocast)
+    if shape.heads_split:
+        return x if shape.batch == 1 else t.contiguous(x)
     if shape.batch == 1 or shape.spec.num_heads == 1:
         return t.slice(x, x.numel)
     return t.scale(x, "clone")

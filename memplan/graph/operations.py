@@ -6,9 +6,9 @@ was compared with real runs; see ``tests/graph``.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.training.kernels import LossKernel, NormKernel
@@ -248,8 +248,39 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
     out = t.tensor(num_ids * weight.shape[-1], weight.dtype)
     inputs: tuple[Tensor, ...] = (weight,) if ids is None else (weight, ids)
     gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.NONE)[: len(inputs)]
-    t.record("embedding", inputs, (out,), saves=inputs[1:], gradients=gradients)
+    scratch = () if t.decomposed else embedding_backward_scratch(num_ids, *weight.shape[-2:])
+    t.record(
+        "embedding", inputs, (out,), saves=inputs[1:], gradients=gradients,
+        backward_scratch_bytes=scratch,
+    )  # fmt: skip
     return out
+
+
+UNSORTED_IDS = 3072
+"""Up to so many ids the kernel adds rows where they belong, one by one."""
+ROWS_PER_THREAD = 10
+
+
+def embedding_backward_scratch(num_ids: int, num_rows: int, width: int) -> tuple[int, ...]:
+    """What the gradient of a table takes on its way.
+
+    Ids are sorted, and rows of equal ids summed in pieces in fp32, of which there are at most
+    ``n / 10 + min(n, V)`` (aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu).
+
+    >>> max(embedding_backward_scratch(4096, 152064, 3584))
+    64583680
+    """
+    if num_ids <= UNSORTED_IDS:
+        return ()
+    pieces = num_ids // ROWS_PER_THREAD + min(num_ids, num_rows)
+    ids = allocated_bytes(num_ids, DType.INT64)
+    histogram = 8704
+    small = ALLOCATION_ROUNDING
+    return (
+        ids, ids, ids, 2 * ids + histogram, ~3, ~2, RESULT, ids, small, ids, 3 * small, ~10, ~9,
+        ids, ids, 3 * small, ~15, small, allocated_bytes(pieces, DType.INT64),
+        allocated_bytes(pieces * width, DType.FP32),
+    )  # fmt: skip
 
 
 def clamp(t: Tape, x: Tensor) -> Tensor:
@@ -356,16 +387,29 @@ def gelu_fast(t: Tape, x: Tensor) -> Tensor:
 def bloom_gelu(t: Tape, x: Tensor) -> Tensor:
     """BLOOM's autograd function: keeps its input only.
 
-    Its formulas are written out in Python: three more tensors at once forward
-    (``bloom_gelu_forward``), and four backward beside the result (``bloom_gelu_back``).
+    Its formulas are written out in Python: each product and sum is a tensor that goes when the next
+    one has read it (``bloom_gelu_forward``, ``bloom_gelu_back``).
     """
     out = t.tensor(x.numel, x.dtype)
     size = out.storage.num_bytes
+    # 0.5 x · (1 + tanh(0.797 x · (1 + 0.0447 x x))): half, scaled, a cube in three steps, the tanh.
+    curve = (size, size, size, ~1, size, ~2, size, ~0, ~4, size, ~6)
+    forward = (size, *_later(curve, 1), size, ~10, RESULT, ~0)
+    # The derivative: half of x · ((1 - tanh²)(0.797 + 0.107 x x)) + half of (1 + tanh).
+    backward = (
+        *curve, size, size, size, ~12, size, size, ~15, size, ~16, size, ~13, ~18, size, ~11, ~20,
+        size, size, ~26, size, ~23, ~27, RESULT, ~9,
+    )  # fmt: skip
     t.record(
         "bloom_gelu", (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
-        forward_scratch_bytes=3 * size, backward_scratch_bytes=4 * size,
+        forward_scratch_bytes=forward, backward_scratch_bytes=backward,
     )  # fmt: skip
     return out
+
+
+def _later(scratch: tuple[int, ...], steps: int) -> tuple[int, ...]:
+    """The same temporaries behind others."""
+    return tuple(step if step >= 0 else step - steps for step in scratch)
 
 
 def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:

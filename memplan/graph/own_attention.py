@@ -61,10 +61,10 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     _name_weights(t, probabilities, weights, spec, frame)
     merged, width = out, spec.num_heads * spec.head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
-    t.touch(x, query, key, value, *frame.outer)
+    t.touch(*frame.outer, query, key, value, x)
     if spec.form is AttentionForm.ALIBI_PRODUCT:
         # The layer's own variable for x lives through the sum as well.
-        context.attention_frame = (x, merged, query, key, value, *frame.outer)
+        context.attention_frame = (*frame.outer, query, key, value, merged, x)
     return out
 
 

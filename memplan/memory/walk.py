@@ -324,10 +324,6 @@ class BackwardWalk:
             if self.again is not None and _keeps(operation):
                 self._recompute(self.again)
             self._step(operation)
-            if self.holders and _keeps(operation):
-                self.holders -= 1
-                if not self.holders and given_storage is not None:
-                    self._unkeep(given_storage)
         if self.again is not None:
             self._recompute(self.again)
         left: dict[Tensor, GradientBuffer] = {}
@@ -382,6 +378,14 @@ class BackwardWalk:
             self.saved -= storage.num_bytes
             self._free(storage, storage.num_bytes)
 
+    def _let_go_of_given(self, operation: Operation) -> None:
+        """With the last kept tensor goes what the recomputation was given: the segment's input."""
+        if not self.holders or not _keeps(operation):
+            return
+        self.holders -= 1
+        if not self.holders and self.segment.input is not None:
+            self._unkeep(self.segment.input.storage)
+
     def _recompute(self, again: ForwardProfile) -> None:
         """Run a checkpointed segment's forward pass again."""
         self.again = None
@@ -430,6 +434,7 @@ class BackwardWalk:
         ]
         if not incoming:
             self._let_go(operation)
+            self._let_go_of_given(operation)
             return
         made, products = self._formula(operation, incoming[0])
         # What was recomputed is let go by the formula itself, before the engine casts or sums
@@ -446,6 +451,7 @@ class BackwardWalk:
             self._release(buffer)
         if not self.segment.checkpointed:
             self._let_go(operation)
+        self._let_go_of_given(operation)
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
 
