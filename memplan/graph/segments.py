@@ -57,6 +57,7 @@ def scratch_changes(scratch: Sequence[int]) -> tuple[list[Change], list[Change]]
         else:
             there.remove(~step)
             key, size = blocks[~step]
+            blocks.append((key, 0))
             changes.append((key, -size))
     for index in reversed(there):
         key, size = blocks[index]
