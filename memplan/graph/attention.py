@@ -10,7 +10,7 @@ from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.graph.operations import dropout, softmax
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
@@ -177,7 +177,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
         "flash_attention", (query, key, value), (out, statistics, *random_state),
         saves=(query, key, value, out, statistics, *random_state),
         gradients=(Gradient.FRESH,) * 3,
-        backward_scratch_bytes=flash_backward_scratch(t, shape),
+        backward_scratch_bytes=flash_backward_scratch(t, shape, out),
         flops=_score_flops(shape),
     )  # fmt: skip
     if padding:
@@ -196,7 +196,7 @@ def _pad(t: Tape, x: Tensor, head_dim: int, padding: int) -> Tensor:
     return out
 
 
-def flash_backward_scratch(t: Tape, shape: Shape) -> tuple[int, ...]:
+def flash_backward_scratch(t: Tape, shape: Shape, out: Tensor | None = None) -> tuple[int, ...]:
     """Blocks of scratch inside flash attention's backward kernel [bytes].
 
     An fp32 row statistic, an fp32 accumulator of dq with rows padded to 128 and heads to a multiple
@@ -213,7 +213,11 @@ def flash_backward_scratch(t: Tape, shape: Shape) -> tuple[int, ...]:
     if shape.groups > 1:
         expanded = shape.batch * shape.keys * heads * spec.head_dim * DType.BF16.num_bytes
         blocks += (expanded, expanded)
-    return tuple(round_up(size, ALLOCATION_ROUNDING) for size in blocks)
+    inner = tuple(round_up(size, ALLOCATION_ROUNDING) for size in blocks)
+    if out is not None and out.by_head:
+        # ``_flash_attention_backward`` wants its output in rows.
+        return (out.storage.num_bytes, RESULT, *inner)
+    return inner
 
 
 def efficient(
@@ -417,7 +421,15 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     return t.scale(x, "clone")
 
 
-def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int) -> Tensor:
+def batched_matmul(
+    t: Tape,
+    left: Tensor,
+    right: Tensor,
+    numel: int,
+    inner: int,
+    *,
+    backward_scratch_bytes: tuple[int, ...] = (),
+) -> Tensor:
     """``left @ right`` of two activations: both are kept."""
     if t.autocast is not None:
         right = t.cast(right, t.autocast)
@@ -430,7 +442,7 @@ def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int)
         saves.append(left)
     t.record(
         "matmul", (left, right), (out,), saves=saves, gradients=(Gradient.FRESH, Gradient.FRESH),
-        flops=2 * numel * inner,
+        backward_scratch_bytes=backward_scratch_bytes, flops=2 * numel * inner,
     )  # fmt: skip
     return out
 

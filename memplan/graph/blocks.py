@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memplan.graph.attention import Shape, as_heads, attend, splits_heads
 from memplan.graph.operations import activation, clamp, dropout, linear, norm
 from memplan.graph.output_gate import gate_states, gated_output, gated_projections
-from memplan.graph.rotary import rotate
+from memplan.graph.rotary import joins_heads, rotate
 from memplan.graph.segments import Gradient
 from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate, Projection
 from memplan.model.layers import LayerSpec, NormPlacement
@@ -120,6 +120,7 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
         t.touch(query, key, value, *frame)
         query = key = value = out
         frame = []
+        context.attention_frame = (out,)
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
     t.touch(query, key, value, *frame, x)
     if gate is not None:
@@ -171,13 +172,15 @@ def project(
     """Queries, keys and values, in one linear layer or three."""
     hidden = context.hidden_size
     split = shape is not None and shape.heads_split
+    # Heads that ``cat`` has joined get their gradients head by head from any kernel.
+    turned = split or joins_heads(spec)
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
         query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
-        query = as_heads(t, query, spec.num_heads) if split else query
+        query = as_heads(t, query, spec.num_heads) if turned else query
         key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)
-        key = as_heads(t, key, spec.num_kv_heads) if split else key
+        key = as_heads(t, key, spec.num_kv_heads) if turned else key
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = linear(t, x, "self_attn.v_proj", hidden, width, bias=spec.value_bias)
         value = as_heads(t, value, spec.num_kv_heads) if split else value
@@ -343,10 +346,13 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
         t.touch(normed)
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
+    multiplied = t.segment.operations[-1].inputs[0]
     fed = dropout(t, fed, layer.feed_forward_output_dropout)
     if layer.dropout_inside:
         t.touch(normed)
     out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
+    if layer.sums_inside:
+        t.touch(multiplied, fed, normed)
     t.touch(middle)
     if named:
         t.touch(normed)
@@ -374,13 +380,18 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
         t.linger(attended)
     attended = dropout(t, attended, layer.attention_output_dropout)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
-    t.touch(attended)
+    t.touch(attended, *context.attention_frame)
+    context.attention_frame = ()
     fed = feed_forward_of(t, middle, layer, context)
+    multiplied = t.segment.operations[-1].inputs[0]
     fed = dropout(t, fed, layer.feed_forward_output_dropout)
     out = norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
     if not layer.names_attended:
         t.touch(fed)
-    t.touch(middle)
+    if isinstance(layer.attention, AttentionSpec) and layer.attention.output_apart:
+        # ``feed_forward_chunk`` calls one module for each half, and holds what is between them.
+        t.touch(multiplied)
+    t.linger(middle)
     return out
 
 

@@ -188,7 +188,12 @@ class ForwardWalk:
                     elif storage.weight_cast:
                         cached += size
                     elif storage is not output and not storage.held:
-                        dying[max(position, storage.last_read)].append(storage)
+                        last = storage.last_read
+                        if last > position:
+                            dying[last].append(storage)
+                        else:
+                            # What nothing reads dies in the kernel, before any variable.
+                            dying[position].insert(0, storage)
             if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
                 events.append((WORKSPACE, 0))
             if live > highest:
