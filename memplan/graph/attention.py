@@ -10,7 +10,7 @@ from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.graph.operations import dropout, softmax
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
@@ -44,6 +44,8 @@ class Shape:
     queries: int
     keys: int
     spec: AttentionSpec
+    heads_split: bool = False
+    """``as_heads`` was recorded behind the projections, so that their gradients are laid out there."""
 
     @property
     def rows(self) -> int:
@@ -122,8 +124,11 @@ def attend(
     if shape.groups > 1 and kernel is ScoreKernel.EFFICIENT:
         key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held = (query, key, value)
+    cast: tuple[Tensor, ...] = (value, key, query)
     if t.autocast is not None:
-        query, key, value = (t.cast(x, t.autocast) for x in held)
+        if mask is not None and mask.dtype is not DType.BOOL:
+            mask = t.cast(mask, t.autocast)
+        value, key, query = cast = tuple(t.cast(x, t.autocast) for x in reversed(held))
     if kernel is ScoreKernel.FLASH:
         out = flash(t, query, key, value, shape)
         if out.by_head:
@@ -132,6 +137,7 @@ def attend(
         out = efficient(t, query, key, value, shape, mask)
     else:
         out = t.contiguous(math(t, query, key, value, shape))
+    t.touch(*reversed(cast))
     t.touch(*held)
     if mask is not None:
         t.touch(mask)
@@ -171,7 +177,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
         "flash_attention", (query, key, value), (out, statistics, *random_state),
         saves=(query, key, value, out, statistics, *random_state),
         gradients=(Gradient.FRESH,) * 3,
-        backward_scratch_bytes=flash_backward_scratch(t, shape),
+        backward_scratch_bytes=flash_backward_scratch(t, shape, out),
         flops=_score_flops(shape),
     )  # fmt: skip
     if padding:
@@ -190,7 +196,7 @@ def _pad(t: Tape, x: Tensor, head_dim: int, padding: int) -> Tensor:
     return out
 
 
-def flash_backward_scratch(t: Tape, shape: Shape) -> tuple[int, ...]:
+def flash_backward_scratch(t: Tape, shape: Shape, out: Tensor | None = None) -> tuple[int, ...]:
     """Blocks of scratch inside flash attention's backward kernel [bytes].
 
     An fp32 row statistic, an fp32 accumulator of dq with rows padded to 128 and heads to a multiple
@@ -207,7 +213,11 @@ def flash_backward_scratch(t: Tape, shape: Shape) -> tuple[int, ...]:
     if shape.groups > 1:
         expanded = shape.batch * shape.keys * heads * spec.head_dim * DType.BF16.num_bytes
         blocks += (expanded, expanded)
-    return tuple(round_up(size, ALLOCATION_ROUNDING) for size in blocks)
+    inner = tuple(round_up(size, ALLOCATION_ROUNDING) for size in blocks)
+    if out is not None and out.by_head:
+        # ``_flash_attention_backward`` wants its output in rows.
+        return (out.storage.num_bytes, RESULT, *inner)
+    return inner
 
 
 def efficient(
@@ -216,8 +226,6 @@ def efficient(
     """Memory-efficient attention: as flash, with a mask in the queries' dtype, kept too."""
     if mask is not None and mask.dtype is DType.BOOL:
         mask = _mask_to_bias(t, mask, shape, query.dtype)
-    elif mask is not None and t.autocast is not None:
-        mask = t.cast(mask, t.autocast)
     if mask is not None and mask.requires_grad:
         mask = _expanded(t, mask, shape)
     out = t.tensor(shape.outputs, query.dtype)
@@ -383,6 +391,19 @@ def eager_fused(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape
     return t.contiguous(batched_matmul(t, weights, value, shape.outputs, shape.keys))
 
 
+def splits_heads(t: Tape, shape: Shape, dtype: DType, *, masked: bool) -> bool:
+    """Whether the scores are products of heads written out, whose gradients lie head by head."""
+    return choose_kernel(t, shape, dtype, masked=masked) is ScoreKernel.EAGER
+
+
+def as_heads(t: Tape, x: Tensor, num_heads: int) -> Tensor:
+    """A projection's rows seen as heads; where there are several, the gradient is copied into rows."""
+    out = t.view(x, x.numel)
+    gradient = Gradient.ALIAS if num_heads == 1 else Gradient.FRESH
+    t.record("view", (x,), (out,), gradients=(gradient,))
+    return out
+
+
 def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     """A projection's view with the heads before the rows, as a batched product wants it.
 
@@ -393,15 +414,26 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
         return x
     if t.autocast is not None:
         x = t.cast(x, t.autocast)
+    if shape.heads_split:
+        return x if shape.batch == 1 else t.contiguous(x)
     if shape.batch == 1 or shape.spec.num_heads == 1:
         return t.slice(x, x.numel)
     return t.scale(x, "clone")
 
 
-def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int) -> Tensor:
+def batched_matmul(
+    t: Tape,
+    left: Tensor,
+    right: Tensor,
+    numel: int,
+    inner: int,
+    *,
+    backward_scratch_bytes: tuple[int, ...] = (),
+) -> Tensor:
     """``left @ right`` of two activations: both are kept."""
     if t.autocast is not None:
-        left, right = t.cast(left, t.autocast), t.cast(right, t.autocast)
+        right = t.cast(right, t.autocast)
+        left = t.cast(left, t.autocast)
     out = t.tensor(numel, left.dtype)
     saves = []
     if left.requires_grad:
@@ -410,7 +442,7 @@ def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int)
         saves.append(left)
     t.record(
         "matmul", (left, right), (out,), saves=saves, gradients=(Gradient.FRESH, Gradient.FRESH),
-        flops=2 * numel * inner,
+        backward_scratch_bytes=backward_scratch_bytes, flops=2 * numel * inner,
     )  # fmt: skip
     return out
 

@@ -58,6 +58,8 @@ def keep_outputs(t: Tape, logits: Tensor) -> None:
         t.touch(logits)
     if t.options.outputs_held:
         t.hold(outputs)
+    else:
+        t.give_out(outputs)
 
 
 def softmax_in_place(t: Tape, logits: Tensor) -> Tensor:

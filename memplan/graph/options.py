@@ -23,6 +23,9 @@ class TapeOptions:
     decomposed: bool = False
     """Backward formulas in the elementwise steps of torch's reference decompositions, and gradients
     summed out of place, as fake tensors run them; CUDA has one kernel for each, and sums in place."""
+    multiprocessors: int = 132
+    """Of the GPU: how a sum over rows is split between thread blocks."""
+    threads_per_multiprocessor: int = 2048
     flash_available: bool = True
     """The GPU runs flash attention (sm_80 or newer)."""
     checkpointed_layers: float = 0.0

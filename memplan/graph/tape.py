@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from memplan.dtypes import DType
 from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Gradient, Operation, Segment
+from memplan.graph.segments import RESULT, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 
 
@@ -42,6 +42,7 @@ class Tape:
         self.leaves: list[Tensor] = []
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
+        self._touches = 0
         self.cached: list[tuple[Tensor, int]] = []
         """Keys and values that the outputs hold, and how many layers have made them."""
 
@@ -95,12 +96,20 @@ class Tape:
         """Let a held tensor go at the end of the present segment."""
         self.segment.releases.append(tensor.storage)
 
+    def give_out(self, tensor: Tensor) -> None:
+        """Return a tensor beside the loss: it dies with the outputs, once the forward pass is over."""
+        self.hold(tensor)
+        self.release(tensor)
+
     def touch(self, *tensors: Tensor) -> None:
         """Note that variables still hold these tensors at this point of the segment."""
         position = len(self.segment.operations) - 1
         for tensor in tensors:
-            if tensor.storage.segment == self.segment.index:
-                tensor.storage.last_read = max(tensor.storage.last_read, position)
+            storage = tensor.storage
+            if storage.segment == self.segment.index:
+                storage.last_read = max(storage.last_read, position)
+                self._touches += 1
+                storage.touched = self._touches
 
     def linger(self, tensor: Tensor) -> None:
         """Keep a tensor alive until the present segment ends: a name in its frame."""
@@ -182,6 +191,7 @@ class Tape:
             storage = tensor.storage
             if storage.segment == index:
                 storage.last_read = position
+                storage.touched = 0
             elif storage.segment >= 0 and not self._is_input(storage):
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
@@ -225,6 +235,7 @@ class Tape:
             return x
         out = self.tensor(x.numel, dtype)
         out.by_head = x.by_head
+        out.by_column = x.by_column
         self.record("to", (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 
@@ -237,6 +248,7 @@ class Tape:
         if cached is None:
             cached = self.tensor(weight.numel, dtype)
             cached.storage.weight_cast = weight.requires_grad
+            cached.by_column = True
             self.record("to", (weight,), (cached,), gradients=(Gradient.FRESH,))
             self._casts[weight] = cached
         return cached
@@ -304,6 +316,7 @@ class Tape:
     def shift(self, x: Tensor) -> Tensor:
         """Add a number: nothing is kept, and the gradient passes through."""
         out = self.tensor(x.numel, x.dtype)
+        out.by_column = x.by_column
         self.record("add_scalar", (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
 
@@ -318,7 +331,7 @@ class Tape:
         out = self.tensor(x.numel, x.dtype)
         self.record(
             "pow", (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
-            backward_scratch_bytes=2 * out.storage.num_bytes,
+            backward_scratch_bytes=(out.storage.num_bytes, out.storage.num_bytes, RESULT),
         )  # fmt: skip
         return out
 

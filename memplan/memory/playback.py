@@ -194,7 +194,7 @@ class Playback:
             for _ in range(each.repeats):
                 remaining[each.segment.index] -= 1
                 self._backward(each, remaining[each.segment.index])
-            if not remaining[each.segment.index]:
+            if not remaining[each.segment.index] and not each.segment.checkpointed:
                 self._free_shared(each.segment)
         for leaf in self.tape.leaves:
             self._free_any(leaf.storage)
@@ -231,6 +231,8 @@ class Playback:
                 elif key in frame:
                     ledger.free(frame.pop(key))
                 elif key is given and source is not None:
+                    if segment.checkpointed and not repetition:
+                        self._free_shared(segment)
                     self._free(source)
             parameter = interval.parameter
             if parameter is None:
@@ -246,8 +248,6 @@ class Playback:
                 self.flow = block
             else:
                 self.shared[tensor] = block
-        if segment.checkpointed and source is not None and given not in _saved(segment):
-            self._free(source)
         engine.after_backward(segment, repetition)
 
     def _gradient(self, weight: tuple[Parameter, int], block: Block | None) -> None:

@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.memory.reduction import Multiprocessors
 from memplan.memory.walk import (
     BackwardProfile,
     BackwardWalk,
@@ -151,6 +152,13 @@ class StepWalk:
         self.level = Height()
         self.cached_casts_bytes = 0
         self.passes = StepPasses()
+        options = tape.options
+        self.device = None
+        """None: scratch inside kernels is left out."""
+        if not tape.decomposed:
+            self.device = Multiprocessors(
+                options.multiprocessors, options.threads_per_multiprocessor
+            )
         self.leaves = {leaf.storage for leaf in tape.leaves}
         """They, and their gradients, go with the graph when backward is over."""
         self.keepers: dict[Storage, int] = {}
@@ -260,12 +268,9 @@ class StepWalk:
             accumulated=finished,
             shared=shared,
             again=walk.recompute() if segment.checkpointed else None,
+            device=self.device,
         ).run()
-        saved = back.end.saved_bytes
-        given = segment.input.storage if segment.input is not None else None
-        if segment.checkpointed and given is not None and given not in walk.saves:
-            saved -= given.num_bytes
-        return back, Level(saved_bytes=saved, other_bytes=back.end.other_bytes)
+        return back, back.end
 
     def _free_shared(self, segment: Segment) -> None:
         for storage in kept_by(segment):

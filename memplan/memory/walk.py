@@ -12,8 +12,16 @@ repeated by arithmetic.
 
 from collections.abc import Sequence
 
-from memplan.graph.segments import Gradient, Operation, Region, Segment
+from memplan.graph.segments import (
+    Change,
+    Gradient,
+    Operation,
+    Region,
+    Segment,
+    scratch_changes,
+)
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
+from memplan.memory.reduction import Multiprocessors, column_sum_scratch
 from memplan.records import dataclass
 
 
@@ -156,6 +164,15 @@ class ForwardWalk:
         levels: list[tuple[int, int]] = []
         events: list[Event] = []
         for position, operation in enumerate(operations):
+            highest = 0
+            before: Sequence[Change] = ()
+            after: Sequence[Change] = ()
+            if operation.forward_scratch:
+                before, after = scratch_changes(operation.forward_scratch)
+                highest = live + _played(events, before)
+                live += sum(size for _, size in before)
+                if highest > peak:
+                    peak, peak_saved = highest, saved
             for tensor in operation.outputs:
                 storage = tensor.storage
                 if (
@@ -171,14 +188,25 @@ class ForwardWalk:
                     elif storage.weight_cast:
                         cached += size
                     elif storage is not output and not storage.held:
-                        dying[max(position, storage.last_read)].append(storage)
+                        last = storage.last_read
+                        if last > position:
+                            dying[last].append(storage)
+                        else:
+                            # What nothing reads dies in the kernel, before any variable.
+                            dying[position].insert(0, storage)
             if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
                 events.append((WORKSPACE, 0))
-            highest = live + operation.forward_scratch_bytes
+            if live > highest:
+                highest = live
+            if after:
+                highest = max(highest, live + _played(events, after))
+                live += sum(size for _, size in after)
             if highest > peak:
                 peak, peak_saved = highest, saved
-            _scratch(events, operation.forward_scratch)
-            for storage in dying[position]:
+            ending = dying[position]
+            if len(ending) > 1:
+                ending.sort(key=_touched)
+            for storage in ending:
                 live -= storage.num_bytes
                 events.append((storage, 0))
             levels.append((highest, live))
@@ -193,11 +221,18 @@ class ForwardWalk:
         )
 
 
-def _scratch(events: list[Event], sizes: Sequence[int]) -> None:
-    """What a kernel allocates for itself, and frees in the opposite order."""
-    keys = [object() for _ in sizes]
-    events += zip(keys, sizes, strict=True)
-    events += [(key, 0) for key in reversed(keys)]
+def _touched(storage: Storage) -> int:
+    return storage.touched
+
+
+def _played(events: list[Event], changes: Sequence[Change]) -> int:
+    """Note what a kernel asks for beside its results; return the most that it adds [bytes]."""
+    live = highest = 0
+    for key, size in changes:
+        live += size
+        highest = max(highest, live)
+        events.append((key, max(size, 0)))
+    return highest
 
 
 def _is_alias(operation: Operation, storage: Storage) -> bool:
@@ -212,13 +247,16 @@ def recomputation_stop(segment: Segment) -> int:
     """
     for position in range(len(segment.operations) - 1, -1, -1):
         operation = segment.operations[position]
-        if operation.gradients and (operation.saved or _keeps_weight(operation)):
+        if _keeps(operation):
             return position + 1 if operation.saves_output else position
     return 0
 
 
-def _keeps_weight(operation: Operation) -> bool:
-    return operation.name in {"linear", "mul", "layer_norm"}
+def _keeps(operation: Operation) -> bool:
+    """Whether it keeps something for its backward formula, be it a weight."""
+    if not operation.gradients:
+        return False
+    return bool(operation.saved) or operation.name in {"linear", "mul", "layer_norm"}
 
 
 class GradientBuffer:
@@ -245,7 +283,9 @@ class BackwardWalk:
         accumulated: dict[Parameter, bool],
         shared: dict[Tensor, int],
         again: ForwardProfile | None = None,
+        device: Multiprocessors | None = None,
     ) -> None:
+        self.device = device
         self.segment = segment
         self.saves = dict(saves)
         self.again = again
@@ -264,10 +304,16 @@ class BackwardWalk:
         self.events: list[Event] = []
         self.handed_over: set[Storage] = set()
         self.buffers: dict[Tensor, GradientBuffer] = {}
+        self.holders = 0
+        """Operations that still hold what a checkpointed segment's recomputation is given."""
 
     def run(self) -> BackwardProfile:
         """Walk the operations backward."""
         segment = self.segment
+        given_storage = segment.input.storage if segment.input is not None else None
+        if segment.checkpointed and given_storage is not None:
+            self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
+            self.holders = sum(map(_keeps, segment.operations))
         if segment.output is not None:
             self.buffers[segment.output] = GradientBuffer(segment.output.storage.num_bytes)
         for tensor, size in self.shared.items():
@@ -280,7 +326,7 @@ class BackwardWalk:
             operation = segment.operations[position]
             if not operation.gradients:
                 continue
-            if self.again is not None and (operation.saved or _keeps_weight(operation)):
+            if self.again is not None and _keeps(operation):
                 self._recompute(self.again)
             self._step(operation)
         if self.again is not None:
@@ -311,6 +357,13 @@ class BackwardWalk:
         self.live -= num_bytes
         self.events.append((key, 0))
 
+    def _play(self, changes: Sequence[Change]) -> None:
+        for key, size in changes:
+            if size > 0:
+                self._allocate(key, size)
+            else:
+                self._free(key, -size)
+
     def _release(self, buffer: GradientBuffer) -> None:
         buffer.references -= 1
         if buffer.references == 0:
@@ -318,12 +371,25 @@ class BackwardWalk:
 
     def _let_go(self, operation: Operation) -> None:
         """``release_variables``: what only this operation still kept is freed."""
-        for storage in operation.saved:
-            count = self.saves[storage] - 1
-            self.saves[storage] = count
-            if count == 0 and storage not in self.handed_over:
-                self.saved -= storage.num_bytes
-                self._free(storage, storage.num_bytes)
+        # What was recomputed is unpacked into variables of the formula, which go in reverse order.
+        saved = reversed(operation.saved) if self.segment.checkpointed else operation.saved
+        for storage in saved:
+            self._unkeep(storage)
+
+    def _unkeep(self, storage: Storage) -> None:
+        count = self.saves[storage] - 1
+        self.saves[storage] = count
+        if count == 0 and storage not in self.handed_over:
+            self.saved -= storage.num_bytes
+            self._free(storage, storage.num_bytes)
+
+    def _let_go_of_given(self, operation: Operation) -> None:
+        """With the last kept tensor goes what the recomputation was given: the segment's input."""
+        if not self.holders or not _keeps(operation):
+            return
+        self.holders -= 1
+        if not self.holders and self.segment.input is not None:
+            self._unkeep(self.segment.input.storage)
 
     def _recompute(self, again: ForwardProfile) -> None:
         """Run a checkpointed segment's forward pass again."""
@@ -373,19 +439,24 @@ class BackwardWalk:
         ]
         if not incoming:
             self._let_go(operation)
+            self._let_go_of_given(operation)
             return
         made, products = self._formula(operation, incoming[0])
         # What was recomputed is let go by the formula itself, before the engine casts or sums
         # what the formula returned (``validate_outputs``).
         if self.segment.checkpointed:
             self._let_go(operation)
-        for product, buffer in products:
+        for product, tensor, buffer in products:
             self._allocate(buffer, buffer.num_bytes)
-            self._free(product, product.num_bytes)
+            if tensor.by_column:
+                self._sum_rows(tensor, operation.outputs[0])
+            if product is not incoming[0]:
+                self._free(product, product.num_bytes)
         for buffer in incoming:
             self._release(buffer)
         if not self.segment.checkpointed:
             self._let_go(operation)
+        self._let_go_of_given(operation)
         # Next edges are served in the order of the inputs, whatever order the formula went in.
         made.sort(key=lambda each: operation.inputs.index(each[0]))
         for tensor, buffer in made:
@@ -393,10 +464,18 @@ class BackwardWalk:
 
     def _formula(
         self, operation: Operation, incoming: GradientBuffer
-    ) -> tuple[list[tuple[Tensor, GradientBuffer]], list[tuple[GradientBuffer, GradientBuffer]]]:
+    ) -> tuple[
+        list[tuple[Tensor, GradientBuffer]],
+        list[tuple[GradientBuffer, Tensor, GradientBuffer]],
+    ]:
         """The gradients it returns, and those that are summed or cast afterwards."""
         made: list[tuple[Tensor, GradientBuffer]] = []
-        products: list[tuple[GradientBuffer, GradientBuffer]] = []
+        products: list[tuple[GradientBuffer, Tensor, GradientBuffer]] = []
+        before: Sequence[Change] = ()
+        after: Sequence[Change] = ()
+        if operation.backward_scratch:
+            before, after = scratch_changes(operation.backward_scratch)
+            self._play(before)
         handed_over = iter(operation.saved)
         for tensor, kind in operation.backward_order():
             if not tensor.requires_grad or kind == Gradient.NONE:
@@ -410,21 +489,27 @@ class BackwardWalk:
                 kind = Gradient.FRESH
             buffer = GradientBuffer(_gradient_bytes(tensor), is_view=kind == Gradient.VIEW)
             made.append((tensor, buffer))
-            if kind > 0:
-                products.append((GradientBuffer(kind), buffer))
-                self._allocate(products[-1][0], kind)
+            if kind == Gradient.SUMMED:
+                products.append((incoming, tensor, buffer))
+            elif kind > 0:
+                product = GradientBuffer(kind)
+                products.append((product, tensor, buffer))
+                self._allocate(product, kind)
             else:
                 self._allocate(buffer, buffer.num_bytes)
-        if operation.multiplies:
-            self.events.append((WORKSPACE, 0))
-        blocks = [
-            ((operation, index), size) for index, size in enumerate(operation.backward_scratch)
-        ]
-        for key, size in blocks:
-            self._allocate(key, size)
-        for key, size in reversed(blocks):
-            self._free(key, size)
+            if operation.multiplies and len(made) == 1:
+                self.events.append((WORKSPACE, 0))
+        self._play(after)
         return made, products
+
+    def _sum_rows(self, tensor: Tensor, out: Tensor) -> None:
+        """What the kernel that sums a gradient over its rows asks for beside the result."""
+        if self.device is None:
+            return
+        columns = tensor.numel
+        size = out.numel * out.dtype.num_bytes
+        for blocks in column_sum_scratch(columns, out.numel // columns, size, self.device):
+            self._play(scratch_changes(blocks)[1])
 
     def _hand_over(self, storage: Storage) -> None:
         """A gradient made in the forward pass: what was kept becomes the gradient itself."""
