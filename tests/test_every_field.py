@@ -127,6 +127,7 @@ SHARED: dict[str, Entry] = {
     "task": (MODEL, ("--task", "base")),
     "family": (("plain.json",), ("--family", "qwen2")),
     "allow_guess": (("unknown.json",), ("--allow-guess",)),
+    "allow_unknown_keys": (("misspelt.json",), ("--allow-unknown-keys",)),
     "num_labels": ((*MODEL, "--task", "sequence-classification"), ("--num-labels", "5000")),
     "revision": (MODEL, ("--revision", "v1")),
     "output_format": (MODEL, ("--format", "csv")),
@@ -173,6 +174,8 @@ TRAINED: dict[str, Entry] = {
     "fail_on": ((*MODEL, "--gpu-memory", "1GiB"), ("--fail-on", "tight")),
     "baseline": (MODEL, ("--baseline", "missing.json")),
     "tolerance": (MODEL, ("--tolerance", "2%")),
+    "unmatched": (MODEL, ("--unmatched", "allow")),
+    "per_rank": (JOB, ("--per-rank",)),
 }
 OPTIONS: dict[str, dict[str, Entry]] = {
     "estimate": {
@@ -277,6 +280,12 @@ def write_files(folder: Path) -> None:
         "gated.json": json.dumps(GATED),
         "plain.json": json.dumps({**GATED, "model_type": "llama"}),
         "unknown.json": json.dumps({**GATED, "model_type": "llamalike"}),
+        "misspelt.json": json.dumps(
+            {
+                "num_hidden_layer" if key == "num_hidden_layers" else key: value
+                for key, value in GATED.items()
+            }
+        ),
         "setup.yaml": SETUP_FILE,
         "arguments.json": ARGUMENTS_FILE,
         "ds.json": DEEPSPEED_FILE,

@@ -32,7 +32,7 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
 )
-from memplan.cli.terminal import say
+from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     AttentionOption,
@@ -175,8 +175,6 @@ def estimate(
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
     else:
         refuse_without(ctx, {"output"}, "--emit")
-    if baseline is None:
-        refuse_without(ctx, {"tolerance", "unmatched"}, "--baseline")
     checks = None
     if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched)):
         from memplan.cli.checking import read_checks
@@ -406,7 +404,7 @@ def chosen_gpus(
     usual = [load_gpu(name) for name in DEFAULT_GPUS] if not chosen else []
     for each in usual:
         if attention == "flash" and not each.supports_flash_attention:
-            sys.stderr.write(f"memplan: {each.gpu_id} is left out: it has no flash attention\n")
+            remark(f"{each.gpu_id} is left out: it has no flash attention")
         else:
             chosen.append(each)
     return chosen

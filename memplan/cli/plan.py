@@ -1,6 +1,5 @@
 """``memplan plan``."""
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -171,7 +170,9 @@ def _name_replaced(base: "TrainingSetup") -> None:
     usual = TrainingSetup()
     replaced = [name for name in CHOSEN_BY_PLAN if getattr(base, name) != getattr(usual, name)]
     if replaced:
-        sys.stderr.write(f"memplan: the plan itself chooses {', '.join(replaced)}\n")
+        from memplan.cli.terminal import remark
+
+        remark(f"the plan itself chooses {', '.join(replaced)}")
 
 
 def _laid_over(base: "TrainingSetup", changes: dict[str, object]) -> "TrainingSetup":

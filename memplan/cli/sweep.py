@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    ctx: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -126,11 +125,8 @@ def sweep(
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
     from memplan.cli.training_options import parse_engine_options
-    from memplan.cli.unused import refuse_without
 
     checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
-    if baseline is None:
-        refuse_without(ctx, {"tolerance", "unmatched"}, "--baseline")
     figure = _read_figure(pivot, output_format)
     axes = read_axes(
         {

@@ -116,9 +116,9 @@ def comparison_table(
         name = gpu.gpu_id.replace("-", "-\n") if narrow else gpu.gpu_id
         table.add_column(name, no_wrap=True, min_width=width)
     for number, row in enumerate(rows):
-        groups = kernel_groups(row)
+        groups = shown_groups(row)
         for group in groups:
-            first = group[0]
+            first = max(group, key=lambda each: each.peak_bytes)
             label = setup_label(first.setup) + _apart(group, groups)
             held = {each.gpu.gpu_id: each for each in group if each.gpu is not None}
             cells = [
@@ -188,6 +188,22 @@ def kernel_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
         key = (each.attention_kernel, each.setup.chosen_precision.value)
         groups.setdefault(key, []).append(each)
     return list(groups.values())
+
+
+ALIKE = 1.02
+"""Figures of one setup on several GPUs that differ by less stand in one line, the highest shown."""
+
+
+def shown_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
+    """``kernel_groups``, or one of all where it makes next to no difference."""
+    peaks = [each.peak_bytes for each in estimates]
+    if max(peaks) <= ALIKE * min(peaks):
+        return [list(estimates)]
+    return kernel_groups(estimates)
+
+
+def _differ_a_little(row: Sequence[Estimate]) -> bool:
+    return len(shown_groups(row)) == 1 and len({each.peak_bytes for each in row}) > 1
 
 
 def _apart(group: Sequence[Estimate], groups: Sequence[Sequence[Estimate]]) -> str:
@@ -315,6 +331,8 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
             f"{BEST_MARK} the simplest setup that fits: least offloading, then least sharding; "
             f"attention kernel: {kernels}"
         )
+    if len(rows) > 1 and any(_differ_a_little(row) for row in rows):
+        lines.append("Where GPUs differ in precision or kernel by under 2 %, the higher figure")
     if hints is not None and any(hints.largest.values()):
         lines.append("The number after a verdict: the largest micro-batch that fits")
     elif hints is not None and not hints.largest and len(rows) > 1:

@@ -96,22 +96,10 @@ FILES_RUN = (
     "LLaMA-Factory/ds_z2_offload_config.json", "LLaMA-Factory/ds_z3_offload_config.json",
     "LLaVA/zero3_offload.json", "axolotl/zero2.json", "axolotl/zero3_bf16_cpuoffload_params.json",
 )  # fmt: skip
-PENDING = {
-    "LLaMA-Factory/ds_z0_config.json": "stage 0 with PyTorch's own optimizer: the engine's account",
-    "axolotl/zero3_bf16_cpuoffload_params.json": "the head's fetch, zero.Init with offload_param",
-}
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason=PENDING[name], strict=False))
-        if name in PENDING
-        else name
-        for name in FILES_RUN
-    ],
-)
+@pytest.mark.parametrize("name", FILES_RUN)
 def test_files_that_were_run_agree(reference_dir: Path, name: str) -> None:
     (record,) = [each for each in records(reference_dir) if each["file"] == name]
     measured = record["truth"]["bytes"]
