@@ -17,7 +17,7 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel
-from memplan.units import round_up
+from memplan.units import ceil_div, round_up
 
 MAX_FLASH_HEAD_DIM = 256
 """Largest head that flash attention takes (csrc/flash_attn/flash_api.cpp)."""
@@ -175,7 +175,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
     random_state = _random_state(t)
     t.record(
         "flash_attention", (query, key, value), (out, statistics, *random_state),
-        saves=(query, key, value, out, statistics, *random_state),
+        saves=(key, query, value, statistics, out, *random_state),
         gradients=(Gradient.FRESH,) * 3,
         backward_scratch_bytes=flash_backward_scratch(t, shape, out),
         flops=_score_flops(shape),
@@ -226,6 +226,8 @@ def efficient(
     """Memory-efficient attention: as flash, with a mask in the queries' dtype, kept too."""
     if mask is not None and mask.dtype is DType.BOOL:
         mask = _mask_to_bias(t, mask, shape, query.dtype)
+    elif mask is not None and t.autocast is not None:
+        mask = t.cast(mask, t.autocast)
     if mask is not None and mask.requires_grad:
         mask = _expanded(t, mask, shape)
     out = t.tensor(shape.outputs, query.dtype)
@@ -240,10 +242,36 @@ def efficient(
         gradients += (Gradient.FRESH if mask.requires_grad else Gradient.NONE,)
     t.record(
         "efficient_attention", inputs, (out, statistics, *random_state),
-        saves=(*inputs, out, statistics, *random_state),
-        gradients=gradients, flops=_score_flops(shape),
+        saves=(*inputs[3:], key, query, value, statistics, out, *random_state),
+        gradients=gradients, backward_scratch_bytes=efficient_backward_scratch(t, shape, out),
+        flops=_score_flops(shape),
     )  # fmt: skip
     return out
+
+
+EFFICIENT_TILE = 64
+"""Rows and columns of the tiles in which the queries' gradient is summed in fp32."""
+EFFICIENT_TILE_HEADER_BYTES = 16
+"""A lock and a counter before each tile (``GradQTempStorage``)."""
+
+
+def efficient_backward_scratch(t: Tape, shape: Shape, out: Tensor) -> tuple[int, ...]:
+    """Blocks of scratch inside memory-efficient attention's backward kernel [bytes].
+
+    One number for each row and head, which in fp32 is a sum of the product of output and gradient,
+    and the queries' gradient in tiles (transformers/cuda/attention_backward.cu,
+    ``_efficient_attention_backward``; mem_eff_attention/kernel_backward.h, ``workspace_elements_gq``).
+    """
+    if t.decomposed:
+        return ()
+    spec = shape.spec
+    delta = allocated_bytes(shape.rows * spec.num_heads, DType.FP32)
+    tiles = ceil_div(shape.queries, EFFICIENT_TILE) * ceil_div(spec.head_dim, EFFICIENT_TILE)
+    tile = EFFICIENT_TILE * EFFICIENT_TILE * DType.FP32.num_bytes + EFFICIENT_TILE_HEADER_BYTES
+    workspace = round_up(shape.batch * spec.num_heads * tiles * tile, ALLOCATION_ROUNDING)
+    if out.dtype is DType.FP32:
+        return (out.storage.num_bytes, delta, delta, ~1, ~0, workspace, ~2)
+    return (delta, workspace, ~0)
 
 
 def _expanded(t: Tape, mask: Tensor, shape: Shape) -> Tensor:
