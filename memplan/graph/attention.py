@@ -361,14 +361,13 @@ def eager(
     """transformers' ``eager_attention_forward``: fp32 softmax, cast back, dropout."""
     spec = shape.spec
     held: tuple[Tensor, ...] = (query, key, value)
-    query = merged_heads(t, query, shape)
     key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held += (key, value)
-    key = merged_heads(t, key, shape)
     if spec.upcast_reordered:
+        query, key = merged_heads(t, query, shape), merged_heads(t, key, shape)
         scores = _reordered_scores(t, query, key, shape)
     else:
-        scores = t.scale(batched_matmul(t, query, key, shape.scores, spec.head_dim))
+        scores = t.scale(_heads_product(t, query, key, shape, shape.scores, spec.head_dim))
     if spec.softcap:
         scores = t.scale(t.elementwise("tanh", t.scale(scores), saves_output=True))
     for added in (bias, mask):
@@ -383,12 +382,39 @@ def eager(
     else:
         t.touch(scores)
     weights = dropout(t, weights, spec.dropout)
-    value = merged_heads(t, value, shape)
-    out = batched_matmul(t, weights, value, shape.outputs, shape.keys)
+    out = _heads_product(t, weights, value, shape, shape.outputs, shape.keys, first_merged=True)
     out = t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
     t.touch(*held)
     if spec.names_weights:
         t.linger(weights)
+    return out
+
+
+def _heads_product(
+    t: Tape,
+    left: Tensor,
+    right: Tensor,
+    shape: Shape,
+    numel: int,
+    inner: int,
+    *,
+    first_merged: bool = False,
+) -> Tensor:
+    """``torch.matmul`` of heads: autocast's casts, then its own copies, then the product.
+
+    Both live until it returns, the copies a little shorter.
+    """
+    cast_right = t.cast(right, t.autocast) if t.autocast is not None else right
+    cast_left = t.cast(left, t.autocast) if t.autocast is not None else left
+    merged_left = cast_left if first_merged else merged_heads(t, cast_left, shape)
+    merged_right = merged_heads(t, cast_right, shape)
+    out = batched_matmul(t, merged_left, merged_right, numel, inner)
+    for made, source in ((merged_right, cast_right), (merged_left, cast_left)):
+        if made is not source:
+            t.touch(made)
+    for made, source in ((cast_left, left), (cast_right, right)):
+        if made is not source:
+            t.touch(made)
     return out
 
 

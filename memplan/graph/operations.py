@@ -289,7 +289,7 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     after = t.view(x, x.numel)
     t.record(
         "clamp_", (x,), (after, before), saves=(before,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=(allocated_bytes(x.numel, DType.BOOL),) * 2,
+        backward_scratch_bytes=(*(allocated_bytes(x.numel, DType.BOOL),) * 2, RESULT),
     )  # fmt: skip
     return after
 
