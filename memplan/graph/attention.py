@@ -209,7 +209,7 @@ def flash_backward_scratch(t: Tape, shape: Shape, out: Tensor | None = None) -> 
     rows = shape.batch * (-(-shape.queries // 128) * 128)
     heads = spec.num_heads
     accumulator = rows * heads * (-(-spec.head_dim // 32) * 32) * 4
-    blocks = (rows * heads * 4, accumulator)
+    blocks: tuple[int, ...] = (rows * heads * 4, accumulator)
     if shape.groups > 1:
         expanded = shape.batch * shape.keys * heads * spec.head_dim * DType.BF16.num_bytes
         blocks += (expanded, expanded)

@@ -40,7 +40,7 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     if x.requires_grad:
         saves.append(factor)
     inputs: tuple[Tensor, ...] = (x, factor)
-    gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.FRESH)
+    gradients: tuple[int, ...] = (Gradient.VIEW, Gradient.VIEW)
     if addend is not None:
         inputs += (addend,)
         gradients += (Gradient.SUMMED,)
@@ -309,17 +309,16 @@ def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
     """Softmax over the last dimension, in fp32 under autocast: keeps its result.
 
     fp16 is widened inside the kernel, bf16 in a copy of its own (torch's
-    aten/src/ATen/native/SoftMax.cpp, ``softmax``).
+    aten/src/ATen/native/SoftMax.cpp, ``softmax``). Its backward pass first makes the gradient times
+    the result (cuda/SoftMax.cu, ``softmax_backward_cuda_out``).
     """
     target = DType.FP32 if t.autocast is not None else dtype or x.dtype
     if x.dtype is not DType.FP16:
         x = t.cast(x, target)
     out = t.tensor(x.numel, target)
-    # CUDA's ``softmax_backward_cuda_out`` multiplies gradient and result into a tensor of its own.
-    scratch = 0 if t.decomposed else out.storage.num_bytes
     t.record(
         "softmax", (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=scratch,
+        backward_scratch_bytes=0 if t.decomposed else out.storage.num_bytes,
     )  # fmt: skip
     return out
 

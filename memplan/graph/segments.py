@@ -24,6 +24,9 @@ class Gradient(IntEnum):
 
     SAVED = -3
     """A storage the operation kept in forward, handed over as it is; in the order of ``saved``."""
+    VIEW = -5
+    """A new tensor seen through a view, as a product of matrices makes them: the engine adds nothing
+    to it in place (torch 2.13, autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
 
 
 RESULT = 0
@@ -126,15 +129,6 @@ class Operation:
     def multiplies(self) -> bool:
         """Whether it is a product of matrices that cuBLAS computes."""
         return self.name in _PRODUCTS
-
-    @property
-    def returns_views(self) -> bool:
-        """Whether what its formula returns is a view: of a product of matrices, mostly.
-
-        The sum with another gradient is then a new tensor, since a view is not added to in place
-        (torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``).
-        """
-        return self.name == "linear"
 
 
 _PRODUCTS = frozenset({"linear", "matmul", "baddbmm"})

@@ -141,7 +141,7 @@ class CachingAllocator:
                     else ceil_div(request, _ROUNDING) * _ROUNDING
                 )  # fmt: skip
                 if not self._segment(size):
-                    self._end(requested, allocated, peak_requested, peak_allocated)
+                    self._note_peaks(peak_requested, peak_allocated)
                     return number
                 address = self._next
                 # A gap, so that blocks of two segments never join.
@@ -156,14 +156,14 @@ class CachingAllocator:
             blocks[number] = (address, size, request, free)
             requested += request
             allocated += size
-            if requested > peak_requested:
+            if requested > peak_requested:  # noqa: PLR1730  (a call costs a tenth of the replay)
                 peak_requested = requested
-            if allocated > peak_allocated:
+            if allocated > peak_allocated:  # noqa: PLR1730
                 peak_allocated = allocated
-        self._end(requested, allocated, peak_requested, peak_allocated)
+        self._note_peaks(peak_requested, peak_allocated)
         return None
 
-    def _end(self, requested: int, allocated: int, peak_requested: int, peak_allocated: int) -> None:
+    def _note_peaks(self, peak_requested: int, peak_allocated: int) -> None:
         self.peak_requested = max(self.peak_requested, peak_requested)
         self.peak_allocated = max(self.peak_allocated, peak_allocated)
 

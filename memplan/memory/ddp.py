@@ -45,6 +45,9 @@ class CommHook(Enum):
     """Through a copy in fp16."""
 
 
+_COMPRESSED = {CommHook.BF16_COMPRESS: DType.BF16, CommHook.FP16_COMPRESS: DType.FP16}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DdpOptions:
     """DDP's own settings; the field names are the option names."""
@@ -134,46 +137,75 @@ def _step_entries(given: RankInput, replay: "DdpReplay") -> list[Entry]:
     ]
 
 
+class GradientFlow(Enum):
+    """What becomes of the gradients beside the buckets in one micro-batch."""
+
+    PILE_UP = "pile up"
+    """The first of a step: each stays where autograd put it."""
+    ADD = "add"
+    """Each is added to that of the micro-batches before."""
+    BECOME_VIEWS = "become views"
+    """The last after ``no_sync``: each that lay there is let go for a view of its bucket."""
+    VIEWS = "views"
+    """None lies there: they are views of their buckets."""
+
+
 class DdpReplay:
-    """Forward and backward of the fullest micro-batch: the last one."""
+    """Forward and backward of the micro-batches that may be the fullest."""
 
     def __init__(self, given: RankInput, options: DdpOptions) -> None:
         self.given = given
         self.options = options
         self.passes = given.passes
-        several = given.setup.gradient_accumulation_steps > 1
         self.bucketed = given.setup.data_parallel > 1
         self.views = self.bucketed and options.gradient_as_bucket_view
-        self.accumulates = several and not (self.views and options.sync_each_batch)
-        """Whole gradients of earlier micro-batches are there."""
-        total = sum(each.gradient_bytes * each.repeats for each in self.passes.backward)
-        self.held = Held(gradients_bytes=total if self.accumulates else 0)
+        self.total_bytes = sum(each.gradient_bytes * each.repeats for each in self.passes.backward)
+        self.flow = GradientFlow.PILE_UP
+        self.held = Held()
         self.forward_moments = Moments(self.held)
         self.backward_moments = Moments(self.held)
 
-    @property
-    def _piles_up(self) -> bool:
-        return not self.views and not self.accumulates
-
     def run(self) -> None:
+        """Each kind of micro-batch; then what the optimizer finds."""
+        *unsynced, last = self._flows()
+        for flow in unsynced:
+            self._micro_batch(flow, None)
+        self._micro_batch(last, self._compressed)
+        self.held.gradients_bytes = 0 if self.views else self.total_bytes
+
+    def _flows(self) -> list[GradientFlow]:
+        """Those of a step's micro-batches, but for what another one exceeds; the last is reduced.
+
+        Under ``no_sync`` views are whole gradients too, until the last micro-batch.
+        """
+        steps = self.given.setup.gradient_accumulation_steps
+        if not self.views:
+            return [GradientFlow.PILE_UP if steps == 1 else GradientFlow.ADD]
+        if steps == 1 or self.options.sync_each_batch:
+            return [GradientFlow.VIEWS]
+        earlier = GradientFlow.PILE_UP if steps == 2 else GradientFlow.ADD
+        return [earlier, GradientFlow.BECOME_VIEWS]
+
+    def _micro_batch(self, flow: GradientFlow, compressed: DType | None) -> None:
         """Forward, then backward."""
+        self.flow = flow
+        whole = flow in (GradientFlow.ADD, GradientFlow.BECOME_VIEWS)
+        self.held.gradients_bytes = self.total_bytes if whole else 0
         for each in self.passes.forward:
             for repetition in {0, each.segment.repeat - 1}:
                 self.forward_moments.see(
                     each.start, moved_forward(each, repetition), each.peak, loss=each.loss
                 )
         self.backward_moments.see(self.passes.after_forward)
-        if self.bucketed and self.options.comm_hook is not CommHook.ALLREDUCE:
-            self._backward_with_copies()
+        if compressed is not None:
+            self._backward_with_copies(compressed)
         else:
             for part in self.passes.backward:
                 self._backward(part)
         self.backward_moments.see(self.passes.after_backward)
-        if self.views:
-            self.held.gradients_bytes = 0
 
     def _backward(self, each: BackwardPass) -> None:
-        crest = crest_of(each.intervals, pile_up=self._piles_up)
+        crest = crest_of(each.intervals, pile_up=self.flow is GradientFlow.PILE_UP)
         before = self.held.gradients_bytes
         finished = each.gradient_bytes
         for repetition in {0, each.repeats - 1}:
@@ -190,14 +222,24 @@ class DdpReplay:
 
     def _after(self, finished: int) -> int:
         """How finished gradients change what lies beside the buckets."""
-        if self._piles_up:
+        if self.flow is GradientFlow.PILE_UP:
             return finished
-        # In the last micro-batch gradients left by no_sync become views one by one.
-        return -finished if self.views and self.accumulates else 0
+        return -finished if self.flow is GradientFlow.BECOME_VIEWS else 0
 
-    def _backward_with_copies(self) -> None:
+    @property
+    def _compressed(self) -> DType | None:
+        """What buckets are copied to; None where they are not, as gradients that have that format
+        already (``Tensor.to`` then returns the bucket itself).
+        """
+        compressed = _COMPRESSED.get(self.options.comm_hook)
+        if not self.bucketed or compressed is self.given.formats.gradients:
+            return None
+        return compressed
+
+    def _backward_with_copies(self, compressed: DType) -> None:
         """Interval by interval, since a full bucket is copied to 16 bits when it is ready."""
         held, moments = self.held, self.backward_moments
+        element_bytes = self.given.formats.gradients.num_bytes
         cap = FIRST_BUCKET_BYTES
         filled = 0
         for each, repetition, interval in _intervals(self.passes.backward):
@@ -207,28 +249,14 @@ class DdpReplay:
             filled += interval.gradient_bytes
             if filled < cap:
                 continue
-            copy = filled // DType.FP32.num_bytes * DType.BF16.num_bytes
-            self._see_copy(each, repetition, interval, copy)
+            held.buffers_bytes = allocated_bytes(filled // element_bytes, compressed)
+            moments.see(each.start, moved, interval.end, loss=each.loss)
+            held.buffers_bytes = 0
             filled = 0
             cap = int(self.options.bucket_cap_mb * MIB)
-        last = self.passes.after_backward
-        held.buffers_bytes += allocated_bytes(filled // 4, DType.BF16)
-        moments.see(last)
+        held.buffers_bytes = allocated_bytes(filled // element_bytes, compressed)
+        moments.see(self.passes.after_backward)
         held.buffers_bytes = 0
-
-    def _see_copy(
-        self, each: BackwardPass, repetition: int, interval: Interval, num_bytes: int
-    ) -> None:
-        if self._copies_to_other_format:
-            self.held.buffers_bytes = num_bytes
-            self.backward_moments.see(
-                each.start, moved_backward(each, repetition), interval.end, loss=each.loss
-            )
-            self.held.buffers_bytes = 0
-
-    @property
-    def _copies_to_other_format(self) -> bool:
-        return self.given.formats.gradients is DType.FP32
 
 
 def _intervals(passes: list[BackwardPass]) -> Iterator[tuple[BackwardPass, int, Interval]]:

@@ -5,12 +5,14 @@ of one handed to the next, and an engine is called where it takes part: before a
 when a parameter's gradient is ready.
 """
 
+from typing import Protocol
+
 from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.walk import WORKSPACE
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
-from memplan.graph.tape import Tape
+from memplan.memory.walk import WORKSPACE
 
 Frame = dict[object, Block]
 """What one repetition of a segment holds: the walks' keys and their blocks."""
@@ -18,12 +20,8 @@ Place = tuple[Frame, object]
 """Where a block is noted."""
 
 
-class Engine:
-    """What takes part in a step beside the model; this one lets every gradient stay."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.gradients: dict[tuple[Parameter, int], Block] = {}
+class Engine(Protocol):
+    """What takes part in a step beside the model."""
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """A segment's forward pass begins."""
@@ -37,25 +35,21 @@ class Engine:
     def after_backward(self, segment: Segment, repetition: int) -> None:
         """It has ended."""
 
-    def gradient_ready(self, parameter: Parameter, copy: int, block: Block) -> None:
-        """Take a finished gradient."""
-        present = self.gradients.get((parameter, copy))
-        if present is not None:
-            self.ledger.free(block)
-            return
-        self.gradients[parameter, copy] = block
-
-    def gradient_replaced(self, parameter: Parameter, copy: int, block: Block) -> None:
-        """A sum takes the place of a gradient that is there."""
-        self.ledger.free(self.gradients[parameter, copy])
-        self.gradients[parameter, copy] = block
+    def gradient_ready(self, weight: tuple[Parameter, int], block: Block) -> None:
+        """A gradient is finished, and the engine's."""
 
 
 class Playback:
     """Forward and backward of one micro-batch, as often as it is asked for."""
 
     def __init__(
-        self, tape: Tape, passes: StepPasses, ledger: Ledger, engine: Engine, workspace_bytes: int
+        self,
+        tape: Tape,
+        passes: StepPasses,
+        ledger: Ledger,
+        engine: Engine,
+        *,
+        workspace_bytes: int,
     ) -> None:
         self.workspaces = {True: workspace_bytes, False: workspace_bytes}
         self.tape = tape
@@ -64,11 +58,6 @@ class Playback:
         self.engine = engine
         self.leaves = {leaf.storage for leaf in tape.leaves}
         self.kept = {segment: _kept(segment) for segment in tape.segments}
-
-    def micro_batch(self) -> None:
-        """Forward, loss, backward."""
-        self.forward()
-        self.backward()
 
     def _need_workspace(self, *, forward: bool) -> None:
         """Each of the two threads has a handle with a workspace of its own, made at its first product."""
@@ -107,7 +96,7 @@ class Playback:
             self.engine.before_forward(segment, repetition)
             frame: Frame = {}
             self.frames[segment.index, repetition] = frame
-            source = self._input(segment, repetition, given)
+            source = self._source(repetition, given)
             if source is not None:
                 self.inputs[segment.index, repetition] = source
             for key, size in each.profile.events:
@@ -124,6 +113,8 @@ class Playback:
             for key in frame:
                 if isinstance(key, Storage) and key.weight_cast and key not in kept:
                     self.casts.append((frame, key))
+            # The caller's variable holds the input until the module's hooks have run too.
+            self.engine.after_forward(segment, repetition)
             if self._drops_input(each, repetition, given) and source is not None:
                 self._free(source)
             output = segment.output.storage if segment.output is not None else None
@@ -131,14 +122,14 @@ class Playback:
                 self.output = (frame, output)
             elif output is not None and output is not given:
                 self.output = self._place(output)
-            self.engine.after_forward(segment, repetition)
         if last_carried is not None:
             self.casts.append(last_carried)
         for storage in segment.releases:
             if not self.keepers.get(storage, 0) and not self._kept_nearby(storage):
                 self._free_any(storage)
 
-    def _input(self, segment: Segment, repetition: int, given: Storage | None) -> Place | None:
+    def _source(self, repetition: int, given: Storage | None) -> Place | None:
+        """Where a repetition's input is noted."""
         if given is None:
             return None
         if repetition:
@@ -193,6 +184,8 @@ class Playback:
 
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
+        self.uses = self._count_uses()
+        self.waiting: dict[tuple[Parameter, int], Block] = {}
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
         loss = self.tape.segments[-1].output
         if loss is not None:
@@ -242,14 +235,11 @@ class Playback:
                         self._free_shared(segment)
                     self._free(source)
             parameter = interval.parameter
-            if parameter is None or interval.gradient is None:
+            if parameter is None:
                 continue
-            block = frame.pop(interval.gradient)
+            block = None if interval.gradient is None else frame.pop(interval.gradient)
             copy = repetition if parameter in segment.parameters else 0
-            if interval.gradient_bytes:
-                engine.gradient_ready(parameter, copy, block)
-            else:
-                engine.gradient_replaced(parameter, copy, block)
+            self._gradient((parameter, copy), block)
         for tensor, buffer in each.profile.left.items():
             block = frame.pop(buffer, None)
             if block is None:
@@ -259,6 +249,38 @@ class Playback:
             else:
                 self.shared[tensor] = block
         engine.after_backward(segment, repetition)
+
+    def _gradient(self, weight: tuple[Parameter, int], block: Block | None) -> None:
+        """Hand a gradient over once autograd has added all of it up.
+
+        A weight used twice has one node, which waits for both (torch/csrc/autograd/engine.cpp,
+        ``InputBuffer``). ``block`` is the gradient so far; None: the one that waits took it up.
+        """
+        waiting = self.waiting.pop(weight, None)
+        if waiting is not None and block is not None:
+            self.ledger.free(waiting)
+        present = waiting if block is None else block
+        assert present is not None
+        self.uses[weight] -= 1
+        if self.uses[weight]:
+            self.waiting[weight] = present
+        else:
+            self.engine.gradient_ready(weight, present)
+
+    def _count_uses(self) -> dict[tuple[Parameter, int], int]:
+        """How often each weight's gradient is computed."""
+        uses: dict[tuple[Parameter, int], int] = {}
+        remaining = {segment.index: segment.repeat for segment in self.tape.segments}
+        for each in self.passes.backward:
+            own = each.segment.parameters
+            for _ in range(each.repeats):
+                remaining[each.segment.index] -= 1
+                for interval in each.intervals:
+                    parameter = interval.parameter
+                    if parameter is not None:
+                        copy = remaining[each.segment.index] if parameter in own else 0
+                        uses[parameter, copy] = uses.get((parameter, copy), 0) + 1
+        return uses
 
     def _free_shared(self, segment: Segment) -> None:
         for storage in kept_by(segment):

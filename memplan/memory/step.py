@@ -247,9 +247,9 @@ class StepWalk:
                 finished = dict(accumulated)
                 profile, change = self._walk_back(segment, finished, shared)
                 # The first repetition makes the gradients of shared tensors, the rest add to them.
-                outer = {each for each in finished if each not in accumulated and each not in own}
-                repeats = 1 if outer or len(shared) != known else remaining
-                accumulated |= {each: finished[each] for each in outer}
+                outer = {each: kind for each, kind in finished.items() if each not in own}
+                repeats = 1 if outer != accumulated or len(shared) != known else remaining
+                accumulated = outer
                 made = BackwardPass(segment, repeats, self.level, profile, change)
                 self.passes.backward.append(made)
                 self.level = made.start_of(repeats)
@@ -283,6 +283,7 @@ class StepWalk:
 
 
 def kept_by(segment: Segment) -> list[Storage]:
+    """Storages of earlier segments that a segment keeps, its input left out."""
     return segment.external_reads if segment.checkpointed else segment.external_saves
 
 

@@ -457,6 +457,8 @@ class BackwardWalk:
         if not self.segment.checkpointed:
             self._let_go(operation)
         self._let_go_of_given(operation)
+        # Next edges are served in the order of the inputs, whatever order the formula went in.
+        made.sort(key=lambda each: operation.inputs.index(each[0]))
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
 
@@ -485,11 +487,11 @@ class BackwardWalk:
             if kind == Gradient.SAVED:
                 self._hand_over(next(handed_over))
                 kind = Gradient.FRESH
-            buffer = GradientBuffer(_gradient_bytes(tensor), is_view=operation.returns_views)
+            buffer = GradientBuffer(_gradient_bytes(tensor), is_view=kind == Gradient.VIEW)
             made.append((tensor, buffer))
             if kind == Gradient.SUMMED:
                 products.append((incoming, tensor, buffer))
-            elif kind:
+            elif kind > 0:
                 product = GradientBuffer(kind)
                 products.append((product, tensor, buffer))
                 self._allocate(product, kind)

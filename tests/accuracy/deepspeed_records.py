@@ -43,7 +43,14 @@ def engine_options(settings: dict[str, Any]) -> dict[str, object]:
         options["overlap_comm"] = settings["overlap"]
     if settings["zinit"]:
         options["zero_init"] = True
-    for section in (settings["extra"] or {}).values():
+    options.update(flat_options(settings["extra"] or {}))
+    return options
+
+
+def flat_options(ds_config: dict[str, Any]) -> dict[str, object]:
+    """Sections of a ds_config as memplan's flat engine options."""
+    options: dict[str, object] = {}
+    for section in ds_config.values():
         for name, value in section.items():
             if isinstance(value, dict):
                 options.update(

@@ -22,6 +22,14 @@ def test_defaults() -> None:
     assert options.grad_accum_dtype is None
 
 
+def test_offload_defaults() -> None:
+    """DeepSpeed 0.19's own (runtime/zero/offload_config.py)."""
+    options = read(3)
+    assert (options.optimizer_buffer_count, options.param_buffer_count) == (4, 5)
+    assert options.param_buffer_size == 100_000_000
+    assert options.param_max_in_cpu == 1_000_000_000
+
+
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [

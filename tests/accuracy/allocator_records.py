@@ -1,0 +1,103 @@
+"""A record of PyTorch's own CUDA build as a training setup, with the kernels that users get."""
+
+from typing import Any
+
+from memplan.estimator import estimate
+from memplan.estimator.estimation import record_and_walk, tape_options, with_workspaces
+from memplan.memory.account import ComponentKind, RankAccount
+from memplan.memory.deepspeed import deepspeed_account
+from memplan.memory.rank import RankInput
+from memplan.memory.runtime import workspace_bytes
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+from tests.accuracy.deepspeed_records import flat_options
+
+TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
+PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
+GPUS = {"h100": "h100-sxm-80gb", "a100": "a100-sxm4-80gb", "v100": "v100-sxm2-32gb"}
+NO_ENGINE = "single"
+NUM_MICRO_BATCHES = 4
+"""Forward and backward passes of every record."""
+
+
+def engine_of(settings: dict[str, Any]) -> str:
+    """The record's engine, as the record calls it; a loop without one is ``single``."""
+    name: str = settings.get("engine", NO_ENGINE)
+    return name
+
+
+def setup_of(settings: dict[str, Any]) -> TrainingSetup:
+    """The record's settings in memplan's words."""
+    return TrainingSetup(
+        micro_batch_size=settings["b"],
+        seq_len=settings["s"],
+        attention=settings.get("attn", "sdpa"),
+        checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
+        optimizer=settings.get("opt", "adamw_fused").replace("_", "-"),
+        num_gpus=settings.get("world", 1),
+        **_engine_fields(settings),
+    )
+
+
+def _engine_fields(settings: dict[str, Any]) -> dict[str, Any]:
+    engine = engine_of(settings)
+    if engine == "fsdp2":
+        return {
+            "engine": "fsdp",
+            "engine_options": {
+                "reshard_after_forward": settings["reshard"],
+                "reduce_dtype": "fp32" if settings["reduce_fp32"] else "bf16",
+            },
+        }
+    if engine == "deepspeed":
+        return {
+            "engine": "deepspeed",
+            "zero_stage": settings["stage"],
+            "precision": f"{settings.get('prec', 'bf16')}-master",
+            "gradient_accumulation_steps": settings.get("ga", 1),
+            "engine_options": {
+                "zero_init": settings.get("zinit", False),
+                **flat_options(settings.get("ds", {})),
+            },
+        }
+    return {
+        "engine": "ddp",
+        "precision": PRECISIONS[settings["precision"]],
+        "engine_options": settings.get("ddp", {}),
+    }
+
+
+def peak_of(record: dict[str, Any]) -> int:
+    """The peak of the record's job on the record's card, as ``peak_bytes`` counts it, for rank 0."""
+    settings = record["settings"]
+    model = load_model(record["config"], TASKS[record.get("task", "causal")])
+    gpu = load_gpu(GPUS[settings["gpu"]])
+    setup = setup_of(settings)
+    if engine_of(settings) != "deepspeed":
+        return estimate(model, setup, gpu).peak_bytes
+    resolved = setup.resolve(model.context_length)
+    tape, passes = record_and_walk(model, tape_options(resolved, gpu))
+    given = RankInput(tape=tape, passes=passes, setup=resolved)
+    account = with_workspaces(
+        deepspeed_account(given, rank=0), workspace_bytes(gpu.compute_capability)
+    )
+    if not steps_were_seen(settings):
+        return _peak_without_states(account)
+    return account.peak.peak_bytes
+
+
+def steps_were_seen(settings: dict[str, Any]) -> bool:
+    """Whether a micro-batch was run after the first optimizer step, which makes the states."""
+    return int(settings.get("ga", 1)) < NUM_MICRO_BATCHES
+
+
+def _peak_without_states(account: RankAccount) -> int:
+    label = ComponentKind.OPTIMIZER_STATES.label
+    phases = [each for each in account.phases if each.name in ("forward", "backward")]
+    return max(each.peak_bytes - each.components.get(label, 0) for each in phases)
+
+
+def predict(record: dict[str, Any]) -> dict[str, int]:
+    """The record's figures, as memplan estimates them."""
+    return {"requested_peak": peak_of(record)}
