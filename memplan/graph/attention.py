@@ -125,6 +125,7 @@ def attend(
         key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held = (query, key, value)
     cast: tuple[Tensor, ...] = (value, key, query)
+    given_mask = mask
     if t.autocast is not None:
         if mask is not None and mask.dtype is not DType.BOOL:
             mask = t.cast(mask, t.autocast)
@@ -138,9 +139,11 @@ def attend(
     else:
         out = t.contiguous(math(t, query, key, value, shape))
     t.touch(*reversed(cast))
-    t.touch(*held)
     if mask is not None:
         t.touch(mask)
+    t.touch(*held)
+    if given_mask is not None:
+        t.touch(given_mask)
     return out
 
 

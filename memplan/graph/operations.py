@@ -38,7 +38,8 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     if weight.requires_grad:
         saves.append(x)
     if x.requires_grad:
-        saves.append(factor)
+        # Kept tensors go by their arguments' names: mat2 before self, but mat1 before mat2.
+        saves.insert(len(saves) if bias is not None else 0, factor)
     inputs: tuple[Tensor, ...] = (x, factor)
     gradients: tuple[int, ...] = (Gradient.VIEW, Gradient.VIEW)
     if addend is not None:
