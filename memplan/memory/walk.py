@@ -196,8 +196,7 @@ class ForwardWalk:
                             dying[position].insert(0, storage)
             if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
                 events.append((WORKSPACE, 0))
-            if live > highest:
-                highest = live
+            highest = max(highest, live)
             if after:
                 highest = max(highest, live + _played(events, after))
                 live += sum(size for _, size in after)
