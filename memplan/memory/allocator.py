@@ -10,7 +10,7 @@ Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, 
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.records import dataclass
@@ -231,11 +231,23 @@ def least_capacity(
     >>> least_capacity(run, peaks=replay(run)) // MIB
     30
     """
+
+    def completes(capacity_bytes: int) -> bool:
+        return CachingAllocator(capacity_bytes).replay(events, streams) is None
+
+    return bisect_capacity(completes, peaks)
+
+
+def bisect_capacity(completes: Callable[[int], bool], peaks: AllocatorPeaks) -> int:
+    """The least capacity that ``completes`` says a run fits [bytes], to 2 MiB.
+
+    It lies between what is allocated and what is reserved on a card with room (``peaks``).
+    """
     low = peaks.allocated_bytes // SEGMENT_ROUNDING_BYTES - 2
     high = ceil_div(peaks.reserved_bytes, SEGMENT_ROUNDING_BYTES)
     while high - low > 1:
         middle = (low + high) // 2
-        if CachingAllocator(middle * SEGMENT_ROUNDING_BYTES).replay(events, streams) is None:
+        if completes(middle * SEGMENT_ROUNDING_BYTES):
             high = middle
         else:
             low = middle

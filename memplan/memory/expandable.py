@@ -16,8 +16,8 @@ from memplan.memory.allocator import (
     SMALL_REQUEST_BYTES,
     SMALL_SEGMENT_BYTES,
     AllocatorPeaks,
+    bisect_capacity,
 )
-from memplan.units import ceil_div
 
 _UNIT = ALLOCATION_ROUNDING
 _ENDLESS = 1 << 60
@@ -286,12 +286,8 @@ def least_expandable_capacity(
     events: Sequence[int], streams: dict[int, int] | None = None, *, peaks: AllocatorPeaks
 ) -> int:
     """The least capacity with which a run completes [bytes], to 2 MiB."""
-    low = peaks.allocated_bytes // SMALL_SEGMENT_BYTES - 2
-    high = ceil_div(peaks.reserved_bytes, SMALL_SEGMENT_BYTES)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if ExpandableAllocator(middle * SMALL_SEGMENT_BYTES).replay(events, streams) is None:
-            high = middle
-        else:
-            low = middle
-    return high * SMALL_SEGMENT_BYTES
+
+    def completes(capacity_bytes: int) -> bool:
+        return ExpandableAllocator(capacity_bytes).replay(events, streams) is None
+
+    return bisect_capacity(completes, peaks)
