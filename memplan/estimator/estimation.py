@@ -19,13 +19,12 @@ from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast
 from memplan.memory.rank import RankInput, check_rank, joined
 from memplan.memory.runtime import workspace_bytes
-from memplan.memory.step import StepPasses, StepWalk
+from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel, SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.sdpa import (
-    DEFAULT_SUPPORT,
     SDPA_SUPPORT,
     choose_sdpa_kernel,
     sdpa_support,
@@ -101,26 +100,38 @@ class _Job:
 
 
 @lru_cache(maxsize=256)
+def record(model: ModelSpec, options: TapeOptions) -> Tape:
+    """The model on the tape; remembered, since cards are compared by it."""
+    return record_model(model, options)
+
+
+@lru_cache(maxsize=256)
 def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepPasses]:
     """The model on the tape, and the walk over it; remembered, since engines share activations."""
-    tape = record_model(model, options)
+    tape = record(model, options)
     return tape, StepWalk(tape).run()
 
 
 def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
     """Options for a card: those of the plainest card whose kernels are the same for this model.
 
-    What a walk finds depends on the card through the kernels it runs alone, so cards that run the
-    same ones share the walk.
+    What a walk finds depends on the card through the kernels it runs alone, and how they split long
+    sums, so cards that do the same share the walk.
     """
-    if options.sdpa == DEFAULT_SUPPORT:
-        return options
-    tape, _ = record_and_walk(model, replace(options, sdpa=DEFAULT_SUPPORT))
+    default = TapeOptions()
+    plain = replace(
+        options,
+        sdpa=default.sdpa,
+        multiprocessors=default.multiprocessors,
+        threads_per_multiprocessor=default.threads_per_multiprocessor,
+    )
+    tape = record(model, plain)
+    shared = options if splits_sums(tape) else replace(plain, sdpa=options.sdpa)
     chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
-    for support in SDPA_SUPPORT.values():
+    for support in (default.sdpa, *SDPA_SUPPORT.values()):
         if [choose_sdpa_kernel(call, support) for call in tape.sdpa_calls] == chosen:
-            return replace(options, sdpa=support)
-    return options
+            return replace(shared, sdpa=support)
+    return shared
 
 
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:

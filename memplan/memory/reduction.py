@@ -55,17 +55,8 @@ def column_sum_scratch(
                 num_outputs, rows, num_bytes * rows // num_rows, device
             )
         )
-    vector = next(size for size in (4, 2, 1) if num_outputs % size == 0)
-    limit = MAX_THREADS // vector
-    columns = min(_power_below(num_outputs // vector), limit)
-    rows = min(_power_below(num_rows), limit)
-    width = min(columns, WARP)
-    height = min(rows, limit // width)
-    width = min(columns, limit // height)
-    values = num_rows
-    if values < min(height * MIN_VALUES, MAX_VALUES):
-        return ()
-    values = ceil_div(values, height)
+    vector, width, height = _shape(num_outputs, num_rows)
+    values = ceil_div(num_rows, height)
     grid = ceil_div(num_outputs // vector, width)
     target = device.count * (device.threads // (width * height))
     if values < MAX_VALUES or grid > target:
@@ -76,6 +67,27 @@ def column_sum_scratch(
         return ()
     size = ACCUMULATOR_BYTES * num_outputs * blocks * width * vector
     return ((round_up(size, ALLOCATION_ROUNDING), round_up(4 * grid, ALLOCATION_ROUNDING)),)
+
+
+def may_be_split(num_outputs: int, num_rows: int) -> bool:
+    """Whether on some GPU the rows of a sum are split between blocks: how many that GPU decides.
+
+    >>> may_be_split(768, 2048), may_be_split(768, 512)
+    (True, False)
+    """
+    _, _, height = _shape(num_outputs, num_rows)
+    return ceil_div(num_rows, height) >= MAX_VALUES
+
+
+def _shape(num_outputs: int, num_rows: int) -> tuple[int, int, int]:
+    """How many outputs a thread loads at once, and threads along and across a row in a block."""
+    vector = next(size for size in (4, 2, 1) if num_outputs % size == 0)
+    limit = MAX_THREADS // vector
+    columns = min(_power_below(num_outputs // vector), limit)
+    rows = min(_power_below(num_rows), limit)
+    width = min(columns, WARP)
+    height = min(rows, limit // width)
+    return vector, min(columns, limit // height), height
 
 
 def _power_below(number: int) -> int:

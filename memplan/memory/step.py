@@ -10,10 +10,10 @@ over them. ``plain_step`` is the account of a loop without an engine, where grad
 
 from dataclasses import field, replace
 
-from memplan.graph.segments import Segment
+from memplan.graph.segments import Gradient, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
-from memplan.memory.reduction import Multiprocessors
+from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import (
     BackwardProfile,
     BackwardWalk,
@@ -280,6 +280,20 @@ class StepWalk:
                 continue
             if not self.keepers[storage] and not self._kept_nearby(storage):
                 self._lower(Level(saved_bytes=-storage.num_bytes), loss=False)
+
+
+def splits_sums(tape: Tape) -> bool:
+    """Whether the multiprocessors of a GPU decide how a sum over rows in it is split.
+
+    Operations outside autograd have no gradients.
+    """
+    return any(
+        may_be_split(tensor.numel, operation.outputs[0].numel // tensor.numel)
+        for segment in tape.segments
+        for operation in segment.operations
+        for tensor, kind in zip(operation.inputs, operation.gradients, strict=False)
+        if tensor.by_column and tensor.requires_grad and (kind == Gradient.SUMMED or kind > 0)
+    )
 
 
 def kept_by(segment: Segment) -> list[Storage]:

@@ -6,8 +6,13 @@ from hypothesis import strategies as st
 
 import memplan
 from memplan.errors import SetupError
+from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import gpu_from_memory
+from memplan.memory.step import plain_step
 from memplan.report.schema import COLUMN_MEANINGS
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
 SMALL = {
@@ -139,3 +144,28 @@ def test_compile_is_said_not_to_be_modelled() -> None:
 def test_setups_that_cannot_be(values: dict[str, object], words: str) -> None:
     with pytest.raises(SetupError, match=words):
         TrainingSetup(**values)
+
+
+@pytest.mark.parametrize("gpu", ["v100-32gb", "a100-80gb", "t4", "h100"])
+@pytest.mark.parametrize(("name", "batch"), [("t5-small", 1), ("gpt2", 1), ("gpt2", 16)])
+def test_a_walk_that_cards_share_is_each_cards_own(name: str, batch: int, gpu: str) -> None:
+    model = load_model(name)
+    card = load_gpu(gpu)
+    setup = TrainingSetup(micro_batch_size=batch, seq_len=512)
+    own = tape_options(setup.resolve(model.context_length, has_bf16=card.has_bf16), card)
+    shared = shared_options(model, own)
+    _, expected = record_and_walk(model, own)
+    _, found = record_and_walk(model, shared)
+    assert plain_step(found) == plain_step(expected)
+
+
+def test_cards_share_a_walk_only_where_no_long_sum_is_split() -> None:
+    model = load_model("gpt2")
+
+    def shared(gpu: str, batch: int) -> TapeOptions:
+        setup = TrainingSetup(micro_batch_size=batch, seq_len=512)
+        options = tape_options(setup.resolve(model.context_length, has_bf16=True), load_gpu(gpu))
+        return shared_options(model, options)
+
+    assert shared("a100-80gb", 1).multiprocessors == shared("h100", 1).multiprocessors
+    assert shared("a100-80gb", 16).multiprocessors == 108

@@ -15,7 +15,7 @@ MODEL = load_model("llama-3.2-1b")
 def forget() -> None:
     """Empty everything that estimates remember."""
     for remembered in (
-        estimation.record_and_walk, estimation.worst_account, job.written_out,
+        estimation.record, estimation.record_and_walk, estimation.worst_account, job.written_out,
         job.remembered_buffer, job.remembered_partition, modules.remembered_scripts, stage0._offers,
         stage12._after_backward, stage12._while_backward, stage3._offers,
     ):  # fmt: skip
