@@ -34,6 +34,7 @@ from memplan.cli.sweep_options import (
 )
 from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
+    AllocatorOption,
     AccelerateConfigOption,
     AttentionOption,
     BatchSizeOption,
@@ -109,6 +110,7 @@ def estimate(
     outputs_held: OutputsHeldOption = False,
     upcast_outputs: UpcastOutputsOption = False,
     compiled: CompileOption = False,
+    allocator: AllocatorOption = "default",
     engine_option: EngineOptionOption = None,
     kernel_scratch: KernelScratchOption = True,
     setup_file: SetupFileOption = None,
@@ -230,6 +232,7 @@ def estimate(
         "outputs_held": outputs_held,
         "upcast_outputs": upcast_outputs,
         "compiled": compiled,
+        "allocator": allocator,
         "engine_options": parse_engine_options(engine_option),
         "kernel_scratch": kernel_scratch,
     }
@@ -267,6 +270,7 @@ def estimate(
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
+    rows = [[settled(each, alone=len(rows) == 1) for each in row] for row in rows]
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
@@ -302,6 +306,13 @@ COUNTED_FROM_MODEL = frozenset(
 COUNTED_BY_HAND: frozenset[str] = frozenset()
 EMIT_IGNORES = frozenset({"output_format"})
 """What is not looked at where a setup is written down instead."""
+def settled(answer: "Estimate", *, alone: bool) -> "Estimate":
+    """An answer whose run is replayed where bounds leave the verdict open, or where it stands alone."""
+    from memplan.estimator import Verdict
+
+    return replace(answer, is_replayed=alone or answer.verdict is Verdict.TIGHT)
+
+
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",
     "gradient_accumulation_steps": "gradient_accumulation",

@@ -24,6 +24,7 @@ from memplan.cli.options import (
 )
 from memplan.cli.terminal import say, write_file
 from memplan.cli.training_options import (
+    AllocatorOption,
     AttentionOption,
     BatchSizeOption,
     CheckpointingOption,
@@ -82,6 +83,7 @@ def explain(
     outputs_held: OutputsHeldOption = False,
     upcast_outputs: UpcastOutputsOption = False,
     compiled: CompileOption = False,
+    allocator: AllocatorOption = "default",
     engine_option: EngineOptionOption = None,
     kernel_scratch: KernelScratchOption = True,
     task: TaskOption = None,
@@ -161,6 +163,7 @@ def explain(
         outputs_held=outputs_held,
         upcast_outputs=upcast_outputs,
         compiled=compiled,
+        allocator=allocator,  # type: ignore[arg-type]
         engine_options=parse_engine_options(engine_option),
         kernel_scratch=kernel_scratch,
     )

@@ -14,7 +14,8 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast
 from memplan.memory.rank import RankInput, check_rank, joined
-from memplan.memory.runtime import workspace_bytes
+from memplan.memory.required import RunSource
+from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
@@ -42,13 +43,15 @@ def estimate(
     rank that it does not have.
     """
     job = _Job.of(model, setup, gpu)
+    account = job.account(rank=rank)
     return Estimate(
         model=model,
         setup=job.setup,
         gpu=gpu,
+        run_source=job.run_source(account),
         num_params=total_parameters(job.given.tape),
         trainable_params=trainable_parameters(job.given.tape),
-        account=job.account(rank=rank),
+        account=account,
         activations_bytes=job.given.passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(job.given.tape),
         assumptions=assumptions_of(model, setup, job.setup, gpu),
@@ -94,6 +97,15 @@ class _Job:
             left_out = (*account.left_out, self.model.activations_left_out)
             account = replace(account, left_out=left_out)
         return account
+
+    def run_source(self, account: RankAccount) -> RunSource:
+        """From which that rank's run is played out."""
+        return RunSource(
+            given=self.given,
+            rank=account.rank,
+            workspace_bytes=_scratch_bytes(self.setup, self.gpu) // NUM_HANDLES,
+            capacity_bytes=self.gpu.capacity_bytes if self.gpu is not None else None,
+        )
 
 
 @lru_cache(maxsize=256)
