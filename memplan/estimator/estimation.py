@@ -10,7 +10,11 @@ from memplan.graph.counts import total_parameters, trainable_parameters
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
-from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.gpu import (
+    GpuSpec,
+    num_multiprocessors,
+    threads_per_multiprocessor,
+)
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast
 from memplan.memory.rank import RankInput, check_rank, joined
@@ -145,6 +149,8 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         kernels=setup.chosen_kernels,
         dropout=setup.dropout,
         decomposed=not setup.kernel_scratch,
+        multiprocessors=num_multiprocessors(gpu),
+        threads_per_multiprocessor=threads_per_multiprocessor(gpu),
         sdpa=sdpa_support(gpu),
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,

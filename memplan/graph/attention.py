@@ -6,14 +6,15 @@ the memory-efficient kernel keeps the mask too; math keeps s x s tensors.
 
 from memplan.dtypes import DType
 from memplan.graph.operations import dropout, dropout_probability, softmax
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel
 from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
+from memplan.units import round_up
 
 FLASH_HEAD_MULTIPLE = 8
 """Heads are padded to a multiple of this before flash attention."""
@@ -35,6 +36,8 @@ class Shape:
     queries: int
     keys: int
     spec: AttentionSpec
+    heads_split: bool = False
+    """``as_heads`` was recorded behind the projections, so that their gradients are laid out there."""
 
     @property
     def rows(self) -> int:
@@ -76,8 +79,7 @@ def attend(
 
     ``bias`` is a position bias, heads x queries x keys.
     """
-    own = shape.spec.softcap or shape.spec.own_eager
-    if t.kernels.attention is AttentionKernel.EAGER or own:
+    if splits_heads(t, shape.spec):
         return _written_out(t, query, key, value, shape, mask, bias)
     if bias is not None:
         from memplan.graph.relative import bias_mask  # only for T5 and its kin
@@ -158,8 +160,11 @@ def _through(
     mask: Tensor | None,
 ) -> Tensor:
     held = (query, key, value)
+    cast: tuple[Tensor, ...] = (value, key, query)
     if t.autocast is not None:
-        query, key, value = (t.cast(x, t.autocast) for x in held)
+        if mask is not None and mask.dtype is not DType.BOOL:
+            mask = t.cast(mask, t.autocast)
+        value, key, query = cast = tuple(t.cast(x, t.autocast) for x in reversed(held))
     if kernel is ScoreKernel.FLASH:
         out = flash(t, query, key, value, shape)
     elif kernel is ScoreKernel.CUDNN:
@@ -170,6 +175,7 @@ def _through(
         out = t.contiguous(math(t, query, key, value, shape, mask))
     if out.by_head:
         out = t.contiguous(out)
+    t.touch(*reversed(cast))
     t.touch(*held)
     if mask is not None:
         t.touch(mask)
@@ -203,7 +209,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
         query, key, value = (_pad(t, x, head_dim, padding) for x in (query, key, value))
     out = t.tensor(query.numel, query.dtype)
     # Padded heads lie before the rows: backward copies the result and its gradient into rows.
-    copies = 2 * out.storage.num_bytes if padding and not t.decomposed else 0
+    copies = (out.storage.num_bytes, out.storage.num_bytes, RESULT) if padding else ()
     out.by_head = query.by_head and not padding
     statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
     random_state = _random_state(t)
@@ -211,7 +217,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
         "flash_attention", (query, key, value), (out, statistics, *random_state),
         saves=(query, key, value, out, statistics, *random_state),
         gradients=(Gradient.FRESH,) * 3,
-        backward_scratch_bytes=flash_backward_scratch_bytes(t, shape) + copies,
+        backward_scratch_bytes=() if t.decomposed else (*copies, *flash_backward_scratch(shape, out)),
         flops=_score_flops(shape),
     )  # fmt: skip
     if padding:
@@ -230,23 +236,26 @@ def _pad(t: Tape, x: Tensor, head_dim: int, padding: int) -> Tensor:
     return out
 
 
-def flash_backward_scratch_bytes(t: Tape, shape: Shape) -> int:
-    """Scratch inside flash attention's backward kernel [bytes].
+def flash_backward_scratch(shape: Shape, out: Tensor) -> tuple[int, ...]:
+    """Blocks of scratch inside flash attention's backward kernel [bytes].
 
-    An fp32 accumulator of dq with rows padded to 128 and heads to a multiple of 32, an fp32 row
-    statistic, and dk and dv expanded to every query head (csrc/flash_attn/flash_api.cpp,
+    An fp32 row statistic, an fp32 accumulator of dq with rows padded to 128 and heads to a multiple
+    of 32, and dk and dv expanded to every query head (csrc/flash_attn/flash_api.cpp,
     ``mha_bwd``). It is counted as ``kernel_scratch``, not where the tape imitates fake tensors.
     """
-    if t.decomposed:
-        return 0
     spec = shape.spec
     rows = shape.batch * (-(-shape.queries // 128) * 128)
     heads = spec.num_heads
     accumulator = rows * heads * (-(-spec.head_dim // 32) * 32) * 4
-    expanded = 0
+    blocks: tuple[int, ...] = (rows * heads * 4, accumulator)
     if shape.groups > 1:
-        expanded = 2 * shape.batch * shape.keys * heads * spec.head_dim * 2
-    return accumulator + rows * heads * 4 + expanded
+        expanded = shape.batch * shape.keys * heads * spec.head_dim * DType.BF16.num_bytes
+        blocks += (expanded, expanded)
+    inner = tuple(_rounded(size) for size in blocks)
+    if out.by_head:
+        # ``_flash_attention_backward`` wants its output in rows.
+        return (out.storage.num_bytes, RESULT, *inner)
+    return inner
 
 
 def cudnn(
@@ -263,8 +272,8 @@ def cudnn(
         "cudnn_attention", inputs, (out, statistics, *random_state),
         saves=(*inputs, out, statistics, *random_state),
         gradients=(Gradient.FRESH,) * 3 + (Gradient.NONE,) * (mask is not None),
-        forward_scratch_bytes=0 if t.decomposed else CUDNN_FORWARD_BYTES,
-        backward_scratch_bytes=cudnn_backward_scratch_bytes(t, shape, key),
+        forward_scratch_bytes=0 if t.decomposed else _rounded(CUDNN_FORWARD_BYTES),
+        backward_scratch_bytes=_rounded(cudnn_backward_scratch_bytes(t, shape, key)),
         flops=_score_flops(shape),
     )  # fmt: skip
     return out
@@ -309,8 +318,8 @@ def efficient(
         "efficient_attention", inputs, (out, statistics, *random_state),
         saves=(*inputs, out, statistics, *random_state),
         gradients=gradients,
-        forward_scratch_bytes=efficient_forward_scratch_bytes(t, query.dtype, shape),
-        backward_scratch_bytes=efficient_backward_scratch_bytes(t, query.dtype, shape),
+        forward_scratch_bytes=_rounded(efficient_forward_scratch_bytes(t, query.dtype, shape)),
+        backward_scratch_bytes=efficient_backward_scratch(t, query.dtype, shape),
         flops=_score_flops(shape),
     )  # fmt: skip
     return out
@@ -323,15 +332,15 @@ def efficient_forward_scratch_bytes(t: Tape, dtype: DType, shape: Shape) -> int:
     return 4 * shape.outputs
 
 
-def efficient_backward_scratch_bytes(t: Tape, dtype: DType, shape: Shape) -> int:
-    """Scratch of the memory-efficient kernel's backward pass [bytes].
+def efficient_backward_scratch(t: Tape, dtype: DType, shape: Shape) -> tuple[int, ...]:
+    """Blocks of scratch in the memory-efficient kernel's backward pass [bytes].
 
     The sum of each row (twice in fp32) and an fp32 dq in tiles; where heads are wide and the
     gradients narrower than fp32, dk and dv in fp32 too (transformers/cuda/mem_eff_attention/
     kernel_backward.h, ``workspace_size``).
     """
     if t.decomposed:
-        return 0
+        return ()
     heads = shape.batch * shape.spec.num_heads
     head_dim, values = shape.spec.head_dim, shape.value_head_dim
     wide = dtype.is_half and _is_wide(shape)
@@ -342,12 +351,16 @@ def efficient_backward_scratch_bytes(t: Tape, dtype: DType, shape: Shape) -> int
         blocks = min(-(-shape.keys // NARROW_TILE), max(1, KEY_BLOCKS // heads))
         keys = blocks * NARROW_TILE
         found += keys * (_padded(head_dim, WIDE_TILE) + _padded(values, WIDE_TILE))
-    rows = shape.queries if dtype.is_half else 2 * shape.queries
-    return 4 * heads * (found + rows)
+    rows = (shape.queries,) * (1 if dtype.is_half else 2)
+    return tuple(_rounded(4 * heads * size) for size in (*rows, found))
 
 
 def _is_wide(shape: Shape) -> bool:
     return max(shape.spec.head_dim, shape.value_head_dim) > WIDE_TILE
+
+
+def _rounded(num_bytes: int) -> int:
+    return round_up(num_bytes, ALLOCATION_ROUNDING)
 
 
 def _padded(size: int, multiple: int) -> int:
@@ -399,7 +412,7 @@ def math(
         mask = _causal_bias(t, shape)
     if key.numel < shape.batch * shape.keys * spec.num_heads * spec.head_dim:
         key, value = repeat_heads(t, key, shape), repeat_heads(t, value, shape)
-    left, right = _scaled(t, key), query
+    left, right = query, _scaled(t, key)
     left, right = merged_heads(t, left, shape), merged_heads(t, right, shape)
     scores = batched_matmul(t, left, right, shape.scores, spec.head_dim)
     if mask is not None:
@@ -526,6 +539,19 @@ def eager_fused(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape
     return t.contiguous(batched_matmul(t, weights, value, shape.outputs, shape.keys))
 
 
+def splits_heads(t: Tape, spec: AttentionSpec) -> bool:
+    """Whether the scores are products of heads written out, whose gradients lie head by head."""
+    return bool(t.kernels.attention is AttentionKernel.EAGER or spec.softcap or spec.own_eager)
+
+
+def as_heads(t: Tape, x: Tensor, num_heads: int) -> Tensor:
+    """A projection's rows seen as heads; where there are several, the gradient is copied into rows."""
+    out = t.view(x, x.numel)
+    gradient = Gradient.ALIAS if num_heads == 1 else Gradient.FRESH
+    t.record("view", (x,), (out,), gradients=(gradient,))
+    return out
+
+
 def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     """A projection's view with the heads before the rows, as a batched product wants it.
 
@@ -536,16 +562,27 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
         return x
     if t.autocast is not None:
         x = t.cast(x, t.autocast)
+    if shape.heads_split:
+        return x if shape.batch == 1 else t.contiguous(x)
     single = x.numel == shape.batch * shape.spec.num_heads * shape.spec.head_dim
     if shape.batch == 1 or shape.spec.num_heads == 1 or single:
         return t.slice(x, x.numel)
     return t.scale(x, "clone")
 
 
-def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int) -> Tensor:
+def batched_matmul(
+    t: Tape,
+    left: Tensor,
+    right: Tensor,
+    numel: int,
+    inner: int,
+    *,
+    backward_scratch_bytes: tuple[int, ...] = (),
+) -> Tensor:
     """``left @ right`` of two activations: both are kept."""
     if t.autocast is not None:
-        left, right = t.cast(left, t.autocast), t.cast(right, t.autocast)
+        right = t.cast(right, t.autocast)
+        left = t.cast(left, t.autocast)
     out = t.tensor(numel, left.dtype)
     saves = []
     if left.requires_grad:
@@ -554,7 +591,7 @@ def batched_matmul(t: Tape, left: Tensor, right: Tensor, numel: int, inner: int)
         saves.append(left)
     t.record(
         "matmul", (left, right), (out,), saves=saves, gradients=(Gradient.FRESH, Gradient.FRESH),
-        flops=2 * numel * inner,
+        backward_scratch_bytes=backward_scratch_bytes, flops=2 * numel * inner,
     )  # fmt: skip
     return out
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memplan.graph.attention import Shape, attend
+from memplan.graph.attention import Shape, as_heads, attend, splits_heads
 from memplan.graph.operations import activation_module, clamp, dropout, linear, norm
 from memplan.graph.output_gate import gate_states, gated_output, gated_projections
-from memplan.graph.rotary import rotate
+from memplan.graph.rotary import joins_heads, rotate
 from memplan.graph.segments import Gradient
 from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate, Projection
 from memplan.model.layers import LayerSpec, NormPlacement
@@ -85,11 +86,15 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
         return disentangled_attention(t, x, spec, context)
     frame: list[Tensor] = []
     gate = None
+    mask = context.mask if spec.sliding_window is None else context.sliding_mask
+    shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
+    if splits_heads(t, spec):
+        shape = replace(shape, heads_split=spec.output_gate is not OutputGate.QUERIES)
     beside = spec.output_gate is OutputGate.QUERIES
     if beside:
         query, key, value, gate = gated_projections(t, x, spec, context.hidden_size)
     else:
-        query, key, value = project(t, x, spec, context)
+        query, key, value = project(t, x, spec, context, shape)
     if spec.output_gate is OutputGate.SIGMOID:
         gate = gate_states(t, x, spec, context.hidden_size)
     if spec.projection_clamped:
@@ -107,14 +112,17 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
         query = _scaled_by_position(t, query, context)
     if spec.fills_cache and not t.options.checkpointed_layers:
         key, value = _cached(t, key, key.dtype), _cached(t, value, key.dtype)
-    mask = context.mask if spec.sliding_window is None else context.sliding_mask
-    shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     out = attend(t, query, key, value, shape, mask)
     if spec.output_gate is not OutputGate.NONE:
         out = gated_output(t, x, out, gate, spec, context.hidden_size)
     width = spec.num_heads * (spec.value_head_dim or spec.head_dim)
+    if spec.output_apart:
+        t.touch(query, key, value, *frame)
+        query = key = value = out
+        frame = []
+        context.attention_frame = (out,)
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
-    t.touch(x, query, key, value, *frame)
+    t.touch(query, key, value, *frame, x)
     if gate is not None:
         t.touch(gate)
     return out
@@ -159,18 +167,36 @@ def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:
 
 
 def project(
-    t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
+    t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext, shape: Shape | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, in one linear layer or three."""
     hidden = context.hidden_size
+    split = shape is not None and shape.heads_split
+    # Heads that ``cat`` has joined get their gradients head by head from any kernel.
+    turned = split or joins_heads(spec)
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
         query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
+        query = as_heads(t, query, spec.num_heads) if turned else query
         key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)
+        key = as_heads(t, key, spec.num_kv_heads) if turned else key
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = linear(t, x, "self_attn.v_proj", hidden, width, bias=spec.value_bias)
+        value = as_heads(t, value, spec.num_kv_heads) if split else value
         return query, key, t.scale(value) if spec.value_scaled else value
+    query, key, value = _fused_projection(t, x, spec, hidden)
+    if split:
+        query = as_heads(t, query, spec.num_heads)
+        key, value = (as_heads(t, part, spec.num_kv_heads) for part in (key, value))
+    return query, key, value
+
+
+def _fused_projection(
+    t: Tape, x: Tensor, spec: AttentionSpec, hidden: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    query_size = spec.num_heads * spec.head_dim
+    kv_size = spec.num_kv_heads * spec.head_dim
     width = query_size + 2 * kv_size
     fused = linear(t, x, "self_attn.qkv_proj", hidden, width, bias=spec.query_bias)
     tokens = x.numel // hidden
@@ -323,10 +349,14 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
         t.touch(normed)
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
+    multiplied = t.segment.operations[-1].inputs[0]
     fed = feed_forward_dropout(t, fed, layer)
     if layer.dropout_inside:
         t.touch(normed)
     out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
+    if layer.sums_inside:
+        t.touch(multiplied, fed, normed)
+    t.touch(middle)
     if named:
         t.touch(normed)
     return out
@@ -367,13 +397,18 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
         t.linger(attended)
     attended = attention_dropout(t, attended, layer)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
-    t.touch(attended)
+    t.touch(attended, *context.attention_frame)
+    context.attention_frame = ()
     fed = feed_forward_of(t, middle, layer, context)
+    multiplied = t.segment.operations[-1].inputs[0]
     fed = feed_forward_dropout(t, fed, layer)
     out = norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
     if not layer.names_attended:
         t.touch(fed)
-    t.touch(middle)
+    if isinstance(layer.attention, AttentionSpec) and layer.attention.output_apart:
+        # ``feed_forward_chunk`` calls one module for each half, and holds what is between them.
+        t.touch(multiplied)
+    t.linger(middle)
     return out
 
 

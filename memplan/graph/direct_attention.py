@@ -84,7 +84,7 @@ def _product(
     if weight.requires_grad:
         saves.append(x)
     t.record(
-        "linear", (x, factor), (out,), saves=saves, gradients=(Gradient.FRESH, Gradient.TRANSPOSED),
+        "linear", (x, factor), (out,), saves=saves, gradients=(Gradient.VIEW, Gradient.VIEW),
         flops=2 * rows * in_features * out_features,
     )  # fmt: skip
     if bias:

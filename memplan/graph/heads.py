@@ -38,7 +38,7 @@ def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
         x = norm(t, x, spec.transform_norm, "transform.norm", width)
     logits = _decoder(t, model, spec, x, table, width)
     loss = cross_entropy(t, t.cast(logits, DType.FP32) if spec.loss_upcast else logits)
-    t.touch(logits)
+    t.give_out(logits)
     return loss
 
 
@@ -126,7 +126,7 @@ def replaced_tokens(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
         "binary_cross_entropy_with_logits", (logits, labels), (loss,),
         saves=(logits, labels), gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
-    t.touch(logits)
+    t.give_out(logits)
     return loss
 
 
@@ -184,5 +184,5 @@ def span_loss(t: Tape, logits: Tensor, num_labels: int) -> Tensor:
     first = t.elementwise("clone", start)
     last = t.elementwise("clone", end)
     loss = t.scale(t.add(cross_entropy(t, first), cross_entropy(t, last)))
-    t.touch(logits)
+    t.give_out(logits)
     return loss

@@ -6,9 +6,9 @@ was compared with real runs; see ``tests/graph``.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.training.kernels import LossKernel, NormKernel
@@ -26,8 +26,9 @@ def linear(
 def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
     """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``."""
     out_features, in_features = weight.shape[-2:]
-    factor = t.cast_weight(weight)
+    # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None
+    factor = t.cast_weight(weight)
     given = x
     if t.autocast is not None:
         x = t.cast(x, t.autocast)
@@ -39,10 +40,10 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     if x.requires_grad:
         saves.append(factor)
     inputs: tuple[Tensor, ...] = (x, factor)
-    gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.TRANSPOSED)
+    gradients: tuple[int, ...] = (Gradient.VIEW, Gradient.VIEW)
     if addend is not None:
         inputs += (addend,)
-        gradients += (Gradient.FRESH,)
+        gradients += (Gradient.SUMMED,)
     t.record(
         "linear", inputs, (out,), saves=saves, gradients=gradients,
         flops=2 * rows * in_features * out_features,
@@ -247,28 +248,39 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
     out = t.tensor(num_ids * weight.shape[-1], weight.dtype)
     inputs: tuple[Tensor, ...] = (weight,) if ids is None else (weight, ids)
     gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.NONE)[: len(inputs)]
+    scratch = () if t.decomposed else embedding_backward_scratch(num_ids, *weight.shape[-2:])
     t.record(
         "embedding", inputs, (out,), saves=inputs[1:], gradients=gradients,
-        backward_scratch_bytes=0 if t.decomposed else _segment_sums_bytes(weight, num_ids),
+        backward_scratch_bytes=scratch,
     )  # fmt: skip
     return out
 
 
-FEW_IDS = 3072
-"""Up to here one kernel adds rows straight into an embedding's gradient."""
-PARTIAL_IDS = 10
-"""Beyond, a partial sum is over as many ids at most (``NROWS_PER_THREAD``)."""
+UNSORTED_IDS = 3072
+"""Up to so many ids the kernel adds rows where they belong, one by one."""
+ROWS_PER_THREAD = 10
 
 
-def _segment_sums_bytes(weight: Parameter, num_ids: int) -> int:
-    """fp32 partial sums of an embedding's backward pass: of each run of ids, and of each row [bytes].
+def embedding_backward_scratch(num_ids: int, num_rows: int, width: int) -> tuple[int, ...]:
+    """What the gradient of a table takes on its way.
 
-    aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu (torch 2.13), as many as there may be.
+    Ids are sorted, and rows of equal ids summed in pieces in fp32, of which there are at most
+    ``n / 10 + min(n, V)`` (aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu).
+
+    >>> max(embedding_backward_scratch(4096, 152064, 3584))
+    64583680
     """
-    if num_ids <= FEW_IDS:
-        return 0
-    rows, width = weight.shape[-2:]
-    return allocated_bytes((-(-num_ids // PARTIAL_IDS) + min(num_ids, rows)) * width, DType.FP32)
+    if num_ids <= UNSORTED_IDS:
+        return ()
+    pieces = num_ids // ROWS_PER_THREAD + min(num_ids, num_rows)
+    ids = allocated_bytes(num_ids, DType.INT64)
+    histogram = 8704
+    small = ALLOCATION_ROUNDING
+    return (
+        ids, ids, ids, 2 * ids + histogram, ~3, ~2, RESULT, ids, small, ids, 3 * small, ~10, ~9,
+        ids, ids, 3 * small, ~15, small, allocated_bytes(pieces, DType.INT64),
+        allocated_bytes(pieces * width, DType.FP32),
+    )  # fmt: skip
 
 
 def clamp(t: Tape, x: Tensor) -> Tensor:
@@ -277,7 +289,7 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     after = t.view(x, x.numel)
     t.record(
         "clamp_", (x,), (after, before), saves=(before,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=2 * allocated_bytes(x.numel, DType.BOOL),
+        backward_scratch_bytes=(allocated_bytes(x.numel, DType.BOOL),) * 2,
     )  # fmt: skip
     return after
 
@@ -296,8 +308,8 @@ def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tens
         t.enter(module)
     out = x
     if dropout_probability(t, probability) != 0.0:
-        out, mask = t.tensor(x.numel, x.dtype), t.tensor(x.numel, DType.BOOL)
-        t.record("dropout", (x,), (out, mask), saves=(mask,), gradients=(Gradient.FRESH,))
+        mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
+        t.record("dropout", (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
     if module:
         t.leave(module)
     return out
@@ -392,16 +404,29 @@ def gelu_fast(t: Tape, x: Tensor) -> Tensor:
 def bloom_gelu(t: Tape, x: Tensor) -> Tensor:
     """BLOOM's autograd function: keeps its input only.
 
-    Its formulas are written out in Python: three more tensors at once forward
-    (``bloom_gelu_forward``), and four backward beside the result (``bloom_gelu_back``).
+    Its formulas are written out in Python: each product and sum is a tensor that goes when the next
+    one has read it (``bloom_gelu_forward``, ``bloom_gelu_back``).
     """
     out = t.tensor(x.numel, x.dtype)
     size = out.storage.num_bytes
+    # 0.5 x · (1 + tanh(0.797 x · (1 + 0.0447 x x))): half, scaled, a cube in three steps, the tanh.
+    curve = (size, size, size, ~1, size, ~2, size, ~0, ~4, size, ~6)
+    forward = (size, *_later(curve, 1), size, ~10, RESULT, ~0)
+    # The derivative: half of x · ((1 - tanh²)(0.797 + 0.107 x x)) + half of (1 + tanh).
+    backward = (
+        *curve, size, size, size, ~12, size, size, ~15, size, ~16, size, ~13, ~18, size, ~11, ~20,
+        size, size, ~26, size, ~23, ~27, RESULT, ~9,
+    )  # fmt: skip
     t.record(
         "bloom_gelu", (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
-        forward_scratch_bytes=3 * size, backward_scratch_bytes=4 * size,
+        forward_scratch_bytes=forward, backward_scratch_bytes=backward,
     )  # fmt: skip
     return out
+
+
+def _later(scratch: tuple[int, ...], steps: int) -> tuple[int, ...]:
+    """The same temporaries behind others."""
+    return tuple(step if step >= 0 else step - steps for step in scratch)
 
 
 def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
@@ -412,10 +437,12 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     full = t.cast(logits, DType.FP32)
     if t.kernels.loss is LossKernel.SHIFTED:
         return shifted_loss(t, full, vocab_size)
+    padded = t.tensor(tokens + t.options.batch_size, DType.INT64)
+    t.record("pad", (), (padded,))
     labels = t.tensor(tokens, DType.INT64)
-    t.record("pad", (), (labels,))
+    t.record("contiguous", (padded,), (labels,))
     loss = cross_entropy(t, full, labels)
-    t.touch(logits)
+    t.touch(padded)
     return loss
 
 

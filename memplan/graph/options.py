@@ -24,6 +24,9 @@ class TapeOptions:
     decomposed: bool = False
     """Backward formulas in the elementwise steps of torch's reference decompositions, and gradients
     summed out of place, as fake tensors run them; CUDA has one kernel for each, and sums in place."""
+    multiprocessors: int = 132
+    """Of the GPU: how a sum over rows is split between thread blocks."""
+    threads_per_multiprocessor: int = 2048
     sdpa: SdpaSupport = DEFAULT_SUPPORT
     """Which attention kernels the GPU has."""
     checkpointed_layers: float = 0.0

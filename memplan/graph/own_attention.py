@@ -12,7 +12,7 @@ from memplan.dtypes import DType
 from memplan.graph.attention import Shape, batched_matmul, merged_heads
 from memplan.graph.blocks import StackContext, project
 from memplan.graph.operations import dropout, linear, rotary, softmax
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, Projection
@@ -51,6 +51,7 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
         query, key = _turned_pairs(t, query, key, spec, context, frame)
     if spec.form in FOLDING:
         query, key, value = (_folded(t, each, shape) for each in (query, key, value))
+    frame.outer += [query, key, value]
     weights = _SCORES[spec.form](t, query, key, shape, context, frame)
     if spec.form not in UNCAST:
         weights = t.cast(weights, value.dtype)
@@ -61,10 +62,10 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     _name_weights(t, probabilities, weights, spec, frame)
     merged, width = out, spec.num_heads * spec.head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
-    t.touch(x, query, key, value, *frame.outer)
+    t.touch(*frame.outer, x)
     if spec.form is AttentionForm.ALIBI_PRODUCT:
         # The layer's own variable for x lives through the sum as well.
-        context.attention_frame = (x, merged, query, key, value, *frame.outer)
+        context.attention_frame = (*frame.outer, merged, x)
     return out
 
 
@@ -172,7 +173,10 @@ def _alibi_product(
     t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
 ) -> Tensor:
     """``BloomAttention``: one ``baddbmm`` of bias, queries and keys; all names live to the end."""
-    scores = batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
+    scores = batched_matmul(
+        t, query, key, shape.scores, shape.spec.head_dim,
+        backward_scratch_bytes=() if t.decomposed else (query.storage.num_bytes, RESULT),
+    )  # fmt: skip
     summed = _masked(t, scores, context)
     frame.outer += [scores, summed]
     return softmax(t, summed, dtype=DType.FP32)

@@ -37,7 +37,7 @@ def rotate(
         t.touch(*turned)
         return query, key
     parts = [t.cast(x, DType.FP32) if form.upcast else x for x in sources]
-    halves = [_turn(t, x, form, spec.head_dim, cos, sin) for x in parts]
+    halves = _turn_both(t, parts, form, spec.head_dim, cos, sin)
     turned = [_joined(t, *each) for each in halves]
     if form.names_parts and frame is not None:
         frame += [part for each in halves for part in each if part is not None]
@@ -48,6 +48,12 @@ def rotate(
         rotated = turned
     t.touch(query, key, cos, sin)
     return rotated[0], rotated[1]
+
+
+def joins_heads(spec: AttentionSpec) -> bool:
+    """Whether turned heads are joined from parts, and so lie head after head."""
+    form = spec.rotary
+    return form is not None and (form.halved or form.joined or form.dim != spec.head_dim)
 
 
 def _twice_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -66,17 +72,22 @@ def _expanded(t: Tape, table: Tensor) -> Tensor:
     return out
 
 
-def _turn(
-    t: Tape, x: Tensor, form: RotarySpec, head_dim: int, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """One of the two; where heads are turned in part, also what stays as it is."""
+def _turn_both(
+    t: Tape, parts: list[Tensor], form: RotarySpec, head_dim: int, cos: Tensor, sin: Tensor
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Queries and keys; where heads are turned in part, also what stays as it is.
+
+    Both are cut before either is turned.
+    """
     if form.halved:
-        return _turned_halves(t, x, cos, sin), None
+        return [(_turned_halves(t, x, cos, sin), None) for x in parts]
     if form.dim == head_dim and not form.joined:
-        return rotary(t, x, cos, sin), None
-    turning = x if form.dim == head_dim else t.slice(x, x.numel // head_dim * form.dim)
-    passing = t.slice(x, x.numel // head_dim * (head_dim - form.dim))
-    return rotary(t, turning, cos, sin), passing
+        return [(rotary(t, x, cos, sin), None) for x in parts]
+    cut = []
+    for x in parts:
+        turning = x if form.dim == head_dim else t.slice(x, x.numel // head_dim * form.dim)
+        cut.append((turning, t.slice(x, x.numel // head_dim * (head_dim - form.dim))))
+    return [(rotary(t, turning, cos, sin), passing) for turning, passing in cut]
 
 
 def _turned_halves(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ class Gradient(IntEnum):
     summed down to the input's size (broadcast inputs).
     """
 
+    SUMMED = -4
+    """The output's gradient summed over its rows, by the engine once the formula has returned."""
     NONE = -2
     ALIAS = -1
     """The output's gradient itself, or a view of it."""
@@ -22,18 +24,57 @@ class Gradient(IntEnum):
 
     SAVED = -3
     """A storage the operation kept in forward, handed over as it is; in the order of ``saved``."""
-    TRANSPOSED = -4
-    """A new tensor seen through a transposed view, as a linear layer's weight gets it: the engine
-    adds nothing to it in place (torch 2.13, autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
+    VIEW = -5
+    """A new tensor seen through a view, as a product of matrices makes them: the engine adds nothing
+    to it in place (torch 2.13, autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
+
+
+RESULT = 0
+"""Where an operation makes its results among its temporaries."""
+
+
+Change = tuple[object, int]
+"""A block's key, and its bytes as it comes or, negative, as it goes."""
+
+
+def scratch_changes(scratch: Sequence[int]) -> tuple[list[Change], list[Change]]:
+    """A kernel's temporaries as they come and go, before its results are made and afterwards.
+
+    >>> before, after = scratch_changes((512, RESULT, 1024))
+    >>> [size for _, size in before], [size for _, size in after]
+    ([512], [1024, -1024, -512])
+    """
+    before: list[Change] = []
+    after: list[Change] = []
+    changes = before if RESULT in scratch else after
+    blocks: list[Change] = []
+    there: list[int] = []
+    for step in scratch:
+        if step == RESULT:
+            changes = after
+            blocks.append((RESULT, 0))
+        elif step > 0:
+            there.append(len(blocks))
+            blocks.append((object(), step))
+            changes.append(blocks[-1])
+        else:
+            there.remove(~step)
+            key, size = blocks[~step]
+            blocks.append((key, 0))
+            changes.append((key, -size))
+    for index in reversed(there):
+        key, size = blocks[index]
+        changes.append((key, -size))
+    return before, after
 
 
 class Operation:
     """One recorded operation."""
 
     __slots__ = (
-        "backward_scratch_bytes",
+        "backward_scratch",
         "flops",
-        "forward_scratch_bytes",
+        "forward_scratch",
         "gradients",
         "inputs",
         "name",
@@ -50,8 +91,8 @@ class Operation:
         saved: Sequence[Storage],
         gradients: Sequence[int],
         *,
-        forward_scratch_bytes: int = 0,
-        backward_scratch_bytes: int = 0,
+        forward_scratch: Sequence[int] = (),
+        backward_scratch: Sequence[int] = (),
         flops: int = 0,
         saves_output: bool = False,
     ) -> None:
@@ -62,12 +103,37 @@ class Operation:
         """Storages kept for backward; empty where nothing requires a gradient."""
         self.gradients = gradients
         """For each input, a ``Gradient`` or the bytes of a temporary; empty without autograd."""
-        self.forward_scratch_bytes = forward_scratch_bytes
-        self.backward_scratch_bytes = backward_scratch_bytes
-        """Temporaries alive at once in the backward formula, beside the gradients it returns."""
+        self.forward_scratch = forward_scratch
+        """Blocks of temporaries, in the order the kernel asks for them: a positive number is a block's
+        bytes, ``~n`` frees what step n asked for, and ``RESULT`` is where the outputs are made: before all
+        others unless it is there. What is left in the end goes in the opposite order."""
+        self.backward_scratch = backward_scratch
+        """The same in the backward formula, whose results are the gradients."""
         self.flops = flops
         self.saves_output = saves_output
         """One of its own outputs is kept, so recomputation must run it to get there."""
+
+    def backward_order(self) -> list[tuple[Tensor, int]]:
+        """Each input with its gradient, in the order the backward formula computes them.
+
+        Autograd's generated formulas go by the names of their arguments (tools/autograd,
+        gen_autograd_functions.py): ``mat2`` and ``other`` come before ``self``.
+        """
+        pairs = list(zip(self.inputs, self.gradients, strict=True))
+        if len(pairs) == 2 and self.name in _SECOND_FIRST:
+            pairs.reverse()
+        return pairs
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is a product of matrices that cuBLAS computes."""
+        return self.name in _PRODUCTS
+
+
+_PRODUCTS = frozenset({"linear", "matmul", "baddbmm"})
+
+_SECOND_FIRST = frozenset({"linear", "mul", "matmul", "baddbmm", "div"})
+"""Operations of two tensors whose second gradient is computed first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Gradient, Operation, Segment
+from memplan.graph.segments import RESULT, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
@@ -49,6 +49,7 @@ class Tape:
         self.leaves: list[Tensor] = []
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
+        self._touches = 0
         self.cached: list[tuple[Tensor, int]] = []
         """Keys and values that the outputs hold, and how many layers have made them."""
 
@@ -102,12 +103,20 @@ class Tape:
         """Let a held tensor go at the end of the present segment."""
         self.segment.releases.append(tensor.storage)
 
+    def give_out(self, tensor: Tensor) -> None:
+        """Return a tensor beside the loss: it dies with the outputs, once the forward pass is over."""
+        self.hold(tensor)
+        self.release(tensor)
+
     def touch(self, *tensors: Tensor) -> None:
         """Note that variables still hold these tensors at this point of the segment."""
         position = len(self.segment.operations) - 1
         for tensor in tensors:
-            if tensor.storage.segment == self.segment.index:
-                tensor.storage.last_read = max(tensor.storage.last_read, position)
+            storage = tensor.storage
+            if storage.segment == self.segment.index:
+                storage.last_read = max(storage.last_read, position)
+                self._touches += 1
+                storage.touched = self._touches
 
     def linger(self, tensor: Tensor) -> None:
         """Keep a tensor alive until the present segment ends: a name in its frame."""
@@ -195,8 +204,8 @@ class Tape:
         *,
         saves: Sequence[Tensor] = (),
         gradients: Sequence[int] = (),
-        forward_scratch_bytes: int = 0,
-        backward_scratch_bytes: int = 0,
+        forward_scratch_bytes: int | Sequence[int] = 0,
+        backward_scratch_bytes: int | Sequence[int] = 0,
         flops: int = 0,
     ) -> None:
         """Append an operation and settle what it keeps alive."""
@@ -210,6 +219,7 @@ class Tape:
             storage = tensor.storage
             if storage.segment == index:
                 storage.last_read = position
+                storage.touched = 0
             elif storage.segment >= 0 and not self._is_input(storage):
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
@@ -231,8 +241,8 @@ class Tape:
         segment.operations.append(
             Operation(
                 name, inputs, outputs, saved, gradients if differentiable else (),
-                forward_scratch_bytes=forward_scratch_bytes,
-                backward_scratch_bytes=backward_scratch_bytes,
+                forward_scratch=_blocks(forward_scratch_bytes),
+                backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, saves_output=saves_output,
             )
         )  # fmt: skip
@@ -253,6 +263,7 @@ class Tape:
             return x
         out = self.tensor(x.numel, dtype)
         out.by_head = x.by_head
+        out.by_column = x.by_column
         self.record("to", (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 
@@ -265,6 +276,7 @@ class Tape:
         if cached is None:
             cached = self.tensor(weight.numel, dtype)
             cached.storage.weight_cast = weight.requires_grad
+            cached.by_column = True
             self.record("to", (weight,), (cached,), gradients=(Gradient.FRESH,))
             self._casts[weight] = cached
         return cached
@@ -332,6 +344,7 @@ class Tape:
     def shift(self, x: Tensor) -> Tensor:
         """Add a number: nothing is kept, and the gradient passes through."""
         out = self.tensor(x.numel, x.dtype)
+        out.by_column = x.by_column
         self.record("add_scalar", (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
 
@@ -346,7 +359,7 @@ class Tape:
         out = self.tensor(x.numel, x.dtype)
         self.record(
             "pow", (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
-            backward_scratch_bytes=2 * out.storage.num_bytes,
+            backward_scratch_bytes=(out.storage.num_bytes, out.storage.num_bytes, RESULT),
         )  # fmt: skip
         return out
 
@@ -379,6 +392,13 @@ class Tape:
         out = self.tensor(x.numel, x.dtype)
         self.record("clone", (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
+
+
+def _blocks(scratch: int | Sequence[int]) -> Sequence[int]:
+    """One block, or each of several; each as the allocator rounds it up."""
+    if isinstance(scratch, int):
+        return (scratch,) if scratch else ()
+    return scratch
 
 
 def _note(storages: list[Storage], storage: Storage) -> None:

@@ -23,7 +23,7 @@ def allocated_bytes(numel: int, dtype: DType) -> int:
 class Storage:
     """A block of memory: its size, who reads it last, how many operations keep it."""
 
-    __slots__ = ("held", "last_read", "num_bytes", "segment", "weight_cast")
+    __slots__ = ("held", "last_read", "num_bytes", "segment", "touched", "weight_cast")
 
     def __init__(self, num_bytes: int, segment: int, position: int) -> None:
         self.num_bytes = num_bytes
@@ -31,6 +31,8 @@ class Storage:
         """Which segment made it."""
         self.last_read = position
         """The last operation of its segment that reads it in the forward pass."""
+        self.touched = 0
+        """When a variable that holds it was last let go: those of inner frames come first."""
         self.held = False
         """Something outside its segment keeps it until ``Tape.release``."""
         self.weight_cast = False
@@ -40,7 +42,7 @@ class Storage:
 class Tensor:
     """A number of elements and a dtype, on a storage."""
 
-    __slots__ = ("by_head", "dtype", "numel", "requires_grad", "storage")
+    __slots__ = ("by_column", "by_head", "dtype", "numel", "requires_grad", "storage")
 
     def __init__(
         self, numel: int, dtype: DType, storage: Storage, *, requires_grad: bool = False
@@ -49,6 +51,8 @@ class Tensor:
         self.dtype = dtype
         self.storage = storage
         self.requires_grad = requires_grad
+        self.by_column = False
+        """A weight, or what was made of one: each of its elements belongs to a column of activations."""
         self.by_head = False
         """Queries, keys or values that lie head by head in memory, not token by token."""
 
@@ -86,6 +90,7 @@ class Parameter(Tensor):
             numel, dtype, Storage(allocated_bytes(numel, dtype), -1, 0), requires_grad=trainable
         )
         self.name = name
+        self.by_column = True
         self.module = module
         """The module that owns it directly."""
         self.shape = shape

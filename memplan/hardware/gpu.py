@@ -33,6 +33,9 @@ NOMINAL_USABLE_PER_MILLE = 985
 Fits HBM cards of the 80 GB class: 80 GiB show as 79.1 on A100, 96 GiB as 94.5 on GH200.
 """
 
+USUAL_MULTIPROCESSORS = 132
+"""Those of an H100."""
+
 MIN_MEMORY_BYTES = 2**20
 MAX_MEMORY_BYTES = 2**44
 """A device with less or more (16 TiB) is a typing error."""
@@ -170,6 +173,23 @@ class GpuSpec:
         if self.compute_capability is None:
             return self.vendor is not Vendor.INTEL
         return self.compute_capability >= FLASH_ATTENTION_COMPUTE_CAPABILITY
+
+
+def num_multiprocessors(gpu: GpuSpec | None) -> int:
+    """Streaming multiprocessors; an H100's where nothing is known."""
+    known = gpu.num_multiprocessors if gpu is not None else None
+    return known or USUAL_MULTIPROCESSORS
+
+
+def threads_per_multiprocessor(gpu: GpuSpec | None) -> int:
+    """Threads that one multiprocessor holds: 1024 on Turing, 1536 on Ampere's and Ada's small cards.
+
+    CUDA C++ Programming Guide, technical specifications per compute capability.
+    """
+    capability = gpu.compute_capability if gpu is not None else None
+    if capability is None or (capability[0] in (7, 8, 9, 10) and capability[1] == 0):
+        return 2048
+    return 1024 if capability[0] == 7 else 1536
 
 
 def gpu_from_memory(total_bytes: int) -> GpuSpec:

@@ -13,12 +13,14 @@ from dataclasses import field, replace
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.memory.reduction import Multiprocessors
 from memplan.memory.walk import (
+    BackwardProfile,
     BackwardWalk,
+    ForwardProfile,
     ForwardWalk,
     Interval,
     Level,
-    early_gradient_bytes,
 )
 from memplan.records import dataclass
 
@@ -74,6 +76,8 @@ class ForwardPass:
     """What the first repetition leaves alive."""
     later_bytes: int
     """What each further repetition leaves alive."""
+    profile: ForwardProfile
+    """One repetition, event by event."""
 
     @property
     def loss(self) -> bool:
@@ -99,8 +103,8 @@ class BackwardPass:
     repeats: int
     start: Height
     """What is alive before, finished gradients of parameters left out."""
-    intervals: list[Interval]
-    """One repetition, gradient by gradient, above where it begins."""
+    profile: BackwardProfile
+    """One repetition."""
     change: Level
     """What one repetition changes, mostly downwards."""
 
@@ -108,6 +112,11 @@ class BackwardPass:
     def loss(self) -> bool:
         """Whether its bytes are the head's."""
         return self.segment.component == LOSS_COMPONENT
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """One repetition, gradient by gradient, above where it begins."""
+        return self.profile.intervals
 
     @property
     def gradient_bytes(self) -> int:
@@ -143,12 +152,19 @@ class StepWalk:
         self.level = Height()
         self.cached_casts_bytes = 0
         self.passes = StepPasses()
+        options = tape.options
+        self.device = None
+        """None: scratch inside kernels is left out."""
+        if not tape.decomposed:
+            self.device = Multiprocessors(
+                options.multiprocessors, options.threads_per_multiprocessor
+            )
         self.leaves = {leaf.storage for leaf in tape.leaves}
         """They, and their gradients, go with the graph when backward is over."""
         self.keepers: dict[Storage, int] = {}
         """For each shared storage, how many segments after its own keep it."""
         for segment in tape.segments:
-            for storage in _kept_by(segment):
+            for storage in kept_by(segment):
                 self.keepers[storage] = self.keepers.get(storage, 0) + 1
 
     def run(self) -> StepPasses:
@@ -188,6 +204,7 @@ class StepWalk:
             peak=profile.peak,
             first_bytes=first + carried,
             later_bytes=later,
+            profile=profile,
         )
         self.passes.forward.append(made)
         casts = profile.cached_cast_bytes * segment.repeat
@@ -197,7 +214,8 @@ class StepWalk:
         self.cached_casts_bytes += casts
         for storage in segment.releases:
             if not self._kept_after_release(storage):
-                self._lower(Level(saved_bytes=-storage.num_bytes), loss=False)
+                own = storage.segment == segment.index
+                self._lower(Level(saved_bytes=-storage.num_bytes), loss=made.loss and own)
 
     def _outlives(self, storage: Storage) -> bool:
         return storage.held or self.keepers.get(storage, 0) > 0
@@ -227,12 +245,12 @@ class StepWalk:
             while remaining:
                 known = len(shared)
                 finished = dict(accumulated)
-                intervals, change = self._walk_back(segment, finished, shared)
+                profile, change = self._walk_back(segment, finished, shared)
                 # The first repetition makes the gradients of shared tensors, the rest add to them.
                 outer = {each: kind for each, kind in finished.items() if each not in own}
                 repeats = 1 if outer != accumulated or len(shared) != known else remaining
                 accumulated = outer
-                made = BackwardPass(segment, repeats, self.level, intervals, change)
+                made = BackwardPass(segment, repeats, self.level, profile, change)
                 self.passes.backward.append(made)
                 self.level = made.start_of(repeats)
                 remaining -= repeats
@@ -242,47 +260,21 @@ class StepWalk:
 
     def _walk_back(
         self, segment: Segment, finished: dict[Parameter, bool], shared: dict[Tensor, int]
-    ) -> tuple[list[Interval], Level]:
+    ) -> tuple[BackwardProfile, Level]:
         walk = ForwardWalk(segment, keep=True)
-        intervals: list[Interval] = []
-        recomputed = 0
-        if segment.checkpointed:
-            again = walk.recompute()
-            end = Level(saved_bytes=again.end.total_bytes)
-            again.peak.other_bytes += early_gradient_bytes(segment)
-            first = Interval(
-                peak=again.peak,
-                parameter=None,
-                gradient_bytes=0,
-                end=end,
-                stations=[],
-                last_peak_bytes=again.peak.total_bytes,
-            )
-            intervals.append(first)
-            recomputed = again.end.total_bytes
         back = BackwardWalk(
             segment,
             walk.saves,
             in_place_sums=not self.tape.decomposed,
             accumulated=finished,
             shared=shared,
+            again=walk.recompute() if segment.checkpointed else None,
+            device=self.device,
         ).run()
-        for interval in back.intervals:
-            interval.peak.saved_bytes += recomputed
-            interval.end.saved_bytes += recomputed
-            interval.last_peak_bytes += recomputed
-            for station in interval.stations:
-                station.peak_bytes += recomputed
-                station.level_bytes += recomputed
-        intervals += back.intervals
-        saved = back.end.saved_bytes + recomputed
-        given = segment.input.storage if segment.input is not None else None
-        if segment.checkpointed and given is not None and given not in walk.saves:
-            saved -= given.num_bytes
-        return intervals, Level(saved_bytes=saved, other_bytes=back.end.other_bytes)
+        return back, back.end
 
     def _free_shared(self, segment: Segment) -> None:
-        for storage in _kept_by(segment):
+        for storage in kept_by(segment):
             self.keepers[storage] -= 1
             if storage in self.leaves:
                 continue
@@ -290,7 +282,8 @@ class StepWalk:
                 self._lower(Level(saved_bytes=-storage.num_bytes), loss=False)
 
 
-def _kept_by(segment: Segment) -> list[Storage]:
+def kept_by(segment: Segment) -> list[Storage]:
+    """Storages of earlier segments that a segment keeps, its input left out."""
     return segment.external_reads if segment.checkpointed else segment.external_saves
 
 

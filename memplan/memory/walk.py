@@ -12,8 +12,16 @@ repeated by arithmetic.
 
 from collections.abc import Sequence
 
-from memplan.graph.segments import Gradient, Operation, Region, Segment
-from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.graph.segments import (
+    Change,
+    Gradient,
+    Operation,
+    Region,
+    Segment,
+    scratch_changes,
+)
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
+from memplan.memory.reduction import Multiprocessors, column_sum_scratch
 from memplan.records import dataclass
 
 
@@ -32,6 +40,14 @@ class Level:
         return self.saved_bytes + self.other_bytes
 
 
+Event = tuple[object, int]
+"""What a walk asks of the allocator: a key and the bytes to allocate for it, or 0 to free it."""
+
+WORKSPACE = object()
+"""The key of an event that allocates nothing but cuBLAS's workspace, where a thread's first product of
+matrices asks for it (aten/src/ATen/cuda/CublasHandlePool.cpp, ``getCUDABlasLtWorkspace``)."""
+
+
 @dataclass(slots=True)
 class ForwardProfile:
     """A segment's forward pass."""
@@ -45,6 +61,8 @@ class ForwardProfile:
     """Weight casts that only autocast's cache still holds when the segment ends."""
     levels: list[tuple[int, int]]
     """For each operation, the bytes alive while it runs and after it."""
+    events: list[Event]
+    """Allocations and frees, in torch's order."""
 
 
 @dataclass(slots=True)
@@ -78,13 +96,19 @@ class Interval:
     """Size of that gradient; 0 where it was added to one that was there."""
     end: Level
     """What is alive when it ends, the gradient just finished left out too."""
+    events: list[Event]
+    """Allocations and frees, in torch's order; the finished gradient stays."""
     stations: list[Station]
     """Where modules' backward passes begin in it."""
     last_peak_bytes: int
     """The highest level since the last of them."""
-    unsummed_bytes: int = 0
+    unsummed_bytes: int
     """By how much more is alive where a module's hook stands between the gradient of its input and
     that of its siblings: they are summed only when the parameter's gradient has been dealt with."""
+    gradient: object = None
+    """The finished gradient's key in the events; None where it was added to another."""
+    recomputes: bool = False
+    """It ends with a checkpointed segment's forward pass, run again, and has no stations."""
 
 
 @dataclass(slots=True)
@@ -94,6 +118,10 @@ class BackwardProfile:
     intervals: list[Interval]
     end: Level
     """What is left: the gradient of the input, less what was kept before."""
+    given: "dict[Tensor, GradientBuffer]"
+    """Gradients that are there when it begins."""
+    left: "dict[Tensor, GradientBuffer]"
+    """Gradients of earlier segments' tensors that are there when it ends."""
 
 
 class ForwardWalk:
@@ -130,8 +158,14 @@ class ForwardWalk:
         if not present:
             operations = operations[: recomputation_stop(self.segment)]
         profile = self._walk(operations, self.saves, present=present)
-        spent = sum(storage.num_bytes for storage in present if storage not in self.saves)
-        profile.end = Level(saved_bytes=profile.end.saved_bytes - spent)
+        spent = [storage for storage in present if storage not in self.saves]
+        kept_bytes = profile.end.saved_bytes - sum(storage.num_bytes for storage in spent)
+        profile.end = Level(saved_bytes=kept_bytes)
+        alive = dict.fromkeys(key for key, size in profile.events if size)
+        for key, size in profile.events:
+            if not size and key is not WORKSPACE:
+                del alive[key]
+        profile.events += [(key, 0) for key in (*alive, *spent) if key not in self.saves]
         return profile
 
     def _outside_regions(self) -> dict[Storage, int]:
@@ -152,7 +186,17 @@ class ForwardWalk:
         dying: list[list[Storage]] = [[] for _ in segment.operations]
         live = saved = peak = peak_saved = cached = 0
         levels: list[tuple[int, int]] = []
+        events: list[Event] = []
         for position, operation in enumerate(operations):
+            highest = 0
+            before: Sequence[Change] = ()
+            after: Sequence[Change] = ()
+            if operation.forward_scratch:
+                before, after = scratch_changes(operation.forward_scratch)
+                highest = live + _played(events, before)
+                live += sum(size for _, size in before)
+                if highest > peak:
+                    peak, peak_saved = highest, saved
             for tensor in operation.outputs:
                 storage = tensor.storage
                 if (
@@ -162,17 +206,32 @@ class ForwardWalk:
                 ):
                     size = storage.num_bytes
                     live += size
+                    events.append((storage, size))
                     if storage in saves:
                         saved += size
                     elif storage.weight_cast:
                         cached += size
                     elif storage is not output and not storage.held:
-                        dying[max(position, storage.last_read)].append(storage)
-            highest = live + operation.forward_scratch_bytes
+                        last = storage.last_read
+                        if last > position:
+                            dying[last].append(storage)
+                        else:
+                            # What nothing reads dies in the kernel, before any variable.
+                            dying[position].insert(0, storage)
+            if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
+                events.append((WORKSPACE, 0))
+            highest = max(highest, live)
+            if after:
+                highest = max(highest, live + _played(events, after))
+                live += sum(size for _, size in after)
             if highest > peak:
                 peak, peak_saved = highest, saved
-            for storage in dying[position]:
+            ending = dying[position]
+            if len(ending) > 1:
+                ending.sort(key=_touched)
+            for storage in ending:
                 live -= storage.num_bytes
+                events.append((storage, 0))
             levels.append((highest, live))
         given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
@@ -181,7 +240,22 @@ class ForwardWalk:
             input_freed=given is not None and given not in saves,
             cached_cast_bytes=cached,
             levels=levels,
+            events=events,
         )
+
+
+def _touched(storage: Storage) -> int:
+    return storage.touched
+
+
+def _played(events: list[Event], changes: Sequence[Change]) -> int:
+    """Note what a kernel asks for beside its results; return the most that it adds [bytes]."""
+    live = highest = 0
+    for key, size in changes:
+        live += size
+        highest = max(highest, live)
+        events.append((key, max(size, 0)))
+    return highest
 
 
 def _is_alias(operation: Operation, storage: Storage) -> bool:
@@ -205,45 +279,28 @@ def recomputation_stop(segment: Segment) -> int:
     """
     for position in range(len(segment.operations) - 1, -1, -1):
         operation = segment.operations[position]
-        if operation.gradients and (operation.saved or _keeps_weight(operation)):
+        if _keeps(operation):
             return position + 1 if operation.saves_output else position
     return 0
 
 
-def early_gradient_bytes(segment: Segment) -> int:
-    """Gradients that exist before anything kept is asked for, and so before it is computed again.
-
-    The last residual sum keeps nothing: under autocast it has cast its gradient for the 16-bit branch
-    when the operation before it sets off the recomputation [bytes].
-    """
-    num_bytes = 0
-    for operation in reversed(segment.operations):
-        if not operation.gradients:
-            continue
-        if operation.saved or _keeps_weight(operation):
-            break
-        pairs = list(zip(operation.inputs, operation.gradients, strict=True))
-        if any(kind == Gradient.ALIAS for _, kind in pairs):
-            num_bytes += sum(
-                _gradient_bytes(tensor)
-                for tensor, kind in pairs
-                if kind == Gradient.FRESH and tensor.requires_grad
-            )
-    return num_bytes
+def _keeps(operation: Operation) -> bool:
+    """Whether it keeps something for its backward formula, be it a weight."""
+    if not operation.gradients:
+        return False
+    return bool(operation.saved) or operation.name in {"linear", "mul", "layer_norm"}
 
 
-def _keeps_weight(operation: Operation) -> bool:
-    return operation.name in {"linear", "mul", "layer_norm"}
+class GradientBuffer:
+    """A gradient on its way: what autograd's input buffers hold."""
 
+    __slots__ = ("is_view", "num_bytes", "references")
 
-class _GradientBuffer:
-    __slots__ = ("num_bytes", "references", "transposed")
-
-    def __init__(self, num_bytes: int, *, transposed: bool = False) -> None:
+    def __init__(self, num_bytes: int, *, is_view: bool = False) -> None:
         self.num_bytes = num_bytes
         self.references = 1
-        self.transposed = transposed
-        """A transposed view, which nothing is added to in place."""
+        self.is_view = is_view
+        """It is a view of what a formula returned, so that nothing is added to it in place."""
 
 
 class BackwardWalk:
@@ -257,12 +314,18 @@ class BackwardWalk:
         in_place_sums: bool,
         accumulated: dict[Parameter, bool],
         shared: dict[Tensor, int],
+        again: ForwardProfile | None = None,
+        device: Multiprocessors | None = None,
     ) -> None:
+        self.device = device
         self.segment = segment
         self.saves = dict(saves)
+        self.again = again
+        """The forward pass that a checkpointed segment runs again when something kept is asked for."""
         self.in_place_sums = in_place_sums
         self.accumulated = accumulated
-        """Parameters that have a gradient already, and whether a second one is added out of place."""
+        """Parameters that have a gradient already, to which a second one is added; and whether it is
+        a view, so that the sum is a new tensor."""
         self.shared = shared
         """Gradients of earlier segments' tensors that exist already, with their sizes."""
         self.live = 0
@@ -276,44 +339,54 @@ class BackwardWalk:
         self.unsummed = 0
         """What the sums of the present operation have let go."""
         self.intervals: list[Interval] = []
+        self.events: list[Event] = []
         self.handed_over: set[Storage] = set()
-        self.buffers: dict[Tensor, _GradientBuffer] = {}
+        self.buffers: dict[Tensor, GradientBuffer] = {}
+        self.holders = 0
+        """Operations that still hold what a checkpointed segment's recomputation is given."""
 
     def run(self) -> BackwardProfile:
         """Walk the operations backward."""
         segment = self.segment
+        given_storage = segment.input.storage if segment.input is not None else None
+        if segment.checkpointed and given_storage is not None:
+            self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
+            self.holders = sum(map(_keeps, segment.operations))
         if segment.output is not None:
-            self.buffers[segment.output] = _GradientBuffer(0)
-            self.buffers[segment.output].num_bytes = segment.output.storage.num_bytes
+            self.buffers[segment.output] = GradientBuffer(segment.output.storage.num_bytes)
         for tensor, size in self.shared.items():
-            self.buffers[tensor] = _GradientBuffer(size)
+            self.buffers[tensor] = GradientBuffer(size)
+        given: dict[Tensor, GradientBuffer] = dict(self.buffers)
         replays = {region.stop - 1: region for region in segment.regions}
         boundaries = module_boundaries(segment)
         for position in range(len(segment.operations) - 1, -1, -1):
             if position in replays:
                 self._replay(replays[position])
             operation = segment.operations[position]
-            if operation.gradients:
-                if position in boundaries:
-                    self._arrive(position)
-                self._step(operation)
+            if not operation.gradients:
+                continue
+            if position in boundaries:
+                self._arrive(position)
+            if self.again is not None and _keeps(operation):
+                self._recompute(self.again)
+            self._step(operation)
+        if self.again is not None:
+            self._recompute(self.again)
+        left: dict[Tensor, GradientBuffer] = {}
         for tensor, buffer in self.buffers.items():
-            if tensor.storage.segment != segment.index and tensor is not segment.input:
-                self.shared[tensor] = buffer.num_bytes
+            if tensor.storage.segment != segment.index:
+                left[tensor] = buffer
+                if tensor is not segment.input:
+                    self.shared[tensor] = buffer.num_bytes
         for tensor in [each for each in self.shared if each not in self.buffers]:
             del self.shared[tensor]
         self._close(None, 0)
         return BackwardProfile(
             intervals=self.intervals,
             end=Level(saved_bytes=self.saved, other_bytes=self.live - self.saved),
+            given=given,
+            left=left,
         )
-
-    def _replay(self, region: Region) -> None:
-        """Compute a region's dropped storages again, just before its backward pass."""
-        again = sum(storage.num_bytes for storage in region.dropped)
-        self.live += again
-        self.saved += again
-        self._mark(0)
 
     def _arrive(self, position: int) -> None:
         self.stations.append(Station(position, self.peak.total_bytes, self.live))
@@ -325,11 +398,90 @@ class BackwardWalk:
             self.highest = self.peak
         self.peak = Level(saved_bytes=self.saved, other_bytes=self.live - self.saved)
 
-    def _mark(self, extra: int) -> None:
-        if self.live + extra > self.peak.total_bytes:
-            self.peak = Level(saved_bytes=self.saved, other_bytes=self.live + extra - self.saved)
+    def _allocate(self, key: object, num_bytes: int) -> None:
+        self.live += num_bytes
+        self.events.append((key, num_bytes))
+        if self.live > self.peak.total_bytes:
+            self.peak = Level(saved_bytes=self.saved, other_bytes=self.live - self.saved)
 
-    def _close(self, parameter: Parameter | None, gradient_bytes: int) -> None:
+    def _free(self, key: object, num_bytes: int) -> None:
+        self.live -= num_bytes
+        self.events.append((key, 0))
+
+    def _play(self, changes: Sequence[Change]) -> None:
+        for key, size in changes:
+            if size > 0:
+                self._allocate(key, size)
+            else:
+                self._free(key, -size)
+
+    def _release(self, buffer: GradientBuffer) -> None:
+        buffer.references -= 1
+        if buffer.references == 0:
+            self._free(buffer, buffer.num_bytes)
+
+    def _let_go(self, operation: Operation) -> None:
+        """``release_variables``: what only this operation still kept is freed."""
+        # What was recomputed is unpacked into variables of the formula, which go in reverse order.
+        saved = reversed(operation.saved) if self.segment.checkpointed else operation.saved
+        for storage in saved:
+            self._unkeep(storage)
+
+    def _unkeep(self, storage: Storage) -> None:
+        count = self.saves[storage] - 1
+        self.saves[storage] = count
+        if count == 0 and storage not in self.handed_over:
+            self.saved -= storage.num_bytes
+            self._free(storage, storage.num_bytes)
+
+    def _let_go_of_given(self, operation: Operation) -> None:
+        """With the last kept tensor goes what the recomputation was given: the segment's input."""
+        if not self.holders or not _keeps(operation):
+            return
+        self.holders -= 1
+        if not self.holders and self.segment.input is not None:
+            self._unkeep(self.segment.input.storage)
+
+    def _recompute(self, again: ForwardProfile) -> None:
+        """Run a checkpointed segment's forward pass again.
+
+        Modules whose backward pass has begun by then are noted where it has run.
+        """
+        self.again = None
+        self._leave_stretch()
+        highest = self.live + again.peak.total_bytes
+        if highest > self.highest.total_bytes:
+            saved = self.saved + again.peak.saved_bytes
+            self.highest = Level(saved_bytes=saved, other_bytes=highest - saved)
+        self.peak = self.highest
+        recomputed = again.end.total_bytes
+        self.events += again.events
+        self.live += recomputed
+        self.saved += recomputed
+        stations, self.stations, self.unsummed = self.stations, [], 0
+        self._close(None, 0, recomputes=True)
+        for station in stations:
+            station.peak_bytes += recomputed
+            station.level_bytes += recomputed
+        self.stations = stations
+
+    def _replay(self, region: Region) -> None:
+        """Compute a region's dropped storages again, just before its backward pass."""
+        operations = self.segment.operations[region.start : region.stop]
+        made = [tensor.storage for operation in operations for tensor in operation.outputs]
+        for storage in dict.fromkeys(made):
+            if storage in region.dropped:
+                self.saved += storage.num_bytes
+                self._allocate(storage, storage.num_bytes)
+
+    def _close(
+        self,
+        parameter: Parameter | None,
+        gradient_bytes: int,
+        gradient: object = None,
+        *,
+        recomputes: bool = False,
+    ) -> None:
         self.live -= gradient_bytes
         other = self.live - self.saved
         last = self.peak.total_bytes
@@ -340,73 +492,107 @@ class BackwardWalk:
                 parameter=parameter,
                 gradient_bytes=gradient_bytes,
                 end=Level(saved_bytes=self.saved, other_bytes=other),
+                events=self.events,
                 stations=self.stations,
                 last_peak_bytes=last,
                 unsummed_bytes=self.unsummed,
+                gradient=gradient,
+                recomputes=recomputes,
             )
         )
+        self.events = []
         self.highest = self.peak
         self.stations = []
 
-    def _release(self, buffer: _GradientBuffer) -> None:
-        buffer.references -= 1
-        if buffer.references == 0:
-            self.live -= buffer.num_bytes
-
     def _step(self, operation: Operation) -> None:
+        """Call one node: formula, sums and casts, then its inputs and saved variables go."""
+        self.unsummed = 0
         incoming = [
             buffer
             for tensor in operation.outputs
             if (buffer := self.buffers.pop(tensor, None)) is not None
         ]
-        made: list[tuple[Tensor, _GradientBuffer]] = []
-        temporaries = converted = self.unsummed = 0
-        if incoming:
-            handed_over = iter(operation.saved)
-            for tensor, kind in zip(operation.inputs, operation.gradients, strict=True):
-                if not tensor.requires_grad or kind == Gradient.NONE:
-                    continue
-                if kind == Gradient.ALIAS:
-                    incoming[0].references += 1
-                    made.append((tensor, incoming[0]))
-                    continue
-                if kind == Gradient.SAVED:
-                    self._hand_over(next(handed_over))
-                    kind = Gradient.FRESH
-                transposed = kind == Gradient.TRANSPOSED
-                if transposed:
-                    kind = Gradient.FRESH
-                temporaries += kind
-                buffer = _GradientBuffer(_gradient_bytes(tensor), transposed=transposed)
-                self.live += buffer.num_bytes
-                made.append((tensor, buffer))
-                if kind:
-                    converted += buffer.num_bytes
-            if not self.segment.checkpointed:
-                converted = 0
-            self._mark(max(temporaries, operation.backward_scratch_bytes) - converted)
-        for storage in operation.saved:
-            count = self.saves[storage] - 1
-            self.saves[storage] = count
-            if count == 0 and storage not in self.handed_over:
-                self.live -= storage.num_bytes
-                self.saved -= storage.num_bytes
-        if converted:
-            # What was recomputed is let go by the formula itself, before the engine casts or sums
-            # what the formula returned (``validate_outputs``).
-            self._mark(temporaries)
+        if not incoming:
+            self._let_go(operation)
+            self._let_go_of_given(operation)
+            return
+        made, products = self._formula(operation, incoming[0])
+        # What was recomputed is let go by the formula itself, before the engine casts or sums
+        # what the formula returned (``validate_outputs``).
+        if self.segment.checkpointed:
+            self._let_go(operation)
+        for product, tensor, buffer in products:
+            self._allocate(buffer, buffer.num_bytes)
+            if tensor.by_column:
+                self._sum_rows(tensor, operation.outputs[0])
+            if product is not incoming[0]:
+                self._free(product, product.num_bytes)
         for buffer in incoming:
             self._release(buffer)
+        if not self.segment.checkpointed:
+            self._let_go(operation)
+        self._let_go_of_given(operation)
+        # Next edges are served in the order of the inputs, whatever order the formula went in.
+        made.sort(key=lambda each: operation.inputs.index(each[0]))
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
+
+    def _formula(
+        self, operation: Operation, incoming: GradientBuffer
+    ) -> tuple[
+        list[tuple[Tensor, GradientBuffer]],
+        list[tuple[GradientBuffer, Tensor, GradientBuffer]],
+    ]:
+        """The gradients it returns, and those that are summed or cast afterwards."""
+        made: list[tuple[Tensor, GradientBuffer]] = []
+        products: list[tuple[GradientBuffer, Tensor, GradientBuffer]] = []
+        before: Sequence[Change] = ()
+        after: Sequence[Change] = ()
+        if operation.backward_scratch:
+            before, after = scratch_changes(operation.backward_scratch)
+            self._play(before)
+        handed_over = iter(operation.saved)
+        for tensor, kind in operation.backward_order():
+            if not tensor.requires_grad or kind == Gradient.NONE:
+                continue
+            if kind == Gradient.ALIAS:
+                incoming.references += 1
+                made.append((tensor, incoming))
+                continue
+            if kind == Gradient.SAVED:
+                self._hand_over(next(handed_over))
+                kind = Gradient.FRESH
+            buffer = GradientBuffer(_gradient_bytes(tensor), is_view=kind == Gradient.VIEW)
+            made.append((tensor, buffer))
+            if kind == Gradient.SUMMED:
+                products.append((incoming, tensor, buffer))
+            elif kind > 0:
+                product = GradientBuffer(kind)
+                products.append((product, tensor, buffer))
+                self._allocate(product, kind)
+            else:
+                self._allocate(buffer, buffer.num_bytes)
+            if operation.multiplies and len(made) == 1:
+                self.events.append((WORKSPACE, 0))
+        self._play(after)
+        return made, products
+
+    def _sum_rows(self, tensor: Tensor, out: Tensor) -> None:
+        """What the kernel that sums a gradient over its rows asks for beside the result."""
+        if self.device is None:
+            return
+        columns = tensor.numel
+        size = out.numel * out.dtype.num_bytes
+        for blocks in column_sum_scratch(columns, out.numel // columns, size, self.device):
+            self._play(scratch_changes(blocks)[1])
 
     def _hand_over(self, storage: Storage) -> None:
         """A gradient made in the forward pass: what was kept becomes the gradient itself."""
         self.handed_over.add(storage)
-        self.live -= storage.num_bytes
         self.saved -= storage.num_bytes
+        self._free(storage, storage.num_bytes)
 
-    def _deliver(self, tensor: Tensor, buffer: _GradientBuffer) -> None:
+    def _deliver(self, tensor: Tensor, buffer: GradientBuffer) -> None:
         if isinstance(tensor, Parameter):
             self._accumulate(tensor, buffer)
             return
@@ -415,36 +601,36 @@ class BackwardWalk:
             self.buffers[tensor] = buffer
             return
         apart = self.live
-        if self.in_place_sums and present.references == 1 and not present.transposed:
-            self._mark(0)
+        if self.in_place_sums and present.references == 1 and not present.is_view:
             self._release(buffer)
         else:
-            total = _GradientBuffer(_gradient_bytes(tensor))
-            self.live += total.num_bytes
-            self._mark(0)
+            total = GradientBuffer(_gradient_bytes(tensor))
+            self._allocate(total, total.num_bytes)
             self._release(present)
             self._release(buffer)
             self.buffers[tensor] = total
         self.unsummed += apart - self.live
 
-    def _accumulate(self, parameter: Parameter, buffer: _GradientBuffer) -> None:
+    def _accumulate(self, parameter: Parameter, buffer: GradientBuffer) -> None:
         if parameter in self.accumulated:
-            in_place = self.in_place_sums and not self.accumulated[parameter]
-            self._mark(0 if in_place else _gradient_bytes(parameter))
-            self.accumulated[parameter] = False
+            total = None
+            if self.accumulated[parameter] or not self.in_place_sums:
+                # The sum takes the place of the gradient that is there.
+                total = GradientBuffer(_gradient_bytes(parameter))
+                self._allocate(total, total.num_bytes)
+                self.live -= total.num_bytes
             self._release(buffer)
-            self._close(parameter, 0)
+            self.accumulated[parameter] = False
+            self._close(parameter, 0, total)
             return
-        self.accumulated[parameter] = buffer.transposed
+        self.accumulated[parameter] = buffer.is_view
         if buffer.references > 1:
-            copy = _GradientBuffer(_gradient_bytes(parameter))
-            self.live += copy.num_bytes
-            self._mark(0)
+            copy = GradientBuffer(_gradient_bytes(parameter))
+            self._allocate(copy, copy.num_bytes)
             self._release(buffer)
             buffer = copy
-        self._mark(0)
-        self._close(parameter, buffer.num_bytes)
+        self._close(parameter, buffer.num_bytes, buffer)
 
 
 def _gradient_bytes(tensor: Tensor) -> int:
-    return -(-tensor.numel * tensor.dtype.num_bytes // 512) * 512
+    return -(-tensor.numel * tensor.dtype.num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING

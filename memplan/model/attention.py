@@ -158,6 +158,9 @@ class AttentionSpec:
     sinks: bool = False
     """A learned score of each head joins the softmax as one more key; with ``own_eager``."""
     form: AttentionForm = AttentionForm.INTERFACE
+    output_apart: bool = False
+    """The output projection has a module of its own, before which queries, keys and values die
+    (``BertSelfOutput``)."""
     query_rescaled: bool = False
     """The queries are multiplied by the scale, and the scores by one (OPT)."""
     weights_like_values: bool = False

@@ -90,6 +90,8 @@ class LayerSpec:
     """A variable of the layer holds the first norm's output until the layer ends (StableLM)."""
     dropout_inside: bool = False
     """Dropout belongs to each sublayer's own module, which holds its input until then (GPT-2)."""
+    sums_inside: bool = False
+    """The feed-forward network adds the residual itself (BLOOM, MPT)."""
     residual_first: bool = False
     """Side by side, attention's output is the first to be added to the residual (StableLM)."""
     residual_normed: bool = False

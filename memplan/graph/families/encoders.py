@@ -251,6 +251,7 @@ def encoder_attention(
         output_bias=bias,
         rotary=None if variation.positions else RotarySpec(dim=head_dim),
         causal=False,
+        output_apart=not variation.names_attended,
         dropout=reader.number("attention_probs_dropout_prob"),
         fp32_softmax=variation.fp32_softmax,
         names_weights=variation.names_weights,

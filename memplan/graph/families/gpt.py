@@ -280,6 +280,7 @@ def read_layer(reader: ConfigReader, form: Form, model_type: str, hidden_size: i
         feed_forward_dropout_only=form.feed_forward_dropout_only,
         dropout_modules=form.dropout_modules or form.feed_forward_dropout_only,
         dropout_inside=form.dropout_inside,
+        sums_inside=form.attention in {AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM},
         names_attended=form.names_attended,
         names_normed=form.residual_first,
         residual_first=form.residual_first,

@@ -321,11 +321,10 @@ class _Writer:
                     first.setdefault(module, position)
                     final[module] = position
         acts: list[tuple[Act, int]] = []
-        intervals = iter(enumerate(self.intervals))
-        again: list[tuple[Act, int]] = []
-        if segment.checkpointed:
-            again = self._recompute()
-            next(intervals, None)
+        again = self._recompute() if segment.checkpointed else []
+        # What runs again has its own acts.
+        own = enumerate(self.intervals)
+        intervals = ((number, each) for number, each in own if not each.recomputes)
         stretch = _Stretch(acts, intervals)
         for position in order:
             operation = segment.operations[position]

@@ -1,0 +1,242 @@
+"""torch's caching allocator, replayed: what a card must really hold, and where a job dies.
+
+The rules are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.13; ``get_free_block``, ``alloc_block``,
+``should_split``, ``free_block``, ``release_cached_blocks``): a request is rounded up, served by the
+smallest free block of its pool and stream that is large enough, and split where the rest is worth
+keeping; freed neighbours of one segment join; where no segment can be had, all wholly free segments
+are given back and it is tried once more.
+
+Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, which keeps their order.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.records import dataclass
+from memplan.units import MIB, ceil_div
+
+SMALL_REQUEST_BYTES = 1 * MIB
+"""Up to here a request goes to the small pool (``kSmallSize``)."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""A segment of the small pool (``kSmallBuffer``)."""
+MEDIUM_SEGMENT_BYTES = 20 * MIB
+"""A segment of the large pool for a request below ``MEDIUM_REQUEST_BYTES`` (``kLargeBuffer``)."""
+MEDIUM_REQUEST_BYTES = 10 * MIB
+"""From here on a segment is made to measure (``kMinLargeAlloc``)."""
+SEGMENT_ROUNDING_BYTES = 2 * MIB
+"""To which such a segment is rounded up (``kRoundLarge``)."""
+
+_UNIT = ALLOCATION_ROUNDING
+_SMALL = SMALL_REQUEST_BYTES // _UNIT
+_SMALL_SEGMENT = SMALL_SEGMENT_BYTES // _UNIT
+_MEDIUM_SEGMENT = MEDIUM_SEGMENT_BYTES // _UNIT
+_MEDIUM_REQUEST = MEDIUM_REQUEST_BYTES // _UNIT
+_ROUNDING = SEGMENT_ROUNDING_BYTES // _UNIT
+_ADDRESS_BITS = 40
+"""Bits of an address in a pool's keys, which sort by size and then by address."""
+_ADDRESSES = (1 << _ADDRESS_BITS) - 1
+
+EMPTY_CACHE = 0
+"""The event ``torch.cuda.empty_cache()``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorPeaks:
+    """What a replay reached [bytes]."""
+
+    requested_bytes: int
+    """Requests, each rounded up to ``ALLOCATION_ROUNDING``: what is alive at most."""
+    allocated_bytes: int
+    """Blocks handed out, their unsplit rests included: ``max_memory_allocated``."""
+    reserved_bytes: int
+    """Segments: ``max_memory_reserved``."""
+    num_mallocs: int
+    """Calls of ``cudaMalloc``."""
+    num_flushes: int
+    """How often all wholly free segments were given back for want of memory."""
+    died_at: int | None = None
+    """The event at which memory ran out; None: it did not."""
+
+
+class CachingAllocator:
+    """The allocator's state; default settings (``expandable_segments:False``)."""
+
+    __slots__ = (
+        "_allocated", "_at", "_before", "_next", "_pools", "_reserved", "_segments", "_sizes",
+        "capacity", "num_flushes", "num_mallocs", "peak_allocated", "peak_requested",
+        "peak_reserved",
+    )  # fmt: skip
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity = 1 << 60 if capacity_bytes is None else capacity_bytes // _UNIT
+        self._pools: dict[int, list[int]] = {}
+        """Free blocks of each pool and stream as sorted ``size << bits | address``."""
+        self._at: dict[int, int] = {}
+        """Free blocks: address to size."""
+        self._before: dict[int, int] = {}
+        """Free blocks: the address where they end to their own."""
+        self._segments: dict[int, int] = {}
+        """Segments: address to size."""
+        self._next = 0
+        self._reserved = self._allocated = 0
+        self.peak_requested = self.peak_allocated = self.peak_reserved = 0
+        self.num_mallocs = self.num_flushes = 0
+
+    def replay(self, events: Sequence[int], streams: dict[int, int] | None = None) -> int | None:
+        """Follow events; return the number of the one at which memory runs out, None if it lasts.
+
+        Event number ``n`` allocates that many bytes where it is positive; ``~n``, negative, frees
+        what event ``n`` allocated; ``EMPTY_CACHE`` is what it says. ``streams`` names the stream of
+        an allocation where that is not 0.
+
+        >>> CachingAllocator().replay([512, ~0])
+        """
+        pools, at, before = self._pools, self._at, self._before
+        blocks: dict[int, tuple[int, int, int, list[int]]] = {}
+        streams = streams or {}
+        requested = allocated = 0
+        peak_requested = peak_allocated = 0
+        for number, event in enumerate(events):
+            if event < 0:
+                address, size, request, free = blocks.pop(~event)
+                requested -= request
+                allocated -= size
+                end = address + size
+                after = at.pop(end, 0)
+                if after:
+                    del free[bisect_left(free, after << _ADDRESS_BITS | end)]
+                    del before[end + after]
+                    size += after
+                start = before.pop(address, -1)
+                if start >= 0:
+                    joined = at.pop(start)
+                    del free[bisect_left(free, joined << _ADDRESS_BITS | start)]
+                    size += joined
+                    address = start
+                at[address] = size
+                before[address + size] = address
+                insort(free, size << _ADDRESS_BITS | address)
+                continue
+            if event == EMPTY_CACHE:
+                self.release_cached()
+                continue
+            request = (event + _UNIT - 1) // _UNIT
+            small = request <= _SMALL
+            pool = streams.get(number, 0) << 1 | small if streams else int(small)
+            found_pool = pools.get(pool)
+            if found_pool is None:
+                found_pool = pools[pool] = []
+            free = found_pool
+            position = bisect_left(free, request << _ADDRESS_BITS)
+            if position < len(free):
+                found = free.pop(position)
+                size, address = found >> _ADDRESS_BITS, found & _ADDRESSES
+                del at[address]
+                del before[address + size]
+            else:
+                size = (
+                    _SMALL_SEGMENT if small
+                    else _MEDIUM_SEGMENT if request < _MEDIUM_REQUEST
+                    else ceil_div(request, _ROUNDING) * _ROUNDING
+                )  # fmt: skip
+                if not self._segment(size):
+                    self._note_peaks(peak_requested, peak_allocated)
+                    return number
+                address = self._next
+                # A gap, so that blocks of two segments never join.
+                self._next += size + 1
+            rest = size - request
+            if rest > 0 if small else rest > _SMALL:
+                size = request
+                remainder = address + request
+                at[remainder] = rest
+                before[remainder + rest] = remainder
+                insort(free, rest << _ADDRESS_BITS | remainder)
+            blocks[number] = (address, size, request, free)
+            requested += request
+            allocated += size
+            if requested > peak_requested:  # noqa: PLR1730  (a call costs a tenth of the replay)
+                peak_requested = requested
+            if allocated > peak_allocated:  # noqa: PLR1730
+                peak_allocated = allocated
+        self._note_peaks(peak_requested, peak_allocated)
+        return None
+
+    def _note_peaks(self, peak_requested: int, peak_allocated: int) -> None:
+        self.peak_requested = max(self.peak_requested, peak_requested)
+        self.peak_allocated = max(self.peak_allocated, peak_allocated)
+
+    def _segment(self, size: int) -> bool:
+        """Have a segment from the driver, giving back what is free where it cannot be had."""
+        if self._reserved + size > self.capacity:
+            self.num_flushes += 1
+            self.release_cached()
+            if self._reserved + size > self.capacity:
+                return False
+        self.num_mallocs += 1
+        self._reserved += size
+        self._segments[self._next] = size
+        self.peak_reserved = max(self.peak_reserved, self._reserved)
+        return True
+
+    def release_cached(self) -> None:
+        """Give back every segment that is wholly free (``release_cached_blocks``)."""
+        segments = self._segments
+        for free in self._pools.values():
+            kept = []
+            for key in free:
+                address, size = key & _ADDRESSES, key >> _ADDRESS_BITS
+                if segments.get(address) == size:
+                    del segments[address], self._at[address], self._before[address + size]
+                    self._reserved -= size
+                else:
+                    kept.append(key)
+            free[:] = kept
+
+
+def replay(
+    events: Sequence[int],
+    streams: dict[int, int] | None = None,
+    *,
+    capacity_bytes: int | None = None,
+) -> AllocatorPeaks:
+    """Replay a run on a card of ``capacity_bytes``, or on one with room.
+
+    >>> replay([3 << 20, ~0]).reserved_bytes // MIB
+    20
+    """
+    allocator = CachingAllocator(capacity_bytes)
+    died_at = allocator.replay(events, streams)
+    return AllocatorPeaks(
+        requested_bytes=allocator.peak_requested * _UNIT,
+        allocated_bytes=allocator.peak_allocated * _UNIT,
+        reserved_bytes=allocator.peak_reserved * _UNIT,
+        num_mallocs=allocator.num_mallocs,
+        num_flushes=allocator.num_flushes,
+        died_at=died_at,
+    )
+
+
+def least_capacity(
+    events: Sequence[int], streams: dict[int, int] | None = None, *, peaks: AllocatorPeaks
+) -> int:
+    """The least capacity for segments with which a run completes [bytes], to 2 MiB.
+
+    ``peaks`` are those on a card with room: with what is reserved there the run completes. With less
+    than what is allocated there it may by luck, since other blocks serve other requests; that is no
+    promise, and is not looked for.
+
+    >>> run = [3 << 20, ~0, 30 << 20]
+    >>> least_capacity(run, peaks=replay(run)) // MIB
+    30
+    """
+    low = peaks.allocated_bytes // SEGMENT_ROUNDING_BYTES - 2
+    high = ceil_div(peaks.reserved_bytes, SEGMENT_ROUNDING_BYTES)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if CachingAllocator(middle * SEGMENT_ROUNDING_BYTES).replay(events, streams) is None:
+            high = middle
+        else:
+            low = middle
+    return high * SEGMENT_ROUNDING_BYTES

@@ -1,0 +1,297 @@
+"""torch's caching allocator with ``expandable_segments:True``: pages are mapped where they are needed.
+
+Each pool and stream has one range of addresses, into which pages of 2 MiB (small pool) or 20 MiB are
+mapped as it grows, so that no segment is stranded. The rules are those of
+c10/cuda/CUDACachingAllocator.cpp (torch 2.13; ``find_expandable_block``, ``map_block``,
+``try_allocate_expandable_block``, ``unmap_block``).
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.memory.allocator import (
+    EMPTY_CACHE,
+    MEDIUM_SEGMENT_BYTES,
+    SMALL_REQUEST_BYTES,
+    SMALL_SEGMENT_BYTES,
+    AllocatorPeaks,
+)
+from memplan.units import ceil_div
+
+_UNIT = ALLOCATION_ROUNDING
+_ENDLESS = 1 << 60
+_Key = tuple[int, int]
+
+
+class _Block:
+    """A stretch of a range: in use, free and mapped, or unmapped."""
+
+    __slots__ = ("address", "after", "before", "mapped", "size", "used")
+
+    def __init__(self, address: int, size: int, *, mapped: bool) -> None:
+        self.address = address
+        self.size = size
+        self.mapped = mapped
+        self.used = False
+        self.before: _Block | None = None
+        self.after: _Block | None = None
+
+
+class _Range:
+    """The addresses of one pool and stream."""
+
+    def __init__(self, page: int) -> None:
+        self.page = page
+        tail = _Block(0, _ENDLESS, mapped=False)
+        self.free: list[_Key] = []
+        """Free mapped blocks by size and address."""
+        self.at: dict[int, _Block] = {}
+        """Free mapped blocks by address."""
+        self.unmapped: dict[int, _Block] = {0: tail}
+
+    def add(self, block: _Block) -> None:
+        insort(self.free, (block.size, block.address))
+        self.at[block.address] = block
+
+    def take(self, block: _Block) -> None:
+        del self.free[bisect_left(self.free, (block.size, block.address))]
+        del self.at[block.address]
+
+    def fitting(self, size: int) -> _Block | None:
+        """The best fit, a block at an edge counting as large as it can grow."""
+        free, at = self.free, self.at
+        position = bisect_left(free, (size, -1))
+        if position == len(free):
+            return None
+        block = at[free[position][1]]
+        for _, address in free[position + 1 :]:
+            other = at[address]
+            if _growth(other) >= _growth(block):
+                break
+            block = other
+        return block
+
+    def growing(self, size: int) -> _Block:
+        """The lowest free or unmapped block from which there is room for the request."""
+        for address in sorted(self.unmapped):
+            block = self.unmapped[address]
+            if block.before is not None and not block.before.used and block.before.mapped:
+                block = block.before
+            room = 0
+            each: _Block | None = block
+            while each is not None and not each.used and room < size:
+                room += each.size
+                each = each.after
+            if room >= size:
+                return block
+        msg = "the last block of a range is endless"
+        raise AssertionError(msg)
+
+
+def _growth(block: _Block) -> int:
+    after = block.after
+    return block.size + (after.size if after is not None and not after.mapped else 0)
+
+
+class ExpandableAllocator:
+    """The allocator's state with expandable segments; sizes in units of ``ALLOCATION_ROUNDING``."""
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity = _ENDLESS if capacity_bytes is None else capacity_bytes // _UNIT
+        self.ranges: dict[_Key, _Range] = {}
+        self.reserved = self.allocated = 0
+        self.peak_allocated = self.peak_reserved = 0
+        self.num_mappings = self.num_flushes = 0
+
+    def replay(self, events: Sequence[int], streams: dict[int, int] | None = None) -> int | None:
+        """Follow events; return the number of the one at which memory runs out, None if it lasts.
+
+        >>> ExpandableAllocator().replay([512, ~0])
+        """
+        streams = streams or {}
+        blocks: dict[int, tuple[_Range, _Block]] = {}
+        for number, event in enumerate(events):
+            if event < 0:
+                self._release(*blocks.pop(~event))
+            elif event == EMPTY_CACHE:
+                self.release_cached()
+            else:
+                small = event <= SMALL_REQUEST_BYTES
+                key = (small, streams.get(number, 0))
+                found = self.ranges.get(key)
+                if found is None:
+                    page = SMALL_SEGMENT_BYTES if small else MEDIUM_SEGMENT_BYTES
+                    found = self.ranges[key] = _Range(page // _UNIT)
+                block = self._allocate(found, (event + _UNIT - 1) // _UNIT)
+                if block is None:
+                    return number
+                blocks[number] = found, block
+        return None
+
+    def _allocate(self, pool: _Range, size: int) -> _Block | None:
+        block = pool.fitting(size)
+        if block is not None:
+            pool.take(block)
+        else:
+            block = self._grow(pool, size)
+            if block is None:
+                self.num_flushes += 1
+                self.release_cached()
+                block = self._grow(pool, size)
+            if block is None:
+                return None
+        rest = block.size - size
+        if rest:
+            other = _Block(block.address + size, rest, mapped=True)
+            _insert_after(block, other)
+            block.size = size
+            pool.add(other)
+        block.used = True
+        self.allocated += size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block
+
+    def _grow(self, pool: _Range, size: int) -> _Block | None:
+        """``try_allocate_expandable_block``."""
+        block = pool.growing(size)
+        if not block.mapped:
+            mapped = self._map(pool, block, min(block.size, size))
+            if mapped is None:
+                return None
+            block = mapped
+        while block.size < size:
+            following = block.after
+            assert following is not None
+            mapped = self._map(pool, following, min(size - block.size, following.size))
+            if mapped is None:
+                return None
+            block = mapped
+        pool.take(block)
+        return block
+
+    def _map(self, pool: _Range, block: _Block, size: int) -> _Block | None:
+        """Map pages at the beginning of an unmapped block, and join it with its free neighbours."""
+        page = pool.page
+        end = -(-(block.address + size) // page) * page
+        size = min(end - block.address, block.size)
+        if self.reserved + size > self.capacity:
+            return None
+        self.num_mappings += size // page
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        del pool.unmapped[block.address]
+        if size < block.size:
+            rest = _Block(block.address + size, block.size - size, mapped=False)
+            _insert_after(block, rest)
+            pool.unmapped[rest.address] = rest
+            block.size = size
+        block.mapped = True
+        return self._join(pool, block)
+
+    def _join(self, pool: _Range, block: _Block) -> _Block:
+        """Join a free block with its free mapped neighbours."""
+        before, after = block.before, block.after
+        if before is not None and before.mapped and not before.used:
+            pool.take(before)
+            _absorb(before, block)
+            block = before
+        if after is not None and after.mapped and not after.used:
+            pool.take(after)
+            _absorb(block, after)
+        pool.add(block)
+        return block
+
+    def _release(self, pool: _Range, block: _Block) -> None:
+        self.allocated -= block.size
+        block.used = False
+        self._join(pool, block)
+
+    def release_cached(self) -> None:
+        """Unmap every whole page that lies in a free block."""
+        for pool in self.ranges.values():
+            for block in list(pool.at.values()):
+                self._unmap(pool, block)
+
+    def _unmap(self, pool: _Range, block: _Block) -> None:
+        page = pool.page
+        start = -(-block.address // page) * page
+        end = (block.address + block.size) // page * page
+        if end <= start:
+            return
+        pool.take(block)
+        self.reserved -= end - start
+        stop = block.address + block.size
+        if stop > end:
+            rest = _Block(end, stop - end, mapped=True)
+            _insert_after(block, rest)
+            pool.add(rest)
+        if block.address < start:
+            middle = _Block(start, end - start, mapped=False)
+            _insert_after(block, middle)
+            block.size = start - block.address
+            pool.add(block)
+            block = middle
+        else:
+            block.size = end - start
+            block.mapped = False
+        for near in (block.after, block.before):
+            if near is not None and not near.mapped:
+                del pool.unmapped[near.address]
+                first, second = (block, near) if near is block.after else (near, block)
+                _absorb(first, second)
+                block = first
+        pool.unmapped[block.address] = block
+
+
+def _insert_after(block: _Block, other: _Block) -> None:
+    other.before, other.after = block, block.after
+    if block.after is not None:
+        block.after.before = other
+    block.after = other
+
+
+def _absorb(block: _Block, following: _Block) -> None:
+    block.size += following.size
+    block.after = following.after
+    if following.after is not None:
+        following.after.before = block
+
+
+def replay_expandable(
+    events: Sequence[int],
+    streams: dict[int, int] | None = None,
+    *,
+    capacity_bytes: int | None = None,
+) -> AllocatorPeaks:
+    """Replay a run with expandable segments.
+
+    >>> replay_expandable([3 << 20, ~0]).reserved_bytes >> 20
+    20
+    """
+    allocator = ExpandableAllocator(capacity_bytes)
+    died_at = allocator.replay(events, streams)
+    peak = allocator.peak_allocated * _UNIT
+    return AllocatorPeaks(
+        requested_bytes=peak,
+        allocated_bytes=peak,
+        reserved_bytes=allocator.peak_reserved * _UNIT,
+        num_mallocs=allocator.num_mappings,
+        num_flushes=allocator.num_flushes,
+        died_at=died_at,
+    )
+
+
+def least_expandable_capacity(
+    events: Sequence[int], streams: dict[int, int] | None = None, *, peaks: AllocatorPeaks
+) -> int:
+    """The least capacity with which a run completes [bytes], to 2 MiB."""
+    low = peaks.allocated_bytes // SMALL_SEGMENT_BYTES - 2
+    high = ceil_div(peaks.reserved_bytes, SMALL_SEGMENT_BYTES)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if ExpandableAllocator(middle * SMALL_SEGMENT_BYTES).replay(events, streams) is None:
+            high = middle
+        else:
+            low = middle
+    return high * SMALL_SEGMENT_BYTES

@@ -1,0 +1,303 @@
+"""The model's own allocations, written into a ledger pass by pass.
+
+The walks know one repetition of each segment. Here every repetition is played out, with the tensors
+of one handed to the next, and an engine is called where it takes part: before and after a segment,
+when a parameter's gradient is ready.
+"""
+
+from typing import Protocol
+
+from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
+from memplan.memory.walk import WORKSPACE
+
+Frame = dict[object, Block]
+"""What one repetition of a segment holds: the walks' keys and their blocks."""
+Place = tuple[Frame, object]
+"""Where a block is noted."""
+
+
+class Engine(Protocol):
+    """What takes part in a step beside the model."""
+
+    def before_forward(self, segment: Segment, repetition: int) -> None:
+        """A segment's forward pass begins."""
+
+    def after_forward(self, segment: Segment, repetition: int) -> None:
+        """It has ended."""
+
+    def before_backward(self, segment: Segment, repetition: int) -> None:
+        """A segment's backward pass begins."""
+
+    def after_backward(self, segment: Segment, repetition: int) -> None:
+        """It has ended."""
+
+    def gradient_ready(self, weight: tuple[Parameter, int], block: Block) -> None:
+        """A gradient is finished, and the engine's."""
+
+
+class Playback:
+    """Forward and backward of one micro-batch, as often as it is asked for."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        passes: StepPasses,
+        ledger: Ledger,
+        engine: Engine,
+        *,
+        workspace_bytes: int,
+    ) -> None:
+        self.workspaces = {True: workspace_bytes, False: workspace_bytes}
+        self.tape = tape
+        self.passes = passes
+        self.ledger = ledger
+        self.engine = engine
+        self.leaves = {leaf.storage for leaf in tape.leaves}
+        self.kept = {segment: _kept(segment) for segment in tape.segments}
+
+    def _need_workspace(self, *, forward: bool) -> None:
+        """Each of the two threads has a handle with a workspace of its own, made at its first product."""
+        missing = self.workspaces[forward]
+        if missing:
+            self.ledger.allocate(missing)
+            self.workspaces[forward] = 0
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def forward(self) -> None:
+        """Every segment's forward pass; then what only variables held is let go."""
+        self.frames: dict[tuple[int, int], Frame] = {}
+        self.inputs: dict[tuple[int, int], Place] = {}
+        self.shared: dict[Tensor, Block] = {}
+        self.flow: Block | None = None
+        self.keepers: dict[Storage, int] = {}
+        for segment in self.tape.segments:
+            for storage in kept_by(segment):
+                self.keepers[storage] = self.keepers.get(storage, 0) + 1
+        self.casts: list[Place] = []
+        self.output: Place | None = None
+        for each in self.passes.forward:
+            self._forward(each)
+        for place in self.casts:
+            self._free(place)
+
+    def _forward(self, each: ForwardPass) -> None:
+        segment = each.segment
+        ledger = self.ledger
+        kept = self.kept[segment]
+        carried = segment.carried if segment.carried not in kept else None
+        last_carried: Place | None = None
+        given = segment.input.storage if segment.input is not None else None
+        for repetition in range(segment.repeat):
+            self.engine.before_forward(segment, repetition)
+            frame: Frame = {}
+            self.frames[segment.index, repetition] = frame
+            source = self._source(repetition, given)
+            if source is not None:
+                self.inputs[segment.index, repetition] = source
+            for key, size in each.profile.events:
+                if size:
+                    frame[key] = ledger.allocate(size)
+                elif key is WORKSPACE:
+                    self._need_workspace(forward=True)
+                elif key is not carried:
+                    ledger.free(frame.pop(key))
+            if carried is not None:
+                if last_carried is not None:
+                    self._free(last_carried)
+                last_carried = (frame, carried)
+            for key in frame:
+                if isinstance(key, Storage) and key.weight_cast and key not in kept:
+                    self.casts.append((frame, key))
+            # The caller's variable holds the input until the module's hooks have run too.
+            self.engine.after_forward(segment, repetition)
+            if self._drops_input(each, repetition, given) and source is not None:
+                self._free(source)
+            output = segment.output.storage if segment.output is not None else None
+            if output in frame:
+                self.output = (frame, output)
+            elif output is not None and output is not given:
+                self.output = self._place(output)
+        if last_carried is not None:
+            self.casts.append(last_carried)
+        for storage in segment.releases:
+            if not self.keepers.get(storage, 0) and not self._kept_nearby(storage):
+                self._free_any(storage)
+
+    def _source(self, repetition: int, given: Storage | None) -> Place | None:
+        """Where a repetition's input is noted."""
+        if given is None:
+            return None
+        if repetition:
+            return self.output
+        return self._place(given)
+
+    def _place(self, storage: Storage) -> Place | None:
+        """Where a storage of an earlier segment is noted: its last repetition's, as a rule."""
+        if storage.segment < 0:
+            return None
+        repeat = self.tape.segments[storage.segment].repeat
+        frame = self.frames.get((storage.segment, repeat - 1))
+        return None if frame is None or storage not in frame else (frame, storage)
+
+    def _drops_input(self, each: ForwardPass, repetition: int, given: Storage | None) -> bool:
+        segment = each.segment
+        if given is None or segment.checkpointed or not each.profile.input_freed:
+            return False
+        if repetition:
+            output = segment.output
+            return output is None or output.storage not in self.kept[segment]
+        if given.held or self.keepers.get(given, 0) > 0 or given.segment < 0:
+            return False
+        return given not in self.kept[self.tape.segments[given.segment]]
+
+    def _kept_nearby(self, storage: Storage) -> bool:
+        for segment in self.tape.segments:
+            reads = segment.input is not None and segment.input.storage is storage
+            if reads and segment.checkpointed:
+                return True
+            if (storage.segment == segment.index or reads) and storage in self.kept[segment]:
+                return True
+        return False
+
+    def _free(self, place: Place) -> None:
+        frame, key = place
+        block = frame.pop(key, None)
+        if block is not None:
+            self.ledger.free(block)
+
+    def _free_any(self, storage: Storage) -> None:
+        """Free a storage of an earlier segment, of the first repetition that still has it."""
+        if storage.segment < 0:
+            return
+        for repetition in range(self.tape.segments[storage.segment].repeat):
+            frame = self.frames.get((storage.segment, repetition))
+            if frame is not None and storage in frame:
+                self._free((frame, storage))
+                return
+
+    # -- backward --------------------------------------------------------------------------------
+
+    def backward(self) -> None:
+        """Every segment's backward pass, the last one first."""
+        self.uses = self._count_uses()
+        self.waiting: dict[tuple[Parameter, int], Block] = {}
+        remaining = {segment.index: segment.repeat for segment in self.tape.segments}
+        loss = self.tape.segments[-1].output
+        if loss is not None:
+            self.flow = self.ledger.allocate(loss.storage.num_bytes)
+        for each in self.passes.backward:
+            for _ in range(each.repeats):
+                remaining[each.segment.index] -= 1
+                self._backward(each, remaining[each.segment.index])
+            if not remaining[each.segment.index] and not each.segment.checkpointed:
+                self._free_shared(each.segment)
+        for leaf in self.tape.leaves:
+            self._free_any(leaf.storage)
+        for block in self.shared.values():
+            self.ledger.free(block)
+        if self.flow is not None:
+            self.ledger.free(self.flow)
+        for frame in self.frames.values():
+            for block in frame.values():
+                self.ledger.free(block)
+        self.frames.clear()
+
+    def _backward(self, each: BackwardPass, repetition: int) -> None:
+        segment, ledger, engine = each.segment, self.ledger, self.engine
+        engine.before_backward(segment, repetition)
+        frame = self.frames[segment.index, repetition]
+        source = self.inputs.get((segment.index, repetition))
+        given = segment.input.storage if segment.input is not None else None
+        for tensor, buffer in each.profile.given.items():
+            if tensor is segment.output:
+                if self.flow is not None:
+                    frame[buffer] = self.flow
+                self.flow = None
+            else:
+                block = self.shared.pop(tensor, None)
+                if block is not None:
+                    frame[buffer] = block
+        for interval in each.intervals:
+            for key, size in interval.events:
+                if size:
+                    frame[key] = ledger.allocate(size)
+                elif key is WORKSPACE:
+                    self._need_workspace(forward=False)
+                elif key in frame:
+                    ledger.free(frame.pop(key))
+                elif key is given and source is not None:
+                    if segment.checkpointed and not repetition:
+                        self._free_shared(segment)
+                    self._free(source)
+            parameter = interval.parameter
+            if parameter is None:
+                continue
+            block = None if interval.gradient is None else frame.pop(interval.gradient)
+            copy = repetition if parameter in segment.parameters else 0
+            self._gradient((parameter, copy), block)
+        for tensor, buffer in each.profile.left.items():
+            block = frame.pop(buffer, None)
+            if block is None:
+                continue
+            if tensor is segment.input:
+                self.flow = block
+            else:
+                self.shared[tensor] = block
+        engine.after_backward(segment, repetition)
+
+    def _gradient(self, weight: tuple[Parameter, int], block: Block | None) -> None:
+        """Hand a gradient over once autograd has added all of it up.
+
+        A weight used twice has one node, which waits for both (torch/csrc/autograd/engine.cpp,
+        ``InputBuffer``). ``block`` is the gradient so far; None: the one that waits took it up.
+        """
+        waiting = self.waiting.pop(weight, None)
+        if waiting is not None and block is not None:
+            self.ledger.free(waiting)
+        present = waiting if block is None else block
+        assert present is not None
+        self.uses[weight] -= 1
+        if self.uses[weight]:
+            self.waiting[weight] = present
+        else:
+            self.engine.gradient_ready(weight, present)
+
+    def _count_uses(self) -> dict[tuple[Parameter, int], int]:
+        """How often each weight's gradient is computed."""
+        uses: dict[tuple[Parameter, int], int] = {}
+        remaining = {segment.index: segment.repeat for segment in self.tape.segments}
+        for each in self.passes.backward:
+            own = each.segment.parameters
+            for _ in range(each.repeats):
+                remaining[each.segment.index] -= 1
+                for interval in each.intervals:
+                    parameter = interval.parameter
+                    if parameter is not None:
+                        copy = remaining[each.segment.index] if parameter in own else 0
+                        uses[parameter, copy] = uses.get((parameter, copy), 0) + 1
+        return uses
+
+    def _free_shared(self, segment: Segment) -> None:
+        for storage in kept_by(segment):
+            self.keepers[storage] -= 1
+            if storage in self.leaves or self.keepers[storage]:
+                continue
+            if not self._kept_nearby(storage):
+                self._free_any(storage)
+
+
+def _saved(segment: Segment) -> frozenset[Storage]:
+    return frozenset(storage for operation in segment.operations for storage in operation.saved)
+
+
+def _kept(segment: Segment) -> frozenset[Storage]:
+    """Storages that stay from a segment's forward pass to its backward pass."""
+    if segment.checkpointed:
+        return segment.kept_outputs
+    dropped = {storage for region in segment.regions for storage in region.dropped}
+    return _saved(segment) - dropped

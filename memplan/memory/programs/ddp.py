@@ -1,0 +1,99 @@
+"""DistributedDataParallel's buffers (torch 2.13, torch/csrc/distributed/c10d/reducer.cpp).
+
+At construction the parameters are sent in coalesced pieces, and there is one bucket for each
+``bucket_cap_mb``, the first one smaller; but the buckets of the first step are made from the order of
+the parameters alone, with no cap at all where ``find_unused_parameters`` is off. When the order in
+which gradients come is known, the buckets are made again, before the second forward pass
+(``rebuild_buckets``).
+"""
+
+from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.memory.ddp import DdpOptions
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.programs.program import Program, Weight, is_trained
+from memplan.memory.rank import RankInput
+from memplan.units import MIB
+
+BROADCAST_BYTES = 250 * MIB
+"""Parameters sent in one piece (torch/nn/parallel/distributed.py, ``broadcast_bucket_size``)."""
+FIRST_BUCKET_BYTES = 1 * MIB
+"""Cap of the first bucket (``_DEFAULT_FIRST_BUCKET_BYTES``)."""
+
+
+class DdpProgram(Program):
+    """One rank of several."""
+
+    def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+        super().__init__(given, ledger, workspace_bytes=workspace_bytes)
+        self.options = DdpOptions.of(given.setup)
+        self.buckets: list[Block] = []
+        self.arrived: list[Weight] = []
+        self.rebuilt = False
+        self.in_buckets: set[Weight] = set()
+        """Gradients that are views of the buckets."""
+
+    def load(self) -> None:
+        """The model; its parameters sent in pieces; one bucket for all gradients."""
+        super().load()
+        ledger = self.ledger
+        sizes = [gradient_bytes(parameter) for parameter, _ in self.weights]
+        for piece in coalesced(sizes, [BROADCAST_BYTES]):
+            ledger.use(allocated(sum(piece)))
+        trained = [gradient_bytes(weight[0]) for weight in self.weights if is_trained(weight[0])]
+        self.buckets = [ledger.allocate(allocated(sum(trained)))]
+
+    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
+        """Before the second step's forward pass the buckets are made in the gradients' order."""
+        if step == 1 and first:
+            self._rebuild()
+        super().micro_batch(step, first=first, last=last)
+
+    def _rebuild(self) -> None:
+        ledger = self.ledger
+        for block in self.buckets:
+            ledger.free(block)
+        cap = int(self.options.bucket_cap_mb * MIB)
+        sizes = [gradient_bytes(parameter) for parameter, _ in self.arrived]
+        pieces = coalesced(sizes, [FIRST_BUCKET_BYTES, cap])
+        self.buckets = [ledger.allocate(allocated(sum(piece))) for piece in pieces]
+        self.rebuilt = True
+
+    def gradient_ready(self, weight: Weight, block: Block) -> None:
+        """The gradient is copied into its bucket, and with views replaced by one."""
+        if not self.rebuilt:
+            self.arrived.append(weight)
+        if self.options.gradient_as_bucket_view:
+            self.ledger.free(block)
+            return
+        super().gradient_ready(weight, block)
+
+
+def gradient_bytes(parameter: Parameter) -> int:
+    """A gradient in a flat tensor [bytes]."""
+    return parameter.numel * parameter.dtype.num_bytes
+
+
+def allocated(num_bytes: int) -> int:
+    """As the allocator rounds it up [bytes]."""
+    from memplan.dtypes import DType
+
+    return allocated_bytes(num_bytes, DType.BOOL)
+
+
+def coalesced(sizes: list[int], caps: list[int]) -> list[list[int]]:
+    """Cut sizes into pieces: each ends with the one that reaches its cap.
+
+    ``caps`` are those of the first pieces; the last one is also that of all further ones
+    (``compute_bucket_assignment_by_size``).
+
+    >>> coalesced([5, 5, 5], [4, 10])
+    [[5], [5, 5]]
+    """
+    pieces: list[list[int]] = []
+    piece: list[int] = []
+    for size in sizes:
+        piece.append(size)
+        if sum(piece) >= caps[min(len(pieces), len(caps) - 1)]:
+            pieces.append(piece)
+            piece = []
+    return [*pieces, piece] if piece else pieces

@@ -1,0 +1,362 @@
+"""FSDP2's allocations (torch 2.13, torch/distributed/fsdp/_fully_shard).
+
+Three streams take part: the main one, that of the all-gather's copies, and that of the reduction. A
+block stays with the stream on which it was made, so each has segments of its own. The order is that
+of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward``,
+``_backward_prefetch``), ``_fsdp_collectives.py`` (``foreach_all_gather``, ``foreach_reduce``) and
+``_fsdp_state.py`` (``_root_post_backward_final_callback``).
+"""
+
+from collections.abc import Iterator
+
+from memplan.graph.segments import Segment
+from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
+from memplan.memory.fsdp2.units import Unit, UnitFormats, find_units, shard_numel
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.programs.program import Program, Weight, is_trained, step_optimizer
+from memplan.memory.rank import RankInput
+from memplan.training.setup import Offload
+
+GATHER_STREAM, REDUCE_STREAM = 1, 2
+
+
+class UnitUse:
+    """One unit's parameters: of a run of layers there are as many as layers."""
+
+    __slots__ = (
+        "all_gather", "copy", "done", "gathered", "gradient_shards", "gradients", "unit", "whole",
+    )  # fmt: skip
+
+    def __init__(self, unit: Unit, copy: int) -> None:
+        self.unit = unit
+        self.copy = copy
+        self.gathered: list[Block] = []
+        """The whole parameters while they are there."""
+        self.all_gather: Block | None = None
+        """The flat result of an all-gather that is not copied out yet."""
+        self.gradients: dict[Parameter, Block] = {}
+        """Whole gradients of this backward pass, or of micro-batches that did not reduce."""
+        self.whole: dict[Parameter, Block] = {}
+        """Whole gradients of earlier micro-batches, in the format they are reduced in."""
+        self.gradient_shards: Block | None = None
+        self.done = False
+        """Its backward pass is over."""
+
+
+class Fsdp2Program(Program):
+    """One rank of ``fully_shard``."""
+
+    def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+        super().__init__(given, ledger, workspace_bytes=workspace_bytes)
+        self.options = Fsdp2Options.of(given.setup)
+        self.offloaded = given.setup.offload_param is Offload.CPU
+        self.formats = UnitFormats.of(given, self.options, offloaded=self.offloaded)
+        self.units = find_units(given.tape, self.options, self.formats)
+        self.singles = {id(unit): UnitUse(unit, 0) for unit in self.units.single()}
+        self.layers = {
+            index: [UnitUse(unit, copy) for copy in range(unit.num_copies)]
+            for index, unit in self.units.layers.items()
+            if unit.parameters
+        }
+        self.root = self._single(self.units.root)
+        self.tail = self._single(self.units.tail)
+        self.embedding = self._single(self.units.embedding)
+        self.kept_all_gather: Block | None = None
+        self.reduce_inputs: list[Block] = []
+        self.order: list[UnitUse] = []
+        """Uses in the order in which their forward pass ended."""
+        self.reduces = True
+
+    def _single(self, unit: Unit | None) -> UnitUse | None:
+        return None if unit is None else self.singles.get(id(unit))
+
+    def _uses(self) -> Iterator[UnitUse]:
+        yield from self.singles.values()
+        for uses in self.layers.values():
+            yield from uses
+
+    def _layer(self, segment: Segment, repetition: int) -> UnitUse | None:
+        uses = self.layers.get(segment.index)
+        return None if uses is None else uses[repetition % len(uses)]
+
+    # -- loading and stepping --------------------------------------------------------------------
+
+    def load(self) -> None:
+        """The shards; where the model is sharded on the way, each unit whole before its shards."""
+        ledger = self.ledger
+        if self.options.init_device is not InitDevice.META:
+            self._load_units()
+            return
+        for parameter, _ in self.weights:
+            if not self.offloaded:
+                ledger.allocate(self._shard_bytes(parameter))
+        self.load_buffers()
+
+    def _load_units(self) -> None:
+        """Layer by layer, the root last: moved to the GPU whole, then cut (``_init_sharded_param``)."""
+        ledger = self.ledger
+        cuda = self.options.init_device is InitDevice.CUDA
+        layers = [use for uses in self.layers.values() for use in uses]
+        uses = [*layers, *reversed(self.singles.values())]
+        whole: dict[UnitUse, list[Block]] = {}
+        if cuda:
+            whole = {use: self._whole(use) for use in uses}
+        for use in uses:
+            blocks = whole.get(use) or self._whole(use)
+            for parameter, block in zip(use.unit.parameters, blocks, strict=True):
+                if not self.offloaded:
+                    ledger.allocate(self._shard_bytes(parameter))
+                ledger.free(block)
+        self.load_buffers()
+
+    def _whole(self, use: UnitUse) -> list[Block]:
+        kept = self.formats.kept
+        return [
+            self.ledger.allocate(allocated_bytes(parameter.numel, kept))
+            for parameter in use.unit.parameters
+        ]
+
+    def _shard_bytes(self, parameter: Parameter) -> int:
+        chunk = shard_numel(parameter, self.formats.degree)
+        return allocated_bytes(chunk, self.formats.kept)
+
+    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
+        """The last micro-batch reduces, or each does."""
+        self.reduces = last or self.options.sync_each_batch
+        super().micro_batch(step, first=first, last=last)
+
+    def optimizer_step(self, *, first: bool) -> None:
+        """States of the shards."""
+        if self.offloaded:
+            return
+        sizes = [
+            allocated_bytes(shard_numel(parameter, self.formats.degree), self.formats.states)
+            for parameter, _ in self.weights
+            if is_trained(parameter)
+        ]
+        step_optimizer(self.given, self.ledger, sizes, first=first)
+
+    def zero_grad(self) -> None:
+        """A unit's shards are views of one tensor, which goes with the last of them."""
+        for use in sorted(self._uses(), key=self._last_position):
+            if use.gradient_shards is not None:
+                self.ledger.free(use.gradient_shards)
+                use.gradient_shards = None
+
+    def _last_position(self, use: UnitUse) -> int:
+        last = use.unit.parameters[-1]
+        return self.positions[last, use.copy]
+
+    @property
+    def positions(self) -> dict[Weight, int]:
+        """Where each weight stands among all."""
+        return {weight: position for position, weight in enumerate(self.weights)}
+
+    # -- gathering -------------------------------------------------------------------------------
+
+    def _copy_in(self, use: UnitUse) -> None:
+        """Shards in the compute format, then the all-gather, whose result stays."""
+        unit, ledger = use.unit, self.ledger
+        copies = []
+        if unit.copy_in_bytes:
+            copies.append(ledger.allocate(unit.copy_in_bytes, GATHER_STREAM))
+        if unit.upload_bytes:
+            ledger.use(unit.upload_bytes, stream=GATHER_STREAM)
+        use.all_gather = ledger.allocate(unit.all_gather_bytes, GATHER_STREAM)
+        for block in copies:
+            ledger.free(block)
+
+    def _copy_out(self, use: UnitUse) -> None:
+        compute, degree = self.formats.compute, self.formats.degree
+        for parameter in use.unit.parameters:
+            size = allocated_bytes(shard_numel(parameter, degree) * degree, compute)
+            use.gathered.append(self.ledger.allocate(size))
+
+    def _drop_kept(self) -> None:
+        if self.kept_all_gather is not None:
+            self.ledger.free(self.kept_all_gather)
+            self.kept_all_gather = None
+
+    def _unshard_forward(self, use: UnitUse) -> None:
+        """Gather; the unit before keeps its all-gather's result until this one is copied out."""
+        if use.gathered:
+            return
+        if self.formats.degree == 1:
+            self._copy_out(use)
+            return
+        self._copy_in(use)
+        self._copy_out(use)
+        self._drop_kept()
+        self.kept_all_gather, use.all_gather = use.all_gather, None
+
+    def _reshard(self, use: UnitUse) -> None:
+        for block in use.gathered:
+            self.ledger.free(block)
+        use.gathered = []
+
+    def _post_forward(self, use: UnitUse) -> None:
+        if use.unit.reshard:
+            self._reshard(use)
+        self.order.append(use)
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def before_forward(self, segment: Segment, repetition: int) -> None:
+        """Gather what the segment needs."""
+        if not self.order and self.root is not None:
+            self._unshard_forward(self.root)
+        use = self._layer(segment, repetition)
+        if use is not None:
+            self._unshard_forward(use)
+            return
+        for single in (self.embedding, self.tail):
+            if single is not None and self._owns(single, segment):
+                self._unshard_forward(single)
+
+    def _owns(self, use: UnitUse, segment: Segment) -> bool:
+        return any(self.units.of_parameter[each] is use.unit for each in segment.parameters)
+
+    def after_forward(self, segment: Segment, repetition: int) -> None:
+        """Let the layer's parameters go."""
+        use = self._layer(segment, repetition)
+        if use is not None:
+            self._post_forward(use)
+        elif self.embedding is not None and self._owns(self.embedding, segment):
+            self._post_forward(self.embedding)
+
+    def end_forward(self) -> None:
+        """The tail's and the root's forward pass ends."""
+        for use in (self.tail, self.root):
+            if use is not None:
+                self._post_forward(use)
+        self._drop_kept()
+
+    # -- backward --------------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        """The root's hook comes first."""
+        if self.root is not None:
+            self._pre_backward(self.root)
+
+    def _pre_backward(self, use: UnitUse) -> None:
+        """Gather unless it was prefetched, and prefetch the unit whose forward pass came before."""
+        if not use.gathered:
+            if self.formats.degree == 1:
+                self._copy_out(use)
+            else:
+                if use.all_gather is None:
+                    self._copy_in(use)
+                self._copy_out(use)
+                assert use.all_gather is not None
+                self.ledger.free(use.all_gather)
+                use.all_gather = None
+        position = self.order.index(use)
+        if position > 0:
+            before = self.order[position - 1]
+            if not before.gathered and before.all_gather is None and self.formats.degree > 1:
+                self._copy_in(before)
+
+    def before_backward(self, segment: Segment, repetition: int) -> None:
+        """Gather what the segment needs."""
+        use = self._layer(segment, repetition)
+        if use is not None:
+            if segment.output is not None and segment.output.requires_grad:
+                self._pre_backward(use)
+            return
+        for single in (self.embedding, self.tail):
+            if single is not None and self._owns(single, segment) and not single.gathered:
+                self._pre_backward(single)
+
+    def gradient_ready(self, weight: Weight, block: Block) -> None:
+        """It waits for the end of its unit's backward pass."""
+        use = self._use_of(weight)
+        present = use.gradients.get(weight[0])
+        if present is not None:
+            self.ledger.free(block)
+        else:
+            use.gradients[weight[0]] = block
+
+    def _use_of(self, weight: Weight) -> UnitUse:
+        parameter, copy = weight
+        unit = self.units.of_parameter[parameter]
+        single = self.singles.get(id(unit))
+        if single is not None:
+            return single
+        return next(
+            uses[copy] for index, uses in self.layers.items() if self.units.layers[index] is unit
+        )
+
+    def after_backward(self, segment: Segment, repetition: int) -> None:
+        """Reduce the layer's gradients."""
+        use = self._layer(segment, repetition)
+        if use is not None:
+            given = segment.input
+            if given is not None and given.requires_grad:
+                self._post_backward(use)
+            return
+        ends_tail = self.tail is not None and segment.name.endswith(".norm")
+        if ends_tail and self.tail is not None and not self.units.tied and not self.tail.done:
+            self._post_backward(self.tail)
+
+    def end_backward(self) -> None:
+        """Units whose input needs no gradient, the root first, are reduced when all is over."""
+        for use in self._uses():
+            if not use.done:
+                self._post_backward(use)
+        for block in self.reduce_inputs:
+            self.ledger.free(block)
+        self.reduce_inputs.clear()
+        for use in self._uses():
+            use.done = False
+        self.order.clear()
+
+    def _post_backward(self, use: UnitUse) -> None:
+        """Reshard, then reduce the unit's gradients, or keep them for the last micro-batch."""
+        use.done = True
+        unit, ledger = use.unit, self.ledger
+        self._accumulate_whole(use)
+        self._reshard(use)
+        if not self.reduces:
+            return
+        while len(self.reduce_inputs) >= self.options.reduce_scatter_max_input_buffers:
+            ledger.free(self.reduce_inputs.pop(0))
+        gradients = {**use.gradients, **use.whole}
+        if not unit.num_trained or not gradients:
+            return
+        self.reduce_inputs.append(ledger.allocate(unit.reduce_input_bytes))
+        last = [parameter for parameter in unit.parameters if parameter in gradients][-1]
+        for parameter in reversed(unit.parameters):
+            if parameter in gradients and parameter is not last:
+                ledger.free(gradients[parameter])
+        self._keep_shards(use, after=gradients[last])
+        use.gradients.clear()
+        use.whole.clear()
+
+    def _accumulate_whole(self, use: UnitUse) -> None:
+        """Under ``no_sync`` gradients are cast to the format they are reduced in, and added."""
+        if self.reduces and not use.whole:
+            return
+        if self.formats.reduce is self.formats.compute:
+            return
+        ledger = self.ledger
+        for parameter, block in list(use.gradients.items()):
+            if parameter not in use.whole:
+                size = allocated_bytes(parameter.numel, self.formats.reduce)
+                use.whole[parameter] = ledger.allocate(size)
+            ledger.free(block)
+        use.gradients.clear()
+
+    def _keep_shards(self, use: UnitUse, *, after: Block) -> None:
+        """The reduced shards, cast to the kept format; the last whole gradient goes afterwards."""
+        unit, ledger = use.unit, self.ledger
+        reduced = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM)
+        if self.formats.reduce is not self.formats.kept:
+            cast = ledger.allocate(unit.gradient_shard_bytes, REDUCE_STREAM)
+            ledger.free(reduced)
+            reduced = cast
+        if self.offloaded or use.gradient_shards is not None:
+            ledger.free(reduced)
+        else:
+            use.gradient_shards = reduced
+        ledger.free(after)

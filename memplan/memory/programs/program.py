@@ -1,0 +1,148 @@
+"""A training run on one rank, written into a ledger: loading, steps, micro-batches.
+
+``Program`` is the plain loop on one GPU; an engine overrides what it does otherwise. The order is that
+of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(set_to_none=True)``.
+"""
+
+from collections.abc import Iterable
+
+from memplan.graph.segments import Segment
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.playback import Playback
+from memplan.memory.rank import RankInput
+from memplan.training.optimizers import OPTIMIZERS
+
+Weight = tuple[Parameter, int]
+"""A parameter of a segment, and which of the segment's copies it is of."""
+
+COUNTER_BYTES = ALLOCATION_ROUNDING
+"""A scalar, as the allocator rounds it up."""
+
+
+class Program:
+    """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
+
+    def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+        self.given = given
+        self.ledger = ledger
+        self.playback = Playback(
+            given.tape, given.passes, ledger, self, workspace_bytes=workspace_bytes
+        )
+        self.weights: list[Weight] = list(weights_of(given))
+        """In the order of ``named_parameters()``."""
+        self.gradients: dict[Weight, Block] = {}
+
+    # -- a run -----------------------------------------------------------------------------------
+
+    def run(self, *, num_steps: int = 2) -> None:
+        """Load, then train; the optimizer's states come with the first step.
+
+        Two steps give what any number gives: of 68 runs on the CUDA build 66 reserved no more in later ones.
+        """
+        self.load()
+        self.ledger.allocate(max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING))
+        for step in range(num_steps):
+            for micro_batch in range(self.given.setup.gradient_accumulation_steps):
+                last = micro_batch == self.given.setup.gradient_accumulation_steps - 1
+                self.micro_batch(step, first=not micro_batch, last=last)
+            self.optimizer_step(first=step == 0)
+            self.zero_grad()
+
+    def load(self) -> None:
+        """Every weight, then the buffers."""
+        self.load_weights()
+        self.load_buffers()
+
+    def load_weights(self) -> dict[Weight, Block]:
+        """Every weight, whole, in the format it is kept in."""
+        return {
+            weight: self.ledger.allocate(weight[0].storage.num_bytes) for weight in self.weights
+        }
+
+    def load_buffers(self) -> None:
+        """Tables that the model keeps beside its weights."""
+        if self.given.tape.buffers_bytes:
+            self.ledger.allocate(self.given.tape.buffers_bytes)
+
+    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
+        """Forward and backward once."""
+        self.playback.forward()
+        self.end_forward()
+        self.begin_backward()
+        self.playback.backward()
+        self.end_backward()
+
+    def optimizer_step(self, *, first: bool) -> None:
+        """States in the first step; then what the optimizer copies."""
+        trained = [
+            allocated_bytes(parameter.numel, self.given.formats.optimizer_states)
+            for parameter, _ in self.weights
+            if is_trained(parameter)
+        ]
+        step_optimizer(self.given, self.ledger, trained, first=first)
+
+    def zero_grad(self) -> None:
+        """Gradients go in the order of the parameters."""
+        for weight in self.weights:
+            block = self.gradients.pop(weight, None)
+            if block is not None:
+                self.ledger.free(block)
+
+    # -- where an engine takes part --------------------------------------------------------------
+
+    def before_forward(self, segment: Segment, repetition: int) -> None:
+        """A segment's forward pass begins."""
+
+    def after_forward(self, segment: Segment, repetition: int) -> None:
+        """It has ended."""
+
+    def end_forward(self) -> None:
+        """The loss is there."""
+
+    def begin_backward(self) -> None:
+        """``loss.backward()`` is called."""
+
+    def before_backward(self, segment: Segment, repetition: int) -> None:
+        """A segment's backward pass begins."""
+
+    def after_backward(self, segment: Segment, repetition: int) -> None:
+        """It has ended."""
+
+    def end_backward(self) -> None:
+        """All gradients are there."""
+
+    def gradient_ready(self, weight: Weight, block: Block) -> None:
+        """Take a gradient that autograd finished; one that is there already takes it up."""
+        if weight in self.gradients:
+            self.ledger.free(block)
+        else:
+            self.gradients[weight] = block
+
+
+def weights_of(given: RankInput) -> Iterable[Weight]:
+    """Every parameter of every copy of its segment."""
+    for segment in given.tape.segments:
+        for copy in range(segment.num_copies):
+            for parameter in segment.parameters:
+                yield parameter, copy
+
+
+def is_trained(parameter: Parameter) -> bool:
+    """Whether the optimizer steps it."""
+    return parameter.requires_grad and not parameter.unused
+
+
+def step_optimizer(
+    given: RankInput, ledger: Ledger, state_sizes: list[int], *, first: bool
+) -> None:
+    """One step over tensors whose states have these sizes [bytes]."""
+    optimizer = OPTIMIZERS[given.setup.optimizer]
+    if first:
+        for size in state_sizes:
+            if optimizer.has_step_counter:
+                ledger.allocate(COUNTER_BYTES)
+            for _ in range(optimizer.num_states):
+                ledger.allocate(size)
+    if optimizer.num_step_copies:
+        ledger.use(*state_sizes * optimizer.num_step_copies)
