@@ -34,8 +34,8 @@ from memplan.cli.sweep_options import (
 )
 from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
-    AllocatorOption,
     AccelerateConfigOption,
+    AllocatorOption,
     AttentionOption,
     BatchSizeOption,
     CheckpointingOption,

@@ -161,6 +161,7 @@ def _through(
 ) -> Tensor:
     held = (query, key, value)
     cast: tuple[Tensor, ...] = (value, key, query)
+    given_mask = mask
     if t.autocast is not None:
         if mask is not None and mask.dtype is not DType.BOOL:
             mask = t.cast(mask, t.autocast)
@@ -176,9 +177,11 @@ def _through(
     if out.by_head:
         out = t.contiguous(out)
     t.touch(*reversed(cast))
-    t.touch(*held)
     if mask is not None:
         t.touch(mask)
+    t.touch(*held)
+    if given_mask is not None:
+        t.touch(given_mask)
     return out
 
 
@@ -215,7 +218,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
     random_state = _random_state(t)
     t.record(
         "flash_attention", (query, key, value), (out, statistics, *random_state),
-        saves=(query, key, value, out, statistics, *random_state),
+        saves=(key, query, value, statistics, out, *random_state),
         gradients=(Gradient.FRESH,) * 3,
         backward_scratch_bytes=() if t.decomposed else (*copies, *flash_backward_scratch(shape, out)),
         flops=_score_flops(shape),
@@ -316,10 +319,10 @@ def efficient(
         gradients += (Gradient.FRESH if mask.requires_grad else Gradient.NONE,)
     t.record(
         "efficient_attention", inputs, (out, statistics, *random_state),
-        saves=(*inputs, out, statistics, *random_state),
+        saves=(*inputs[3:], key, query, value, statistics, out, *random_state),
         gradients=gradients,
         forward_scratch_bytes=_rounded(efficient_forward_scratch_bytes(t, query.dtype, shape)),
-        backward_scratch_bytes=efficient_backward_scratch(t, query.dtype, shape),
+        backward_scratch_bytes=efficient_backward_scratch(t, query.dtype, shape, out),
         flops=_score_flops(shape),
     )  # fmt: skip
     return out
@@ -332,10 +335,12 @@ def efficient_forward_scratch_bytes(t: Tape, dtype: DType, shape: Shape) -> int:
     return 4 * shape.outputs
 
 
-def efficient_backward_scratch(t: Tape, dtype: DType, shape: Shape) -> tuple[int, ...]:
+def efficient_backward_scratch(
+    t: Tape, dtype: DType, shape: Shape, out: Tensor
+) -> tuple[int, ...]:
     """Blocks of scratch in the memory-efficient kernel's backward pass [bytes].
 
-    The sum of each row (twice in fp32) and an fp32 dq in tiles; where heads are wide and the
+    A number for each row and an fp32 dq in tiles; where heads are wide and the
     gradients narrower than fp32, dk and dv in fp32 too (transformers/cuda/mem_eff_attention/
     kernel_backward.h, ``workspace_size``).
     """
@@ -351,8 +356,11 @@ def efficient_backward_scratch(t: Tape, dtype: DType, shape: Shape) -> tuple[int
         blocks = min(-(-shape.keys // NARROW_TILE), max(1, KEY_BLOCKS // heads))
         keys = blocks * NARROW_TILE
         found += keys * (_padded(head_dim, WIDE_TILE) + _padded(values, WIDE_TILE))
-    rows = (shape.queries,) * (1 if dtype.is_half else 2)
-    return tuple(_rounded(4 * heads * size) for size in (*rows, found))
+    sums, workspace = (_rounded(4 * heads * size) for size in (shape.queries, found))
+    if dtype is DType.FP32:
+        # The product of output and gradient first, whose rows are then summed.
+        return (out.storage.num_bytes, sums, sums, ~1, ~0, workspace, ~2)
+    return (sums, workspace, ~0)
 
 
 def _is_wide(shape: Shape) -> bool:
@@ -481,14 +489,13 @@ def eager(
     """transformers' ``eager_attention_forward``: fp32 softmax, cast back, dropout."""
     spec = shape.spec
     held: tuple[Tensor, ...] = (query, key, value)
-    query = merged_heads(t, query, shape)
     key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held += (key, value)
-    key = merged_heads(t, key, shape)
     if spec.upcast_reordered:
+        query, key = merged_heads(t, query, shape), merged_heads(t, key, shape)
         scores = _reordered_scores(t, query, key, shape)
     else:
-        scores = t.scale(batched_matmul(t, query, key, shape.scores, spec.head_dim))
+        scores = t.scale(_heads_product(t, query, key, shape, shape.scores, spec.head_dim))
     if spec.softcap:
         scores = t.scale(t.elementwise("tanh", t.scale(scores), saves_output=True))
     for added in (bias, mask):
@@ -503,12 +510,39 @@ def eager(
     else:
         t.touch(scores)
     weights = dropout(t, weights, spec.dropout)
-    value = merged_heads(t, value, shape)
-    out = batched_matmul(t, weights, value, shape.outputs, shape.keys)
+    out = _heads_product(t, weights, value, shape, shape.outputs, shape.keys, first_merged=True)
     out = t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
     t.touch(*held)
     if spec.names_weights:
         t.linger(weights)
+    return out
+
+
+def _heads_product(
+    t: Tape,
+    left: Tensor,
+    right: Tensor,
+    shape: Shape,
+    numel: int,
+    inner: int,
+    *,
+    first_merged: bool = False,
+) -> Tensor:
+    """``torch.matmul`` of heads: autocast's casts, then its own copies, then the product.
+
+    Both live until it returns, the copies a little shorter.
+    """
+    cast_right = t.cast(right, t.autocast) if t.autocast is not None else right
+    cast_left = t.cast(left, t.autocast) if t.autocast is not None else left
+    merged_left = cast_left if first_merged else merged_heads(t, cast_left, shape)
+    merged_right = merged_heads(t, cast_right, shape)
+    out = batched_matmul(t, merged_left, merged_right, numel, inner)
+    for made, source in ((merged_right, cast_right), (merged_left, cast_left)):
+        if made is not source:
+            t.touch(made)
+    for made, source in ((cast_left, left), (cast_right, right)):
+        if made is not source:
+            t.touch(made)
     return out
 
 

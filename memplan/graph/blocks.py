@@ -99,6 +99,10 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
         gate = gate_states(t, x, spec, context.hidden_size)
     if spec.projection_clamped:
         query, key, value = (clamp(t, part) for part in (query, key, value))
+    if spec.views_last and (shape.heads_split or joins_heads(spec)):
+        query = as_heads(t, query, spec.num_heads)
+        key = as_heads(t, key, spec.num_kv_heads)
+        value = as_heads(t, value, spec.num_kv_heads) if shape.heads_split else value
     if spec.query_rescaled:
         query = t.scale(query)
     if not spec.query_key_norm_last and not beside:
@@ -178,12 +182,13 @@ def project(
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
         query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
-        query = as_heads(t, query, spec.num_heads) if turned else query
+        apart = not spec.views_last
+        query = as_heads(t, query, spec.num_heads) if turned and apart else query
         key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)
-        key = as_heads(t, key, spec.num_kv_heads) if turned else key
+        key = as_heads(t, key, spec.num_kv_heads) if turned and apart else key
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = linear(t, x, "self_attn.v_proj", hidden, width, bias=spec.value_bias)
-        value = as_heads(t, value, spec.num_kv_heads) if split else value
+        value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
         return query, key, t.scale(value) if spec.value_scaled else value
     query, key, value = _fused_projection(t, x, spec, hidden)
     if split:

@@ -61,7 +61,7 @@ def keep_outputs(t: Tape, logits: Tensor) -> None:
         t.touch(logits)
     if t.options.outputs_held:
         t.hold(outputs)
-    else:
+    elif t.kernels.loss is not LossKernel.SHIFTED:
         t.give_out(outputs)
 
 

@@ -38,7 +38,8 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     if weight.requires_grad:
         saves.append(x)
     if x.requires_grad:
-        saves.append(factor)
+        # Kept tensors go by their arguments' names: mat2 before self, but mat1 before mat2.
+        saves.insert(len(saves) if bias is not None else 0, factor)
     inputs: tuple[Tensor, ...] = (x, factor)
     gradients: tuple[int, ...] = (Gradient.VIEW, Gradient.VIEW)
     if addend is not None:
@@ -289,7 +290,7 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     after = t.view(x, x.numel)
     t.record(
         "clamp_", (x,), (after, before), saves=(before,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=(allocated_bytes(x.numel, DType.BOOL),) * 2,
+        backward_scratch_bytes=(*(allocated_bytes(x.numel, DType.BOOL),) * 2, RESULT),
     )  # fmt: skip
     return after
 

@@ -225,6 +225,9 @@ class Playback:
         for interval in each.intervals:
             for key, size in interval.events:
                 if size:
+                    if key in frame:
+                        # Made again while the first one is still held by other segments.
+                        frame[repetition, key] = frame[key]
                     frame[key] = ledger.allocate(size)
                 elif key is WORKSPACE:
                     self._need_workspace(forward=False)

@@ -161,6 +161,8 @@ class AttentionSpec:
     output_apart: bool = False
     """The output projection has a module of its own, before which queries, keys and values die
     (``BertSelfOutput``)."""
+    views_last: bool = False
+    """Queries, keys and values are all projected before any is seen as heads (OLMo, StableLM)."""
     query_rescaled: bool = False
     """The queries are multiplied by the scale, and the scores by one (OPT)."""
     weights_like_values: bool = False

@@ -223,6 +223,8 @@ def _attention(reader: ConfigReader, form: Form, hidden_size: int) -> AttentionS
     query_key_norm = spec.query_key_norm
     if reader.flag("use_qk_norm"):
         query_key_norm = NormSpec(kind=form.norm)
+    if form is _OLMO:
+        spec = replace(spec, views_last=True)
     if reader.raw("attention_out_bias") is not None:
         spec = replace(spec, output_bias=reader.flag("attention_out_bias"))
     return replace(

@@ -333,6 +333,7 @@ def _attention(
     ):
         projection = Projection.FUSED_INTERLEAVED
     return AttentionSpec(
+        views_last=model_type == "stablelm",
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
