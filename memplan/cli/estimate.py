@@ -265,12 +265,13 @@ def estimate(
     )
     gpus = chosen_gpus(gpu, gpu_memory, attention=setups[0].chosen_kernels.attention.value)
     from memplan.estimator import estimate as estimate_memory
+    from memplan.estimator import settled
 
     rows = [
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
-    rows = [[settled(each, alone=len(rows) == 1) for each in row] for row in rows]
+    rows = [[settled(each, always=len(rows) == 1) for each in row] for row in rows]
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
@@ -306,13 +307,6 @@ COUNTED_FROM_MODEL = frozenset(
 COUNTED_BY_HAND: frozenset[str] = frozenset()
 EMIT_IGNORES = frozenset({"output_format"})
 """What is not looked at where a setup is written down instead."""
-def settled(answer: "Estimate", *, alone: bool) -> "Estimate":
-    """An answer whose run is replayed where bounds leave the verdict open, or where it stands alone."""
-    from memplan.estimator import Verdict
-
-    return replace(answer, is_replayed=alone or answer.verdict is Verdict.TIGHT)
-
-
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",
     "gradient_accumulation_steps": "gradient_accumulation",

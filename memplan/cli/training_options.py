@@ -112,7 +112,9 @@ EngineOptionOption = Annotated[
 AllocatorOption = Annotated[
     str,
     _option(
-        "--allocator", "PyTorch's allocator: default, or expandable (expandable_segments:True).", "KIND"
+        "--allocator",
+        "PyTorch's allocator: default, or expandable (expandable_segments:True).",
+        "KIND",
     ),
 ]
 KernelScratchOption = Annotated[

@@ -335,9 +335,7 @@ def efficient_forward_scratch_bytes(t: Tape, dtype: DType, shape: Shape) -> int:
     return 4 * shape.outputs
 
 
-def efficient_backward_scratch(
-    t: Tape, dtype: DType, shape: Shape, out: Tensor
-) -> tuple[int, ...]:
+def efficient_backward_scratch(t: Tape, dtype: DType, shape: Shape, out: Tensor) -> tuple[int, ...]:
     """Blocks of scratch in the memory-efficient kernel's backward pass [bytes].
 
     A number for each row and an fp32 dq in tiles; where heads are wide and the
