@@ -1,7 +1,7 @@
 """From a model and a setup to an ``Estimate``: record the tape, walk it, lay the engine over it."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from memplan.errors import SetupError
 from memplan.estimator.assumptions import assumptions_of, notes_of
@@ -104,8 +104,14 @@ class _Job:
 
     def run_source(self, account: RankAccount) -> RunSource:
         """From which that rank's run is played out."""
+        own = replace(
+            self.options,
+            multiprocessors=num_multiprocessors(self.gpu),
+            threads_per_multiprocessor=threads_per_multiprocessor(self.gpu),
+        )
         return RunSource(
-            given=self.given,
+            record=partial(record_and_walk, self.model, own),
+            setup=self.setup,
             rank=account.rank,
             workspace_bytes=_scratch_bytes(self.setup, self.gpu) // NUM_HANDLES,
             capacity_bytes=self.gpu.capacity_bytes if self.gpu is not None else None,
@@ -149,8 +155,6 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         kernels=setup.chosen_kernels,
         dropout=setup.dropout,
         decomposed=not setup.kernel_scratch,
-        multiprocessors=num_multiprocessors(gpu),
-        threads_per_multiprocessor=threads_per_multiprocessor(gpu),
         sdpa=sdpa_support(gpu),
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,

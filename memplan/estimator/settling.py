@@ -45,5 +45,5 @@ def _fits_expandable(answer: Estimate) -> bool:
     if source is None or setup.allocator is AllocatorKind.EXPANDABLE:
         return False
     other = replace(setup, allocator=AllocatorKind.EXPANDABLE)
-    again = replace(source, given=replace(source.given, setup=other))
+    again = replace(source, setup=other)
     return replace(answer, setup=other, run_source=again).verdict is Verdict.FITS

@@ -11,6 +11,8 @@ from memplan.records import dataclass
 from memplan.training.setup import AllocatorKind, TrainingSetup
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memplan.graph.tape import Tape
     from memplan.memory.allocator import AllocatorPeaks
     from memplan.memory.ledger import Ledger
@@ -26,7 +28,10 @@ CUDA build, and the least capacity of fewer."""
 class RunSource:
     """From which one rank's run is played out."""
 
-    given: RankInput
+    record: "Callable[[], tuple[Tape, StepPasses]]"
+    """Records and walks the model as that very card runs it."""
+    setup: TrainingSetup
+    """With every default filled in."""
     rank: int
     workspace_bytes: int
     """cuBLAS's, of one thread."""
@@ -36,9 +41,7 @@ class RunSource:
     @property
     def played(self) -> "PlayedRun | None":
         """The run; None where its engine has no program yet. Kept, since GPUs share it."""
-        given = self.given
-        walked = _Walked(given.tape, given.passes)
-        return _played(walked, given.setup, self.rank, self.workspace_bytes)
+        return _played(_Walked(*self.record()), self.setup, self.rank, self.workspace_bytes)
 
 
 class _Walked:

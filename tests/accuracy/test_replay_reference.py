@@ -25,7 +25,9 @@ def compare(records: list[dict[str, Any]], predict: Any) -> dict[str, Comparison
     for record in records:
         comparison = found.setdefault(engine_of(record["settings"]), Comparison())
         kind = {"model_type": record["config"]["model_type"]}
-        truth = {k: v for k, v in record["real"].items() if k in ("reserved_peak", "least_capacity")}
+        truth = {
+            k: v for k, v in record["real"].items() if k in ("reserved_peak", "least_capacity")
+        }
         comparison.add({**record, **kind}, truth, predict)
     return found
 
