@@ -12,6 +12,7 @@ from memplan.estimator.estimation import (
     tape_options,
     with_workspaces,
 )
+from memplan.hardware.gpu import num_multiprocessors, threads_per_multiprocessor
 from memplan.memory.account import ComponentKind, RankAccount
 from memplan.memory.deepspeed import deepspeed_account
 from memplan.memory.ledger import Block, Ledger
@@ -125,7 +126,12 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
         options = {**dict(setup.engine_options), "init_device": "meta"}
         setup = replace(setup, engine_options=options)
     resolved = setup.resolve(model.context_length, has_bf16=True)
-    tape, passes = record_and_walk(model, shared_options(model, tape_options(resolved, gpu)))
+    options = replace(
+        shared_options(model, tape_options(resolved, gpu)),
+        multiprocessors=num_multiprocessors(gpu),
+        threads_per_multiprocessor=threads_per_multiprocessor(gpu),
+    )
+    tape, passes = record_and_walk(model, options)
     given = RankInput(tape=tape, passes=passes, setup=resolved)
     ledger = Ledger()
     workspace = workspace_bytes(gpu.compute_capability) // NUM_HANDLES
