@@ -5,6 +5,7 @@ SYSTEM_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
+FUZZ_SECONDS ?= 600
 
 # Paths that are linted and typed.
 CODE = memplan tests benchmarks
@@ -16,7 +17,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme test golden bench accuracy build clean
+.PHONY: help fix check lint format types layers readme test fuzz golden bench accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +52,9 @@ readme: $(ENVIRONMENT)
 
 test: $(ENVIRONMENT)  ## Run the whole test suite
 	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)
+
+fuzz: $(ENVIRONMENT)  ## Look for inputs that break it, for FUZZ_SECONDS (600) in all
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m pytest -m fuzz $(PYTEST_FLAGS)
 
 golden: $(ENVIRONMENT)  ## Rewrite the expected output of tests/golden
 	$(PYTHON) -m pytest tests/test_golden.py --update-golden $(PYTEST_FLAGS)

@@ -103,6 +103,10 @@ class CheckFailedError(MemplanError):
     exit_code = ExitCode.CHECK_FAILED
 
 
+MAX_NAME = 100
+"""Characters of a name that is compared with known ones: what is longer is no slip of the keyboard."""
+
+
 def nearest(name: str, known: "list[str] | tuple[str, ...]") -> str | None:
     """Return the known name most like ``name``, or None when nothing comes close.
 
@@ -111,6 +115,8 @@ def nearest(name: str, known: "list[str] | tuple[str, ...]") -> str | None:
     """
     import difflib
 
+    if len(name) > MAX_NAME:
+        return None
     matches = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return matches[0] if matches else None
 

@@ -20,12 +20,17 @@ Model = str | os.PathLike[str] | Mapping[str, object] | ModelSpec
 
 
 def estimate(
-    model: Model, setup: TrainingSetup | None = None, *, gpu: str | GpuSpec | None = None
+    model: Model,
+    setup: TrainingSetup | None = None,
+    *,
+    gpu: str | GpuSpec | None = None,
+    rank: int | None = None,
 ) -> Estimate:
     """Estimate the memory of a training run.
 
-    ``gpu`` is a name of the catalog or a ``GpuSpec``; without one there is no verdict. Raises a
-    ``MemplanError`` for what cannot be read or trained.
+    ``gpu`` is a name of the catalog or a ``GpuSpec``; without one there is no verdict. The account
+    is the worst rank's, or with ``rank`` that one's; ``Estimate.ranks`` has them all. Raises a
+    ``MemplanError`` for what cannot be read or trained, and for a rank that there is not.
 
     >>> import memplan
     >>> setup = memplan.TrainingSetup(precision="bf16", seq_len=2048, checkpointing="full")
@@ -38,7 +43,7 @@ def estimate(
 
     spec = load_model(model)
     card = load_gpu(gpu) if isinstance(gpu, str) else gpu
-    return estimate_memory(spec, setup or TrainingSetup(), card)
+    return estimate_memory(spec, setup or TrainingSetup(), card, rank=rank)
 
 
 def sweep(

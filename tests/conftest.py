@@ -6,11 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before anything builds a console: what is printed must not depend on where the tests run.
 os.environ.update(COLUMNS="100", TERM="dumb", NO_COLOR="1", HF_HUB_OFFLINE="1")
 for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "HF_TOKEN", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)
+
+# The same examples in every run; `make fuzz` looks for new ones.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("fuzz", deadline=None)
+settings.load_profile("fuzz" if "FUZZ_SECONDS" in os.environ else "fixed")
+
+FUZZ_SECONDS = 60.0
+"""What all fuzzers together may take where ``FUZZ_SECONDS`` does not say."""
 
 CHECKOUT = Path(__file__).parent.parent
 
@@ -32,7 +41,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--network", action="store_true", help="run the tests that need the hub")
 
 
+FUZZERS = pytest.StashKey[int]()
+"""How many tests share the time of the fuzzers."""
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    fuzzers = [item for item in items if item.get_closest_marker("fuzz")]
+    config.stash[FUZZERS] = len(fuzzers)
+    if "fuzz" not in str(config.option.markexpr):
+        for item in fuzzers:
+            item.add_marker(pytest.mark.skip(reason="takes minutes: ask for it with -m fuzz"))
     if config.getoption("--network"):
         os.environ.pop("HF_HUB_OFFLINE", None)
         return
@@ -40,6 +59,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "network" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def fuzz_seconds(request: pytest.FixtureRequest) -> float:
+    """How long this one of the fuzzers may look for something [s]."""
+    total = float(os.environ.get("FUZZ_SECONDS", FUZZ_SECONDS))
+    return total / max(1, request.config.stash[FUZZERS])
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Every file that people are meant to copy works as it stands."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -21,6 +22,8 @@ def names(folder: str) -> list[Any]:
 def command_of(path: Path, program: str = "memplan") -> list[str]:
     """The command in the comment at a file's top."""
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        return shlex.split(json.loads(text)["_comment"])[1:]
     lines = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
     start = next(number for number, line in enumerate(lines) if line.startswith(f"{program} "))
     command = lines[start]
@@ -30,7 +33,7 @@ def command_of(path: Path, program: str = "memplan") -> list[str]:
     return shlex.split(command)[1:]
 
 
-@pytest.mark.parametrize("path", [*names("sweeps"), *names("setups")])
+@pytest.mark.parametrize("path", [*names("sweeps"), *names("setups"), *names("files")])
 def test_the_command_at_its_top_runs(
     path: Path, run: Callable[..., Any], checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from memplan.cli.coercion import read_plainly
 from memplan.cli.commands import COMMANDS
+from memplan.cli.terminal import abandon, prepare_streams
 from memplan.errors import ExitCode, MemplanError, did_you_mean
+from memplan.text import one_line, shortened
 
 PIPE_CLOSED = 141
 """Exit code when the reader went away (``memplan models | head -1``): 128 + SIGPIPE."""
@@ -27,8 +29,13 @@ class MemplanCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line without pydantic."""
+        from memplan.cli.unused import refuse_repeated
+
         read_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, with_optional_values(args))
+        args = with_optional_values(args)
+        if len(args) > 1:
+            refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line; some versions of Typer put braces round MODEL."""
@@ -150,10 +157,10 @@ def run(arguments: Sequence[str]) -> int:
     An error that memplan raises on purpose, or a mistake on the command line, is one line on
     stderr. Anything else is a bug: it goes through, with its traceback.
     """
+    prepare_streams()
     try:
         code = _run(arguments)
-        if sys.stdout is not None:  # as it is after `memplan >&-`
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         return _stop_writing()
     except SystemExit as stop:
@@ -161,6 +168,12 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             return _stop_writing()
         raise
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        # No file is named: it is stdout itself, on a full disk or a device that is gone.
+        abandon(sys.stdout)
+        return _fail(f"cannot write the answer to stdout: {error.strerror}", code=ExitCode.INPUT)
     return code
 
 
@@ -188,8 +201,11 @@ def _fail(message: str, *, code: int) -> int:
     label = "memplan: error:"
     if _has_colour(sys.stderr):
         label = f"\x1b[1;31m{label}\x1b[0m"
-    line = " ".join(message.split())
-    sys.stderr.write(f"{label} {line}\n")
+    try:
+        sys.stderr.write(f"{label} {shortened(one_line(message))}\n")
+        sys.stderr.flush()
+    except OSError:  # the exit code still says it
+        abandon(sys.stderr)
     return int(code)
 
 
@@ -199,7 +215,6 @@ def _has_colour(stream: TextIO) -> bool:
 
 
 def _stop_writing() -> int:
-    """Point stdout at nothing, so that the interpreter's own flush at exit cannot fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    """Keep quiet from here on: whoever was reading has seen enough."""
+    abandon(sys.stdout)
     return PIPE_CLOSED

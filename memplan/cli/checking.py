@@ -1,6 +1,5 @@
 """``--check``, ``--fail-on`` and ``--baseline``: watch what passes by, judge it at the end."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO, TypeVar
@@ -8,13 +7,22 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 from memplan.cli.sweep_options import parse_share
 from memplan.errors import CheckFailedError, UsageError, did_you_mean
 from memplan.search.checks import FailOn, FitCheck, Scope
+from memplan.text import printable, shown
 
 if TYPE_CHECKING:
     from memplan.estimator import Estimate
-    from memplan.search.baseline import Baseline
+    from memplan.model.spec import ModelSpec
+    from memplan.search.baseline import Baseline, Origin
     from memplan.search.sweep import SweepResult
 
 _Kind = TypeVar("_Kind", bound=Enum)
+
+
+class Unmatched(Enum):
+    """What rows do that the baseline or the new answer has alone."""
+
+    FAIL = "fail"
+    ALLOW = "allow"
 
 
 class Checks:
@@ -27,11 +35,13 @@ class Checks:
         *,
         baseline_name: str = "",
         tolerance: float = 0.0,
+        unmatched: Unmatched = Unmatched.FAIL,
     ) -> None:
         self.fit = fit
         self.baseline = baseline
         self.baseline_name = baseline_name
         self.tolerance = tolerance
+        self.unmatched = unmatched
         self._compared = False
 
     def watch(self, results: "Iterable[SweepResult]") -> "Iterator[SweepResult]":
@@ -59,41 +69,85 @@ class Checks:
             baseline.compare(row)
             yield row
 
-    def finish(self, stream: TextIO) -> None:
+    def finish(self, stream: TextIO, model: "ModelSpec") -> None:
         """Say what moved, and raise ``CheckFailedError`` where a check does not hold."""
         failed = []
         if self.baseline is not None:
-            from memplan.report.baseline import baseline_lines
-
-            lines = baseline_lines(self.baseline, name=self.baseline_name, tolerance=self.tolerance)
-            stream.write("".join(f"{line}\n" for line in lines))
-            regressions = self.baseline.regressions(self.tolerance)
-            if regressions:
-                failed.append(f"baseline: {len(regressions)} regressions, see above")
+            failed += self._judge(self.baseline, origin_of(model), stream)
         if self.fit is not None and not self.fit.passed:
             failed.append(self.fit.message)
         if failed:
             stream.flush()
             raise CheckFailedError("; ".join(failed))
 
+    def _judge(self, baseline: "Baseline", now: "Origin", stream: TextIO) -> list[str]:
+        from memplan.report.baseline import baseline_lines
 
-def check_rows(rows: "Iterable[Sequence[Estimate]]", checks: Checks, output_format: str) -> None:
-    """Judge estimates that were shown; what moved goes to stderr where stdout is for a script."""
+        baseline.judge_model(now)
+        lines = baseline_lines(baseline, name=self.baseline_name, tolerance=self.tolerance, now=now)
+        stream.write("".join(f"{printable(line)}\n" for line in lines))
+        failed = []
+        regressions = baseline.regressions(self.tolerance)
+        if regressions:
+            failed.append(f"baseline: {len(regressions)} regressions, see above")
+        if not baseline.is_matched and self.unmatched is Unmatched.FAIL:
+            failed.append(
+                f"baseline: {_what_differs(baseline)}: write it again with --format json, or pass "
+                "--unmatched allow"
+            )
+        return failed
+
+
+def _what_differs(baseline: "Baseline") -> str:
+    if baseline.shape_changed:
+        return "it is of a model of another shape"
+    return f"{len(baseline.new)} rows are new and {len(baseline.gone)} gone, see above"
+
+
+def origin_of(model: "ModelSpec") -> "Origin":
+    """What a ``--format json`` document says of its making."""
+    from memplan import __version__
+    from memplan.model.fingerprint import model_fingerprint
+    from memplan.search.baseline import Origin
+
+    return Origin(version=__version__, fingerprint=model_fingerprint(model))
+
+
+def about(model: "ModelSpec") -> dict[str, str]:
+    """The same, as keys of the document."""
+    origin = origin_of(model)
+    return {"memplan_version": origin.version, "model_fingerprint": origin.fingerprint}
+
+
+def check_rows(
+    rows: "Iterable[Sequence[Estimate]]", checks: Checks, model: "ModelSpec", stream: TextIO
+) -> None:
+    """Judge estimates that were shown."""
     from memplan.search.sweep import SweepResult
 
     for _ in checks.watch(SweepResult(estimates=tuple(row)) for row in rows):
         pass
-    checks.finish(sys.stdout if output_format == "table" else sys.stderr)
+    checks.finish(stream, model)
 
 
 def read_checks(
-    check: str | None, fail_on: str | None, baseline: str | None, tolerance: str
+    check: str | None,
+    fail_on: str | None,
+    baseline: str | None,
+    tolerance: str | None,
+    unmatched: str | None,
 ) -> Checks:
     """The checks that the options ask for; ``--fail-on`` alone checks all setups.
 
-    Raises ``UsageError`` for words that are none, ``ConfigError`` for a bad baseline.
+    Raises ``UsageError`` for words that are none and for options that nothing uses, ``ConfigError``
+    for a bad baseline.
     """
-    share = parse_share(tolerance, option="--tolerance")
+    share = parse_share(tolerance if tolerance is not None else "0%", option="--tolerance")
+    allowed = _choice("--unmatched", unmatched or Unmatched.FAIL.value, Unmatched)
+    for option, given in (("--tolerance", tolerance), ("--unmatched", unmatched)):
+        if given is not None and baseline is None:
+            msg = f"{option}: is about a baseline, and none is named: give --baseline FILE"
+            raise UsageError(msg)
     fit = None
     if check is not None or fail_on is not None:
         fit = FitCheck(
@@ -105,12 +159,14 @@ def read_checks(
         from memplan.sources.baseline_file import read_baseline
 
         known = read_baseline(baseline)
-    return Checks(fit, known, baseline_name=baseline or "", tolerance=share)
+    return Checks(fit, known, baseline_name=baseline or "", tolerance=share, unmatched=allowed)
 
 
 def _choice(option: str, text: str, kind: type[_Kind]) -> _Kind:
     known = [str(each.value) for each in kind]
     if text.lower() not in known:
-        msg = f"{option}: {text!r} is not one of {', '.join(known)}.{did_you_mean(text, known)}"
+        msg = (
+            f"{option}: {shown(text)} is not one of {', '.join(known)}.{did_you_mean(text, known)}"
+        )
         raise UsageError(msg)
     return kind(text.lower())

@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from memplan.cli.options import (
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
     ModelArgument,
@@ -17,6 +16,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AttentionOption,
     BatchSizeOption,
@@ -51,12 +51,14 @@ def compare(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Set memplan's figure beside published formulas, each with what it leaves out."""
+    from memplan.cli.single import check_target_length
     from memplan.report.compare import (
         compare_assumptions,
         compare_methods,
@@ -71,10 +73,12 @@ def compare(
         task,
         family=family,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
         num_labels=num_labels,
         revision=revision,
         token=token,
     )
+    check_target_length(spec, target_seq_len)
     base = TrainingSetup(
         num_gpus=num_gpus,
         num_nodes=num_nodes,
@@ -89,12 +93,12 @@ def compare(
     setups = _setups(base, precision=precision, engine=engine, zero=zero)
     rows, refused = compare_methods(spec, setups)
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_methods(Console(highlight=False), spec, setups[0], rows, refused)
+        print_methods(TerminalConsole(), spec, setups[0], rows, refused)
         return
     assumptions = compare_assumptions(spec, setups[0])
-    typer.echo(write_methods(rows, output_format.value, assumptions))
+    say(write_methods(rows, output_format.value, assumptions))
 
 
 def _setups(

@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from memplan.cli.options import OutputFormat, read_number
+from memplan.cli.terminal import say
 from memplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,20 +37,19 @@ def show_deepspeed_tables(
         additional_buffer_factor=additional_buffer_factor,
     )
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
-
+        from memplan.report.console import TerminalConsole
         from memplan.report.deepspeed import print_deepspeed
 
-        print_deepspeed(Console(highlight=False), report)
+        print_deepspeed(TerminalConsole(), report)
     elif output_format is OutputFormat.JSON:
-        import json
+        from memplan.report.rows import json_text
 
-        typer.echo(json.dumps(deepspeed_document(report), indent=2))
+        say(json_text(deepspeed_document(report), indent=2))
     else:
         from memplan.report.rows import rows_csv, rows_markdown
 
         rows = deepspeed_rows(report)
-        typer.echo(rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows))
+        say(rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows))
 
 
 def _counts(

@@ -1,10 +1,10 @@
 """``--emit``: the chosen setup, written for the framework that runs it."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memplan.errors import InputError, UsageError
+from memplan.cli.terminal import remark, say, write_file
+from memplan.errors import UsageError
 from memplan.training.setup import coerce_enum
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def emit_setup(setup: "TrainingSetup", framework: str, output: str | None) -> No
     if kind is Framework.TORCHTITAN:
         text = made.flags
     if output is None:
-        sys.stdout.write(f"{text}\n")
+        say(text)
     else:
-        _write(Path(output), f"{text}\n")
+        write_file(Path(output), f"{text}\n", option="--output")
     for note in _remarks(made, kind.value):
-        sys.stderr.write(f"memplan: {note}\n")
+        remark(note)
 
 
 def emit_only(answers: "Sequence[Estimate]", framework: str, output: str | None) -> None:
@@ -46,11 +46,3 @@ def emit_only(answers: "Sequence[Estimate]", framework: str, output: str | None)
 
 def _remarks(made: "Emitted", framework: str) -> list[str]:
     return [f"not in what is written for {framework}: {note}" for note in made.notes]
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"--output: {path} cannot be written: {error.strerror or error}"
-        raise InputError(msg) from None

@@ -1,11 +1,15 @@
 """``memplan estimate``."""
 
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memplan.cli.options import (
+    OUTPUT_PANEL,
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
@@ -26,7 +30,9 @@ from memplan.cli.sweep_options import (
     FailOnOption,
     OutputOption,
     ToleranceOption,
+    UnmatchedOption,
 )
+from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     AttentionOption,
@@ -38,6 +44,7 @@ from memplan.cli.training_options import (
     EngineOption,
     EngineOptionOption,
     FreezeOption,
+    FsdpStrategyOption,
     GradientAccumulationOption,
     KernelScratchOption,
     KernelsOption,
@@ -45,6 +52,7 @@ from memplan.cli.training_options import (
     MlpOption,
     NormOption,
     OffloadOption,
+    OffloadParamOption,
     OptimizerOption,
     OutputsHeldOption,
     PrecisionOption,
@@ -58,9 +66,10 @@ from memplan.cli.training_options import (
 )
 
 if TYPE_CHECKING:
+    from memplan.cli.setup_files import BaseSetup
     from memplan.estimator import Estimate
     from memplan.hardware.gpu import GpuSpec
-    from memplan.training.setup import TrainingSetup
+    from memplan.training.setup import Offload, TrainingSetup
 
 DEFAULT_GPUS = ("v100-32gb", "a100-80gb", "h100-80gb")
 """What a run is judged by when no GPU is named."""
@@ -81,6 +90,8 @@ def estimate(
     engine: EngineOption = None,
     zero: ZeroOption = None,
     offload: OffloadOption = None,
+    offload_param: OffloadParamOption = None,
+    fsdp_strategy: FsdpStrategyOption = None,
     batch_size: BatchSizeOption = 1,
     gradient_accumulation: GradientAccumulationOption = 1,
     seq_len: SeqLenOption = None,
@@ -107,6 +118,7 @@ def estimate(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -131,18 +143,43 @@ def estimate(
     largest_layer: Annotated[
         str | None, _table_option("--largest-layer", "Parameters of the largest layer.", "N")
     ] = None,
+    per_rank: Annotated[
+        bool,
+        typer.Option(
+            "--per-rank",
+            help="Print every distinct rank, the fullest first, instead of the worst one's verdict.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     output_format: FormatOption = OutputFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
     check: CheckOption = None,
     fail_on: FailOnOption = None,
     baseline: BaselineOption = None,
-    tolerance: ToleranceOption = "0%",
+    tolerance: ToleranceOption = None,
+    unmatched: UnmatchedOption = None,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.setup_files import read_base
+    from memplan.cli.unused import refuse_unused, refuse_without
     from memplan.sources.models import load_model
 
+    if deepspeed or params is not None:
+        counted = COUNTED_BY_HAND if params is not None else COUNTED_FROM_MODEL
+        option = "--params" if params is not None else "--deepspeed"
+        refuse_unused(ctx, option, TABLES_USE | counted)
+    else:
+        refuse_without(ctx, TABLES_ONLY, "--deepspeed")
+    if emit is not None:
+        refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
+    else:
+        refuse_without(ctx, {"output"}, "--emit")
+    checks = None
+    if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched)):
+        from memplan.cli.checking import read_checks
+
+        checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
     spec = None
     if model is not None:
         spec = load_model(
@@ -153,6 +190,7 @@ def estimate(
             revision=revision,
             token=token,
             allow_guess=allow_guess,
+            allow_unknown_keys=allow_unknown_keys,
         )
     if deepspeed or params is not None:
         from memplan.cli.deepspeed_tables import show_deepspeed_tables
@@ -199,20 +237,30 @@ def estimate(
     if deepspeed_config is not None or accelerate_config is not None:
         # The file names the engine; what is said beside it may only agree.
         stage: object = int(zero) if zero is not None and zero.isdecimal() else zero
-        named = {"engine": engine, "precision": precision, "zero_stage": stage}
+        named = {
+            "engine": engine, "precision": precision, "zero_stage": stage,
+            "fsdp_strategy": fsdp_strategy,
+        }  # fmt: skip
         given |= {name: value for name, value in named.items() if value is not None}
-        engine = precision = zero = None
+        engine = precision = zero = fsdp_strategy = None
     base = read_base(
         given,
+        named={"engine": engine, "precision": precision},
         setup_file=setup_file,
         training_args=training_args,
         deepspeed_config=deepspeed_config,
         accelerate_config=accelerate_config,
     )
-    setups = [base.setup]
-    if not base.engine_fixed or engine or zero or offload or precision:
-        setups = _setups(base.setup, precision=precision, engine=engine, zero=zero, offload=offload)
-    gpus = chosen_gpus(gpu, gpu_memory)
+    setups = _setups(
+        base,
+        precision=precision,
+        engine=engine,
+        zero=zero,
+        offload=offload,
+        offload_param=offload_param,
+        fsdp_strategy=fsdp_strategy,
+    )
+    gpus = chosen_gpus(gpu, gpu_memory, attention=setups[0].chosen_kernels.attention.value)
     from memplan.estimator import estimate as estimate_memory
 
     rows = [
@@ -223,15 +271,37 @@ def estimate(
         from memplan.cli.emitting import emit_only
 
         emit_only([row[0] for row in rows], emit, output)
-        return
-    everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
-    _show(rows, output_format, everywhere=everywhere)
-    if check or fail_on or baseline:
-        from memplan.cli.checking import check_rows, read_checks
+    elif per_rank:
+        _show_ranks(rows, output_format)
+    else:
+        everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
+        _show(rows, output_format, everywhere=everywhere)
+    if checks is not None:
+        from memplan.cli.checking import check_rows
 
-        check_rows(rows, read_checks(check, fail_on, baseline, tolerance), output_format.value)
+        for_people = emit is None and output_format is OutputFormat.TABLE
+        check_rows(rows, checks, spec, sys.stdout if for_people else sys.stderr)
 
 
+TABLES_ONLY = frozenset({"deepspeed_formula", "additional_buffer_factor", "largest_layer"})
+"""Options of DeepSpeed's tables, by the command's parameter."""
+TABLES_USE = TABLES_ONLY | {"deepspeed", "params", "num_gpus", "num_nodes", "output_format"}
+"""What DeepSpeed's tables make use of, beside a model."""
+COUNTED_FROM_MODEL = frozenset(
+    {
+        "model",
+        "task",
+        "family",
+        "allow_guess",
+        "allow_unknown_keys",
+        "num_labels",
+        "revision",
+        "token",
+    }
+)
+COUNTED_BY_HAND: frozenset[str] = frozenset()
+EMIT_IGNORES = frozenset({"output_format"})
+"""What is not looked at where a setup is written down instead."""
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",
     "gradient_accumulation_steps": "gradient_accumulation",
@@ -254,57 +324,75 @@ def with_notes(answer: "Estimate", notes: tuple[str, ...]) -> "Estimate":
     """The estimate with what a configuration file has to say."""
     if not notes:
         return answer
-    from dataclasses import replace
-
     return replace(answer, notes=(*answer.notes, *notes))
 
 
 def _setups(
-    base: "TrainingSetup",
+    given: "BaseSetup",
     *,
     precision: str | None,
     engine: str | None,
     zero: str | None,
     offload: str | None,
+    offload_param: str | None,
+    fsdp_strategy: str | None,
 ) -> "list[TrainingSetup]":
     """The setups to show: one where engine and stage are named, else all that are compared."""
-    from dataclasses import replace
-
     from memplan.cli.ranges import parse_range
-    from memplan.search.comparison import comparison_setups
-    from memplan.training.precision import Engine, Precision
-    from memplan.training.setup import Offload, ZeroStage, coerce_enum
+    from memplan.search.comparison import Wanted, comparison_setups
+    from memplan.training.precision import Engine
+    from memplan.training.setup import ZeroStage, coerce_enum
 
-    if precision is not None:
-        chosen = coerce_enum("precision", precision, Precision)
-        base = replace(base, precision=chosen, engine=_engine_for(base, chosen, engine))
+    base = _with_named(given.setup, precision, engine, fsdp_strategy)
     stages = None
     if zero is not None:
         stages = tuple(
             coerce_enum("zero", stage, ZeroStage) for stage in parse_range(zero, option="--zero")
         )
-    return comparison_setups(
-        base,
-        engines=(coerce_enum("engine", engine, Engine),) if engine is not None else None,
+    wanted = Wanted(
+        engine=coerce_enum("engine", engine, Engine) if engine is not None else None,
         stages=stages,
-        offload=coerce_enum("offload", offload, Offload) if offload is not None else None,
+        offload=_place("offload", offload),
+        offload_param=_place("offload_param", offload_param),
     )
+    if given.engine_fixed and engine is None:
+        # A file's engine and stage stay, unless another one is named beside it.
+        if wanted.is_open:
+            return [base]
+        kept = (base.zero_stage,) if stages is None and base.zero_stage is not None else stages
+        wanted = replace(wanted, engine=base.chosen_engine, stages=kept)
+    return comparison_setups(base, wanted)
 
 
-def _engine_for(base: "TrainingSetup", precision: Any, engine: str | None) -> Any:
-    """An engine that trains in this precision, where none is named and the default one does not."""
-    from memplan.training.precision import PRECISIONS
+def _place(name: str, text: str | None) -> "Offload | None":
+    from memplan.training.setup import Offload, coerce_enum
 
-    engines = PRECISIONS[precision].engines
-    if engine is not None:
-        return engine
-    if base.chosen_engine in engines:
-        return base.engine
-    return min(engines, key=lambda each: each.value)
+    return coerce_enum(name, text, Offload) if text is not None else None
 
 
-def chosen_gpus(names: list[str] | None, memory: str | None) -> "list[GpuSpec]":
-    """The GPUs to judge by."""
+def _with_named(
+    base: "TrainingSetup", precision: str | None, engine: str | None, fsdp_strategy: str | None
+) -> "TrainingSetup":
+    """The base in the precision and with the FSDP strategy named, under an engine that has both."""
+    from memplan.training.precision import Engine, Precision, engines_with
+    from memplan.training.setup import FsdpStrategy, coerce_enum
+
+    changes: dict[str, Any] = {}
+    if fsdp_strategy is not None:
+        changes["fsdp_strategy"] = coerce_enum("fsdp_strategy", fsdp_strategy, FsdpStrategy)
+        changes["engine"] = engine or Engine.FSDP
+    if precision is not None:
+        chosen = changes["precision"] = coerce_enum("precision", precision, Precision)
+        engines = engines_with(chosen)
+        if "engine" not in changes and (engine is not None or base.chosen_engine not in engines):
+            changes["engine"] = engine or min(engines, key=lambda each: each.value)
+    return replace(base, **changes) if changes else base
+
+
+def chosen_gpus(
+    names: list[str] | None, memory: str | None, *, attention: str = ""
+) -> "list[GpuSpec]":
+    """The GPUs to judge by; of the usual ones, those that run the ``attention`` asked for."""
     from memplan.sources.catalog import load_gpu
 
     chosen = [load_gpu(name) for name in names or ()]
@@ -313,31 +401,68 @@ def chosen_gpus(names: list[str] | None, memory: str | None) -> "list[GpuSpec]":
         from memplan.units import parse_bytes
 
         chosen.append(gpu_from_memory(parse_bytes(memory)))
-    return chosen or [load_gpu(name) for name in DEFAULT_GPUS]
+    usual = [load_gpu(name) for name in DEFAULT_GPUS] if not chosen else []
+    for each in usual:
+        if attention == "flash" and not each.supports_flash_attention:
+            remark(f"{each.gpu_id} is left out: it has no flash attention")
+        else:
+            chosen.append(each)
+    return chosen
+
+
+def _show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
+    """Write every distinct rank of the rows."""
+    from memplan.report.ranks import MARKDOWN_COLUMNS, print_ranks, rank_rows
+
+    if output_format is not OutputFormat.TABLE:
+        flat = list(rank_rows([each for row in rows for each in row]))
+        _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+        return
+    from memplan.report.console import TerminalConsole
+
+    print_ranks(TerminalConsole(), rows)
+
+
+def _write_flat(
+    flat: "list[dict[str, object]]",
+    rows: "list[list[Estimate]]",
+    output_format: OutputFormat,
+    markdown_columns: tuple[str, ...],
+) -> None:
+    """Write flat rows in a format for scripts, with what was assumed for any of them."""
+    from memplan.cli.checking import about
+    from memplan.estimator.estimate import SCHEMA_VERSION
+    from memplan.report.rows import rows_csv, rows_json, rows_markdown
+
+    if output_format is OutputFormat.JSON:
+        said = (text for row in rows for each in row for text in (*each.assumptions, *each.notes))
+        say(
+            rows_json(
+                flat,
+                schema_version=SCHEMA_VERSION,
+                assumptions=list(dict.fromkeys(said)),
+                about=about(rows[0][0].model),
+            )
+        )
+    elif output_format is OutputFormat.CSV:
+        say(rows_csv(flat))
+    else:
+        say(rows_markdown(flat, markdown_columns))
 
 
 def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhere: bool) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     if output_format is not OutputFormat.TABLE:
-        from memplan.estimator.estimate import SCHEMA_VERSION
         from memplan.report.estimate import MARKDOWN_COLUMNS
-        from memplan.report.rows import rows_csv, rows_json, rows_markdown
 
         flat = [each.to_dict() for row in rows for each in row]
-        if output_format is OutputFormat.JSON:
-            assumptions = rows[0][0].assumptions
-            typer.echo(rows_json(flat, schema_version=SCHEMA_VERSION, assumptions=assumptions))
-        elif output_format is OutputFormat.CSV:
-            typer.echo(rows_csv(flat))
-        else:
-            typer.echo(rows_markdown(flat, MARKDOWN_COLUMNS))
+        _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
         return
-    from rich.console import Console
-
+    from memplan.report.console import TerminalConsole
     from memplan.report.estimate import best_places, print_account, print_comparison
     from memplan.search.advice import hints_for
 
-    console = Console(highlight=False)
+    console = TerminalConsole()
     # Where no GPU is named there are three, and to search every row would take longer than the
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))

@@ -8,6 +8,7 @@ import typer
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
@@ -21,6 +22,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.terminal import say, write_file
 from memplan.cli.training_options import (
     AttentionOption,
     BatchSizeOption,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
 
 def explain(
+    ctx: typer.Context,
     model: OptionalModelArgument = None,
     num_gpus: NumGpusOption = 1,
     num_nodes: NumNodesOption = None,
@@ -84,6 +87,7 @@ def explain(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -109,13 +113,15 @@ def explain(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
+    from memplan.cli.unused import refuse, refuse_unused
+
     if operation is not None:
-        given = {"MODEL": model, "--output": output}
-        _refuse("--operation", [name for name, value in given.items() if value is not None])
+        # A lesson has sizes of its own, which it names.
+        refuse_unused(ctx, "--operation", {"operation", "output_format"})
         _show_lesson(operation, output_format)
         return
     if output is not None and output_format is not OutputFormat.TABLE:
-        _refuse("--output", ["--format"])
+        refuse("--output", ["--format"])
     from memplan.cli.estimate import chosen_gpus
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
@@ -131,6 +137,7 @@ def explain(
         task,
         family=family,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
         num_labels=num_labels,
         revision=revision,
         token=token,
@@ -159,20 +166,14 @@ def explain(
     )
     setup = with_engine(base, precision=precision, engine=engine, zero=zero, offload=offload)
     names = gpu or ([] if gpu_memory else ["a100-80gb"])
+    if len(names) + (gpu_memory is not None) > 1 and output is None:
+        msg = "--gpu: explain takes one, or --output report.html for several"
+        raise UsageError(msg)
     found = [estimate_memory(spec, setup, each) for each in chosen_gpus(names, gpu_memory)]
     if output is not None:
         _write(found, output)
         return
     _show(found[0], output_format)
-
-
-def _refuse(option: str, unused: "Sequence[str]") -> None:
-    """Raise ``UsageError`` for what an option makes no use of."""
-    from memplan.errors import UsageError
-
-    if unused:
-        msg = f"{option} makes no use of {' and '.join(unused)}: leave it out, or run twice"
-        raise UsageError(msg)
 
 
 def _show_lesson(name: str, output_format: OutputFormat) -> None:
@@ -181,9 +182,9 @@ def _show_lesson(name: str, output_format: OutputFormat) -> None:
 
     lesson = find_lesson(name)
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_lesson(Console(highlight=False), lesson)
+        print_lesson(TerminalConsole(), lesson)
         return
     _echo_rows(lesson_rows(lesson), output_format, ())
 
@@ -194,9 +195,9 @@ def _show(found: "Estimate", output_format: OutputFormat) -> None:
 
     explained = explain_estimate(found)
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_explanation(Console(highlight=False), found, explained)
+        print_explanation(TerminalConsole(), found, explained)
         return
     _echo_rows(explanation_rows(explained), output_format, found.assumptions)
 
@@ -213,7 +214,7 @@ def _echo_rows(
         text = rows_json(rows, schema_version=EXPLAIN_SCHEMA_VERSION, assumptions=assumptions)
     else:
         text = rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows)
-    typer.echo(text)
+    say(text)
 
 
 def _write(found: "Sequence[Estimate]", output: Path) -> None:
@@ -221,7 +222,7 @@ def _write(found: "Sequence[Estimate]", output: Path) -> None:
 
     Raises ``UsageError`` for another ending, and ``InputError`` where the file cannot be written.
     """
-    from memplan.errors import InputError, UsageError
+    from memplan.errors import UsageError
 
     ending = output.suffix.lower()
     if ending in (".html", ".htm"):
@@ -230,15 +231,14 @@ def _write(found: "Sequence[Estimate]", output: Path) -> None:
 
         text = html_report(found, version=__version__)
     elif ending == ".svg":
+        if len(found) > 1:
+            msg = "--output: a drawing is of one GPU: name one, or write a report.html"
+            raise UsageError(msg)
         from memplan.report.svg import timeline_svg
 
         text = timeline_svg(found[0])
     else:
         msg = f"--output: {output.name!r} must end in .html (a report) or .svg (the timeline)"
         raise UsageError(msg)
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"--output: cannot write {output}: {error.strerror or error}"
-        raise InputError(msg) from error
-    typer.echo(f"Wrote {output}: {len(text.encode()) // 1024} KiB")
+    write_file(output, text, option="--output")
+    say(f"Wrote {output}: {len(text.encode()) // 1024} KiB")

@@ -7,6 +7,7 @@ import typer
 from memplan.cli.options import (
     TRAINING_PANEL,
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
     ModelArgument,
@@ -17,6 +18,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AttentionOption,
     BatchSizeOption,
@@ -52,12 +54,14 @@ def flops(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Count the FLOPs of a training step, by component and by others' formulas."""
+    from memplan.cli.single import check_target_length
     from memplan.compute.flops import ScoreCount
     from memplan.estimator.flops import estimate_flops
     from memplan.report.flops import (
@@ -75,10 +79,12 @@ def flops(
         task,
         family=family,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
         num_labels=num_labels,
         revision=revision,
         token=token,
     )
+    check_target_length(spec, target_seq_len)
     setup = TrainingSetup(
         num_gpus=num_gpus,
         micro_batch_size=batch_size,
@@ -93,9 +99,9 @@ def flops(
     counted = estimate_flops(spec, setup, scores=coerce_enum("scores", scores, ScoreCount))
     methods = flops_methods(spec, setup)
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_flops(Console(highlight=False), spec, setup, counted, methods)
+        print_flops(TerminalConsole(), spec, setup, counted, methods)
         return
     rows = flops_rows(counted, methods, setup)
-    typer.echo(write_flops(rows, output_format.value, flops_assumptions(spec, setup, counted)))
+    say(write_flops(rows, output_format.value, flops_assumptions(spec, setup, counted)))

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from memplan.cli.options import FormatOption, OutputFormat
+from memplan.cli.terminal import say
 
 
 def gpus(
@@ -24,10 +25,10 @@ def gpus(
 
     shown = all_gpus() if name is None else (load_gpu(name),)
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        console = Console(highlight=False)
+        console = TerminalConsole()
         print_gpus(console, shown) if name is None else print_gpu(console, shown[0])
         return
     writers = {"json": gpus_json, "csv": gpus_csv, "markdown": gpus_markdown}
-    typer.echo(writers[output_format.value](shown))
+    say(writers[output_format.value](shown))

@@ -6,6 +6,7 @@ import typer
 
 from memplan.cli.options import (
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
     NumLabelsOption,
@@ -14,9 +15,11 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.terminal import say
 
 
 def models(
+    ctx: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -28,6 +31,7 @@ def models(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -37,14 +41,14 @@ def models(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """List the built-in models, or show where one model's parameters are."""
-    if name is None:
-        if tree:
-            from memplan.errors import UsageError
+    from memplan.cli.unused import refuse, refuse_without
 
-            msg = "--tree: name a MODEL to show the modules of"
-            raise UsageError(msg)
+    if name is None:
+        refuse_without(ctx, ctx.params.keys() - {"output_format"}, "a MODEL")
         _list(output_format)
         return
+    if tree and output_format in (OutputFormat.CSV, OutputFormat.MARKDOWN):
+        refuse(f"--format {output_format.value}", ["--tree"])
     from memplan.graph.counts import count_parameters
     from memplan.report.models import model_rows, print_model, print_tree, write_rows
     from memplan.sources.models import load_model
@@ -57,6 +61,7 @@ def models(
         revision=revision,
         token=token,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
     )
     counts = count_parameters(spec)
     rows = model_rows(spec, counts)
@@ -69,16 +74,16 @@ def models(
         if output_format is OutputFormat.JSON:
             rows[0]["tree"] = root.to_dict()
         if tree and output_format is OutputFormat.TABLE:
-            from rich.console import Console
+            from memplan.report.console import TerminalConsole
 
-            print_tree(Console(highlight=False), root)
+            print_tree(TerminalConsole(), root)
             return
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_model(Console(highlight=False), spec, counts)
+        print_model(TerminalConsole(), spec, counts)
         return
-    typer.echo(write_rows(rows, output_format.value))
+    say(write_rows(rows, output_format.value))
 
 
 def _list(output_format: OutputFormat) -> None:
@@ -91,8 +96,8 @@ def _list(output_format: OutputFormat) -> None:
         for model in found
     ]
     if output_format is OutputFormat.TABLE:
-        from rich.console import Console
+        from memplan.report.console import TerminalConsole
 
-        print_catalog(Console(highlight=False), rows)
+        print_catalog(TerminalConsole(), rows)
         return
-    typer.echo(write_rows(catalog_rows(rows), output_format.value))
+    say(write_rows(catalog_rows(rows), output_format.value))

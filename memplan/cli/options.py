@@ -79,6 +79,14 @@ AllowGuessOption = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+AllowUnknownKeysOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unknown-keys",
+        help="Read a config on where one of its keys seems to be misspelt, and say so.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 TaskOption = Annotated[
     str | None,
     typer.Option(

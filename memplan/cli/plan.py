@@ -1,6 +1,5 @@
 """``memplan plan``."""
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from memplan.cli.options import (
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     GpuMemoryOption,
     ModelArgument,
@@ -37,9 +37,11 @@ from memplan.cli.sweep_options import (
     named_gpus,
     parse_share,
 )
+from memplan.cli.terminal import say
 from memplan.cli.training_options import SetupFileOption, TrainingArgumentsOption
 
 if TYPE_CHECKING:
+    from memplan.model.spec import ModelSpec
     from memplan.search.planner import Plan, PlannedSetup
     from memplan.training.precision import Engine, Precision
     from memplan.training.setup import Recomputation, TrainingSetup
@@ -48,6 +50,7 @@ PLAN_PANEL = "Goal"
 
 
 def plan(
+    ctx: typer.Context,
     model: ModelArgument,
     num_gpus: GpusAxis = None,
     gpu: GpuNames = None,
@@ -91,6 +94,7 @@ def plan(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -99,6 +103,12 @@ def plan(
     output: OutputOption = None,
 ) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
+    from memplan.cli.unused import refuse_unused, refuse_without
+
+    if emit is not None:
+        refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
+    else:
+        refuse_without(ctx, {"output"}, "--emit")
     from memplan.search.planner import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
@@ -109,14 +119,15 @@ def plan(
         "loss": loss, "freeze": freeze,
     }  # fmt: skip
     base = _laid_over(base_setup(setup, training_args), changes)
+    _name_replaced(base)
     goal = Goal(
         num_gpus=_counts(num_gpus, base),
         global_batch_size=global_batch_size,
         headroom=parse_share(headroom, option="--headroom"),
         objective=coerce_enum("objective", objective, Objective),
         base=base,
-        engines=_engines(engine),
-        precisions=_precisions(precision),
+        engines=_engines(engine) or tuple(filter(None, [base.engine])),
+        precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(checkpointing),
         limit=limit,
     )
@@ -125,6 +136,7 @@ def plan(
         task,
         family=family,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
         num_labels=num_labels,
         revision=revision,
         token=token,
@@ -136,12 +148,31 @@ def plan(
 
         emit_setup(_chosen(plans).setup, emit, output)
         return
-    _show(plans, output_format)
+    _show(plans, spec, output_format)
 
 
 DEFAULT_GPU = "h100-80gb"
 """What a plan is for when no GPU is named."""
 DEFAULT_NUM_GPUS = 8
+
+
+CHOSEN_BY_PLAN = (
+    "micro_batch_size", "gradient_accumulation_steps", "checkpointing", "num_nodes", "zero_stage",
+    "fsdp_strategy", "offload_optimizer", "offload_param",
+)  # fmt: skip
+"""What a file may fix, and a plan searches for all the same."""
+
+
+def _name_replaced(base: "TrainingSetup") -> None:
+    """Say on stderr what of a file's setup the plan does not keep."""
+    from memplan.training.setup import TrainingSetup
+
+    usual = TrainingSetup()
+    replaced = [name for name in CHOSEN_BY_PLAN if getattr(base, name) != getattr(usual, name)]
+    if replaced:
+        from memplan.cli.terminal import remark
+
+        remark(f"the plan itself chooses {', '.join(replaced)}")
 
 
 def _laid_over(base: "TrainingSetup", changes: dict[str, object]) -> "TrainingSetup":
@@ -197,16 +228,16 @@ def _chosen(plans: "list[Plan]") -> "PlannedSetup":
     return plans[0].setups[0]
 
 
-def _show(plans: "list[Plan]", output_format: RowFormat) -> None:
+def _show(plans: "list[Plan]", model: "ModelSpec", output_format: RowFormat) -> None:
     if output_format is RowFormat.TABLE:
-        from rich.console import Console
-
+        from memplan.report.console import TerminalConsole
         from memplan.report.plan import print_plan
 
-        console = Console(highlight=False)
+        console = TerminalConsole()
         for each in plans:
             print_plan(console, each)
         return
+    from memplan.cli.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION
     from memplan.report.plan import MARKDOWN_COLUMNS, plan_rows
     from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
@@ -214,7 +245,10 @@ def _show(plans: "list[Plan]", output_format: RowFormat) -> None:
     rows = (row for each in plans for row in plan_rows(each))
     if output_format is RowFormat.JSON:
         lines = json_document(
-            rows, schema_version=SCHEMA_VERSION, assumptions=lambda: plans[0].assumptions
+            rows,
+            schema_version=SCHEMA_VERSION,
+            assumptions=lambda: plans[0].assumptions,
+            about=about(model),
         )
     elif output_format is RowFormat.JSONL:
         lines = json_lines(rows)
@@ -223,4 +257,4 @@ def _show(plans: "list[Plan]", output_format: RowFormat) -> None:
     else:
         lines = markdown_lines(rows, MARKDOWN_COLUMNS)
     for line in lines:
-        sys.stdout.write(f"{line}\n")
+        say(line)

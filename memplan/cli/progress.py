@@ -35,8 +35,9 @@ def _watched(sweep: "Sweep") -> "Iterator[SweepResult]":
 
 
 def _with_bar(sweep: "Sweep", results: "Iterator[SweepResult]") -> "Iterator[SweepResult]":
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from memplan.report.console import TerminalConsole
 
     columns = (
         TextColumn("{task.completed:,.0f} of {task.total:,.0f} setups"),
@@ -45,7 +46,7 @@ def _with_bar(sweep: "Sweep", results: "Iterator[SweepResult]") -> "Iterator[Swe
     )
     bar = Progress(
         *columns,
-        console=Console(stderr=True),
+        console=TerminalConsole(stderr=True),
         transient=True,
         redirect_stdout=False,  # else rows written meanwhile would end up on stderr
         redirect_stderr=False,

@@ -33,17 +33,22 @@ def read_base(
     training_args: str | None,
     deepspeed_config: str | None,
     accelerate_config: str | None,
+    named: Mapping[str, object] | None = None,
 ) -> BaseSetup:
     """The setup of the files named, with the ``given`` fields over it.
 
-    Raises ``UsageError`` for two files that both say the same thing.
+    ``named`` are fields that were given too and are laid over it by the caller: training arguments
+    are read for their engine and precision. Raises ``UsageError`` for two files that both say the
+    same thing.
     """
-    start = base_setup(setup_file, training_args)
-    changes: dict[str, Any] = dict(given)
-    notes: tuple[str, ...] = ()
     if deepspeed_config is not None and accelerate_config is not None:
         msg = "--deepspeed-config and --accelerate-config both name an engine: give one"
         raise UsageError(msg)
+    if training_args is not None and setup_file is None:
+        return _read_arguments(training_args, given, named, deepspeed_config, accelerate_config)
+    start = base_setup(setup_file, training_args)
+    changes: dict[str, Any] = dict(given)
+    notes: tuple[str, ...] = ()
     if deepspeed_config is not None:
         from memplan.sources.deepspeed_config import read_deepspeed_config
 
@@ -58,8 +63,39 @@ def read_base(
     return BaseSetup(setup, engine_fixed=setup.engine is not None, notes=notes)
 
 
+def _read_arguments(
+    path: str,
+    given: Mapping[str, object],
+    named: Mapping[str, object] | None,
+    deepspeed_config: str | None,
+    accelerate_config: str | None,
+) -> BaseSetup:
+    """Training arguments, with the file that the job is launched with where there is one."""
+    from memplan.sources.files import read_mapping
+    from memplan.sources.training_arguments import EngineFile, read_arguments_file
+
+    def beside(file: str | None) -> EngineFile | None:
+        return None if file is None else EngineFile(values=read_mapping(file), source=file)
+
+    read = read_arguments_file(
+        path, given={**given, **(named or {})}, deepspeed=beside(deepspeed_config),
+        accelerate=beside(accelerate_config),
+    )  # fmt: skip
+    changes: dict[str, Any] = dict(given)
+    if "engine_options" in changes:
+        changes["engine_options"] = {
+            **dict(read.setup.engine_options),
+            **dict(changes["engine_options"]),
+        }
+    setup = replace(read.setup, **changes) if changes else read.setup
+    return BaseSetup(setup, engine_fixed=True, notes=read.notes)
+
+
 def base_setup(setup_file: str | None, training_args: str | None) -> "TrainingSetup":
-    """The setup that options start from: a file's, or one of defaults."""
+    """The setup that options start from: a file's, or one of defaults.
+
+    What a file of training arguments holds that the answer should name goes to stderr.
+    """
     from memplan.training.setup import TrainingSetup
 
     if setup_file is not None and training_args is not None:
@@ -70,7 +106,12 @@ def base_setup(setup_file: str | None, training_args: str | None) -> "TrainingSe
 
         return read_setup(setup_file)
     if training_args is not None:
-        from memplan.sources.training_arguments import read_training_arguments
+        import typer
 
-        return read_training_arguments(training_args)
+        from memplan.sources.training_arguments import read_arguments_file
+
+        read = read_arguments_file(training_args)
+        for note in read.notes:
+            typer.echo(f"{training_args}: {note}", err=True)
+        return read.setup
     return TrainingSetup()

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memplan.model.spec import ModelSpec
     from memplan.training.setup import TrainingSetup
 
 
@@ -22,7 +23,7 @@ def with_engine(
 
     from memplan.cli.ranges import parse_range
     from memplan.errors import UsageError
-    from memplan.training.precision import PRECISIONS, Engine, Precision
+    from memplan.training.precision import Engine, Precision, engines_with
     from memplan.training.setup import Offload, coerce_enum
 
     changes: dict[str, Any] = {}
@@ -37,13 +38,26 @@ def with_engine(
         changes["engine"] = coerce_enum("engine", engine, Engine)
     if precision is not None:
         chosen = changes["precision"] = coerce_enum("precision", precision, Precision)
-        engines = PRECISIONS[chosen].engines
+        engines = engines_with(chosen)
         if "engine" not in changes and base.chosen_engine not in engines:
             changes["engine"] = min(engines, key=lambda each: each.value)
     if offload is not None:
         place = coerce_enum("offload", offload, Offload)
         changes["offload_optimizer"] = place
-        changes.setdefault("engine", Engine.DEEPSPEED)
-        if changes.get("zero_stage") == 3 or changes["engine"] is not Engine.DEEPSPEED:
+        if place is not Offload.NONE:
+            changes.setdefault("engine", Engine.DEEPSPEED)
+        if (
+            changes.get("zero_stage") == 3
+            or changes.get("engine", base.chosen_engine) is not Engine.DEEPSPEED
+        ):
             changes["offload_param"] = place
     return replace(base, **changes)
+
+
+def check_target_length(model: "ModelSpec", target_seq_len: int | None) -> None:
+    """Raise ``UsageError`` for targets of a model that has none."""
+    from memplan.errors import UsageError
+
+    if target_seq_len is not None and len(model.stacks) == 1:
+        msg = f"--target-seq-len: {model.name} is no encoder-decoder, so it has no target sequences"
+        raise UsageError(msg)

@@ -10,6 +10,7 @@ import typer
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
+    AllowUnknownKeysOption,
     FamilyOption,
     GpuMemoryOption,
     NumLabelsOption,
@@ -44,10 +45,12 @@ from memplan.cli.sweep_options import (
     SeqLenAxis,
     TargetSeqLenAxis,
     ToleranceOption,
+    UnmatchedOption,
     ZeroAxis,
     named_gpus,
     read_axes,
 )
+from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
     EngineOptionOption,
     SetupFileOption,
@@ -99,6 +102,7 @@ def sweep(
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
+    allow_unknown_keys: AllowUnknownKeysOption = False,
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
@@ -115,13 +119,14 @@ def sweep(
     check: CheckOption = None,
     fail_on: FailOnOption = None,
     baseline: BaselineOption = None,
-    tolerance: ToleranceOption = "0%",
+    tolerance: ToleranceOption = None,
+    unmatched: UnmatchedOption = None,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
     from memplan.cli.training_options import parse_engine_options
 
-    checks = read_checks(check, fail_on, baseline, tolerance)
+    checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
     figure = _read_figure(pivot, output_format)
     axes = read_axes(
         {
@@ -161,11 +166,16 @@ def sweep(
         task or named.task,
         family=family or named.family,
         allow_guess=allow_guess,
+        allow_unknown_keys=allow_unknown_keys,
         num_labels=num_labels or named.num_labels,
         revision=revision or named.revision,
         token=token,
     )
-    gpus = named_gpus(gpu or (file.gpus if file else None), gpu_memory or _file_memory(file, gpu))
+    gpus = named_gpus(
+        gpu or (file.gpus if file else None),
+        gpu_memory or _file_memory(file, gpu),
+        attention=attention or "",
+    )
     _show(Sweep(spec, grid, gpus), output_format, figure, checks)
 
 
@@ -242,37 +252,40 @@ def _show(
 
     results = checks.watch(with_progress(sweep, alone=output_format is RowFormat.TABLE))
     if output_format is RowFormat.TABLE:
-        from rich.console import Console
-
+        from memplan.report.console import TerminalConsole
         from memplan.report.sweep import print_pivot, print_sweep
 
-        console, kept = Console(highlight=False), list(results)
+        console, kept = TerminalConsole(), list(results)
         if figure is None:
             print_sweep(console, sweep, kept)
         else:
             print_pivot(console, sweep, kept, figure)
-        checks.finish(sys.stdout)
+        checks.finish(sys.stdout, sweep.model)
         return
     from memplan.report.sweep import impossible_notes, sweep_rows
 
     rows = checks.rows(sweep_rows(results))
     for line in _lines(rows, output_format, sweep):
-        sys.stdout.write(f"{line}\n")
+        say(line)
     for note in impossible_notes(sweep):
-        sys.stderr.write(f"memplan: {note}\n")
-    checks.finish(sys.stderr)
+        remark(note)
+    checks.finish(sys.stderr, sweep.model)
 
 
 def _lines(
     rows: Iterable[Mapping[str, object]], output_format: RowFormat, sweep: "Sweep"
 ) -> Iterable[str]:
+    from memplan.cli.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION
     from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
     from memplan.report.sweep import MARKDOWN_COLUMNS
 
     if output_format is RowFormat.JSON:
         return json_document(
-            rows, schema_version=SCHEMA_VERSION, assumptions=lambda: sweep.assumptions
+            rows,
+            schema_version=SCHEMA_VERSION,
+            assumptions=lambda: sweep.assumptions,
+            about=about(sweep.model),
         )
     if output_format is RowFormat.JSONL:
         return json_lines(rows)

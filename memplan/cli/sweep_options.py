@@ -135,11 +135,21 @@ BaselineOption = Annotated[
     ),
 ]
 ToleranceOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--tolerance",
         metavar="SHARE",
-        help="How much a peak may grow since the baseline, such as 2%.",
+        help="How much a peak may grow since the baseline, such as 2%. [default: 0%]",
+        rich_help_panel=CHECK_PANEL,
+    ),
+]
+UnmatchedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--unmatched",
+        metavar="[fail|allow]",
+        help="Rows that only the baseline or only this answer has, or another model: fail, or "
+        "allow them. [default: fail]",
         rich_help_panel=CHECK_PANEL,
     ),
 ]
@@ -205,9 +215,11 @@ def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object
     }
 
 
-def named_gpus(names: list[str] | tuple[str, ...] | None, memory: str | None) -> "list[GpuSpec]":
+def named_gpus(
+    names: list[str] | tuple[str, ...] | None, memory: str | None, *, attention: str = ""
+) -> "list[GpuSpec]":
     """The GPUs to judge by; names may be joined by commas."""
     from memplan.cli.estimate import chosen_gpus
 
     parts = [part for name in names or () for part in name.split(",") if part]
-    return chosen_gpus(parts, memory)
+    return chosen_gpus(parts, memory, attention=attention)

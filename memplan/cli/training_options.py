@@ -26,6 +26,14 @@ ZeroOption = Annotated[
 OffloadOption = Annotated[
     str | None, _option("--offload", "Only setups that offload so: none, cpu or nvme.")
 ]
+OffloadParamOption = Annotated[
+    str | None,
+    _option("--offload-param", "Only setups whose parameters are so: none, cpu or nvme."),
+]
+FsdpStrategyOption = Annotated[
+    str | None,
+    _option("--fsdp-strategy", "FSDP's: full_shard, shard_grad_op, hybrid or no_shard."),
+]
 BatchSizeOption = Annotated[
     int, _option("--batch-size", "Sequences of one micro-batch on one GPU.", "N")
 ]
@@ -44,7 +52,8 @@ PrecisionOption = Annotated[
     str | None,
     _option(
         "--precision",
-        "fp32, bf16, bf16-autocast, bf16-amp, bf16-mixed, bf16-master, fp16-amp, ... "
+        "fp32, bf16, bf16-autocast, bf16-amp, bf16-mixed, bf16-master, or fp16: what the engine "
+        "calls so (fp16-amp, fp16-mixed, fp16-master). "
         "[default: the engine's]",
     ),
 ]
@@ -112,13 +121,17 @@ SetupFileOption = Annotated[
     str | None, _option("--setup", "A YAML file that holds a whole training setup.", "FILE")
 ]
 TrainingArgumentsOption = Annotated[
-    str | None, _option("--training-args", "Hugging Face TrainingArguments, JSON or YAML.", "FILE")
+    str | None,
+    _option(
+        "--training-args", "Hugging Face TrainingArguments or a TRL config, JSON or YAML.", "FILE"
+    ),
 ]
 DeepSpeedConfigOption = Annotated[
     str | None, _option("--deepspeed-config", "DeepSpeed's ds_config.json.", "FILE")
 ]
 AccelerateConfigOption = Annotated[
-    str | None, _option("--accelerate-config", "accelerate's YAML, FSDP or plain.", "FILE")
+    str | None,
+    _option("--accelerate-config", "accelerate's YAML: FSDP, DeepSpeed or plain.", "FILE"),
 ]
 
 

@@ -271,7 +271,7 @@ _COMPONENTS = (
 _LOSSES = frozenset({"fused_linear_cross_entropy", "chunked_cross_entropy"})
 """Output matrix and loss in one: the tape counts all three products of their two passes forward."""
 
-_ATTENTION = frozenset({"flash_attention", "efficient_attention"})
+_ATTENTION = frozenset({"cudnn_attention", "flash_attention", "efficient_attention"})
 _KERNELS_THAT_RECOMPUTE = _ATTENTION
 
 

@@ -1,26 +1,60 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.kernels import KernelPreset
-from memplan.training.precision import PRECISIONS, PrecisionFormats
+from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, TrainingSetup
 
 
 def assumptions_of(
-    model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup
+    model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup, gpu: GpuSpec | None = None
 ) -> tuple[str, ...]:
     """The settings that decide the figure, those that were not asked for marked as defaults."""
     return (
-        *filter(None, (model.guess,)),
+        *model.assumptions,
         _sequence(model, asked, resolved),
         f"micro-batch {resolved.micro_batch_size}",
-        _precision(asked, resolved),
+        _precision(asked, resolved, gpu),
         f"optimizer {resolved.optimizer.value}",
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
+        *_loading(asked, resolved),
+        *_overrides(resolved),
     )
+
+
+def _loading(asked: TrainingSetup, resolved: TrainingSetup) -> tuple[str, ...]:
+    """How stage 3 comes by its shards: nothing else loads in two ways."""
+    if not loads_under_zero_init(resolved):
+        return ()
+    given = "zero_init" in dict(asked.engine_options)
+    return (ZERO_INIT if given else f"{ZERO_INIT} (default)",)
+
+
+ZERO_INIT = "ZeRO-3 loads under zero.Init"
+"""The assumption that ``zero_init=false`` takes back."""
+
+
+def _overrides(setup: TrainingSetup) -> list[str]:
+    """What was asked for beside the kernels' and the config's own."""
+    found = []
+    if setup.norm is not None:
+        found.append(f"norm {setup.norm.value}")
+    if setup.mlp is not None:
+        found.append(f"mlp {setup.mlp.value}")
+    if setup.dropout is not None:
+        found.append(f"dropout {setup.dropout:g}")
+    if setup.outputs_held:
+        found.append("outputs held until after backward")
+    if setup.upcast_outputs:
+        found.append("outputs copied to fp32")
+    if setup.compiled:
+        found.append("torch.compile, which is not modelled")
+    found += [f"{name} {value}" for name, value in dict(setup.engine_options).items()]
+    return found
 
 
 def _kernels(setup: TrainingSetup) -> str:
@@ -41,10 +75,12 @@ def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -
     return f"{text} (default: the context length)"
 
 
-def _precision(asked: TrainingSetup, resolved: TrainingSetup) -> str:
+def _precision(asked: TrainingSetup, resolved: TrainingSetup, gpu: GpuSpec | None) -> str:
     precision = resolved.chosen_precision
     formats = PRECISIONS[precision]
     default = ", default" if asked.precision is None else ""
+    if default and gpu is not None and not gpu.has_bf16:
+        default = f", default: {gpu.gpu_id} has no bf16"
     return f"{precision.value} ({formats_text(formats)}{default})"
 
 
@@ -69,7 +105,7 @@ def _checkpointing(setup: TrainingSetup) -> str:
 
 def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tuple[str, ...]:
     """Warnings that belong to the figure."""
-    notes = [model.guess] if model.guess else []
+    notes: list[str] = []
     has_table = any(stack.embedding and stack.embedding.num_positions for stack in model.stacks)
     if has_table and setup.seq_len is not None and setup.seq_len > model.context_length:
         notes.append(
@@ -77,12 +113,43 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             "fail when it runs"
         )
     if setup.compiled:
-        notes.append("torch.compile is not modelled: its fused kernels keep less than shown here")
+        notes.append(
+            "torch.compile is not modelled: its fused kernels keep less than shown here, and no "
+            "verdict says fits"
+        )
+    if setup.gradient_accumulation_steps > 1 and _piles_up(setup):
+        notes.append(
+            "gradients are reduced at the last micro-batch alone, as HF Trainer and accelerate do, "
+            "and stay whole until then: engine option sync_each_batch"
+        )
+    if setup.target_seq_len != setup.seq_len and len(model.stacks) == 1:
+        notes.append(
+            f"target_seq_len {setup.target_seq_len} has no effect: {model.name} is no "
+            "encoder-decoder"
+        )
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:
-        notes.append(f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there, use fp16")
+        form = FP16_FORM[setup.chosen_engine].value
+        notes.append(
+            f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there; --precision fp16 is {form}"
+        )
     return tuple(notes)
+
+
+def _piles_up(setup: TrainingSetup) -> bool:
+    """Whether sharded gradients wait, whole, for the last micro-batch."""
+    if setup.data_parallel == 1:
+        return False
+    if setup.chosen_engine is Engine.FSDP:
+        from memplan.memory.fsdp2.options import Fsdp2Options
+
+        return not Fsdp2Options.of(setup).sync_each_batch
+    if setup.chosen_engine is Engine.FSDP1:
+        from memplan.memory.fsdp1.options import Fsdp1Options
+
+        return not Fsdp1Options.of(setup).sync_each_batch
+    return False
 
 
 def tying_note(model: ModelSpec, *, tied: int, untied: int) -> str:

@@ -1,5 +1,6 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
+from dataclasses import fields
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -44,13 +45,11 @@ class Estimate:
     trainable_params: int
     """Those that are trained."""
     account: RankAccount
-    """Of the worst rank."""
-    ranks: tuple[RankAccount, ...]
-    """Where ranks differ, each one's account; else the same one."""
+    """Of the worst rank, or of the one asked for."""
     activations_bytes: int
     """What the forward pass leaves behind for the backward pass, logits included [bytes]."""
     attention_kernel: str
-    """What computes the attention scores in the end: flash, efficient, math or eager."""
+    """What computes the attention scores in the end: cudnn, flash, efficient, math or eager."""
     assumptions: tuple[str, ...]
     """The defaults that were used, in words."""
     notes: tuple[str, ...] = ()
@@ -72,6 +71,24 @@ class Estimate:
         return {phase.name: phase for phase in self.account.phases}
 
     @property
+    def ranks(self) -> tuple[RankAccount, ...]:
+        """Every distinct rank's account, the fullest first; each says which ranks it is of.
+
+        Computed anew at each call.
+
+        >>> import memplan
+        >>> setup = memplan.TrainingSetup(
+        ...     num_gpus=16, num_nodes=2, zero_stage=2, offload_optimizer="cpu", seq_len=512
+        ... )
+        >>> answer = memplan.estimate("llama-3.1-8b", setup)
+        >>> [(each.num_ranks, each.ranks) for each in answer.ranks]
+        [(1, (range(15, 16),)), (1, (range(0, 1),)), (14, (range(1, 15),))]
+        """
+        from memplan.estimator.estimation import all_ranks  # which makes estimates
+
+        return tuple(all_ranks(self.model, self.setup, self.gpu))
+
+    @property
     def held_bytes(self) -> int:
         """Between steps, once optimizer states exist [bytes]."""
         return self.account.held_bytes
@@ -79,12 +96,19 @@ class Estimate:
     @property
     def host_bytes(self) -> int:
         """CPU RAM of one node, all its ranks together [bytes]."""
-        return self.account.host.peak_bytes * self.setup.gpus_per_node
+        return self.account.node_bytes(self.setup.gpus_per_node)
 
     @property
     def worst_bytes(self) -> int:
         """The fullest moment of the whole run, loading and saving included [bytes]."""
         return max(phase.peak_bytes for phase in self.account.phases)
+
+    @property
+    def deciding_phase(self) -> str:
+        """The phase of that moment, which the verdict rests on; the step's where others tie."""
+        if self.worst_bytes == self.peak_bytes:
+            return self.peak_phase
+        return max(self.account.phases, key=lambda phase: phase.peak_bytes).name
 
     @property
     def total_bytes(self) -> ByteRange:
@@ -94,21 +118,41 @@ class Estimate:
     @property
     def verdict(self) -> Verdict | None:
         """Whether it fits; None without a GPU."""
+        return self._verdict_of(self.worst_bytes)
+
+    @property
+    def step_verdict(self) -> Verdict | None:
+        """Whether a training step alone would fit, loading and saving aside."""
+        return self._verdict_of(self.peak_bytes)
+
+    def _verdict_of(self, num_bytes: int) -> Verdict | None:
         if self.gpu is None:
             return None
-        total, capacity = self.total_bytes, self.gpu.capacity_bytes
+        total = total_range(num_bytes, num_gpus=self.setup.num_gpus)
+        capacity = self.gpu.capacity_bytes
         if total.low > capacity:
-            return Verdict.OOM
-        if self.account.left_out:
+            return Verdict.TIGHT if self.account.unsaved else Verdict.OOM
+        if self.unmodelled:
             return Verdict.STATES_FIT
         return Verdict.FITS if total.high <= capacity else Verdict.TIGHT
 
     @property
+    def unmodelled(self) -> tuple[str, ...]:
+        """What the figures do not hold, in words: where there is any, no verdict says fits."""
+        return (*self.account.left_out, *(("torch.compile",) if self.setup.compiled else ()))
+
+    @property
     def left_out_notes(self) -> tuple[str, ...]:
         """What the figures do not hold, and what follows from it, a line each."""
-        return tuple(
-            f"Left out: {text}. The figures are lower bounds, and no verdict says fits"
-            for text in self.account.left_out
+        return (
+            *(
+                f"Left out: {text}. The figures are lower bounds, and no verdict says fits"
+                for text in self.account.left_out
+            ),
+            *(
+                f"Saves memory: {text}. The figures are upper bounds, and no verdict says OOM"
+                for text in self.account.unsaved
+            ),
         )
 
     @property
@@ -137,6 +181,8 @@ class Estimate:
             "attention_kernel": self.attention_kernel,
             "peak_bytes": self.peak_bytes,
             "peak_phase": self.peak_phase,
+            "worst_bytes": self.worst_bytes,
+            "deciding_phase": self.deciding_phase,
             "held_bytes": self.held_bytes,
             "kept_after_forward_bytes": self.activations_bytes,
             "host_bytes": self.host_bytes,
@@ -150,12 +196,24 @@ class Estimate:
         components = self.account.peak.components
         for label in COMPONENT_LABELS:
             row[f"{label}_bytes"] = components.get(label, 0)
-        row["left_out"] = "; ".join(self.account.left_out)
+        row["left_out"] = "; ".join(self.unmodelled)
         return row
 
 
 PHASE_NAMES = ("load", "forward", "backward", "step", "save")
 """Every phase a report may name, in order."""
+
+
+_COLUMNS = frozenset({
+    "num_gpus", "num_nodes", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer",
+    "offload_param", "micro_batch_size", "gradient_accumulation_steps", "seq_len",
+    "target_seq_len", "precision", "optimizer", "checkpointing", "freeze",
+})  # fmt: skip
+"""Settings that a row has a column for."""
+_OTHER_FIELDS = {
+    each.name: each.default for each in fields(TrainingSetup) if each.name not in _COLUMNS
+}
+"""Settings without a column, and their defaults."""
 
 
 def setup_row(setup: TrainingSetup) -> dict[str, object]:
@@ -175,4 +233,31 @@ def setup_row(setup: TrainingSetup) -> dict[str, object]:
         "optimizer": setup.optimizer.value,
         "checkpointing": checkpointing if isinstance(checkpointing, float) else checkpointing.value,
         "freeze": str(setup.freeze),
+        "other_settings": other_settings(setup),
     }
+
+
+def other_settings(setup: TrainingSetup) -> str:
+    """Every setting that has no column of its own and is not what it is by default, as one text.
+
+    >>> other_settings(TrainingSetup(kernels="liger", engine_options={"bucket_cap_mb": 50}))
+    'kernels=liger; bucket_cap_mb=50'
+    """
+    found = []
+    for name, default in _OTHER_FIELDS.items():
+        value = getattr(setup, name)
+        if value == default:
+            continue
+        if name == "engine_options":
+            found += [f"{key}={_plain(each)}" for key, each in value]
+        else:
+            found.append(f"{name}={_plain(value)}")
+    return "; ".join(found)
+
+
+def _plain(value: object) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+ROW_QUESTIONS = ("task", "gpu", "num_gpus", "num_nodes", *setup_row(TrainingSetup()))
+"""Columns of a row that say what was asked; the model aside, the others are answers."""

@@ -17,49 +17,87 @@ from memplan.hardware.gpu import (
 )
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast
-from memplan.memory.rank import RankInput
+from memplan.memory.rank import RankInput, check_rank, joined
 from memplan.memory.runtime import workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk
 from memplan.model.spec import ModelSpec
-from memplan.training.kernels import SelectivePolicy
+from memplan.records import dataclass
+from memplan.training.kernels import AttentionKernel, SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.sdpa import (
+    DEFAULT_SUPPORT,
+    SDPA_SUPPORT,
+    choose_sdpa_kernel,
+    sdpa_support,
+)
 from memplan.training.setup import Recomputation, TrainingSetup
 
 
-def estimate(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None) -> Estimate:
+def estimate(
+    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None, *, rank: int | None = None
+) -> Estimate:
     """Estimate the memory of training ``model`` as ``setup`` says; a pure function.
 
     ``gpu`` decides which attention kernel can run and the verdict; without one, kernels are those
-    of a current GPU and there is no verdict.
+    of a current GPU and there is no verdict. ``rank`` asks for the account of one rank, in place of
+    the worst one's.
 
-    Raises ``SetupError`` for a setup that this model or engine cannot be trained with.
+    Raises ``SetupError`` for a setup that this model or engine cannot be trained with, and for a
+    rank that it does not have.
     """
-    resolved = setup.resolve(model.context_length)
-    options = tape_options(resolved, gpu)
-    if not options.flash_available:
-        options = without_flash(model, options)
-    tape, passes = record_and_walk(model, options)
-    account = worst_account(model, options, resolved)
-    if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
-        given = RankInput(tape=tape, passes=passes, setup=resolved)
-        account = rank_account(given, capacity_bytes=gpu.capacity_bytes)
-    account = with_workspaces(account, _scratch_bytes(resolved, gpu))
-    if model.activations_left_out:
-        left_out = (*account.left_out, model.activations_left_out)
-        account = replace(account, left_out=left_out)
+    job = _Job.of(model, setup, gpu)
     return Estimate(
         model=model,
-        setup=resolved,
+        setup=job.setup,
         gpu=gpu,
-        num_params=total_parameters(tape),
-        trainable_params=trainable_parameters(tape),
-        account=account,
-        ranks=(account,),
-        activations_bytes=passes.after_forward.total_bytes,
-        attention_kernel=attention_kernel(tape),
-        assumptions=assumptions_of(model, setup, resolved),
-        notes=notes_of(model, resolved, gpu),
+        num_params=total_parameters(job.given.tape),
+        trainable_params=trainable_parameters(job.given.tape),
+        account=job.account(rank=rank),
+        activations_bytes=job.given.passes.after_forward.total_bytes,
+        attention_kernel=attention_kernel(job.given.tape),
+        assumptions=assumptions_of(model, setup, job.setup, gpu),
+        notes=notes_of(model, job.setup, gpu),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Job:
+    """A model, a setup and a GPU, recorded and walked."""
+
+    model: ModelSpec
+    gpu: GpuSpec | None
+    options: TapeOptions
+    given: RankInput
+
+    @classmethod
+    def of(cls, model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> "_Job":
+        """Fill the setup's defaults in, record the model and walk it."""
+        resolved = setup.resolve(model.context_length, has_bf16=gpu is None or gpu.has_bf16)
+        _refuse_kernels(resolved, gpu)
+        options = shared_options(model, tape_options(resolved, gpu))
+        tape, passes = record_and_walk(model, options)
+        given = RankInput(tape=tape, passes=passes, setup=resolved)
+        return cls(model=model, gpu=gpu, options=options, given=given)
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """With every default filled in."""
+        return self.given.setup
+
+    def account(self, *, rank: int | None) -> RankAccount:
+        """One rank's account, or the worst one's, on this GPU."""
+        if rank is None:
+            account = worst_account(self.model, self.options, self.setup)
+        else:
+            account = rank_account(self.given, rank=rank)
+        gpu = self.gpu
+        if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
+            account = rank_account(self.given, rank=account.rank, capacity_bytes=gpu.capacity_bytes)
+        account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
+        if self.model.activations_left_out:
+            left_out = (*account.left_out, self.model.activations_left_out)
+            account = replace(account, left_out=left_out)
+        return account
 
 
 @lru_cache(maxsize=256)
@@ -69,11 +107,20 @@ def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepP
     return tape, StepWalk(tape).run()
 
 
-def without_flash(model: ModelSpec, options: TapeOptions) -> TapeOptions:
-    """Options for a GPU without flash attention: those of any GPU where it would not be used."""
-    current = replace(options, flash_available=True)
-    tape, _ = record_and_walk(model, current)
-    return options if tape.flash_decides else current
+def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
+    """Options for a card: those of the plainest card whose kernels are the same for this model.
+
+    What a walk finds depends on the card through the kernels it runs alone, so cards that run the
+    same ones share the walk.
+    """
+    if options.sdpa == DEFAULT_SUPPORT:
+        return options
+    tape, _ = record_and_walk(model, replace(options, sdpa=DEFAULT_SUPPORT))
+    chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
+    for support in SDPA_SUPPORT.values():
+        if [choose_sdpa_kernel(call, support) for call in tape.sdpa_calls] == chosen:
+            return replace(options, sdpa=support)
+    return options
 
 
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
@@ -92,7 +139,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         decomposed=not setup.kernel_scratch,
         multiprocessors=num_multiprocessors(gpu),
         threads_per_multiprocessor=threads_per_multiprocessor(gpu),
-        flash_available=gpu is None or gpu.supports_flash_attention,
+        sdpa=sdpa_support(gpu),
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,
         outputs_held=setup.outputs_held,
@@ -142,27 +189,68 @@ def rank_account(
     """One rank's account, as its engine really holds it; the worst rank's where none is named.
 
     ``capacity_bytes`` is what an engine goes by that loads differently where there is no room.
-    Raises ``SetupError`` for an engine or a parallel degree that is not modelled.
+    Raises ``SetupError`` for an engine or a parallel degree that is not modelled, and for a rank
+    that the setup does not have.
     """
     setup = given.setup
     _refuse_unmodelled(setup)
+    if rank is not None:
+        check_rank(rank, setup.num_gpus)
     engine = setup.chosen_engine
     if engine is Engine.DEEPSPEED:
-        from memplan.memory.deepspeed import deepspeed_account, fullest_rank
+        from memplan.memory.deepspeed import deepspeed_account
 
-        chosen = fullest_rank(given) if rank is None else rank
-        return deepspeed_account(given, rank=chosen, capacity_bytes=capacity_bytes)
+        return deepspeed_account(given, rank=rank, capacity_bytes=capacity_bytes)
     if engine is Engine.FSDP:
         from memplan.memory.fsdp2 import fsdp2_account
 
-        return fsdp2_account(given)
+        return fsdp2_account(given, rank=rank or 0)
     if engine is Engine.FSDP1:
         from memplan.memory.fsdp1 import fsdp1_account
 
-        return fsdp1_account(given)
+        return fsdp1_account(given, rank=rank)
     from memplan.memory.ddp import ddp_account
 
-    return ddp_account(given)
+    return replace(ddp_account(given), rank=rank or 0)
+
+
+def all_ranks(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> list[RankAccount]:
+    """Every distinct account of a job, the fullest first, with the ranks that it is of.
+
+    Of equally full ones that of the rank which stands for the job comes first.
+    """
+    job = _Job.of(model, setup, gpu)
+    worst = job.account(rank=None).rank
+    found: dict[RankAccount, list[range]] = {}
+    for runs in _rank_kinds(job.given):
+        account = job.account(rank=runs[0].start)
+        found.setdefault(replace(account, rank=0), []).extend(runs)
+    accounts = [
+        replace(account, rank=ranks[0].start, ranks=ranks)
+        for account, runs in found.items()
+        for ranks in [joined(runs)]
+    ]
+    return sorted(
+        accounts, key=lambda each: (-each.peak.peak_bytes, not each.is_of(worst), each.rank)
+    )
+
+
+def _rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
+    """Ranks whose accounts are the same; two of these may have the same one too."""
+    engine = given.setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        from memplan.memory.deepspeed import rank_kinds
+
+        return rank_kinds(given)
+    if engine is Engine.FSDP:
+        from memplan.memory import fsdp2
+
+        return fsdp2.rank_kinds(given)
+    if engine is Engine.FSDP1:
+        from memplan.memory import fsdp1
+
+        return fsdp1.rank_kinds(given)
+    return [(range(given.setup.num_gpus),)]
 
 
 def _refuse_unmodelled(setup: TrainingSetup) -> None:
@@ -173,8 +261,32 @@ def _refuse_unmodelled(setup: TrainingSetup) -> None:
         if getattr(setup, name) > 1:
             msg = f"{name}: is not modelled yet; only data parallelism is"
             raise SetupError(msg)
+    for name in UNMODELLED_CHOICES:
+        if getattr(setup, name):
+            msg = f"{name}: is not modelled yet, as no tensor or pipeline parallelism is"
+            raise SetupError(msg)
 
 
+def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
+    """Refuse the flash-attention package where it does not run: on old cards, and in fp32."""
+    if setup.chosen_kernels.attention is not AttentionKernel.FLASH:
+        return
+    if gpu is not None and not gpu.supports_flash_attention:
+        version = gpu.compute_capability
+        has = f"sm_{version[0]}{version[1]}" if version is not None else gpu.vendor.value
+        msg = (
+            f"attention: flash needs compute capability 8.0 (sm_80), and {gpu.gpu_id} is {has}; "
+            "choose sdpa or eager"
+        )
+        raise SetupError(msg)
+    formats = PRECISIONS[setup.chosen_precision]
+    if not (formats.autocast or engine_autocast(setup) or formats.compute).is_half:
+        msg = "attention: flash takes 16 bits only, and the precision is fp32; choose sdpa or eager"
+        raise SetupError(msg)
+
+
+UNMODELLED_CHOICES = ("sequence_parallel", "loss_parallel", "pipeline_schedule")
+"""What comes with such a degree."""
 UNMODELLED_DEGREES = (
     "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
     "virtual_stages",
@@ -198,8 +310,9 @@ def attention_kernel(tape: Tape) -> str:
 
 _KERNEL_OPERATIONS = {
     "flash_attention": "flash",
+    "cudnn_attention": "cudnn",
     "efficient_attention": "efficient",
-    "tril": "math",
+    "safe_softmax": "math",
     "softmax": "eager",
     "fused_softmax": "eager",
 }

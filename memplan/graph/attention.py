@@ -1,15 +1,11 @@
-"""Attention as its kernels run it: what each keeps, and which one torch's dispatcher picks.
+"""Attention as its kernels run it: what each one keeps, and what it needs besides.
 
-``scaled_dot_product_attention`` chooses in the order flash, memory-efficient, math
-(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Flash wants 16 bits, no mask, equal head
-sizes up to 256 and sm_80; the memory-efficient kernel takes masks and fp32 but no grouped queries;
-math takes everything and keeps s x s tensors.
+Which kernel torch's dispatcher picks is ``memplan.training.sdpa``. cuDNN and flash keep no scores;
+the memory-efficient kernel keeps the mask too; math keeps s x s tensors.
 """
 
-from enum import Enum
-
 from memplan.dtypes import DType
-from memplan.graph.operations import dropout, softmax
+from memplan.graph.operations import dropout, dropout_probability, softmax
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
@@ -17,23 +13,19 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel
+from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
 from memplan.units import round_up
 
-MAX_FLASH_HEAD_DIM = 256
-"""Largest head that flash attention takes (csrc/flash_attn/flash_api.cpp)."""
 FLASH_HEAD_MULTIPLE = 8
 """Heads are padded to a multiple of this before flash attention."""
 EFFICIENT_STATISTICS_MULTIPLE = 32
 """The memory-efficient kernel pads its log-sum-exp to a multiple of this many rows."""
-
-
-class ScoreKernel(Enum):
-    """What computes the scores in the end."""
-
-    EAGER = "eager"
-    FLASH = "flash"
-    EFFICIENT = "efficient"
-    MATH = "math"
+NARROW_TILE, WIDE_TILE = 64, 128
+"""Rows and columns of the memory-efficient kernel's tiles; heads beyond the latter are wide."""
+KEY_BLOCKS = 200
+"""Blocks of keys over all heads that have gradients of their own in that kernel, at most."""
+CUDNN_FORWARD_BYTES = 256
+"""Workspace of cuDNN's forward plan (cuDNN 9.20)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +60,10 @@ class Shape:
         """Query heads for each key/value head."""
         return self.spec.num_heads // self.spec.num_kv_heads
 
-
-def choose_kernel(t: Tape, shape: Shape, dtype: DType, *, masked: bool) -> ScoreKernel:
-    """Return the kernel that a call of this shape ends in."""
-    own = shape.spec.softcap or shape.spec.own_eager
-    if t.kernels.attention is AttentionKernel.EAGER or own:
-        return ScoreKernel.EAGER
-    if t.kernels.attention is AttentionKernel.FLASH:
-        return ScoreKernel.FLASH
-    half = (t.autocast or dtype).is_half
-    head_dim = shape.spec.head_dim
-    equal = shape.spec.value_head_dim in {None, head_dim}
-    fits = half and not masked and equal and head_dim <= MAX_FLASH_HEAD_DIM
-    if fits:
-        t.flash_decides = True
-        if t.options.flash_available:
-            return ScoreKernel.FLASH
-    if shape.groups > 1 and not masked and head_dim <= MAX_FLASH_HEAD_DIM:
-        return ScoreKernel.MATH
-    return ScoreKernel.EFFICIENT
+    @property
+    def value_head_dim(self) -> int:
+        """Size of a value's head."""
+        return self.spec.value_head_dim or self.spec.head_dim
 
 
 def attend(
@@ -102,27 +79,86 @@ def attend(
 
     ``bias`` is a position bias, heads x queries x keys.
     """
-    masked = mask is not None or bias is not None
-    kernel = choose_kernel(t, shape, query.dtype, masked=masked)
-    if kernel is ScoreKernel.EAGER:
-        start = len(t.segment.operations)
-        if shape.spec.own_eager:
-            from memplan.graph.sinks import sink_attention  # only for gpt-oss and MiMo-V2
-
-            out = sink_attention(t, query, key, value, shape, mask)
-        elif t.kernels.fused_elementwise:
-            out = eager_fused(t, query, key, value, shape)
-        else:
-            out = eager(t, query, key, value, shape, mask, bias)
-        if recomputes_core_attention(t):
-            t.segment.regions.append(region_since(t.segment, start))
-        return out
+    if splits_heads(t, shape.spec):
+        return _written_out(t, query, key, value, shape, mask, bias)
     if bias is not None:
         from memplan.graph.relative import bias_mask  # only for T5 and its kin
 
         mask = bias_mask(t, bias, shape.spec, shape.queries * shape.keys)
-    if shape.groups > 1 and kernel is ScoreKernel.EFFICIENT:
+    if t.kernels.attention is AttentionKernel.FLASH:
+        return _through(t, ScoreKernel.FLASH, query, key, value, shape, None)
+    grouped = shape.groups > 1
+    if grouped and not _keeps_groups(shape, mask):
         key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
+        grouped = False
+    return sdpa(t, query, key, value, shape, mask, grouped=grouped)
+
+
+def _keeps_groups(shape: Shape, mask: Tensor | None) -> bool:
+    """Whether grouped heads are left to the kernel: ``use_gqa_in_sdpa`` of transformers 5.23."""
+    return mask is None and shape.spec.head_dim == shape.value_head_dim <= MAX_FLASH_HEAD_DIM
+
+
+def _written_out(
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    start = len(t.segment.operations)
+    if shape.spec.own_eager:
+        from memplan.graph.sinks import sink_attention  # only for gpt-oss and MiMo-V2
+
+        out = sink_attention(t, query, key, value, shape, mask)
+    elif t.kernels.fused_elementwise:
+        out = eager_fused(t, query, key, value, shape)
+    else:
+        out = eager(t, query, key, value, shape, mask, bias)
+    if recomputes_core_attention(t):
+        t.segment.regions.append(region_since(t.segment, start))
+    return out
+
+
+def sdpa(
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+    *,
+    grouped: bool = False,
+) -> Tensor:
+    """``scaled_dot_product_attention`` through the kernel that the card's dispatcher takes.
+
+    ``grouped``: key/value heads were not written out for every query head.
+    """
+    call = SdpaCall(
+        dtype=t.autocast or query.dtype,
+        head_dim=shape.spec.head_dim,
+        value_head_dim=shape.value_head_dim,
+        queries=shape.queries,
+        keys=shape.keys,
+        masked=mask is not None,
+        trained_mask=mask is not None and mask.requires_grad,
+        dropout=dropout_probability(t, shape.spec.dropout) > 0,
+        grouped=grouped,
+    )
+    return _through(t, t.sdpa_kernel(call), query, key, value, shape, mask)
+
+
+def _through(
+    t: Tape,
+    kernel: ScoreKernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+) -> Tensor:
     held = (query, key, value)
     cast: tuple[Tensor, ...] = (value, key, query)
     if t.autocast is not None:
@@ -131,12 +167,14 @@ def attend(
         value, key, query = cast = tuple(t.cast(x, t.autocast) for x in reversed(held))
     if kernel is ScoreKernel.FLASH:
         out = flash(t, query, key, value, shape)
-        if out.by_head:
-            out = t.contiguous(out)
+    elif kernel is ScoreKernel.CUDNN:
+        out = cudnn(t, query, key, value, shape, mask)
     elif kernel is ScoreKernel.EFFICIENT:
         out = efficient(t, query, key, value, shape, mask)
     else:
-        out = t.contiguous(math(t, query, key, value, shape))
+        out = t.contiguous(math(t, query, key, value, shape, mask))
+    if out.by_head:
+        out = t.contiguous(out)
     t.touch(*reversed(cast))
     t.touch(*held)
     if mask is not None:
@@ -170,6 +208,8 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
     if padding:
         query, key, value = (_pad(t, x, head_dim, padding) for x in (query, key, value))
     out = t.tensor(query.numel, query.dtype)
+    # Padded heads lie before the rows: backward copies the result and its gradient into rows.
+    copies = (out.storage.num_bytes, out.storage.num_bytes, RESULT) if padding else ()
     out.by_head = query.by_head and not padding
     statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
     random_state = _random_state(t)
@@ -177,7 +217,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
         "flash_attention", (query, key, value), (out, statistics, *random_state),
         saves=(query, key, value, out, statistics, *random_state),
         gradients=(Gradient.FRESH,) * 3,
-        backward_scratch_bytes=flash_backward_scratch(t, shape, out),
+        backward_scratch_bytes=() if t.decomposed else (*copies, *flash_backward_scratch(shape, out)),
         flops=_score_flops(shape),
     )  # fmt: skip
     if padding:
@@ -196,15 +236,13 @@ def _pad(t: Tape, x: Tensor, head_dim: int, padding: int) -> Tensor:
     return out
 
 
-def flash_backward_scratch(t: Tape, shape: Shape, out: Tensor | None = None) -> tuple[int, ...]:
+def flash_backward_scratch(shape: Shape, out: Tensor) -> tuple[int, ...]:
     """Blocks of scratch inside flash attention's backward kernel [bytes].
 
     An fp32 row statistic, an fp32 accumulator of dq with rows padded to 128 and heads to a multiple
     of 32, and dk and dv expanded to every query head (csrc/flash_attn/flash_api.cpp,
     ``mha_bwd``). It is counted as ``kernel_scratch``, not where the tape imitates fake tensors.
     """
-    if t.decomposed:
-        return ()
     spec = shape.spec
     rows = shape.batch * (-(-shape.queries // 128) * 128)
     heads = spec.num_heads
@@ -213,19 +251,57 @@ def flash_backward_scratch(t: Tape, shape: Shape, out: Tensor | None = None) -> 
     if shape.groups > 1:
         expanded = shape.batch * shape.keys * heads * spec.head_dim * DType.BF16.num_bytes
         blocks += (expanded, expanded)
-    inner = tuple(round_up(size, ALLOCATION_ROUNDING) for size in blocks)
-    if out is not None and out.by_head:
+    inner = tuple(_rounded(size) for size in blocks)
+    if out.by_head:
         # ``_flash_attention_backward`` wants its output in rows.
         return (out.storage.num_bytes, RESULT, *inner)
     return inner
+
+
+def cudnn(
+    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None
+) -> Tensor:
+    """cuDNN's attention: as flash, and takes masks, which it keeps."""
+    random_state = (t.tensor(1, DType.INT64), t.tensor(1, DType.INT64))
+    mask = _additive(t, mask, shape, query.dtype)
+    out = t.tensor(shape.outputs, query.dtype)
+    out.by_head = query.by_head
+    statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
+    inputs = (query, key, value) if mask is None else (query, key, value, mask)
+    t.record(
+        "cudnn_attention", inputs, (out, statistics, *random_state),
+        saves=(*inputs, out, statistics, *random_state),
+        gradients=(Gradient.FRESH,) * 3 + (Gradient.NONE,) * (mask is not None),
+        forward_scratch_bytes=0 if t.decomposed else _rounded(CUDNN_FORWARD_BYTES),
+        backward_scratch_bytes=_rounded(cudnn_backward_scratch_bytes(t, shape, key)),
+        flops=_score_flops(shape),
+    )  # fmt: skip
+    return out
+
+
+def cudnn_backward_scratch_bytes(t: Tape, shape: Shape, key: Tensor) -> int:
+    """Workspace of cuDNN's backward plan [bytes]: an fp32 dq, a sum for each row of it, and where
+    key heads serve several query heads, dk and dv of every query head.
+
+    cuDNN 9.20 asks for as much, on cards described to it.
+    """
+    if t.decomposed:
+        return 0
+    spec = shape.spec
+    rows = shape.rows * spec.num_heads
+    found = 4 * rows * (spec.head_dim + 1)
+    heads = key.numel // (shape.batch * shape.keys * spec.head_dim)
+    if heads < spec.num_heads:
+        widths = spec.head_dim + shape.value_head_dim
+        found += 2 * shape.batch * shape.keys * spec.num_heads * widths
+    return found
 
 
 def efficient(
     t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None
 ) -> Tensor:
     """Memory-efficient attention: as flash, with a mask in the queries' dtype, kept too."""
-    if mask is not None and mask.dtype is DType.BOOL:
-        mask = _mask_to_bias(t, mask, shape, query.dtype)
+    mask = _additive(t, mask, shape, query.dtype)
     if mask is not None and mask.requires_grad:
         mask = _expanded(t, mask, shape)
     out = t.tensor(shape.outputs, query.dtype)
@@ -241,9 +317,63 @@ def efficient(
     t.record(
         "efficient_attention", inputs, (out, statistics, *random_state),
         saves=(*inputs, out, statistics, *random_state),
-        gradients=gradients, flops=_score_flops(shape),
+        gradients=gradients,
+        forward_scratch_bytes=_rounded(efficient_forward_scratch_bytes(t, query.dtype, shape)),
+        backward_scratch_bytes=efficient_backward_scratch(t, query.dtype, shape),
+        flops=_score_flops(shape),
     )  # fmt: skip
     return out
+
+
+def efficient_forward_scratch_bytes(t: Tape, dtype: DType, shape: Shape) -> int:
+    """An fp32 output, where heads are too large for the registers and the result is narrower."""
+    if t.decomposed or not dtype.is_half or not _is_wide(shape):
+        return 0
+    return 4 * shape.outputs
+
+
+def efficient_backward_scratch(t: Tape, dtype: DType, shape: Shape) -> tuple[int, ...]:
+    """Blocks of scratch in the memory-efficient kernel's backward pass [bytes].
+
+    The sum of each row (twice in fp32) and an fp32 dq in tiles; where heads are wide and the
+    gradients narrower than fp32, dk and dv in fp32 too (transformers/cuda/mem_eff_attention/
+    kernel_backward.h, ``workspace_size``).
+    """
+    if t.decomposed:
+        return ()
+    heads = shape.batch * shape.spec.num_heads
+    head_dim, values = shape.spec.head_dim, shape.value_head_dim
+    wide = dtype.is_half and _is_wide(shape)
+    tile = NARROW_TILE if not wide else WIDE_TILE
+    columns = NARROW_TILE if not dtype.is_half or wide or head_dim <= NARROW_TILE else WIDE_TILE
+    found = _padded(shape.queries, tile) * _padded(head_dim, columns)
+    if wide:
+        blocks = min(-(-shape.keys // NARROW_TILE), max(1, KEY_BLOCKS // heads))
+        keys = blocks * NARROW_TILE
+        found += keys * (_padded(head_dim, WIDE_TILE) + _padded(values, WIDE_TILE))
+    rows = (shape.queries,) * (1 if dtype.is_half else 2)
+    return tuple(_rounded(4 * heads * size) for size in (*rows, found))
+
+
+def _is_wide(shape: Shape) -> bool:
+    return max(shape.spec.head_dim, shape.value_head_dim) > WIDE_TILE
+
+
+def _rounded(num_bytes: int) -> int:
+    return round_up(num_bytes, ALLOCATION_ROUNDING)
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _additive(t: Tape, mask: Tensor | None, shape: Shape, dtype: DType) -> Tensor | None:
+    """The mask as something to add to the scores, in autocast's dtype."""
+    if mask is None:
+        return None
+    if mask.dtype is DType.BOOL:
+        return _mask_to_bias(t, mask, shape, dtype)
+    return mask if t.autocast is None else t.cast(mask, t.autocast)
 
 
 def _expanded(t: Tape, mask: Tensor, shape: Shape) -> Tensor:
@@ -259,43 +389,60 @@ def _mask_to_bias(t: Tape, mask: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """torch's ``convert_boolean_attn_mask``: an additive copy for every sequence of the batch."""
     numel = shape.batch * shape.queries * shape.keys
     additive = t.tensor(numel, dtype)
-    t.record(
-        "mask_to_bias",
-        (mask,),
-        (additive,),
-        forward_scratch_bytes=allocated_bytes(numel, DType.BOOL),
-    )
+    negated = allocated_bytes(numel, DType.BOOL) if t.decomposed else 0
+    t.record("mask_to_bias", (mask,), (additive,), forward_scratch_bytes=negated)
     return additive
 
 
-def math(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+def math(
+    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None = None
+) -> Tensor:
     """The math kernel: scores written out, 16 bits in fp32, with a causal mask of its own.
 
     ``_scaled_dot_product_attention_math`` in aten/src/ATen/native/transformers/attention.cpp.
     Autocast has cast the inputs and is off inside (aten/src/ATen/autocast_mode.h).
     """
-    autocast, t.autocast = t.autocast, None
     spec, dtype = shape.spec, query.dtype
+    mask = _additive(t, mask, shape, dtype)
+    autocast, t.autocast = t.autocast, None
     given = (query, key, value)
     accurate = [t.cast(x, DType.FP32) for x in given]
-    query, key, value = t.scale(accurate[0]), accurate[1], accurate[2]
-    mask = _causal_bias(t, shape) if spec.causal else None
-    if shape.groups > 1:
+    query, key, value = _scaled(t, accurate[0]), accurate[1], accurate[2]
+    if mask is None and spec.causal and shape.queries > 1:
+        mask = _causal_bias(t, shape)
+    if key.numel < shape.batch * shape.keys * spec.num_heads * spec.head_dim:
         key, value = repeat_heads(t, key, shape), repeat_heads(t, value, shape)
-    right, left = t.scale(key), merged_heads(t, query, shape)
+    left, right = query, _scaled(t, key)
+    left, right = merged_heads(t, left, shape), merged_heads(t, right, shape)
     scores = batched_matmul(t, left, right, shape.scores, spec.head_dim)
     if mask is not None:
-        scores = t.add(scores, mask)
-    weights = dropout(t, _safe_softmax(t, scores), spec.dropout)
-    out = batched_matmul(t, weights, value, shape.outputs, shape.keys)
+        scores = _add_in_place(t, scores, mask)
+    weights = dropout(t, _safe_softmax(t, scores, shape.rows * spec.num_heads), spec.dropout)
+    returned = t.cast(weights, dtype)
+    merged = merged_heads(t, value, shape)
+    out = batched_matmul(t, weights, merged, shape.outputs, shape.keys)
     result = t.cast(out, dtype)
-    if dtype is not DType.FP32:
-        t.cast(weights, dtype)
-    t.touch(*given, *accurate, query, key, out, result)
+    t.touch(*given, *accurate, query, key, value, returned, out, result)
     t.autocast = autocast
     if mask is not None:
         t.touch(mask)
     return result
+
+
+def _scaled(t: Tape, x: Tensor) -> Tensor:
+    out = t.scale(x)
+    out.by_head = x.by_head
+    return out
+
+
+def _add_in_place(t: Tape, scores: Tensor, mask: Tensor) -> Tensor:
+    """``scores.add_(mask)``; the gradient of a trained mask is summed over what it was spread over."""
+    out = t.view(scores, scores.numel)
+    spread = mask.numel < scores.numel and mask.dtype is not scores.dtype
+    summed = allocated_bytes(mask.numel, scores.dtype) if spread else Gradient.FRESH
+    kind = summed if mask.requires_grad else Gradient.NONE
+    t.record("add_", (scores, mask), (out,), gradients=(Gradient.ALIAS, kind))
+    return out
 
 
 def _causal_bias(t: Tape, shape: Shape) -> Tensor:
@@ -308,15 +455,16 @@ def _causal_bias(t: Tape, shape: Shape) -> Tensor:
     return bias
 
 
-def _safe_softmax(t: Tape, scores: Tensor) -> Tensor:
-    """Softmax whose fully masked rows are zero: CUDA compares the scores and copies the result."""
+def _safe_softmax(t: Tape, scores: Tensor, rows: int) -> Tensor:
+    """Softmax whose fully masked rows are zero: CUDA looks for them in a comparison of the scores."""
     out = t.tensor(scores.numel, scores.dtype)
-    scratch = 0
+    compared = product = 0
     if not t.decomposed:
-        scratch = allocated_bytes(scores.numel, DType.BOOL) + out.storage.num_bytes
+        compared = allocated_bytes(scores.numel, DType.BOOL) + allocated_bytes(rows, DType.BOOL)
+        product = out.storage.num_bytes
     t.record(
         "safe_softmax", (scores,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
-        forward_scratch_bytes=scratch,
+        forward_scratch_bytes=compared, backward_scratch_bytes=product,
     )  # fmt: skip
     return out
 
@@ -391,9 +539,9 @@ def eager_fused(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape
     return t.contiguous(batched_matmul(t, weights, value, shape.outputs, shape.keys))
 
 
-def splits_heads(t: Tape, shape: Shape, dtype: DType, *, masked: bool) -> bool:
+def splits_heads(t: Tape, spec: AttentionSpec) -> bool:
     """Whether the scores are products of heads written out, whose gradients lie head by head."""
-    return choose_kernel(t, shape, dtype, masked=masked) is ScoreKernel.EAGER
+    return bool(t.kernels.attention is AttentionKernel.EAGER or spec.softcap or spec.own_eager)
 
 
 def as_heads(t: Tape, x: Tensor, num_heads: int) -> Tensor:
@@ -416,7 +564,8 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
         x = t.cast(x, t.autocast)
     if shape.heads_split:
         return x if shape.batch == 1 else t.contiguous(x)
-    if shape.batch == 1 or shape.spec.num_heads == 1:
+    single = x.numel == shape.batch * shape.spec.num_heads * shape.spec.head_dim
+    if shape.batch == 1 or shape.spec.num_heads == 1 or single:
         return t.slice(x, x.numel)
     return t.scale(x, "clone")
 

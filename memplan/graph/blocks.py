@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.graph.attention import Shape, as_heads, attend, splits_heads
-from memplan.graph.operations import activation, clamp, dropout, linear, norm
+from memplan.graph.operations import activation_module, clamp, dropout, linear, norm
 from memplan.graph.output_gate import gate_states, gated_output, gated_projections
 from memplan.graph.rotary import joins_heads, rotate
 from memplan.graph.segments import Gradient
@@ -88,7 +88,7 @@ def self_attention(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) 
     gate = None
     mask = context.mask if spec.sliding_window is None else context.sliding_mask
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
-    if splits_heads(t, shape, x.dtype, masked=mask is not None):
+    if splits_heads(t, spec):
         shape = replace(shape, heads_split=spec.output_gate is not OutputGate.QUERIES)
     beside = spec.output_gate is OutputGate.QUERIES
     if beside:
@@ -243,7 +243,10 @@ def feed_forward(
         up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
         middle = _activated(t, up, spec.activation, name)
         t.touch(up)
-    middle = dropout(t, middle, spec.activation_dropout)
+    if spec.inline:
+        t.segment.unmade.add(name)
+    inside = f"{name}.dropout_inside" if spec.dropout_module else ""
+    middle = dropout(t, middle, spec.activation_dropout, module=inside)
     if spec.output_cast:
         middle = t.cast(middle, t.compute)
     out = linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
@@ -259,7 +262,7 @@ def _activated(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:
         from memplan.graph.xielu import xielu  # only for Apertus
 
         return xielu(t, x, f"{name}.act_fn")
-    return activation(t, x, kind)
+    return activation_module(t, x, kind, f"{name}.act_fn")
 
 
 def _gated(
@@ -276,7 +279,7 @@ def _gated(
     if t.kernels.feed_forward is FeedForwardKernel.FUSED:
         up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
         return fused_gate(t, gate, up), gate
-    active = activation(t, gate, spec.activation)
+    active = activation_module(t, gate, spec.activation, f"{name}.act_fn")
     up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
     return t.mul(active, up), gate
 
@@ -335,7 +338,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     if layer.names_normed:
         t.linger(normed)
     attended = self_attention(t, normed, layer.attention, context)
-    attended = dropout(t, attended, layer.attention_output_dropout)
+    attended = attention_dropout(t, attended, layer)
     middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
     t.touch(*context.attention_frame)
     context.attention_frame = ()
@@ -347,7 +350,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
     multiplied = t.segment.operations[-1].inputs[0]
-    fed = dropout(t, fed, layer.feed_forward_output_dropout)
+    fed = feed_forward_dropout(t, fed, layer)
     if layer.dropout_inside:
         t.touch(normed)
     out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
@@ -357,6 +360,20 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     if named:
         t.touch(normed)
     return out
+
+
+def attention_dropout(t: Tape, x: Tensor, layer: LayerSpec) -> Tensor:
+    """Dropout on what attention returns."""
+    is_module = layer.dropout_modules and not layer.feed_forward_dropout_only
+    module = "self_attn.dropout" if is_module else ""
+    return dropout(t, x, layer.attention_output_dropout, module=module)
+
+
+def feed_forward_dropout(t: Tape, x: Tensor, layer: LayerSpec) -> Tensor:
+    """Dropout on what the feed-forward network returns."""
+    is_module = layer.dropout_modules and not layer.attention_dropout_only
+    module = "mlp.dropout" if is_module else ""
+    return dropout(t, x, layer.feed_forward_output_dropout, module=module)
 
 
 def add_residual(t: Tape, x: Tensor, added: Tensor, layer: LayerSpec) -> Tensor:
@@ -378,13 +395,13 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     attended = self_attention(t, x, layer.attention, context)
     if layer.names_attended:
         t.linger(attended)
-    attended = dropout(t, attended, layer.attention_output_dropout)
+    attended = attention_dropout(t, attended, layer)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
     t.touch(attended, *context.attention_frame)
     context.attention_frame = ()
     fed = feed_forward_of(t, middle, layer, context)
     multiplied = t.segment.operations[-1].inputs[0]
-    fed = dropout(t, fed, layer.feed_forward_output_dropout)
+    fed = feed_forward_dropout(t, fed, layer)
     out = norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
     if not layer.names_attended:
         t.touch(fed)
@@ -422,11 +439,11 @@ def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     hidden = context.hidden_size
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = self_attention(t, normed, layer.attention, context)
-    attended = dropout(t, attended, layer.attention_output_dropout)
+    attended = attention_dropout(t, attended, layer)
     if layer.placement is NormPlacement.PARALLEL:
         normed = norm(t, x, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
-    fed = dropout(t, fed, layer.feed_forward_output_dropout)
+    fed = feed_forward_dropout(t, fed, layer)
     first, second = (x, fed) if layer.residual_first else (fed, x)
     out = t.add(t.add(first, attended), second)
     t.touch(attended, fed)

@@ -6,10 +6,10 @@ causal call (``FalconModel.forward``, ``allow_is_causal_skip=False``; transforme
 """
 
 from memplan.dtypes import DType
-from memplan.graph.attention import Shape, batched_matmul, efficient, merged_heads
+from memplan.graph.attention import Shape, batched_matmul, merged_heads, sdpa
 from memplan.graph.blocks import StackContext
 from memplan.graph.masks import additive_mask, causal_pattern
-from memplan.graph.operations import activation, dropout, norm, softmax
+from memplan.graph.operations import activation_module, dropout, norm, softmax
 from memplan.graph.rotary import rotate
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -95,7 +95,7 @@ def _product(
 def _feed_forward(t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int) -> Tensor:
     inner = spec.intermediate_size
     up = _product(t, x, "mlp.dense_h_to_4h", hidden_size, inner, bias=spec.bias)
-    active = activation(t, up, spec.activation)
+    active = activation_module(t, up, spec.activation, "mlp.act")
     t.touch(up, x)
     out = _product(t, active, "mlp.dense_4h_to_h", inner, hidden_size, bias=spec.bias)
     t.touch(active)
@@ -154,11 +154,11 @@ def _broadcast(t: Tape, x: Tensor, numel: int) -> Tensor:
 def _kernel(
     t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, context: StackContext
 ) -> Tensor:
-    """The memory-efficient kernel; a single key head is read in place for all query heads."""
+    """torch's dispatcher, given a mask; a single key head is read in place for all query heads."""
     if t.autocast is not None:
         query, key, value = (t.cast(each, t.autocast) for each in (query, key, value))
     key, value = _spread(t, key, query.numel), _spread(t, value, query.numel)
-    return efficient(t, query, key, value, shape, context.mask)
+    return sdpa(t, query, key, value, shape, context.mask)
 
 
 def _spread(t: Tape, x: Tensor, numel: int) -> Tensor:

@@ -38,7 +38,7 @@ def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[T
         x = norm(t, x, spec.norm, "norm", width)
     if spec.padding_product:
         x = _times_mask(t, x, tokens)
-    x = dropout(t, x, spec.dropout)
+    x = dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
     t.touch(*held)
     if not spec.projection_in_encoder:
         x = project(t, model, spec, x)

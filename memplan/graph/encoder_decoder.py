@@ -12,7 +12,14 @@ from memplan.errors import UnsupportedOperationError
 from memplan.graph.attention import Shape, attend
 from memplan.graph.blocks import StackContext, add_residual, feed_forward_of
 from memplan.graph.heads import classification
-from memplan.graph.model import attention_masks, counted_parts, output_matrix, split_runs
+from memplan.graph.model import (
+    BASE_MODEL,
+    WHOLE_MODEL,
+    attention_masks,
+    counted_parts,
+    output_matrix,
+    split_runs,
+)
 from memplan.graph.operations import (
     cross_entropy,
     dropout,
@@ -35,7 +42,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the training step of a model of two stacks on a new tape."""
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         options = replace(options, target_seq_len=options.seq_len)
-    t = Tape(options)
+    t = Tape(options, source=model.source)
     if model.tables:
         record_tables(t, counted_parts(model), tied=model.head.tied)
     encoder, decoder = model.stacks
@@ -46,6 +53,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     )
     context = StackContext(hidden_size=model.hidden_size, batch=options.batch_size, seq_len=source)
     table = token_table(t, model, encoder)
+    enter_model(t, model)
     memory = record_stack(t, model, encoder, context, stack_table(t, encoder, table))
     t.hold(memory)
     context = StackContext(
@@ -56,12 +64,26 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
         memory_len=source,
     )
     begin_embedding(t, decoder)
+    if encoder.final_norm is None:
+        t.leave(encoder.name)
     ids = t.tensor(options.batch_size * target, DType.INT64)
     t.record("shift_right", (), (ids,))
     x = record_stack(t, model, decoder, context, stack_table(t, decoder, table), ids)
     head(t, model, x, table)
     t.release(memory)
     return t
+
+
+def enter_model(t: Tape, model: ModelSpec) -> None:
+    """The task's class and the base model in it, unless it is made of the stacks themselves (T5)."""
+    t.enter(WHOLE_MODEL)
+    if has_base_model(model):
+        t.enter(BASE_MODEL)
+
+
+def has_base_model(model: ModelSpec) -> bool:
+    """Whether the task's class holds its stacks in a module of their own."""
+    return model.task is not Task.BASE and not model.stacks[0].runs[0].layer.own_modules
 
 
 def begin_embedding(t: Tape, stack: StackSpec) -> None:
@@ -96,6 +118,7 @@ def record_stack(
 ) -> Tensor:
     """Embedding, layers and final norm of one stack, whose first segment has begun."""
     first = t.segment.index
+    t.enter(stack.name)
     spec = stack.embedding or model.stacks[0].embedding
     x = embed(t, spec or EmbeddingSpec(embedding_size=model.hidden_size), context, table, ids)
     context.mask, _ = attention_masks(t, model, stack, context)
@@ -125,7 +148,7 @@ def embed(
         x = t.add(x, positions(t, spec, context))
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "layernorm_embedding", context.hidden_size)
-    return dropout(t, x, spec.dropout)
+    return dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
 
 
 def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
@@ -157,7 +180,9 @@ def finish(t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: i
     if stack.final_norm is not None:
         t.begin(f"{stack.name}.norm", x=x, frozen=freeze.norm or whole)
         x = norm(t, x, stack.final_norm, "final_layer_norm", context.hidden_size)
-        x = dropout(t, x, stack.final_dropout)
+        is_module = stack.runs[0].layer.dropout_modules
+        x = dropout(t, x, stack.final_dropout, module="dropout" if is_module else "")
+        t.leave(stack.name)
         t.end(x)
     for segment in t.segments[first:]:
         made = [each for operation in segment.operations for each in operation.outputs]
@@ -203,26 +228,36 @@ def attention_sublayer(
     """Attention with its norm before (T5, mBART) or after (BART) the residual sum."""
     name = "cross_attn_layer_norm" if cross else "self_attn_layer_norm"
     before = spec.placement is NormPlacement.PRE
+    if spec.own_modules:
+        t.enter(name)
     normed = norm(t, x, spec.norm, name, context.hidden_size) if before else x
     attended = attention(t, normed, spec, context, cross=cross)
     t.touch(normed)
-    dropped = dropout(t, attended, spec.dropout)
+    dropped = dropout(t, attended, spec.dropout, module=_dropout_name(spec))
     out = add_residual(t, x, dropped, spec)
     if spec.own_modules:
         t.touch(normed, attended)
+        t.leave(name)
     return out if before else norm(t, out, spec.norm, name, context.hidden_size)
 
 
 def feed_forward_sublayer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     """The feed-forward network with its norm before or after the residual sum."""
     before = spec.placement is NormPlacement.PRE
+    if spec.own_modules:
+        t.enter("feed_forward")
     normed = norm(t, x, spec.norm, "final_layer_norm", context.hidden_size) if before else x
     fed = feed_forward_of(t, normed, spec, context)
-    dropped = dropout(t, fed, spec.dropout)
+    dropped = dropout(t, fed, spec.dropout, module=_dropout_name(spec))
     out = add_residual(t, x, dropped, spec)
     if spec.own_modules:
         t.touch(fed)
+        t.leave("feed_forward")
     return out if before else norm(t, out, spec.norm, "final_layer_norm", context.hidden_size)
+
+
+def _dropout_name(spec: LayerSpec) -> str:
+    return "dropout" if spec.dropout_modules else ""
 
 
 def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cross: bool) -> Tensor:
@@ -276,6 +311,11 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     """Logits over the vocabulary, or of classes, and their loss."""
     t.begin("head", x=x, frozen=t.options.freeze.head)
     t.segment.component = "logits_and_loss"
+    if has_base_model(model):
+        t.leave(BASE_MODEL)
+    decoder = model.stacks[-1]
+    if decoder.final_norm is None:
+        t.leave(decoder.name)
     loss = x
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         loss = classification(t, model, x, None)
@@ -287,6 +327,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         loss = cross_entropy(t, logits)
         t.touch(scaled, logits)
     t.touch(x)
+    t.leave(WHOLE_MODEL)
     t.end(loss)
 
 

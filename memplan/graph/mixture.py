@@ -7,7 +7,7 @@ So most of it has ``tokens x experts per token`` rows, and each layer's experts 
 """
 
 from memplan.dtypes import DType
-from memplan.graph.operations import activation, matmul_weight
+from memplan.graph.operations import activation_module, matmul_weight
 from memplan.graph.routing import route, take
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -17,6 +17,8 @@ from memplan.model.mixtures import MixtureSpec
 
 def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     """Router, routed experts and, where there is one, the shared expert."""
+    if spec.sealed:
+        t.segment.sealed.add("mlp")
     if spec.router.jitter:
         x = _jitter(t, x, spec.router.jitter)
     shared = None
@@ -132,9 +134,9 @@ def _expert_activation(t: Tape, both: Tensor, spec: MixtureSpec) -> Tensor:
     if spec.clamped_gate:
         return clamped_gate(t, both)
     if not spec.expert.gated:
-        return activation(t, both, spec.expert.activation)
+        return activation_module(t, both, spec.expert.activation, "mlp.experts.act_fn")
     gate, up = t.split(both, both.numel // 2, both.numel // 2)
-    return t.mul(activation(t, gate, spec.expert.activation), up)
+    return t.mul(activation_module(t, gate, spec.expert.activation, "mlp.experts.act_fn"), up)
 
 
 def _bias_rows(

@@ -41,6 +41,10 @@ from memplan.training.kernels import AttentionKernel
 
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
 """Attention that adds a bias made for the whole stack."""
+WHOLE_MODEL = "whole model"
+"""The module of the task's class."""
+BASE_MODEL = "base model"
+"""The one inside it that every task shares."""
 CLASSIFICATION_TASKS = frozenset(
     {*WHOLE_SEQUENCES, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
 )
@@ -49,6 +53,12 @@ CLASSIFICATION_TASKS = frozenset(
 
 def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the model's training step on a new tape."""
+    tape = _record(model, options)
+    tape.declared = model.declared
+    return tape
+
+
+def _record(model: ModelSpec, options: TapeOptions) -> Tape:
     if len(model.stacks) > 1:
         from memplan.graph.encoder_decoder import record_encoder_decoder  # only for two stacks
 
@@ -56,7 +66,7 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     if options.checkpointed_layers and not model.recomputes:
         msg = f"{model.source}: the class of {model.family} cannot checkpoint its activations"
         raise SetupError(msg)
-    t = Tape(options)
+    t = Tape(options, source=model.source)
     if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
         t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
     if model.tables:
@@ -102,6 +112,9 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     assert spec is not None
     tokens = t.options.batch_size * t.options.seq_len
     t.begin("embed", frozen=t.options.freeze.embeddings)
+    t.enter(WHOLE_MODEL)
+    if model.task is not Task.BASE:
+        t.enter(BASE_MODEL)
     if spec.own_module:
         return module_embeddings(t, model, spec)
     rows = model.vocab_size + spec.extra_rows
@@ -136,7 +149,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         x = t.add(x, added)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
-    x = dropout(t, x, spec.dropout)
+    x = dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
     return x, table
 
 
@@ -166,6 +179,7 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         dtype = DType.FP32 if rotary.full_tables else t.compute
         width = rotary.dim // 2 if rotary.halved else rotary.dim
         context.cos, context.sin = tables(t, positions, width, dtype)
+        t.enter("rotary_emb")
         local = _local_rotary(stack)
         if local is not None:
             context.local_cos, context.local_sin = tables(t, context.seq_len, local.dim, dtype)
@@ -388,6 +402,8 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     """What the task adds, and its loss."""
     t.begin("head", x=x, frozen=t.options.freeze.head)
     t.segment.component = "logits_and_loss"
+    if model.task is not Task.BASE:
+        t.leave(BASE_MODEL)
     embedded = model.stacks[0].embedding
     if embedded is not None and embedded.prompts is not None:
         from memplan.graph.prompts import cut_prompts  # only for CPM-Ant
@@ -405,6 +421,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     else:
         loss = x if pooled is None else pooled
     t.release_cache()
+    t.leave(WHOLE_MODEL)
     t.end(loss)
 
 

@@ -294,14 +294,24 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     return after
 
 
-def dropout(t: Tape, x: Tensor, probability: float) -> Tensor:
-    """Keep a one-byte mask per element; nothing happens at probability 0."""
-    if t.options.dropout is not None:
-        probability = t.options.dropout
-    if probability == 0.0:
-        return x
-    mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
-    t.record("dropout", (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
+def dropout_probability(t: Tape, probability: float) -> float:
+    """The config's probability, or what replaces all of them."""
+    return probability if t.options.dropout is None else t.options.dropout
+
+
+def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tensor:
+    """Keep a one-byte mask per element; nothing happens at probability 0.
+
+    ``module`` names it where it is one of its own, which is called even then.
+    """
+    if module:
+        t.enter(module)
+    out = x
+    if dropout_probability(t, probability) != 0.0:
+        mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
+        t.record("dropout", (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
+    if module:
+        t.leave(module)
     return out
 
 
@@ -320,6 +330,14 @@ def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
         "softmax", (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=0 if t.decomposed else out.storage.num_bytes,
     )  # fmt: skip
+    return out
+
+
+def activation_module(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:
+    """A nonlinearity that is a module of its own, as transformers' ``ACT2FN`` makes them."""
+    t.enter(name)
+    out = activation(t, x, kind)
+    t.leave(name)
     return out
 
 

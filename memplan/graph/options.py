@@ -4,6 +4,7 @@ from memplan.dtypes import DType
 from memplan.records import dataclass
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
+from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +27,8 @@ class TapeOptions:
     multiprocessors: int = 132
     """Of the GPU: how a sum over rows is split between thread blocks."""
     threads_per_multiprocessor: int = 2048
-    flash_available: bool = True
-    """The GPU runs flash attention (sm_80 or newer)."""
+    sdpa: SdpaSupport = DEFAULT_SUPPORT
+    """Which attention kernels the GPU has."""
     checkpointed_layers: float = 0.0
     """Share of layers whose activations are recomputed."""
     selective: bool = False

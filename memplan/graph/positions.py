@@ -30,7 +30,7 @@ def decoder_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec, looked_up
         x = t.shift(x)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
-    return dropout(t, x, spec.dropout)
+    return dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
 
 
 def _none(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:

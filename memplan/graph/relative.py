@@ -6,7 +6,7 @@ first layer of a stack does that and the others read its result, so its gradient
 layers'; UMT5's layers each have a table of their own. Cross attention has zeros instead.
 
 Eager attention adds the bias to the scores. sdpa gets it as an additive mask
-(``create_position_bias_mask``), which leaves only the memory-efficient and the math kernel.
+(``create_position_bias_mask``), which leaves only the memory-efficient and the math kernel where it is trained.
 """
 
 from memplan.dtypes import DType

@@ -113,7 +113,6 @@ class Operation:
         self.saves_output = saves_output
         """One of its own outputs is kept, so recomputation must run it to get there."""
 
-
     def backward_order(self) -> list[tuple[Tensor, int]]:
         """Each input with its gradient, in the order the backward formula computes them.
 
@@ -152,9 +151,9 @@ class Segment:
     """A stretch of operations: the embedding, one layer of a run, the head."""
 
     __slots__ = (
-        "carried", "checkpointed", "component", "external_reads", "external_saves", "index", "input",
-        "kept_outputs", "lingering", "name", "operations", "output", "parameters", "regions",
-        "releases", "repeat", "tied",
+        "carried", "checkpointed", "component", "entered", "external_reads", "external_saves",
+        "index", "input", "kept_outputs", "left", "lingering", "name", "operations", "output",
+        "parameters", "regions", "releases", "repeat", "sealed", "tied", "unmade",
     )  # fmt: skip
 
     def __init__(self, name: str, index: int, *, repeat: int, checkpointed: bool) -> None:
@@ -180,11 +179,25 @@ class Segment:
         """What variables hold until the segment ends."""
         self.tied: list[tuple[str, Parameter]] = []
         """Modules of this segment, and the weights of earlier ones that they own too."""
+        self.entered: list[tuple[int, str]] = []
+        """Modules without parameters of their own, and the operation before which each is called;
+        those whose name is the beginning of a parameter's are known from that."""
+        self.left: list[tuple[int, str]] = []
+        """Such modules, and the operation before which each returns what a gradient will reach."""
+        self.sealed: set[str] = set()
+        """Modules on which DeepSpeed hangs its hooks as a whole: none on those inside."""
+        self.unmade: set[str] = set()
+        """Beginnings of parameters' names that no module bears: what they hold is the layer's."""
         self.component = "activations"
         self.regions: list[Region] = []
         """Stretches that are recomputed on their own."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
+
+    @property
+    def is_layer(self) -> bool:
+        """It is one module of its own: a layer of a stack."""
+        return self.name.endswith(".layers")
 
     @property
     def num_copies(self) -> int:

@@ -5,7 +5,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Storage
 from memplan.training.kernels import SelectivePolicy
 
-_ATTENTION_OPERATIONS = frozenset({"flash_attention", "efficient_attention"})
+_ATTENTION_OPERATIONS = frozenset({"cudnn_attention", "flash_attention", "efficient_attention"})
 
 
 def keeps_every_other_matmul(tape: Tape) -> bool:

@@ -14,16 +14,20 @@ Sizes are rounded up to 512 bytes, the smallest block of torch's caching allocat
 from collections.abc import Sequence
 
 from memplan.dtypes import DType
+from memplan.errors import ConfigError
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import RESULT, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
+from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 
 class Tape:
     """Records a model's operations, segment by segment."""
 
-    def __init__(self, options: TapeOptions) -> None:
+    def __init__(self, options: TapeOptions, *, source: str = "model") -> None:
         self.options = options
+        self.source = source
+        """Where the model was read, for messages."""
         self.autocast = options.autocast
         self.compute = options.compute
         self.kernels = options.kernels
@@ -35,8 +39,11 @@ class Tape:
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
         self.inputs_bytes = 0
         """Token ids, labels and whatever else the batch itself holds [bytes]."""
-        self.flash_decides = False
-        """Some kernel was chosen by whether the GPU runs flash attention."""
+        self.declared: tuple[tuple[str, ...], ...] = ()
+        """The order in which the class declares its parameters: the name of a segment, then modules
+        of it or single parameters, for each stretch; empty: not known."""
+        self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
+        """What torch's dispatcher was asked, and the kernel it took."""
         self.buffers_bytes = 0
         """Buffers that lie beside the parameters [bytes]."""
         self.leaves: list[Tensor] = []
@@ -125,9 +132,23 @@ class Tape:
         """Note that the model's own variable holds a tensor until the next layer has returned."""
         self.segment.carried = tensor.storage
 
+    def sdpa_kernel(self, call: SdpaCall) -> ScoreKernel:
+        """The kernel that the card takes for a call of ``scaled_dot_product_attention``."""
+        kernel = choose_sdpa_kernel(call, self.options.sdpa)
+        self.sdpa_calls[call] = kernel
+        return kernel
+
     def tie(self, weight: Parameter, module: str) -> None:
         """Note that a module of the present segment owns an earlier segment's weight too."""
         self.segment.tied.append((module, weight))
+
+    def enter(self, module: str) -> None:
+        """Note that a module is called here that owns no parameters itself: the model, a dropout."""
+        self.segment.entered.append((len(self.segment.operations), module))
+
+    def leave(self, module: str) -> None:
+        """Note that it returns here, something that a gradient will reach."""
+        self.segment.left.append((len(self.segment.operations), module))
 
     def parameter(
         self,
@@ -141,6 +162,13 @@ class Tape:
         """Declare a weight of the present segment, owned by ``module`` (by default its prefix)."""
         if self._again is not None:
             return next(each for each in self._again.parameters if each.name == name)
+        if any(size < 1 for size in shape):
+            sizes = " x ".join(str(size) for size in shape)
+            msg = (
+                f"{self.source}: {name}: this weight would be of {sizes} elements: one of the "
+                "config's sizes, ratios or multipliers is too small"
+            )
+            raise ConfigError(msg)
         made = Parameter(
             name,
             shape,

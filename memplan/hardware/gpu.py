@@ -187,7 +187,7 @@ def threads_per_multiprocessor(gpu: GpuSpec | None) -> int:
     CUDA C++ Programming Guide, technical specifications per compute capability.
     """
     capability = gpu.compute_capability if gpu is not None else None
-    if capability is None or capability[0] in (7, 8, 9, 10) and capability[1] == 0:
+    if capability is None or (capability[0] in (7, 8, 9, 10) and capability[1] == 0):
         return 2048
     return 1024 if capability[0] == 7 else 1536
 

@@ -103,6 +103,8 @@ class HostMemory:
     """While the model is loaded and the engine set up."""
     save_bytes: int = 0
     """While a checkpoint is written, what is held included."""
+    writer_bytes: int = 0
+    """How much more that is on the first rank, which writes for all, than on the others."""
 
     @property
     def peak_bytes(self) -> int:
@@ -115,6 +117,9 @@ class RankAccount:
     """Everything one rank holds, phase by phase."""
 
     rank: int = 0
+    """The rank it was made for."""
+    ranks: tuple[range, ...] = ()
+    """Where all ranks were asked for, those that hold exactly this, in runs; else empty."""
     phases: tuple[Phase, ...]
     """In the order in which they happen; ``load`` first, ``save`` last where there are any."""
     held_bytes: int
@@ -122,6 +127,24 @@ class RankAccount:
     host: HostMemory = HostMemory()
     left_out: tuple[str, ...] = ()
     """What this account does not hold, in words; a row that leaves something out never fits."""
+    unsaved: tuple[str, ...] = ()
+    """Settings that save memory and are not modelled, in words: the figures are upper bounds."""
+
+    def node_bytes(self, num_ranks: int) -> int:
+        """CPU RAM of the first node, whose ranks all hold what this one does, but for writing."""
+        host = self.host
+        saving = host.save_bytes - (host.writer_bytes if self.rank == 0 else 0)
+        each = max(host.held_bytes, host.load_bytes, saving)
+        return max(num_ranks * each, num_ranks * saving + host.writer_bytes)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks it stands for, where all were asked for."""
+        return sum(map(len, self.ranks))
+
+    def is_of(self, rank: int) -> bool:
+        """Whether this is what a rank holds, as far as ranks were compared."""
+        return rank == self.rank or any(rank in run for run in self.ranks)
 
     @property
     def peak(self) -> Phase:

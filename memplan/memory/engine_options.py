@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
-from memplan.training.precision import PRECISIONS
-from memplan.training.setup import TrainingSetup, coerce_enum
+from memplan.text import shown
+from memplan.training.kernels import KernelPreset
+from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.setup import TrainingSetup, ZeroStage, coerce_enum
 
 _Kind = TypeVar("_Kind", bound=Enum)
 
@@ -29,7 +31,7 @@ class OptionReader:
         for name in self.values:
             if name not in names:
                 msg = (
-                    f"engine_options: {self.engine} has no option {name!r}."
+                    f"engine_options: {self.engine} has no option {shown(name)}."
                     f"{did_you_mean(name, names)} It has {', '.join(names)}"
                 )
                 raise SetupError(msg)
@@ -81,12 +83,36 @@ class OptionReader:
         return found
 
     def _wrong(self, name: str, value: object, wanted: str) -> SetupError:
-        return SetupError(f"engine_options: {name}: expected {wanted}, got {value!r}")
+        return SetupError(f"engine_options: {name}: expected {wanted}, got {shown(value)}")
 
 
 def option_names(kind: Any) -> tuple[str, ...]:
     """The names of an options class's fields."""
     return tuple(field.name for field in fields(kind))
+
+
+def reduces_each_micro_batch(setup: TrainingSetup) -> bool:
+    """Whether FSDP reduces gradients at every micro-batch, where nobody says it.
+
+    PyTorch's own loop does, and torchtitan's; HF Trainer and accelerate run all micro-batches but the
+    last under ``no_sync``, and whole gradients stay (transformers 5.23, ``trainer.py``; accelerate
+    1.15, ``Accelerator.no_sync``). The kernels' preset says whose loop it is.
+    """
+    return setup.kernels not in (KernelPreset.HF, KernelPreset.LIGER)
+
+
+def loads_under_zero_init(setup: TrainingSetup) -> bool:
+    """Whether DeepSpeed's stage 3 shards the model while it is built (``deepspeed.zero.Init``).
+
+    transformers and accelerate do so by themselves (transformers 5.23, ``modeling_utils.py``;
+    accelerate 1.15, ``zero3_init_flag``), and so it is the default; a loop of one's own need not.
+
+    >>> loads_under_zero_init(TrainingSetup(num_gpus=8, zero_stage=3))
+    True
+    """
+    if setup.chosen_engine is not Engine.DEEPSPEED or setup.zero_stage is not ZeroStage.PARAMETERS:
+        return False
+    return str(dict(setup.engine_options).get("zero_init")).lower() != "false"
 
 
 def engine_autocast(setup: TrainingSetup) -> DType | None:

@@ -1,5 +1,8 @@
 """What every engine's account is made from."""
 
+from collections.abc import Iterable
+
+from memplan.errors import SetupError
 from memplan.graph.tape import Tape
 from memplan.memory.step import StepPasses
 from memplan.records import dataclass
@@ -20,3 +23,39 @@ class RankInput:
     def formats(self) -> PrecisionFormats:
         """The formats of the setup's precision."""
         return PRECISIONS[self.setup.chosen_precision]
+
+
+def check_rank(rank: object, num_ranks: int) -> None:
+    """Refuse a rank that a setup does not have.
+
+    Raises ``SetupError``.
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < num_ranks:
+        msg = f"rank: must be from 0 to {num_ranks - 1}, got {rank!r}"
+        raise SetupError(msg)
+
+
+def in_every_replica(ranks: range, *, degree: int, num_ranks: int) -> tuple[range, ...]:
+    """Places within a sharded copy of the model, as ranks of all copies.
+
+    >>> in_every_replica(range(1, 3), degree=4, num_ranks=8)
+    (range(1, 3), range(5, 7))
+    """
+    return tuple(
+        range(first + ranks.start, first + ranks.stop) for first in range(0, num_ranks, degree)
+    )
+
+
+def joined(runs: Iterable[range]) -> tuple[range, ...]:
+    """Runs of ranks in order, those that touch as one.
+
+    >>> joined([range(4, 6), range(0, 1), range(1, 3)])
+    (range(0, 3), range(4, 6))
+    """
+    found: list[range] = []
+    for run in sorted(runs, key=lambda each: each.start):
+        if found and found[-1].stop == run.start:
+            found[-1] = range(found[-1].start, run.stop)
+        elif run:
+            found.append(run)
+    return tuple(found)

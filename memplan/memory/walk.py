@@ -66,6 +66,21 @@ class ForwardProfile:
 
 
 @dataclass(slots=True)
+class Station:
+    """A point of a backward walk at which a module's backward pass begins, as far as hooks can tell.
+
+    That is before an operation with weights, or before the one that made a module's output.
+    """
+
+    position: int
+    """The operation that runs next."""
+    peak_bytes: int
+    """The highest level since the station before, or since the interval began."""
+    level_bytes: int
+    """What is alive here."""
+
+
+@dataclass(slots=True)
 class Interval:
     """Backward between two parameters' gradients, and the gradient that ends it.
 
@@ -83,8 +98,17 @@ class Interval:
     """What is alive when it ends, the gradient just finished left out too."""
     events: list[Event]
     """Allocations and frees, in torch's order; the finished gradient stays."""
+    stations: list[Station]
+    """Where modules' backward passes begin in it."""
+    last_peak_bytes: int
+    """The highest level since the last of them."""
+    unsummed_bytes: int
+    """By how much more is alive where a module's hook stands between the gradient of its input and
+    that of its siblings: they are summed only when the parameter's gradient has been dealt with."""
     gradient: object = None
     """The finished gradient's key in the events; None where it was added to another."""
+    recomputes: bool = False
+    """It ends with a checkpointed segment's forward pass, run again, and has no stations."""
 
 
 @dataclass(slots=True)
@@ -196,8 +220,7 @@ class ForwardWalk:
                             dying[position].insert(0, storage)
             if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
                 events.append((WORKSPACE, 0))
-            if live > highest:
-                highest = live
+            highest = max(highest, live)
             if after:
                 highest = max(highest, live + _played(events, after))
                 live += sum(size for _, size in after)
@@ -237,6 +260,15 @@ def _played(events: list[Event], changes: Sequence[Change]) -> int:
 
 def _is_alias(operation: Operation, storage: Storage) -> bool:
     return any(tensor.storage is storage for tensor in operation.inputs)
+
+
+def module_boundaries(segment: Segment) -> frozenset[int]:
+    """The operations before whose backward pass that of a module begins."""
+    made = {position - 1 for position, _ in segment.left}
+    for position, operation in enumerate(segment.operations):
+        if any(isinstance(tensor, Parameter) for tensor in operation.inputs):
+            made.add(position)
+    return frozenset(made)
 
 
 def recomputation_stop(segment: Segment) -> int:
@@ -300,6 +332,12 @@ class BackwardWalk:
         """Bytes alive, finished gradients of parameters left out."""
         self.saved = 0
         self.peak = Level()
+        """The highest level since the last station."""
+        self.highest = Level()
+        """And before that, in the present interval."""
+        self.stations: list[Station] = []
+        self.unsummed = 0
+        """What the sums of the present operation have let go."""
         self.intervals: list[Interval] = []
         self.events: list[Event] = []
         self.handed_over: set[Storage] = set()
@@ -320,12 +358,15 @@ class BackwardWalk:
             self.buffers[tensor] = GradientBuffer(size)
         given: dict[Tensor, GradientBuffer] = dict(self.buffers)
         replays = {region.stop - 1: region for region in segment.regions}
+        boundaries = module_boundaries(segment)
         for position in range(len(segment.operations) - 1, -1, -1):
             if position in replays:
                 self._replay(replays[position])
             operation = segment.operations[position]
             if not operation.gradients:
                 continue
+            if position in boundaries:
+                self._arrive(position)
             if self.again is not None and _keeps(operation):
                 self._recompute(self.again)
             self._step(operation)
@@ -346,6 +387,16 @@ class BackwardWalk:
             given=given,
             left=left,
         )
+
+    def _arrive(self, position: int) -> None:
+        self.stations.append(Station(position, self.peak.total_bytes, self.live))
+        self._leave_stretch()
+
+    def _leave_stretch(self) -> None:
+        """Begin to look for a highest level anew."""
+        if self.peak.total_bytes > self.highest.total_bytes:
+            self.highest = self.peak
+        self.peak = Level(saved_bytes=self.saved, other_bytes=self.live - self.saved)
 
     def _allocate(self, key: object, num_bytes: int) -> None:
         self.live += num_bytes
@@ -392,16 +443,27 @@ class BackwardWalk:
             self._unkeep(self.segment.input.storage)
 
     def _recompute(self, again: ForwardProfile) -> None:
-        """Run a checkpointed segment's forward pass again."""
+        """Run a checkpointed segment's forward pass again.
+
+        Modules whose backward pass has begun by then are noted where it has run.
+        """
         self.again = None
+        self._leave_stretch()
         highest = self.live + again.peak.total_bytes
-        if highest > self.peak.total_bytes:
+        if highest > self.highest.total_bytes:
             saved = self.saved + again.peak.saved_bytes
-            self.peak = Level(saved_bytes=saved, other_bytes=highest - saved)
+            self.highest = Level(saved_bytes=saved, other_bytes=highest - saved)
+        self.peak = self.highest
+        recomputed = again.end.total_bytes
         self.events += again.events
-        self.live += again.end.total_bytes
-        self.saved += again.end.total_bytes
-        self._close(None, 0)
+        self.live += recomputed
+        self.saved += recomputed
+        stations, self.stations, self.unsummed = self.stations, [], 0
+        self._close(None, 0, recomputes=True)
+        for station in stations:
+            station.peak_bytes += recomputed
+            station.level_bytes += recomputed
+        self.stations = stations
 
     def _replay(self, region: Region) -> None:
         """Compute a region's dropped storages again, just before its backward pass."""
@@ -413,25 +475,38 @@ class BackwardWalk:
                 self._allocate(storage, storage.num_bytes)
 
     def _close(
-        self, parameter: Parameter | None, gradient_bytes: int, gradient: object = None
+        self,
+        parameter: Parameter | None,
+        gradient_bytes: int,
+        gradient: object = None,
+        *,
+        recomputes: bool = False,
     ) -> None:
         self.live -= gradient_bytes
         other = self.live - self.saved
+        last = self.peak.total_bytes
+        self._leave_stretch()
         self.intervals.append(
             Interval(
-                peak=self.peak,
+                peak=self.highest,
                 parameter=parameter,
                 gradient_bytes=gradient_bytes,
                 end=Level(saved_bytes=self.saved, other_bytes=other),
                 events=self.events,
+                stations=self.stations,
+                last_peak_bytes=last,
+                unsummed_bytes=self.unsummed,
                 gradient=gradient,
+                recomputes=recomputes,
             )
         )
         self.events = []
-        self.peak = Level(saved_bytes=self.saved, other_bytes=other)
+        self.highest = self.peak
+        self.stations = []
 
     def _step(self, operation: Operation) -> None:
         """Call one node: formula, sums and casts, then its inputs and saved variables go."""
+        self.unsummed = 0
         incoming = [
             buffer
             for tensor in operation.outputs
@@ -525,14 +600,16 @@ class BackwardWalk:
         if present is None:
             self.buffers[tensor] = buffer
             return
+        apart = self.live
         if self.in_place_sums and present.references == 1 and not present.is_view:
             self._release(buffer)
-            return
-        total = GradientBuffer(_gradient_bytes(tensor))
-        self._allocate(total, total.num_bytes)
-        self._release(present)
-        self._release(buffer)
-        self.buffers[tensor] = total
+        else:
+            total = GradientBuffer(_gradient_bytes(tensor))
+            self._allocate(total, total.num_bytes)
+            self._release(present)
+            self._release(buffer)
+            self.buffers[tensor] = total
+        self.unsummed += apart - self.live
 
     def _accumulate(self, parameter: Parameter, buffer: GradientBuffer) -> None:
         if parameter in self.accumulated:

@@ -5,14 +5,16 @@ for a key by the name a family asks for, the name the class uses for it (GPT-2's
 ``hidden_size``) or the other way round, and refuses values that cannot be sizes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from memplan.errors import ConfigError
+from memplan.model.read_log import DefaultRead, ReadLog
 
 MAX_SIZE = 2**40
 """No dimension of a model is larger: what exceeds it is a slip of the keyboard."""
-MAX_LAYERS = 100_000
-"""No model has more layers."""
+MAX_LAYERS = 1_000
+"""Layers that are laid out in a moment: an account follows each one. DeepNet (arXiv:2203.00555), the
+deepest transformer that was trained, has as many."""
 
 
 class ConfigReader:
@@ -23,9 +25,13 @@ class ConfigReader:
         config: Mapping[str, object],
         *,
         source: str,
+        model_type: str = "",
         defaults: Mapping[str, object] | None = None,
         renamed: Mapping[str, str] | None = None,
         path: str = "",
+        absent_part: str = "",
+        log: ReadLog | None = None,
+        all_defaults: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.config = config
         self.source = source
@@ -34,6 +40,37 @@ class ConfigReader:
         self.renamed = renamed or {}
         """What the class calls a key, by its common name."""
         self.path = path
+        self.model_type = model_type
+        """Whose class the defaults and names are."""
+        self.absent_part = absent_part
+        """The key of this nested config where the outer one leaves it out as a whole."""
+        self.log = ReadLog() if log is None else log
+        self.all_defaults = all_defaults or {}
+        """Of every type's class, for nested configs."""
+        self._part = self.log.part(path, config, model_type, absent_part)
+
+    def nested(
+        self,
+        config: Mapping[str, object],
+        path: str,
+        *,
+        model_type: str = "",
+        defaults: Mapping[str, object] | None = None,
+        renamed: Mapping[str, str] | None = None,
+        absent_part: str = "",
+    ) -> "ConfigReader":
+        """A reader of a config inside this one, or of another form of this one."""
+        return ConfigReader(
+            config,
+            source=self.source,
+            model_type=model_type,
+            defaults=defaults,
+            renamed=renamed,
+            path=path,
+            absent_part=absent_part,
+            log=self.log,
+            all_defaults=self.all_defaults,
+        )
 
     def fail(self, key: str, problem: str) -> ConfigError:
         """Make the error for a key."""
@@ -47,19 +84,42 @@ class ConfigReader:
 
     def raw(self, *keys: str) -> object:
         """The first value present under any of the keys, else the class's default, else None."""
-        for key in keys:
-            for name in self.names(key):
-                if self.config.get(name) is not None:
-                    return self.config[name]
-        for key in keys:
-            for name in self.names(key):
-                if self.defaults.get(name) is not None and name not in self.config:
-                    return self.defaults[name]
+        return self._look_up(keys, is_size=_is_size)
+
+    def _look_up(self, keys: tuple[str, ...], *, is_size: Callable[[object], bool]) -> object:
+        names = self._ask(*keys)
+        for name in names:
+            if self.config.get(name) is not None:
+                return self.config[name]
+        for name in names:
+            value = self.defaults.get(name)
+            if value is not None and name not in self.config:
+                if is_size(value):
+                    self._note_default(name, value)
+                return value
         return None
+
+    def _ask(self, *keys: str) -> list[str]:
+        """All names of what is asked for, which are known from here on."""
+        names = [name for key in keys for name in self.names(key)]
+        same = frozenset(names)
+        self._part.spellings.update(dict.fromkeys(names, same))
+        return names
+
+    def _note_default(self, name: str, value: object) -> None:
+        self.log.add_default(
+            DefaultRead(
+                path=self.path,
+                key=name,
+                value=value,
+                model_type=self.model_type,
+                absent_part=self.absent_part,
+            )
+        )
 
     def has(self, key: str) -> bool:
         """Whether the config itself (not the class) gives the key a value."""
-        return any(self.config.get(name) is not None for name in self.names(key))
+        return any(self.config.get(name) is not None for name in self._ask(key))
 
     def optional_integer(self, *keys: str, minimum: int = 1, maximum: int = MAX_SIZE) -> int | None:
         """A whole number, or None where neither config nor class gives one."""
@@ -97,7 +157,8 @@ class ConfigReader:
         self, *keys: str, default: float = 0.0, minimum: float = 0.0, maximum: float = 1.0
     ) -> float:
         """A real number, by default a probability."""
-        value = self.raw(*keys)
+        # A share of something, such as a dropout, is no size; a ratio that may exceed 1 is one.
+        value = self._look_up(keys, is_size=lambda value: maximum > 1 and value != 0)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -162,31 +223,26 @@ class ConfigReader:
             raise self.fail(keys[0], f"expected an object, got {_shown(value)}")
         return value
 
-    def child(
-        self,
-        key: str,
-        all_defaults: Mapping[str, Mapping[str, object]],
-        model_type: str,
-        *,
-        fixed: bool = False,
-    ) -> "ConfigReader":
+    def child(self, key: str, model_type: str) -> "ConfigReader":
         """A reader of a nested config; an empty one where there is none.
 
         Its class is that of its own ``model_type``, or of the one given where it names none that
-        is known, or where the outer class makes it so (``fixed``).
+        is known.
         """
-        nested = self.mapping(key) or {}
+        found = self.mapping(key)
+        nested: Mapping[str, object] = {} if found is None else found
         own = nested.get("model_type")
-        if not fixed and isinstance(own, str) and own in all_defaults:
+        if isinstance(own, str) and own in self.all_defaults:
             model_type = own
-        row = all_defaults.get(model_type, {})
+        row = self.all_defaults.get(model_type, {})
         defaults, renamed = row.get("defaults"), row.get("renamed")
-        return ConfigReader(
+        return self.nested(
             nested,
-            source=self.source,
+            self.path if found is None else f"{self.path}{key}.",
+            model_type=model_type,
             defaults=defaults if isinstance(defaults, Mapping) else {},
             renamed=renamed if isinstance(renamed, Mapping) else {},
-            path=f"{self.path}{key}.",
+            absent_part=key if found is None else "",
         )
 
     def choice(self, key: str, value: str, known: Mapping[str, object] | Iterable[str]) -> str:
@@ -201,6 +257,13 @@ class ConfigReader:
         if value % divisor:
             raise self.fail(key, f"{value} is not divisible by {by_key} ({divisor})")
         return value // divisor
+
+
+def _is_size(value: object) -> bool:
+    """Whether this is a whole number, or a list with one."""
+    if isinstance(value, list):
+        return any(_is_size(each) for each in value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _shown(value: object) -> str:

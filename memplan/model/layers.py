@@ -73,6 +73,8 @@ class LayerSpec:
         """Probability on the output of the feed-forward network."""
         return 0.0 if self.attention_dropout_only else self.dropout
 
+    dropout_modules: bool = False
+    """Its dropouts are modules, on which ZeRO-3 hangs hooks, not calls of a function."""
     half_clamp: HalfClamp = HalfClamp.NEVER
     unnamed_norms: bool = False
     """The norms' results go straight into attention and feed-forward (ModernBERT)."""
@@ -181,6 +183,8 @@ class EmbeddingSpec:
     """The projection to the hidden size, where there is one, has a bias."""
     norm: NormSpec | None = None
     dropout: float = 0.0
+    dropout_module: bool = False
+    """Dropout is a module, not a call of a function."""
     scaled: bool = False
     """The embeddings are multiplied by a constant (Gemma)."""
     patch_features: int = 0

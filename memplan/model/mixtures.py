@@ -83,5 +83,8 @@ class MixtureSpec:
     """The shared expert's output is scaled by a learned gate (Qwen2-MoE)."""
     routed_scaled: bool = False
     """The routed experts' sum is multiplied by a constant (Laguna)."""
+    sealed: bool = False
+    """One of the blocks that DeepSpeed takes as a whole (``DEFAULT_LEAF_MODULE_CLASSES`` of its
+    zero/leaf_module_config.py): their parameters are gathered and reduced together."""
     fp32_sum: bool = False
     """Routed and shared outputs are added in fp32 (Hunyuan V3)."""

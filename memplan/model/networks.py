@@ -39,6 +39,8 @@ class FeedForwardSpec:
     bias: bool = False
     activation_dropout: float = 0.0
     """Probability on the activations, before the last linear layer."""
+    dropout_module: bool = False
+    """That dropout is a module, not a call of a function."""
     inline: bool = False
     """Run in the layer's own ``forward``, where its result takes its input's name (OPT)."""
     output_cast: bool = False

@@ -71,6 +71,8 @@ class ModelSpec:
     """What the config says the published weights are held in."""
     recomputes: bool = True
     """The class can checkpoint its activations."""
+    declared: tuple[tuple[str, ...], ...] = ()
+    """The order in which its class declares its parameters (``Tape.declared``)."""
     eager_attention_only: bool = False
     """The class has no other attention than the one written out in Python."""
     tables: tuple[ParameterBlock, ...] = ()
@@ -80,8 +82,9 @@ class ModelSpec:
     """The same parts of the model without a task's head, where its class differs in them."""
     activations_left_out: str = ""
     """What of the activations is not in the figures, in words; empty when all of them are."""
-    guess: str = ""
-    """What was assumed of a type that is not known; empty where nothing was."""
+    assumptions: tuple[str, ...] = ()
+    """What of the shape is not the config's own word, and which keys that change memory were not
+    read: ``num_hidden_layers 32: not in the config, LlamaConfig's default``. None for built-ins."""
     source: str = ""
     """Where the shape was read: a file, a hub id or ``built-in``."""
 

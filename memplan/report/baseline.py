@@ -1,47 +1,83 @@
 """What moved since a baseline, as people read it."""
 
-from memplan.search.baseline import Baseline, Move
+from collections.abc import Iterable, Iterator
+
+from memplan.search.baseline import Baseline, Move, Origin, Row
 from memplan.units import GIB
 
 MAX_MOVES = 20
-"""Moves that are written out; the rest are counted."""
+"""Rows of a kind (moved, new, gone) that are written out; the rest are counted."""
 _NAMED = (
-    "num_gpus", "engine", "zero_stage", "fsdp_strategy", "micro_batch_size", "seq_len",
-    "checkpointing", "precision", "gpu",
+    "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer", "offload_param",
+    "micro_batch_size", "seq_len", "checkpointing", "precision", "other_settings", "gpu",
 )  # fmt: skip
 """What names a row in one line."""
 _WORDS = {
     "num_gpus": "{} GPUs", "zero_stage": "stage {}", "micro_batch_size": "batch {}",
     "seq_len": "{} tokens", "checkpointing": "checkpointing {}", "gpu": "on {}",
+    "offload_optimizer": "optimizer on {}", "offload_param": "parameters on {}",
 }  # fmt: skip
+_UNSAID = (None, "", "none")
+"""Values that go without saying."""
 
 
-def baseline_lines(baseline: Baseline, *, name: str, tolerance: float) -> list[str]:
-    """One line of sums, then one for each move; regressions are marked."""
+def baseline_lines(
+    baseline: Baseline, *, name: str, tolerance: float, now: Origin | None = None
+) -> list[str]:
+    """One line of sums, then one for each row that moved, is new or is gone; regressions are marked."""
     regressions = baseline.regressions(tolerance)
-    moved = len(baseline.moves)
+    moved, gone = len(baseline.moves), baseline.gone
     head = (
         f"Since {name}: {moved} of {baseline.num_compared} rows moved, "
         f"{len(regressions)} for the worse beyond {100 * tolerance:g} %; "
-        f"{baseline.num_new} new, {baseline.num_gone} gone"
+        f"{len(baseline.new)} new, {len(gone)} gone"
     )
     first = [*regressions, *(move for move in baseline.moves if move not in regressions)]
-    lines = [head, *(move_line(move, tolerance=tolerance) for move in first[:MAX_MOVES])]
-    if moved > MAX_MOVES:
-        lines.append(f"  ... and {moved - MAX_MOVES} more")
+    return [
+        head,
+        *_about(baseline, now),
+        *_some(move_line(move, tolerance=tolerance) for move in first),
+        *_some(f"+ {row_label(row)}: not in the baseline" for row in baseline.new),
+        *_some(f"- {row_label(row)}: only in the baseline" for row in gone),
+    ]
+
+
+def _about(baseline: Baseline, now: Origin | None) -> list[str]:
+    """What is another model or another memplan than it was."""
+    lines = []
+    if baseline.shape_changed:
+        lines.append("! the model is not the baseline's: its shape differs")
+    if baseline.origin is not None and now is not None and baseline.origin.version != now.version:
+        lines.append(
+            f"  the baseline is of memplan {baseline.origin.version}, this is {now.version}"
+        )
     return lines
+
+
+def _some(lines: Iterable[str]) -> Iterator[str]:
+    more = 0
+    for number, line in enumerate(lines):
+        if number < MAX_MOVES:
+            yield line
+        else:
+            more += 1
+    if more:
+        yield f"  ... and {more} more"
+
+
+def row_label(row: Row) -> str:
+    """What was asked, in one line."""
+    named = [
+        _WORDS.get(key, "{}").format(row[key]) for key in _NAMED if row.get(key) not in _UNSAID
+    ]
+    return ", ".join(named)
 
 
 def move_line(move: Move, *, tolerance: float) -> str:
     """One row that moved."""
-    named = [
-        _WORDS.get(key, "{}").format(move.row[key])
-        for key in _NAMED
-        if move.row.get(key) is not None
-    ]
     mark = "!" if move.is_regression(tolerance) else " "
     text = (
-        f"{mark} {', '.join(named)}: peak {move.before_bytes / GIB:,.2f} -> "
+        f"{mark} {row_label(move.row)}: peak {move.before_bytes / GIB:,.2f} -> "
         f"{move.after_bytes / GIB:,.2f} GiB ({100 * move.growth:+.2f} %)"
     )
     if move.before_verdict != move.after_verdict:

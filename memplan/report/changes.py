@@ -1,6 +1,7 @@
 """Setups and what differs between two of them, in words: the language of every advice."""
 
 from memplan.estimator import Verdict
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.advice import Advice
 from memplan.training.precision import Engine
 from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
@@ -68,7 +69,8 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(_CHECKPOINTING.get(checkpointing_label(after), "partial checkpointing"))
     if engine_label(before) != engine_label(after) and after.num_gpus > 1:
         parts.append(engine_label(after))
-    if _zero_init(after) and not _zero_init(before):
+    same_stage = before.zero_stage is after.zero_stage
+    if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
         parts.append("zero.Init")
     if offload_label(before) != offload_label(after):
         parts.append(offload_label(after) or "no offloading")
@@ -80,10 +82,6 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _zero_init(setup: TrainingSetup) -> bool:
-    return bool(dict(setup.engine_options).get("zero_init"))
 
 
 _CHECKPOINTING = {
@@ -101,12 +99,102 @@ def saving_text(change: str, *, missing_bytes: int, saved_bytes: int) -> str:
     return f"{missing} more needed: {change} saves {format_gib(saved_bytes, digits=1)}"
 
 
+def change_flags(before: TrainingSetup, after: TrainingSetup) -> str:
+    """The options that make one setup the other, as they are typed after ``memplan estimate``.
+
+    >>> one = TrainingSetup(num_gpus=8, micro_batch_size=4, zero_stage=2).resolve()
+    >>> change_flags(one, TrainingSetup(num_gpus=8, zero_stage=3, checkpointing="full").resolve())
+    '--batch-size 1 --zero 3 --checkpointing full'
+    """
+    given = " ".join(_flags(before, after))
+    left = " and ".join(_idle_flags(before, after))
+    return f"{given}, without {left}" if left else given
+
+
+def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
+    """Options that have to be given, or given anew."""
+    moved = before.chosen_engine is not after.chosen_engine
+    kept = {} if moved else dict(before.engine_options)
+    options = [
+        f"--engine-option {name}={str(value).lower()}"
+        for name, value in dict(after.engine_options).items()
+        if name not in kept or kept[name] != value
+    ]
+    found: dict[str, tuple[object, object]] = {
+        "--gpus": (before.num_gpus, after.num_gpus),
+        "--nodes": (before.nodes, after.nodes),
+        "--batch-size": (before.micro_batch_size, after.micro_batch_size),
+        "--gradient-accumulation": (
+            before.gradient_accumulation_steps, after.gradient_accumulation_steps
+        ),
+        "--engine": (before.chosen_engine.value, after.chosen_engine.value),
+        # No other engine's row is to stand beside it that does not have the option.
+        "--zero": (None if options else _stage(before), _stage(after)),
+        "--fsdp-strategy": (_strategy(before), _strategy(after)),
+        "--offload": _place(before.offload_optimizer, after.offload_optimizer, moved=moved),
+        "--offload-param": _place(before.offload_param, after.offload_param, moved=moved),
+        "--checkpointing": (_checkpointing(before), _checkpointing(after)),
+        "--precision": (before.chosen_precision.value, after.chosen_precision.value),
+    }  # fmt: skip
+    changed = [
+        f"{name} {new}" for name, (old, new) in found.items() if old != new and new is not None
+    ]
+    return changed + options
+
+
+def _place(before: Offload, after: Offload, *, moved: bool) -> tuple[object, object]:
+    """Where a part was and is; under another engine, what is offloaded is to be said anew."""
+    known = None if moved and after is not Offload.NONE else before.value
+    return known, after.value
+
+
+def _idle_flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
+    """Options that the other setup cannot have, were they given."""
+    found = []
+    if _stage(before) is not None and _stage(after) is None:
+        found.append("--zero")
+    if _strategy(before) is not None and _strategy(after) is None:
+        found.append("--fsdp-strategy")
+    left = dict(before.engine_options).keys() - dict(after.engine_options).keys()
+    return found + [f"--engine-option {name}" for name in sorted(left)]
+
+
+def _stage(setup: TrainingSetup) -> int | None:
+    if setup.chosen_engine is not Engine.DEEPSPEED:
+        return None
+    return 2 if setup.zero_stage is None else setup.zero_stage.value
+
+
+def _strategy(setup: TrainingSetup) -> str | None:
+    """FSDP's strategy, where it is not the usual one of full shards."""
+    strategy = setup.fsdp_strategy
+    if strategy is None or strategy is FsdpStrategy.FULL_SHARD:
+        return None
+    return str(strategy.value)
+
+
+def _checkpointing(setup: TrainingSetup) -> object:
+    value = setup.checkpointing
+    return value.value if isinstance(value, Recomputation) else value
+
+
 def advice_text(advice: Advice) -> str:
-    """An advice in one line."""
+    """An advice in one line: what to change, what that saves, and the options for it."""
     better = advice.better
     if better is None:
         missing = format_gib(advice.missing_bytes, digits=1)
-        return f"{missing} more needed: no change of batch, engine, offload or GPUs gives that"
+        return (
+            f"{missing} more needed: no change of batch, checkpointing, engine, offload or GPUs "
+            "gives that"
+        )
     change = describe_change(advice.answer.setup, better.setup)
     text = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
-    return text if better.verdict is Verdict.FITS else f"{text}, and is still tight"
+    if better.verdict is not None:
+        text += _OUTCOMES.get(better.verdict, "")
+    return f"{text} ({change_flags(advice.answer.setup, better.setup)})"
+
+
+_OUTCOMES = {
+    Verdict.TIGHT: ", and is still tight",
+    Verdict.STATES_FIT: ", and then what is counted fits",
+}

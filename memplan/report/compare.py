@@ -156,7 +156,7 @@ def _own_row(found: Estimate) -> MethodRow:
 
     peak = found.account.peak
     states = sum(entry.num_bytes for entry in peak.entries if entry.kind.lifetime is Lifetime.LONG)
-    left_out = "; ".join(found.account.left_out)
+    left_out = "; ".join(found.unmodelled)
     return MethodRow(
         method="memplan (tape)",
         setting=setup_label(found.setup),
@@ -382,8 +382,9 @@ def compare_assumptions(model: ModelSpec, setup: TrainingSetup) -> tuple[str, ..
     """What all methods are asked about."""
     resolved = setup.resolve(model.context_length)
     return (
-        *filter(None, (model.guess,)),
-        f"{resolved.num_gpus} GPU{'s' if resolved.num_gpus > 1 else ''}",
+        *model.assumptions,
+        f"{resolved.num_gpus} GPU{'s' if resolved.num_gpus > 1 else ''}"
+        + (f" on {resolved.nodes} nodes" if resolved.nodes > 1 else ""),
         f"{resolved.seq_len} tokens",
         f"micro-batch {resolved.micro_batch_size}",
         f"precision {resolved.chosen_precision.value}",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
 from memplan.memory.account import ComponentKind
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.training.precision import Engine
 from memplan.training.setup import Offload, TrainingSetup
 from memplan.units import GIB, format_count
@@ -24,8 +25,8 @@ VERDICT_STYLES = {
 }
 MARKDOWN_COLUMNS = (
     "engine", "zero_stage", "offload_optimizer", "offload_param", "micro_batch_size", "seq_len",
-    "precision", "checkpointing", "gpu", "peak_bytes", "peak_phase", "total_low_bytes",
-    "total_high_bytes", "host_bytes", "verdict",
+    "precision", "checkpointing", "gpu", "peak_bytes", "peak_phase", "deciding_phase",
+    "total_low_bytes", "total_high_bytes", "host_bytes", "verdict",
 )  # fmt: skip
 """What a Markdown table shows of a row."""
 
@@ -115,12 +116,10 @@ def comparison_table(
         name = gpu.gpu_id.replace("-", "-\n") if narrow else gpu.gpu_id
         table.add_column(name, no_wrap=True, min_width=width)
     for number, row in enumerate(rows):
-        groups = kernel_groups(row)
+        groups = shown_groups(row)
         for group in groups:
-            first = group[0]
-            label = setup_label(first.setup)
-            if len(groups) > 1:
-                label += f", {first.attention_kernel}"
+            first = max(group, key=lambda each: each.peak_bytes)
+            label = setup_label(first.setup) + _apart(group, groups)
             held = {each.gpu.gpu_id: each for each in group if each.gpu is not None}
             cells = [
                 verdict_text(
@@ -135,7 +134,9 @@ def comparison_table(
             table.add_row(
                 label,
                 plain_gib(first.peak_bytes),
-                first.peak_phase,
+                "\n".join(
+                    dict.fromkeys([first.peak_phase, *filter(None, map(deciding_text, group))])
+                ),
                 plain_gib(first.host_bytes) if first.host_bytes else "-",
                 *cells,
             )
@@ -181,11 +182,39 @@ def machinery(setup: TrainingSetup) -> tuple[int, int]:
 
 
 def kernel_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
-    """Estimates of one setup, apart where the GPU changes which kernel runs."""
-    groups: dict[str, list[Estimate]] = {}
+    """Estimates of one setup, apart where the GPU changes the kernel or the precision."""
+    groups: dict[tuple[str, str], list[Estimate]] = {}
     for each in estimates:
-        groups.setdefault(each.attention_kernel, []).append(each)
+        key = (each.attention_kernel, each.setup.chosen_precision.value)
+        groups.setdefault(key, []).append(each)
     return list(groups.values())
+
+
+ALIKE = 1.02
+"""Figures of one setup on several GPUs that differ by less stand in one line, the highest shown."""
+
+
+def shown_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
+    """``kernel_groups``, or one of all where it makes next to no difference."""
+    peaks = [each.peak_bytes for each in estimates]
+    if max(peaks) <= ALIKE * min(peaks):
+        return [list(estimates)]
+    return kernel_groups(estimates)
+
+
+def _differ_a_little(row: Sequence[Estimate]) -> bool:
+    return len(shown_groups(row)) == 1 and len({each.peak_bytes for each in row}) > 1
+
+
+def _apart(group: Sequence[Estimate], groups: Sequence[Sequence[Estimate]]) -> str:
+    """What tells a group from the others of its setup: its kernel, its precision."""
+    own, parts = group[0], []
+    others = [each for other in groups for each in other]
+    if any(each.attention_kernel != own.attention_kernel for each in others):
+        parts.append(own.attention_kernel)
+    if any(each.setup.chosen_precision is not own.setup.chosen_precision for each in others):
+        parts.append(own.setup.chosen_precision.value.partition("-")[0])
+    return "".join(f", {part}" for part in parts)
 
 
 def setup_label(setup: TrainingSetup) -> str:
@@ -209,6 +238,13 @@ def setup_label(setup: TrainingSetup) -> str:
         places = {setup.offload_optimizer, setup.offload_param} - {Offload.NONE}
         label += f", {'/'.join(sorted(each.value for each in places))} {'+'.join(moved)}"
     return label
+
+
+def deciding_text(answer: Estimate) -> str:
+    """``load 87.0``, in GiB, where loading or saving decides the verdict; else nothing."""
+    if answer.verdict is answer.step_verdict:
+        return ""
+    return f"{answer.deciding_phase} {answer.worst_bytes / GIB:,.1f}"
 
 
 def verdict_text(estimate: Estimate, *, best: bool = False, largest: int | None = None) -> "Text":
@@ -270,7 +306,7 @@ def verdict_table(estimates: Sequence[Estimate], hints: "Hints | None" = None) -
             each.gpu.gpu_id,
             mark + gib(each.gpu.capacity_bytes),
             needed,
-            verdict_text(each),
+            verdict_text(each).append(f", {text}" if (text := deciding_text(each)) else ""),
             *largest,
         )
     return table
@@ -286,12 +322,7 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
             "OOM = its low end exceeds the GPU."
         )
     ]
-    precisions = {
-        each.setup.chosen_engine: each.setup.chosen_precision.value for row in rows for each in row
-    }
-    if len(set(precisions.values())) > 1:
-        held = ", ".join(f"{engine.value} {name}" for engine, name in precisions.items())
-        lines.append(f"Precision, each engine's default: {held}")
+    lines += precision_lines(rows)
     kernels = " or ".join(dict.fromkeys(each.attention_kernel for row in rows for each in row))
     if len(rows) == 1:
         lines.append(f"* the peak; attention kernel: {kernels}")
@@ -300,15 +331,46 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
             f"{BEST_MARK} the simplest setup that fits: least offloading, then least sharding; "
             f"attention kernel: {kernels}"
         )
+    if len(rows) > 1 and any(_differ_a_little(row) for row in rows):
+        lines.append("Where GPUs differ in precision or kernel by under 2 %, the higher figure")
     if hints is not None and any(hints.largest.values()):
         lines.append("The number after a verdict: the largest micro-batch that fits")
     elif hints is not None and not hints.largest and len(rows) > 1:
         lines.append("Name a GPU (--gpu h100) to see the largest micro-batch beside each row")
+    if len(rows) > 1 and any(loads_under_zero_init(each.setup) for row in rows for each in row):
+        lines.append(ZERO_INIT_LINE)
     for row in rows:
         for each in row:
             lines += each.notes
             lines += each.left_out_notes
     return list(dict.fromkeys(lines))
+
+
+ZERO_INIT_LINE = (
+    "ZeRO-3 loads under zero.Init, as transformers does; for a loop of your own without it: "
+    "--engine-option zero_init=false"
+)
+
+
+def precision_lines(rows: Sequence[Sequence[Estimate]]) -> list[str]:
+    """Each engine's precision where they differ, and apart for GPUs that have another one."""
+    columns: dict[str, list[Estimate]] = {}
+    for column in zip(*rows, strict=True):
+        held = {each.setup.chosen_engine: each.setup.chosen_precision.value for each in column}
+        text = ", ".join(f"{engine.value} {name}" for engine, name in held.items())
+        columns.setdefault(text, []).append(column[0])
+    if len(columns) > 1:
+        return [f"Precision on {_gpu_names(some)}: {text}" for text, some in columns.items()]
+    (text,) = columns
+    if len(set(text.replace(",", "").split()[1::2])) > 1:
+        return [f"Precision, each engine's default: {text}"]
+    return []
+
+
+def _gpu_names(estimates: Sequence[Estimate]) -> str:
+    gpus = [each.gpu for each in estimates if each.gpu is not None]
+    names = " and ".join(gpu.gpu_id for gpu in gpus)
+    return names if all(gpu.has_bf16 for gpu in gpus) else f"{names} (no bf16)"
 
 
 def gib(num_bytes: int) -> str:

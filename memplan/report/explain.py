@@ -33,6 +33,8 @@ def print_explanation(console: "Console", found: Estimate, explained: Explanatio
     )
     if found.setup.num_gpus > 1:
         head += f" on {found.setup.num_gpus} GPUs"
+    if found.setup.nodes > 1:
+        head += f", {found.setup.nodes} nodes"
     console.print(Text.assemble((model.name, "bold"), head))
     console.print(Text("Assumed: " + ", ".join(found.assumptions), style="dim"))
     console.print(Text(f"Held as: {states_line(found)}", style="dim"))

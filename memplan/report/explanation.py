@@ -324,6 +324,7 @@ def _made_by(tensor: Tensor, operation: Operation) -> str:
 
 _PLURAL = {
     "flash_attention": "flash_attention's statistics",
+    "cudnn_attention": "cudnn_attention's statistics",
     "efficient_attention": "efficient_attention's statistics",
     "dropout": "dropout mask",
     "layer_norm": "layer_norm's statistics",

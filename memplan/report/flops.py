@@ -21,6 +21,7 @@ from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes
+from memplan.training.kernels import KernelPreset
 from memplan.training.setup import Recomputation, TrainingSetup
 from memplan.units import format_count
 
@@ -186,10 +187,16 @@ def flops_assumptions(model: ModelSpec, setup: TrainingSetup, flops: StepFlops) 
     """What the figures are of."""
     checkpointing, steps = setup.checkpointing, global_micro_batches(setup)
     return (
-        *filter(None, (model.guess,)),
+        *model.assumptions,
         f"one micro-batch of {setup.micro_batch_size} x {setup.seq_len} tokens",
         f"{steps} of them in a step over all ranks" if steps > 1 else "one in a step",
         f"attention scores: {CONVENTIONS[flops.scores]}",
+        f"attention {setup.chosen_kernels.attention.value}",
+        *(
+            [f"kernels {setup.kernels.value}"]
+            if isinstance(setup.kernels, KernelPreset) and setup.kernels is not KernelPreset.HF
+            else []
+        ),
         "checkpointing "
         + (
             checkpointing.value

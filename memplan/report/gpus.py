@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from memplan.hardware.gpu import GpuSpec, LinkSpec, TflopsByDtype
+from memplan.report.rows import csv_cell, json_text
 from memplan.units import GB, GIB, MIB, format_gib
 
 if TYPE_CHECKING:
@@ -62,10 +63,8 @@ def gpu_row(gpu: GpuSpec) -> dict[str, _Value]:
 
 def gpus_json(gpus: Sequence[GpuSpec]) -> str:
     """Return ``{"schema_version", "rows"}``, one row per GPU (see ``gpu_row``)."""
-    import json
-
     document = {"schema_version": GPUS_SCHEMA_VERSION, "rows": [gpu_row(gpu) for gpu in gpus]}
-    return json.dumps(document, indent=2, ensure_ascii=False)
+    return json_text(document, indent=2)
 
 
 def gpus_csv(gpus: Sequence[GpuSpec]) -> str:
@@ -77,7 +76,7 @@ def gpus_csv(gpus: Sequence[GpuSpec]) -> str:
     rows = [gpu_row(gpu) for gpu in gpus]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(rows[0] if rows else ())
-    writer.writerows([_cell(value) for value in row.values()] for row in rows)
+    writer.writerows([csv_cell(_cell(value)) for value in row.values()] for row in rows)
     return text.getvalue().rstrip("\n")
 
 

@@ -264,7 +264,7 @@ def _heat_map(found: Estimate) -> str:
         row = "".join(_heat_cell(cell, found) for cell in cells if cell.batch == batch)
         body.append(f"<tr><th>{batch}</th>{row}</tr>")
     head = "".join(f"<th>{length}</th>" for length in lengths)
-    states = ", ? what is counted fits" if found.account.left_out else ""
+    states = ", ? what is counted fits" if found.unmodelled else ""
     judge = f", judged by {found.gpu.gpu_id}" if found.gpu is not None else ""
     return (
         f"<p>Peak in GiB by micro-batch (down) and tokens (across){escape(judge)}: "

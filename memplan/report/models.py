@@ -150,8 +150,7 @@ def _shape_lines(model: ModelSpec, counts: ParameterCounts) -> list[str]:
         f"{model.vocab_size:,}, context {model.context_length:,} tokens"
     )
     lines = [sizes]
-    if model.guess:
-        lines.append(model.guess)
+    lines += model.assumptions
     if model.activations_left_out:
         lines.append(f"In estimates, left out: {model.activations_left_out}")
     if model.tying is Tying.AMBIGUOUS:

@@ -1,17 +1,17 @@
 """A plan as people read it: what fits, best first; what does not, and what would change that."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import (
     checkpointing_label,
     describe_change,
     full_label,
     saving_text,
 )
+from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
 from memplan.search.planner import Objective, Plan, PlannedSetup, Shortfall
-from memplan.training.setup import ZeroStage
 from memplan.units import GIB, format_count, format_gib
 
 if TYPE_CHECKING:
@@ -132,12 +132,12 @@ def shortfall_text(shortfall: Shortfall) -> str:
     setup = shortfall.estimate.setup
     gpus = f"{setup.num_gpus} GPU{'' if setup.num_gpus == 1 else 's'}"
     label = f"  {gpus}, {full_label(setup)}, checkpointing {checkpointing_label(setup)}"
+    if deciding := deciding_text(shortfall.estimate):
+        label += f" ({deciding})"
     if shortfall.better is None:
         missing = format_gib(shortfall.missing_bytes, digits=1)
         return f"{label}: {missing} more needed, and nothing that was tried fits"
-    better = shortfall.better.setup
-    size = min(setup.micro_batch_size, better.micro_batch_size)
-    change = describe_change(setup, replace(better, micro_batch_size=size))
+    change = describe_change(setup, shortfall.better.setup)
     text = saving_text(
         change, missing_bytes=shortfall.missing_bytes, saved_bytes=shortfall.saved_bytes
     )
@@ -158,8 +158,8 @@ def footnotes(plan: Plan) -> list[str]:
     assumed = "; ".join(plan.assumptions)
     speed = "Speed is relative to the fastest here, an order and no forecast."
     lines = [order, f"{speed} Assumed: {assumed}."]
-    if any(each.setup.zero_stage is ZeroStage.PARAMETERS for each in plan.setups):
-        lines.append("ZeRO-3 builds the model inside deepspeed.zero.Init, as transformers does.")
+    if any(loads_under_zero_init(each.setup) for each in plan.setups):
+        lines.append(ZERO_INIT_LINE)
     if any(each.tier for each in plan.setups):
         lines.append("Setups without fp32 optimizer states come last: they train less precisely.")
     lines += _notes(plan.setups)

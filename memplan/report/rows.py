@@ -6,19 +6,40 @@ value is ``null`` in JSON and empty elsewhere.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from memplan.text import one_line
+
 Row = Mapping[str, object]
 
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""What makes a spreadsheet take a cell's text for a formula, and run it (CWE-1236)."""
 
-def rows_json(rows: Iterable[Row], *, schema_version: int, assumptions: Sequence[str] = ()) -> str:
-    """Write ``{"schema_version", "assumptions", "rows"}``."""
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    r"""Write JSON in ASCII, which every terminal and encoding takes as it is.
+
+    >>> json_text({"name": "\x1b\x7fé"})
+    '{"name": "\\u001b\\u007f\\u00e9"}'
+    """
     import json
 
+    return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
+
+
+def rows_json(
+    rows: Iterable[Row],
+    *,
+    schema_version: int,
+    assumptions: Sequence[str] = (),
+    about: Mapping[str, str] | None = None,
+) -> str:
+    """Write ``{"schema_version", "assumptions", "rows"}``, and ``about`` after the first."""
     document = {
         "schema_version": schema_version,
+        **(about or {}),
         "assumptions": list(assumptions),
         "rows": list(rows),
     }
-    return json.dumps(document, indent=2, ensure_ascii=False)
+    return json_text(document, indent=2)
 
 
 def csv_lines(rows: Iterable[Row]) -> Iterator[str]:
@@ -31,7 +52,7 @@ def csv_lines(rows: Iterable[Row]) -> Iterator[str]:
     for number, row in enumerate(rows):
         if number == 0:
             writer.writerow(row)
-        writer.writerow([cell(value) for value in row.values()])
+        writer.writerow([csv_cell(value) for value in row.values()])
         yield buffer.getvalue().rstrip("\n")
         buffer.seek(0)
         buffer.truncate()
@@ -65,8 +86,19 @@ def cell(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return ";".join(str(each) for each in value)
-    return str(value)
+        return one_line(";".join(str(each) for each in value))
+    return one_line(value) if isinstance(value, str) else str(value)
+
+
+def csv_cell(value: object) -> str:
+    """One value as text that no spreadsheet takes for a formula.
+
+    >>> csv_cell("=1+1"), csv_cell(-1)
+    ("'=1+1", '-1')
+    """
+    text = cell(value)
+    is_number = isinstance(value, int | float)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) and not is_number else text
 
 
 def _escaped(text: str) -> str:

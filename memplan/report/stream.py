@@ -3,47 +3,54 @@
 The JSON document and the CSV are those of ``memplan.report.rows``; in the JSON, each row is a line.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from memplan.report.rows import cell, csv_lines
+from memplan.report.rows import cell, csv_lines, json_text
 
 Row = Mapping[str, object]
 
 
 def json_document(
-    rows: Iterable[Row], *, schema_version: int, assumptions: Callable[[], Sequence[str]]
+    rows: Iterable[Row],
+    *,
+    schema_version: int,
+    assumptions: Callable[[], Sequence[str]],
+    about: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield the lines of ``{"schema_version", "assumptions", "rows"}``.
+    """Yield the lines of ``{"schema_version", "assumptions", "rows"}``, ``about`` after the first.
 
     ``assumptions`` is called when the first row is there.
     """
     line = ""
     for number, row in enumerate(rows):
         if number == 0:
-            yield from _opening(schema_version, assumptions())
+            yield from _opening(schema_version, about, assumptions())
         else:
             yield f"{line},"
-        line = f"    {json.dumps(row, ensure_ascii=False)}"
+        line = f"    {json_text(row)}"
     if line:
         yield line
     else:
-        yield from _opening(schema_version, ())
+        yield from _opening(schema_version, about, ())
     yield "  ]"
     yield "}"
 
 
-def _opening(schema_version: int, assumptions: Sequence[str]) -> Iterator[str]:
+def _opening(
+    schema_version: int, about: Mapping[str, str], assumptions: Sequence[str]
+) -> Iterator[str]:
     yield "{"
     yield f'  "schema_version": {schema_version},'
-    yield f'  "assumptions": {json.dumps(list(assumptions), ensure_ascii=False)},'
+    for name, value in about.items():
+        yield f"  {json_text(name)}: {json_text(value)},"
+    yield f'  "assumptions": {json_text(list(assumptions))},'
     yield '  "rows": ['
 
 
 def json_lines(rows: Iterable[Row]) -> Iterator[str]:
     """Yield each row as a JSON object on a line of its own."""
     for row in rows:
-        yield json.dumps(row, ensure_ascii=False)
+        yield json_text(row)
 
 
 def markdown_lines(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:

@@ -5,7 +5,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import checkpointing_label, full_label
+from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_count
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 MARKDOWN_COLUMNS = (
     "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer", "offload_param",
     "micro_batch_size", "gradient_accumulation_steps", "seq_len", "precision", "checkpointing",
-    "gpu", "peak_bytes", "peak_phase", "total_low_bytes", "total_high_bytes", "host_bytes",
-    "verdict",
+    "gpu", "peak_bytes", "peak_phase", "deciding_phase", "total_low_bytes", "total_high_bytes",
+    "host_bytes", "verdict",
 )  # fmt: skip
 """What a Markdown table shows of a row."""
 STYLES = {
@@ -201,7 +203,8 @@ def peak_cell(answer: Estimate) -> "Text":
     peak = f"{answer.peak_bytes / GIB:,.1f}"
     if answer.verdict is None:
         return Text(peak)
-    return Text(f"{peak} {answer.verdict.value}", style=STYLES[answer.verdict])
+    lines = [f"{peak} {answer.verdict.value}", *filter(None, [deciding_text(answer)])]
+    return Text("\n".join(lines), style=STYLES[answer.verdict])
 
 
 # -- the matrix ----------------------------------------------------------------------------------
@@ -218,9 +221,16 @@ def print_pivot(
     for title, cells in pivots(results, varying).items():
         console.print(Text(title, style="bold"))
         console.print(pivot_table(cells, figure))
-    console.print(Text(_PIVOT_LEGEND.format(FIGURE_WORDS[figure]), style="dim"))
+    legend = _PIVOT_LEGEND.format(FIGURE_WORDS[figure])
+    if figure is Figure.PEAK and any(map(deciding_text, _answers(results))):
+        legend += ". Where loading or saving decides, the matrix says so"
+    console.print(Text(legend, style="dim"))
     for line in footnotes(sweep, results)[1:]:
         console.print(Text(line, style="dim"))
+
+
+def _answers(results: Sequence[SweepResult]) -> Iterator[Estimate]:
+    return (each for result in results for each in result.estimates)
 
 
 _MATRIX_AXES = ("batch", "GPUs", "nodes", "accumulated")
@@ -280,6 +290,8 @@ def figure_cell(answer: Estimate, figure: Figure) -> "Text":
     verdict = answer.verdict
     if verdict is None:
         return Text(text)
+    if figure is Figure.PEAK:
+        text = deciding_text(answer) or text
     return Text(f"{text}{MARKS[verdict] or ' '}", style=HEAT_STYLES[verdict])
 
 
@@ -305,7 +317,9 @@ def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
         "NCCL and the CUDA context as a range: fits = its high end does, tight = the GPU's "
         "memory is inside it, OOM = its low end exceeds the GPU."
     )
-    lines = [units, *kernel_notes(results)]
+    lines = [units, *sweep.model.assumptions, *kernel_notes(results)]
+    if any(loads_under_zero_init(result.setup) for result in results):
+        lines.append(ZERO_INIT_LINE)
     for result in results:
         for each in result.estimates:
             lines += each.notes

@@ -9,7 +9,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 from memplan.search.batch import largest_micro_batch
-from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.precision import Engine, carried_precision
 from memplan.training.setup import (
     MAX_GPUS,
     FsdpStrategy,
@@ -83,7 +83,11 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
     changes = _nearest_changes(model, answer.setup, gpu, micro_batch)
     if answer.num_params * WEIGHT_BYTES > LOADING_SHARE * gpu.capacity_bytes:
         changes = map(with_zero_init, changes)
+    tried: set[TrainingSetup] = {answer.setup}
     for setup in changes:
+        if setup in tried:
+            continue
+        tried.add(setup)
         try:
             better = estimate(model, setup, gpu)
         except SetupError:
@@ -98,7 +102,10 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
 def _nearest_changes(
     model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec, micro_batch: int | None
 ) -> Iterator[TrainingSetup]:
-    """Changed setups, the cheapest change first; made one by one, as each costs an estimate."""
+    """Changed setups, the cheapest change first; made one by one, as each costs an estimate.
+
+    They end with every engine on ever more GPUs, so that where none fits, none does.
+    """
     if setup.micro_batch_size > 1:
         if micro_batch is None:
             micro_batch = largest_micro_batch(model, setup, gpu, limit=setup.micro_batch_size)
@@ -123,6 +130,59 @@ def _nearest_changes(
     yield from _more_gpus(shardings[-1] if shardings else setup)
     *_, widest = (least, *_more_sharding(least))
     yield from _more_gpus(widest)
+    yield from _every_engine(smaller_batch(setup, 1))
+    yield from _every_engine(least)
+    for num_gpus in _doublings(setup.num_gpus):
+        yield from _fully_sharded(replace(least, num_gpus=num_gpus, num_nodes=None))
+
+
+def _every_engine(setup: TrainingSetup) -> Iterator[TrainingSetup]:
+    """The setup under every engine that there is, in every way it shards and offloads."""
+    yield under_engine(setup, Engine.DDP)
+    for stage in (ZeroStage.NONE, ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS):
+        sharded = under_engine(setup, Engine.DEEPSPEED, zero_stage=stage)
+        yield sharded
+        if stage is not ZeroStage.NONE:
+            yield replace(sharded, offload_optimizer=Offload.CPU)
+    yield from _fully_sharded(setup)
+    sharded = under_engine(setup, Engine.FSDP1, fsdp_strategy=FsdpStrategy.FULL_SHARD)
+    yield sharded
+    yield replace(sharded, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+
+
+def _fully_sharded(setup: TrainingSetup) -> Iterator[TrainingSetup]:
+    """Parameters, gradients and optimizer states over all GPUs: what more of them help most."""
+    third = under_engine(setup, Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
+    yield third
+    yield replace(third, offload_optimizer=Offload.CPU)
+    yield replace(third, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+    sharded = under_engine(setup, Engine.FSDP, fsdp_strategy=FsdpStrategy.FULL_SHARD)
+    yield sharded
+    yield replace(sharded, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+
+
+def under_engine(
+    setup: TrainingSetup,
+    engine: Engine,
+    *,
+    zero_stage: ZeroStage | None = None,
+    fsdp_strategy: FsdpStrategy | None = None,
+) -> TrainingSetup:
+    """The setup under an engine, nothing offloaded, in the nearest precision it has.
+
+    The former engine's own options are left behind.
+    """
+    precision = setup.precision
+    return replace(
+        setup,
+        engine=engine,
+        zero_stage=zero_stage,
+        fsdp_strategy=fsdp_strategy,
+        precision=carried_precision(precision, engine) if precision is not None else None,
+        offload_optimizer=Offload.NONE,
+        offload_param=Offload.NONE,
+        engine_options=setup.engine_options if engine is setup.chosen_engine else (),
+    )
 
 
 def smaller_batch(setup: TrainingSetup, size: int) -> TrainingSetup:
@@ -159,18 +219,8 @@ def with_zero_init(setup: TrainingSetup) -> TrainingSetup:
 
 
 def _sharded(setup: TrainingSetup) -> TrainingSetup:
-    """The same under FSDP2, in its usual precision where DDP's does not exist there."""
-    precision = setup.precision
-    if precision is not None and Engine.FSDP not in PRECISIONS[precision].engines:
-        precision = None
-    return replace(
-        setup,
-        engine=Engine.FSDP,
-        precision=precision,
-        fsdp_strategy=FsdpStrategy.FULL_SHARD,
-        upcast_outputs=False,
-        engine_options=(),
-    )
+    """The same under FSDP2."""
+    return under_engine(setup, Engine.FSDP, fsdp_strategy=FsdpStrategy.FULL_SHARD)
 
 
 def _offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
@@ -186,28 +236,24 @@ def _offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
     elif engine in (Engine.FSDP, Engine.FSDP1):
         yield replace(setup, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
     elif engine is Engine.DDP:
-        precision = setup.precision
-        if precision is not None and Engine.DEEPSPEED not in PRECISIONS[precision].engines:
-            precision = None
-        yield replace(
-            setup, engine=Engine.DEEPSPEED, precision=precision, zero_stage=ZeroStage.GRADIENTS,
-            offload_optimizer=Offload.CPU, upcast_outputs=False, engine_options=(),
-        )  # fmt: skip
-        yield replace(
-            setup, engine=Engine.DEEPSPEED, precision=precision, zero_stage=ZeroStage.PARAMETERS,
-            offload_optimizer=Offload.CPU, offload_param=Offload.CPU, upcast_outputs=False,
-            engine_options=(),
-        )  # fmt: skip
+        second = under_engine(setup, Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
+        third = under_engine(setup, Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
+        yield replace(second, offload_optimizer=Offload.CPU)
+        yield replace(third, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
 
 
 def _more_gpus(setup: TrainingSetup) -> Iterator[TrainingSetup]:
     """Twice as many GPUs, and so on: only sharding makes them help."""
     wider = _sharded(setup) if setup.chosen_engine is Engine.DDP else setup
-    for doublings in range(1, MAX_DOUBLINGS + 1):
-        num_gpus = setup.num_gpus << doublings
-        if num_gpus > MAX_GPUS:
-            return
+    for num_gpus in _doublings(setup.num_gpus):
         yield replace(wider, num_gpus=num_gpus, num_nodes=None)
+
+
+def _doublings(num_gpus: int) -> Iterator[int]:
+    for doublings in range(1, MAX_DOUBLINGS + 1):
+        if num_gpus << doublings > MAX_GPUS:
+            return
+        yield num_gpus << doublings
 
 
 def hints_for(
@@ -222,7 +268,7 @@ def hints_for(
     largest: dict[Place, int] = {}
     for number, row in enumerate(rows):
         for each in row:
-            if each.gpu is None or each.account.left_out:
+            if each.gpu is None or each.unmodelled:
                 continue
             place = (number, each.gpu.gpu_id)
             if places is None or place in places:

@@ -2,18 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 
+from memplan.estimator.estimate import ROW_QUESTIONS
 from memplan.records import dataclass
 
 Row = Mapping[str, object]
 
-RESULTS = frozenset({
-    "num_params", "trainable_params", "gpu_capacity_bytes", "attention_kernel", "peak_bytes",
-    "peak_phase", "held_bytes", "host_bytes", "total_low_bytes", "total_high_bytes", "verdict",
-    "left_out",
-})  # fmt: skip
-"""Columns that are answers; so is every other one that ends in ``_bytes``. The rest say what was
-asked, and name the row."""
 _SEVERITY = {"fits": 0, "states fit": 1, "tight": 1, "OOM": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What made an answer: without it nobody knows what is compared."""
+
+    version: str = ""
+    """memplan's."""
+    fingerprint: str = ""
+    """Of the model's shape (``memplan.model.fingerprint``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,31 +47,55 @@ class Move:
 
 
 class Baseline:
-    """Rows of an earlier answer, to compare new ones with."""
+    """Rows of an earlier answer, to compare new ones with.
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._names = tuple(name for name in (rows[0] if rows else ()) if is_question(name))
-        self._rows = {self._key(row): row for row in rows}
-        self._seen: set[tuple[object, ...]] = set()
+    A row is found by what was asked: the setup, the GPU, the task. The model's name is no part of
+    it, since a path gives another name in every checkout; the shape's fingerprint says whether it
+    is the same model. Rows that ask the same are told apart by their order.
+    """
+
+    def __init__(self, rows: Sequence[Row], *, origin: Origin | None = None) -> None:
+        self.origin = origin
+        self._names = tuple(name for name in ROW_QUESTIONS if any(name in row for row in rows))
+        self._rows: dict[tuple[object, ...], list[Row]] = {}
+        for row in rows:
+            self._rows.setdefault(self._key(row), []).append(row)
+        self._params = rows[0].get("num_params") if rows else None
+        self.shape_changed = False
+        """The rows compared are of a model of another shape."""
         self.moves: list[Move] = []
         """Rows whose peak or verdict differs, in the order they were compared."""
         self.num_compared = 0
-        self.num_new = 0
+        self.new: list[Row] = []
         """Rows that the earlier answer did not have."""
 
     @property
-    def num_gone(self) -> int:
+    def gone(self) -> list[Row]:
         """Rows of the earlier answer that have not come again."""
-        return len(self._rows) - len(self._seen)
+        return [row for rows in self._rows.values() for row in rows]
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether every row has its counterpart, of the same model, and there are any."""
+        return bool(self.num_compared) and not (self.new or self.gone or self.shape_changed)
+
+    def judge_model(self, now: Origin) -> None:
+        """Take note of what makes the new rows.
+
+        Another version of memplan may describe the same shape otherwise: ``compare`` looks at the
+        number of parameters then.
+        """
+        if self.origin is not None and self.origin.version == now.version:
+            self.shape_changed = self.origin.fingerprint != now.fingerprint
 
     def compare(self, row: Row) -> None:
         """Take one new row into account."""
-        key = self._key(row)
-        known = self._rows.get(key)
-        if known is None:
-            self.num_new += 1
+        self.shape_changed |= self._params is not None and row.get("num_params") != self._params
+        waiting = self._rows.get(self._key(row))
+        if not waiting:
+            self.new.append(row)
             return
-        self._seen.add(key)
+        known = waiting.pop(0)
         self.num_compared += 1
         before, after = _integer(known, "peak_bytes"), _integer(row, "peak_bytes")
         if before == after and known.get("verdict") == row.get("verdict"):
@@ -88,15 +116,6 @@ class Baseline:
 
     def _key(self, row: Row) -> tuple[object, ...]:
         return tuple(row.get(name) for name in self._names)
-
-
-def is_question(name: str) -> bool:
-    """Whether a column says what was asked, rather than what was answered.
-
-    >>> is_question("zero_stage"), is_question("forward_peak_bytes")
-    (True, False)
-    """
-    return name not in RESULTS and not name.endswith("_bytes")
 
 
 def _severity(verdict: str | None) -> int:

@@ -50,7 +50,7 @@ def largest_micro_batch(
 
 def room_bytes(answer: Estimate) -> int:
     """What the high end of the range leaves of the GPU; below zero where it does not fit [bytes]."""
-    if answer.gpu is None or answer.account.left_out:
+    if answer.gpu is None or answer.unmodelled:
         return -1
     return answer.gpu.capacity_bytes - answer.total_bytes.high
 

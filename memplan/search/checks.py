@@ -46,7 +46,7 @@ class FitCheck:
         """Whether what was seen so far is acceptable."""
         if self.scope is Scope.ANY:
             return self.num_failed < self.num_seen
-        return not self.num_failed
+        return bool(self.num_seen) and not self.num_failed
 
     @property
     def message(self) -> str:

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from memplan.errors import SetupError
-from memplan.training.precision import PRECISIONS, Engine
+from memplan.records import dataclass
+from memplan.training.precision import Engine, engines_with
 from memplan.training.setup import Offload, TrainingSetup, ZeroStage
 
 DEEPSPEED_ROWS: tuple[tuple[ZeroStage, Offload, Offload], ...] = (
@@ -19,62 +20,100 @@ DEEPSPEED_ROWS: tuple[tuple[ZeroStage, Offload, Offload], ...] = (
 """ZeRO stage, where the optimizer is, where the parameters are; simplest first."""
 
 
-def comparison_setups(
-    base: TrainingSetup,
-    *,
-    engines: tuple[Engine, ...] | None = None,
-    stages: tuple[ZeroStage, ...] | None = None,
-    offload: Offload | None = None,
-) -> list[TrainingSetup]:
-    """The setups to compare, simplest first; ``engines``, ``stages`` and ``offload`` narrow them.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What narrows a comparison; None leaves it open."""
+
+    engine: Engine | None = None
+    stages: tuple[ZeroStage, ...] | None = None
+    offload: Offload | None = None
+    """Where the optimizer is; without ``offload_param`` also where parameters may be."""
+    offload_param: Offload | None = None
+    """Where the parameters are."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is named."""
+        return (self.engine, self.stages, self.offload, self.offload_param) == (None,) * 4
+
+    def takes(self, optimizer: Offload, parameters: Offload) -> bool:
+        """Whether a row that offloads so is one of those asked for."""
+        if self.offload_param is not None and parameters is not self.offload_param:
+            return False
+        if self.offload is None:
+            return True
+        if self.offload is Offload.NONE or self.offload_param is not None:
+            return optimizer is self.offload
+        return self.offload in (optimizer, parameters)
+
+
+COMPARED_ENGINES: tuple[Engine, ...] = (Engine.DEEPSPEED, Engine.FSDP, Engine.DDP)
+"""Engines that an estimate compares by itself."""
+ALL_OPEN = Wanted()
+
+
+def comparison_setups(base: TrainingSetup, wanted: Wanted = ALL_OPEN) -> list[TrainingSetup]:
+    """The setups to compare, simplest first.
 
     Raises ``SetupError`` where nothing is left.
     """
-    if base.num_gpus == 1 and engines is None and stages is None and offload is None:
+    if base.num_gpus == 1 and wanted.is_open:
         return [base]
-    chosen = engines or _default_engines(base, stages)
+    if wanted.stages is not None and wanted.engine not in (None, Engine.DEEPSPEED):
+        msg = f"zero_stage: only deepspeed has ZeRO stages, and the engine is {wanted.engine.value}"
+        raise SetupError(msg)
     rows: list[TrainingSetup] = []
-    for engine in chosen:
-        rows += _engine_rows(base, engine, stages, offload)
+    for engine in _engines(base, wanted):
+        rows += _engine_rows(base, engine, wanted)
     if not rows:
         msg = "nothing to compare: no engine has this combination of --engine, --zero and --offload"
         raise SetupError(msg)
     return rows
 
 
-def _default_engines(
-    base: TrainingSetup, stages: tuple[ZeroStage, ...] | None
-) -> tuple[Engine, ...]:
-    if stages is not None:
+def _engines(base: TrainingSetup, wanted: Wanted) -> tuple[Engine, ...]:
+    if wanted.engine is not None:
+        return (wanted.engine,)
+    if wanted.stages is not None:
         return (Engine.DEEPSPEED,)
-    wanted = COMPARED_ENGINES if base.num_gpus > 1 else (Engine.DEEPSPEED,)
+    compared = COMPARED_ENGINES if base.num_gpus > 1 else (Engine.DEEPSPEED,)
+    if base.fsdp_strategy is not None:
+        compared = (Engine.FSDP,)
     if base.precision is None:
-        return wanted
-    able = PRECISIONS[base.precision].engines
-    return tuple(engine for engine in wanted if engine in able)
+        return compared
+    able = engines_with(base.precision)
+    return tuple(engine for engine in compared if engine in able)
 
 
-COMPARED_ENGINES: tuple[Engine, ...] = (Engine.DEEPSPEED, Engine.FSDP, Engine.DDP)
-"""Engines that an estimate compares by itself."""
-
-
-def _engine_rows(
-    base: TrainingSetup,
-    engine: Engine,
-    stages: tuple[ZeroStage, ...] | None,
-    offload: Offload | None,
-) -> list[TrainingSetup]:
-    if engine is not Engine.DEEPSPEED:
+def _engine_rows(base: TrainingSetup, engine: Engine, wanted: Wanted) -> list[TrainingSetup]:
+    if engine is Engine.DEEPSPEED:
+        return _deepspeed_rows(base, wanted)
+    if wanted.offload is None and wanted.offload_param is None:
         return [replace(base, engine=engine)]
+    places = [Offload.NONE]
+    if engine in (Engine.FSDP, Engine.FSDP1):
+        places.append(Offload.CPU)
+    return [
+        replace(base, engine=engine, offload_optimizer=place, offload_param=place)
+        for place in places
+        if wanted.takes(place, place)
+    ]
+
+
+def _deepspeed_rows(base: TrainingSetup, wanted: Wanted) -> list[TrainingSetup]:
+    """A row for each stage and what it offloads: to the place named, else to the CPU."""
+    named = {wanted.offload, wanted.offload_param} - {None, Offload.NONE}
+    place = next((each for each in named if each is not None), Offload.CPU)
+    moved = {Offload.NONE: Offload.NONE, Offload.CPU: place}
     return [
         replace(
             base,
-            engine=engine,
+            engine=Engine.DEEPSPEED,
             zero_stage=stage,
-            offload_optimizer=optimizer,
-            offload_param=parameters,
+            offload_optimizer=moved[optimizer],
+            offload_param=moved[parameters],
         )
         for stage, optimizer, parameters in DEEPSPEED_ROWS
-        if (stages is None or stage in stages)
-        and (offload is None or offload in (optimizer, parameters))
+        if (wanted.stages is None or stage in wanted.stages)
+        and wanted.takes(moved[optimizer], moved[parameters])
     ]

@@ -12,7 +12,8 @@ from itertools import product
 
 from memplan.errors import SetupError
 from memplan.records import dataclass
-from memplan.training.precision import PRECISIONS, Engine, Precision
+from memplan.text import shown
+from memplan.training.precision import Engine, Precision, engines_with
 from memplan.training.setup import SETUP_FIELDS, Offload, TrainingSetup, unknown_field
 
 AxisValues = Mapping[str, object]
@@ -172,8 +173,11 @@ def _coerced(name: str, value: object) -> object:
         return getattr(sharded, name)
     if name == "precision":
         return _precision(value)
-    if isinstance(value, Mapping):  # of engine options
-        return tuple(sorted(value.items()))
+    if name == "engine_options":
+        return TrainingSetup(engine_options=value).engine_options  # type: ignore[arg-type]
+    if isinstance(value, Mapping | list | set):
+        msg = f"{name}: each value of an axis must be a single one, got {shown(value)}"
+        raise SetupError(msg)
     if name in _LONE_FIELDS:
         return getattr(TrainingSetup(**{name: value}), name)  # type: ignore[arg-type]
     return value
@@ -211,8 +215,8 @@ def _engine(base: TrainingSetup, values: Mapping[str, object]) -> Engine | None:
     precision = values.get("precision", base.precision)
     num_gpus = values.get("num_gpus", base.num_gpus)
     usual = Engine.DDP if num_gpus == 1 else Engine.DEEPSPEED
-    if isinstance(precision, Precision) and usual not in PRECISIONS[precision].engines:
-        return min(PRECISIONS[precision].engines, key=lambda each: each.value)
+    if isinstance(precision, Precision) and usual not in engines_with(precision):
+        return min(engines_with(precision), key=lambda each: each.value)
     return usual
 
 

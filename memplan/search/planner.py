@@ -20,7 +20,13 @@ from memplan.records import dataclass
 from memplan.search.batch import LargestFit, largest_of
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
 from memplan.training.kernels import KernelPreset
-from memplan.training.precision import DEFAULT_PRECISION, PRECISIONS, Engine, Precision
+from memplan.training.precision import (
+    PRECISIONS,
+    Engine,
+    Precision,
+    engine_precision,
+    engines_with,
+)
 from memplan.training.setup import (
     FsdpStrategy,
     Offload,
@@ -62,15 +68,8 @@ class EngineVariant:
         return Offload.CPU in (self.offload_optimizer, self.offload_param)
 
     def options(self, base: TrainingSetup) -> dict[str, object]:
-        """The engine's own settings: the base's, and for stage 3 ``deepspeed.zero.Init``.
-
-        Without it every GPU holds the whole model while it is loaded; Hugging Face's integration
-        always uses it in stage 3.
-        """
-        options = dict(base.engine_options)
-        if self.zero_stage is ZeroStage.PARAMETERS:
-            options.setdefault("zero_init", True)
-        return options
+        """The engine's own settings: the base's."""
+        return dict(base.engine_options)
 
 
 VARIANTS: tuple[EngineVariant, ...] = (
@@ -198,7 +197,7 @@ class Plan:
     refused: tuple[str, ...]
     """Why combinations were not tried at all, each reason once."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
-    """What the relative speeds rest on, and a guessed family."""
+    """What the model's shape and the relative speeds rest on."""
 
 
 def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec) -> Plan:
@@ -264,7 +263,7 @@ class Planner:
             num_fitting=len(ranked),
             shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
             refused=tuple(self.refused),
-            assumptions=(*filter(None, (self.model.guess,)), *ASSUMPTIONS),
+            assumptions=(*self.model.assumptions, *ASSUMPTIONS),
         )
 
     # -- the space -------------------------------------------------------------------------------
@@ -298,12 +297,10 @@ class Planner:
     def _precisions(self, engine: Engine) -> list[tuple[int, Precision]]:
         """The precisions to try with an engine, and the tier of each."""
         if self.goal.precisions:
-            chosen = [each for each in self.goal.precisions if engine in PRECISIONS[each].engines]
+            asked = [each for each in self.goal.precisions if engine in engines_with(each)]
+            chosen = [engine_precision(each, engine) for each in asked]
         else:
-            usual = DEFAULT_PRECISION[engine]
-            if not self.gpu.has_bf16:
-                usual = Precision(usual.value.replace("bf16", "fp16"))
-            chosen = [usual]
+            chosen = [engine_precision(None, engine, has_bf16=self.gpu.has_bf16)]
             if self.gpu.has_bf16 and engine in PRECISIONS[Precision.BF16].engines:
                 chosen.append(Precision.BF16)
         return [(_tier(each), each) for each in chosen]
@@ -354,6 +351,9 @@ class Planner:
         setup = candidate.setup
         if self.goal.global_batch_size is not None:
             sizes = self._sizes(setup)
+            if self._fits(self._estimate(setup, sizes[-1])):
+                # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
+                return sizes[-1]
             return largest_of(sizes, lambda size: self._fits(self._estimate(setup, size)))
         key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
         search = LargestFit(
@@ -388,8 +388,8 @@ class Planner:
         """
         if answer.verdict is Verdict.STATES_FIT:
             msg = (
-                f"{self.model.name}: left out of its figures are {', '.join(answer.account.left_out)}: "
-                "no setup can be said to fit; memplan estimate and sweep give the lower bounds"
+                f"{self.model.name}: left out of its figures are {', '.join(answer.unmodelled)}: "
+                "no setup can be said to fit; memplan estimate and sweep give what is counted"
             )
             raise SetupError(msg)
         return self.limit_bytes - answer.total_bytes.high
@@ -417,8 +417,16 @@ class Planner:
         return Shortfall(
             estimate=answer,
             missing_bytes=max(0, answer.total_bytes.high - self.limit_bytes),
-            better=nearest.estimate if nearest is not None else None,
+            better=self._no_larger(nearest.estimate, answer) if nearest is not None else None,
         )
+
+    def _no_larger(self, fitting: Estimate, answer: Estimate) -> Estimate:
+        """What fits, with the micro-batch of what does not: the change that is then told."""
+        size = answer.setup.micro_batch_size
+        if fitting.setup.micro_batch_size <= size:
+            return fitting
+        smaller = estimate(self.model, self._sized(fitting.setup, size), self.gpu)
+        return smaller if self._fits(smaller) else fitting
 
 
 def _without_offload(candidate: _Candidate) -> tuple[object, ...]:

@@ -3,7 +3,8 @@
 What is read is what ``accelerate launch`` (1.15) makes of the file: keys that are absent take the
 launcher's defaults, and what accelerate adds of its own is added (autocast and fp32 outputs on top of
 FSDP1's mixed precision, ``prepare_model``; not on FSDP2, ``_prepare_fsdp2``; ``no_sync`` on all
-micro-batches but the last). A key that accelerate does not have is refused, and so is one that
+micro-batches but the last). ``deepspeed_config`` becomes the ``ds_config`` that accelerate makes of it
+(``DeepSpeedPlugin``), or names one, whose path is relative to the file's folder. A key that accelerate does not have is refused, and so is one that
 changes memory in a way that is not modelled. A value that contradicts an option given beside the file
 is refused too.
 """
@@ -15,6 +16,7 @@ from typing import NoReturn
 
 from memplan.errors import ConfigError, did_you_mean
 from memplan.records import dataclass
+from memplan.sources.deepspeed_keys import is_comment
 
 _IGNORED = frozenset({
     "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank",
@@ -22,11 +24,11 @@ _IGNORED = frozenset({
     "main_process_port", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name", "tpu_zone",
     "command_file", "commands", "tpu_vm", "mpirun_config", "mixed_precision", "num_machines",
     "num_processes", "distributed_type", "fsdp_config", "parallelism_config", "dynamo_config",
-    "dynamo_backend", "use_cpu",
+    "dynamo_backend", "use_cpu", "deepspeed_config",
 })  # fmt: skip
 """Keys that are read below, or change no memory."""
 
-_REFUSED = ("deepspeed_config", "megatron_lm_config", "fp8_config")
+_REFUSED = ("megatron_lm_config", "fp8_config")
 """Sections that are not modelled from this file, unless they are empty."""
 
 _FSDP_KEYS = (
@@ -37,6 +39,23 @@ _FSDP_KEYS = (
     "activation_checkpointing", "activation_checkpointing_offload", "limit_all_gathers",
     "ignored_modules",
 )  # fmt: skip
+_DEEPSPEED_KEYS = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+}
+"""Keys of ``deepspeed_config``, and those of a ds_config that they stand for."""
+_DEEPSPEED_LAUNCH_KEYS = (
+    "deepspeed_config_file", "zero3_init_flag", "deepspeed_moe_layer_cls_names",
+    "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter",
+    "deepspeed_inclusion_filter", "transformer_moe_cls_names",
+)  # fmt: skip
+"""Its other keys."""
 _PARALLEL_KEYS = (
     "dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_comm_strategy",
     "cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation",
@@ -58,8 +77,8 @@ _STATE_DICTS = {
     "LOCAL_STATE_DICT": "sharded_state_dict", "2": "sharded_state_dict",
     "SHARDED_STATE_DICT": "sharded_state_dict", "3": "sharded_state_dict",
 }  # fmt: skip
-_TRUE = ("true", "1", "yes")
-_FALSE = ("false", "0", "no")
+_TRUE = ("true", "1", "yes", "y", "t", "on")
+_FALSE = ("false", "0", "no", "n", "f", "off")
 _WRAP_POLICIES = {
     "TRANSFORMER_BASED_WRAP": "layers",
     "NO_WRAP": "none",
@@ -89,19 +108,24 @@ def read_accelerate_config(
     """
     from memplan.sources.files import read_mapping
 
-    return accelerate_fields(read_mapping(path), given or {}, source=str(path))
+    values = read_mapping(path)
+    return accelerate_fields(values, given or {}, source=str(path), folder=Path(path).parent)
 
 
 def accelerate_fields(
-    config: Mapping[str, object], given: Mapping[str, object], *, source: str
+    config: Mapping[str, object],
+    given: Mapping[str, object],
+    *,
+    source: str,
+    folder: Path = Path(),
 ) -> AccelerateFile:
-    """The same from a mapping; ``source`` names it in errors.
+    """The same from a mapping; ``source`` names it in errors, ``folder`` is where it was read.
 
     >>> config = {"distributed_type": "MULTI_GPU", "num_processes": 8, "mixed_precision": "bf16"}
     >>> accelerate_fields(config, {}, source="a.yaml").fields["precision"]
     'bf16-amp'
     """
-    return _Reader(config, given, source).read()
+    return _Reader(config, given, source, folder).read()
 
 
 @dataclass(slots=True)
@@ -109,6 +133,7 @@ class _Reader:
     config: Mapping[str, object]
     given: Mapping[str, object]
     source: str
+    folder: Path
     fields: dict[str, object] = field(default_factory=dict)
     options: dict[str, object] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -116,19 +141,24 @@ class _Reader:
     def read(self) -> AccelerateFile:
         self._check_keys()
         kind = str(self.config.get("distributed_type", "NO")).upper()
+        self._read_sizes(kind)
         if kind == "FSDP":
             self._read_fsdp()
+        elif kind == "DEEPSPEED":
+            self._read_deepspeed()
         elif kind in ("MULTI_GPU", "NO"):
             self._set("engine", "ddp", "distributed_type")
             self._read_precision("amp", upcasts=True)
         else:
-            self._refuse(
-                "distributed_type", f"{kind} is not read from this file{_HINTS.get(kind, '')}"
-            )
-        self._read_sizes(kind)
+            guess = did_you_mean(kind, [each.lower() for each in _KINDS])
+            self._refuse("distributed_type", f"{kind[:40]} is not read from this file.{guess}")
+        for section in ("fsdp_config", "deepspeed_config"):
+            if self.config.get(section) and kind != section.removesuffix("_config").upper():
+                self.notes.append(f"{section} does nothing with distributed_type {kind}")
         self._read_parallelism()
         self._read_compilation()
-        self._add_given_options()
+        if kind != "DEEPSPEED":
+            self._add_given_options()
         self.fields["engine_options"] = self.options
         return AccelerateFile(fields=self.fields, notes=tuple(self.notes))
 
@@ -137,10 +167,13 @@ class _Reader:
     def _check_keys(self) -> None:
         known = [*_IGNORED, *_REFUSED]
         for key, value in self.config.items():
+            if is_comment(key):
+                continue
             if key in _REFUSED and value:
                 self._refuse(key, "is not modelled from this file; leave it out")
             if key not in known:
-                self._refuse(key, f"accelerate has no such key.{did_you_mean(key, known)}")
+                guess = did_you_mean(str(key), known)
+                self._refuse(str(key), f"accelerate has no such key.{guess}")
         if self._truth("use_cpu", self.config.get("use_cpu"), default=False):
             self._refuse("use_cpu", "there is no GPU memory to plan on a CPU")
 
@@ -150,6 +183,8 @@ class _Reader:
             self._refuse(name, "expected a mapping")
         found = {}
         for key, value in section.items():
+            if is_comment(key):
+                continue
             short = str(key).removeprefix(prefix)
             if short not in known:
                 self._refuse(
@@ -223,6 +258,83 @@ class _Reader:
         self.options["wrapping"] = "accelerate"
         self._read_precision("mixed", upcasts=False)
 
+    # -- DeepSpeed -------------------------------------------------------------------------------
+
+    def _read_deepspeed(self) -> None:
+        """As ``DeepSpeedPlugin`` does: make a ds_config, or fill in the file that is named."""
+        from memplan.sources.deepspeed_config import deepspeed_fields
+
+        section = self._section("deepspeed_config", "", (*_DEEPSPEED_KEYS, *_DEEPSPEED_LAUNCH_KEYS))
+        path = section.get("deepspeed_config_file")
+        if path in (None, "none", ""):
+            config, source = self._made_config(section), f"{self.source}: deepspeed_config"
+        else:
+            config, source = self._named_config(section, path)
+        self._add_half(config)
+        sizes = {name: self.fields[name] for name in ("num_gpus",) if name in self.fields}
+        given = {**sizes, **{name: each for name, each in self.given.items() if each is not None}}
+        read = deepspeed_fields(config, given, source=source)
+        self.fields |= read.fields
+        self.options = dict(read.fields["engine_options"])  # type: ignore[call-overload]
+        self.notes += read.notes
+        self._read_zero_init(section)
+
+    def _read_zero_init(self, section: Mapping[str, object]) -> None:
+        """``zero3_init_flag`` decides whether the model is built in shards; stage 3 alone can."""
+        flag = section.get("zero3_init_flag")
+        key = "deepspeed_config.zero3_init_flag"
+        if flag is None or self.fields.get("zero_stage") != ZERO_3:
+            return
+        wanted = self._truth(key, flag, default=True)
+        if self.options.setdefault("zero_init", wanted) is not wanted:
+            self._refuse(key, f"the file says {wanted}, the options say {not wanted}")
+
+    def _made_config(self, section: Mapping[str, object]) -> dict[str, object]:
+        zero: dict[str, object] = {"stage": section.get("zero_stage", 2)}
+        for part in ("optimizer", "param"):
+            device = section.get(f"offload_{part}_device")
+            zero[f"offload_{part}"] = {"device": "none" if device is None else device}
+        saves = section.get("zero3_save_16bit_model")
+        if saves is not None:
+            zero["stage3_gather_16bit_weights_on_model_save"] = saves
+        return {
+            "gradient_accumulation_steps": section.get("gradient_accumulation_steps", "auto"),
+            "zero_optimization": zero,
+        }
+
+    def _named_config(
+        self, section: Mapping[str, object], path: object
+    ) -> tuple[dict[str, object], str]:
+        """The file that is named, with what it leaves to ``"auto"`` filled in."""
+        from memplan.sources.files import read_mapping
+
+        key = "deepspeed_config.deepspeed_config_file"
+        if not isinstance(path, str):
+            self._refuse(key, "write the path of a file")
+        config = dict(read_mapping(self.folder / path))
+        if not isinstance(config.get("zero_optimization"), Mapping):
+            self._refuse(key, f"{path} has no zero_optimization, and accelerate asks for it")
+        config.setdefault("gradient_accumulation_steps", 1)
+        for name, place in _DEEPSPEED_KEYS.items():
+            if section.get(name) is not None:
+                _fill(config, place.split("."), section[name])
+                if not _is_filled(config, place.split("."), section[name]):
+                    self._refuse(
+                        f"deepspeed_config.{name}", f"{path} has its own {place}; give one"
+                    )
+        return config, str(self.folder / path)
+
+    def _add_half(self, config: dict[str, object]) -> None:
+        """``set_mixed_precision``: the section of the format is added where there is none."""
+        name = str(self.config.get("mixed_precision") or "no").lower()
+        if name not in ("no", "false", "bf16", "fp16"):
+            self._refuse("mixed_precision", f"{name} is not modelled; use no, fp16 or bf16")
+        for half in ("bf16", "fp16"):
+            wanted = half == name
+            section = config.setdefault(half, {"enabled": wanted})
+            if isinstance(section, Mapping) and section.get("enabled") == "auto":
+                config[half] = {**section, "enabled": wanted}
+
     def _wrap_policy(self, section: Mapping[str, object]) -> str:
         policy = self._choice(section, "auto_wrap_policy", "NO_WRAP", _WRAP_POLICIES)
         if policy == "size":
@@ -259,12 +371,18 @@ class _Reader:
 
     def _read_parallelism(self) -> None:
         section = self._section("parallelism_config", "parallelism_config_", _PARALLEL_KEYS)
+        for key in ("tp_size", "cp_size", "sp_size", "dp_replicate_size", "dp_shard_size"):
+            value = section.get(key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                self._refuse(f"parallelism_config.{key}", f"expected a whole number, got {value!r}")
         for key, name in (("tp_size", "tensor_parallel"), ("cp_size", "context_parallel")):
             if section.get(key) not in (None, 1):
                 self._set(name, section[key], f"parallelism_config.{key}")
         if section.get("sp_size") not in (None, 1):
             self._refuse("parallelism_config.sp_size", "is not modelled; leave it at 1")
         if section.get("dp_replicate_size") not in (None, 1):
+            if str(self.fields.get("engine")) not in ("fsdp", "fsdp1"):
+                self._refuse("parallelism_config.dp_replicate_size", "is read with FSDP alone")
             self.options["data_parallel_replicate_degree"] = section["dp_replicate_size"]
             if self.fields.get("engine") == "fsdp1":
                 self._refuse("parallelism_config.dp_replicate_size", "needs fsdp_version 2")
@@ -311,7 +429,7 @@ class _Reader:
             return default
         text = str(value).lower()
         if text not in (*_TRUE, *_FALSE):
-            self._refuse(key, f"expected true or false, got {value!r}")
+            self._refuse(key, f"expected true or false, got {value!r:.60}")
         return text in _TRUE
 
     def _choice(
@@ -332,4 +450,30 @@ class _Reader:
         raise ConfigError(msg)
 
 
-_HINTS = {"DEEPSPEED": "; give its own file with --deepspeed-config"}
+ZERO_3 = 3
+_KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
+"""Values of ``distributed_type`` that are read."""
+
+
+def _fill(config: dict[str, object], place: list[str], value: object) -> None:
+    """Put the value where the file says ``"auto"``."""
+    *folders, last = place
+    for name in folders:
+        inner = config.get(name)
+        if not isinstance(inner, Mapping):
+            return
+        config[name] = inner = dict(inner)
+        config = inner
+    if config.get(last) == "auto":
+        config[last] = value
+
+
+def _is_filled(config: Mapping[str, object], place: list[str], value: object) -> bool:
+    """Whether the file now says the same, or says nothing."""
+    *folders, last = place
+    for name in folders:
+        inner = config.get(name)
+        if not isinstance(inner, Mapping):
+            return True
+        config = inner
+    return last not in config or config[last] == value

@@ -2,9 +2,10 @@
 
 ``"auto"`` means what the Hugging Face integration makes of it: batch sizes, precision, stage and
 offload come from the training arguments, here from the options given beside the file; sizes that
-follow the model's width stay ``"auto"`` for the engine's account to fill in. A key that DeepSpeed
-does not have is refused, and so is one that changes memory in a way that is not modelled. A value
-that contradicts an option given beside the file is refused too.
+follow the model's width stay ``"auto"`` for the engine's account to fill in, and DeepSpeed's own
+default stands for every other ``"auto"``. A key that DeepSpeed does not have is refused, and so is
+one that changes memory in a way that is not modelled. A value that contradicts an option given beside
+the file is refused too.
 """
 
 from collections.abc import Mapping
@@ -14,70 +15,65 @@ from typing import NoReturn
 
 from memplan.errors import ConfigError, did_you_mean
 from memplan.records import dataclass
+from memplan.sources.deepspeed_keys import (
+    FLAG,
+    OPTIMIZER_PARAMS,
+    REMOVED,
+    REMOVED_FROM_ZERO,
+    RENAMED_IN_ZERO,
+    TOP,
+    Key,
+    Section,
+    coerce,
+    is_comment,
+)
 
 AUTO = "auto"
-
-_IGNORED = frozenset({
-    "gradient_clipping", "scheduler", "steps_per_print", "wall_clock_breakdown", "dump_state",
-    "prescale_gradients", "gradient_predivide_factor", "communication_data_type",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "tensorboard", "wandb",
-    "csv_monitor", "comet", "comms_logger", "flops_profiler", "memory_breakdown", "aio",
-    "checkpoint", "autotuning", "data_efficiency", "curriculum_learning", "seed", "disable_allgather",
-    "dataloader_drop_last", "nebula", "timers", "load_universal_checkpoint",
-    "use_data_before_expert_parallelism", "graph_harvesting", "sparse_gradients",
-})  # fmt: skip
-"""Keys that change no memory worth counting."""
+VERSION = "0.19.8"
+"""The DeepSpeed whose keys these are."""
 
 _NAMED = {
     "activation_checkpointing": "acts only through deepspeed.checkpointing; give checkpointing",
-    "elasticity": "sets batch sizes at start-up; give micro_batch_size",
+    "data_efficiency": "may drop tokens or shorten sequences: the figures are upper bounds",
+    "autotuning": "tries other batch sizes and stages; this is the setup that the file itself names",
+    "seq_parallel_communication_data_type": "acts under Ulysses sequence parallelism alone",
 }
-"""Keys that may change memory elsewhere: the answer names them."""
+"""Keys that may change memory elsewhere: the answer names them, unless they are off."""
 
 _REFUSED = (
-    "tensor_parallel", "pipeline", "sparse_attention", "quantize_training", "torch_autocast",
-    "compression_training", "amp", "hybrid_engine", "sequence_parallel_size", "zenflow",
-    "expert_parallel", "weight_quantization", "compile", "progressive_layer_drop", "eigenvalue",
+    "tensor_parallel", "pipeline", "torch_autocast", "hybrid_engine", "sequence_parallel_size",
+    "expert_parallel", "weight_quantization", "compile", "msamp",
 )  # fmt: skip
-"""Keys that change memory and are not modelled, unless their ``enabled`` is false."""
+"""Keys that change memory and are not modelled, unless they are off."""
 
-_READ = (
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-    "fp16", "bf16", "bfloat16", "data_types", "optimizer", "zero_optimization",
-)  # fmt: skip
+_REMOVED_AT = {"": tuple(REMOVED), "zero_optimization.": REMOVED_FROM_ZERO}
+"""Keys that are passed over, by where they stand: ``_pass_over_removed`` speaks of them."""
 
 _OPTIMIZERS = {"adam": "adamw-fused", "adamw": "adamw-fused", "sgd": "sgd"}
 """DeepSpeed's optimizers, by ``optimizer.type`` in lower case."""
 
-_RENAMED = {
-    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
-    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
-    "param_persistence_threshold": "stage3_param_persistence_threshold",
-    "model_persistence_threshold": "stage3_model_persistence_threshold",
-    "max_live_parameters": "stage3_max_live_parameters",
-    "max_reuse_distance": "stage3_max_reuse_distance",
-    "gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
-}
-"""Older and shorter names that DeepSpeed takes too."""
-
 _HALF_OPTIONS = {
-    "fp16": ("fp16_master_weights_and_grads",),
     "bf16": ("immediate_grad_update", "bf16_master_weights_and_grads", "bf16_optimizer_states"),
+    "fp16": ("fp16_master_weights_and_grads",),
 }
 """Settings of a precision that change memory."""
 
-_OFFLOAD_KEYS = (
-    "buffer_count",
-    "buffer_size",
-    "max_in_cpu",
-    "pin_memory",
-    "ratio",
-    "super_offload",
-)
-_OFFLOAD_IGNORED = frozenset({
-    "device", "nvme_path", "pipeline_read", "pipeline_write", "fast_init", "cpuadam_cores_perc",
-    "pipeline",
+_OFFLOAD_OPTIONS = (
+    "buffer_count", "buffer_size", "max_in_cpu", "pin_memory", "ratio", "super_offload",
+)  # fmt: skip
+
+_NOT_OPTIONS = frozenset({
+    "stage", "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param",
+    "cpu_offload_use_pin_memory", "legacy_stage1", "pipeline_loading_checkpoint",
+    "save_muon_momentum_buffer_in_memory",
 })  # fmt: skip
+"""Keys of ``zero_optimization`` that are read by themselves, or change no memory."""
+
+_FILLED_IN = frozenset({
+    "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+    "stage3_gather_16bit_weights_on_model_save",
+})  # fmt: skip
+"""Keys whose ``"auto"`` the integration fills in from the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +123,9 @@ class _Reader:
     notes: list[str] = field(default_factory=list)
 
     def read(self) -> DeepSpeedFile:
-        self._check_keys()
+        self._pass_over_removed()
+        self.config = self._checked(self.config, TOP, "")
+        self._check_sections()
         self._set("engine", "deepspeed", "the file")
         self._read_precision()
         self._read_zero()
@@ -139,107 +137,164 @@ class _Reader:
 
     # -- keys ------------------------------------------------------------------------------------
 
-    def _check_keys(self) -> None:
-        known = [*_READ, *_IGNORED, *_NAMED, *_REFUSED]
+    def _pass_over_removed(self) -> None:
+        """Take out what this DeepSpeed no longer has; refuse what moved memory when it had it."""
+        gone = f"has been removed from DeepSpeed ({VERSION} stops at it)"
+        for key, effect in REMOVED.items():
+            if key not in self.config:
+                continue
+            if effect and not _is_off(self.config[key]):
+                self._fail(key, f"{effect}, is not modelled, and {gone}; leave it out")
+            self.notes.append(f"{key} {gone}")
+        zero = self._section("zero_optimization")
+        for key in [key for key in REMOVED_FROM_ZERO if key in zero]:
+            name = f"zero_optimization.{key}"
+            if not _is_off(zero[key]) and zero[key] != -1:
+                self._fail(name, f"{gone}, and is not modelled; leave it out")
+            self.notes.append(f"{name} {gone}")
+
+    def _checked(
+        self, section: Mapping[str, object], known: Section, place: str
+    ) -> dict[str, object]:
+        """The section with its values as DeepSpeed holds them; comments and ``null`` left out."""
+        found: dict[str, object] = {}
+        for key, value in section.items():
+            if is_comment(key) or key in _REMOVED_AT.get(place, ()):
+                continue
+            name = f"{place}{key}"
+            kind = known.get(str(key))
+            if kind is None:
+                guess = did_you_mean(str(key), list(known))
+                self._fail(name, f"DeepSpeed has no such key.{guess}")
+            if isinstance(kind, Key):
+                found[key] = self._value(kind, value, name)
+            elif value is not None:
+                found[key] = self._nested(kind, value, name)
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _nested(self, known: Section, value: object, name: str) -> object:
+        if name == "zero_optimization" and isinstance(value, bool):
+            return {"stage": int(value)}  # the form of old: read_zero_config_deprecated
+        if name == "optimizer.params" and value == AUTO:
+            return {}
+        if not isinstance(value, Mapping):
+            self._fail(name, f"expected a mapping, got {_short(value)}")
+        return self._checked(value, known, f"{name}.")
+
+    def _value(self, key: Key, value: object, name: str) -> object:
+        if value == AUTO:
+            return AUTO
+        try:
+            return coerce(key, value)
+        except ValueError as error:
+            self._fail(name, f"write {error}, not {_short(value)}")
+
+    def _check_sections(self) -> None:
+        """Refuse what is not modelled, and name what may matter elsewhere."""
         for key, value in self.config.items():
-            if key in _NAMED:
+            if key in _NAMED and (value == {} or not _is_off(value)):
                 self.notes.append(f"{key} {_NAMED[key]}")
             elif key in _REFUSED and not _is_off(value):
-                self._fail(key, "changes memory and is not modelled; remove it")
-            elif key not in known:
-                self._fail(key, f"DeepSpeed has no such key.{did_you_mean(key, known)}")
+                self._fail(key, "changes memory and is not modelled; leave it out")
 
     def _section(
         self, key: str, parent: Mapping[str, object] | None = None
     ) -> Mapping[str, object]:
         value = (self.config if parent is None else parent).get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            self._fail(key, f"expected a mapping, got {value!r}")
-        return value
+        return value if isinstance(value, Mapping) else {}
 
     # -- the parts -------------------------------------------------------------------------------
 
     def _read_precision(self) -> None:
-        bf16_key = "bfloat16" if "bfloat16" in self.config else "bf16"
-        bf16, fp16 = self._section(bf16_key), self._section("fp16")
-        wants = {
-            "bf16-master": bf16.get("enabled", False),
-            "fp16-master": fp16.get("enabled", False),
-        }
+        halves = {"bf16": self._section("bf16") or self._section("bfloat16")}
+        halves["fp16"] = self._section("fp16")
+        wants = {name: section.get("enabled", False) for name, section in halves.items()}
         on = [name for name, value in wants.items() if value is True]
         if len(on) == 2:
             self._fail("fp16.enabled", "and bf16.enabled are both true; DeepSpeed takes one")
         if on:
-            self._set("precision", on[0], f"{on[0][:4]}.enabled")
+            self._set("precision", f"{on[0]}-master", f"{on[0]}.enabled")
         elif AUTO not in wants.values():
             self._set("precision", "fp32", "neither bf16.enabled nor fp16.enabled")
-        for section, names in ((bf16, _HALF_OPTIONS["bf16"]), (fp16, _HALF_OPTIONS["fp16"])):
-            self.options.update({name: section[name] for name in names if name in section})
-        dtype = self._section("data_types").get("grad_accum_dtype")
-        if dtype is not None:
-            self.options["grad_accum_dtype"] = dtype
+        for name in [name for name, value in wants.items() if value in (True, AUTO)]:
+            asked = {key: halves[name].get(key, AUTO) for key in _HALF_OPTIONS[name]}
+            self.options.update({key: value for key, value in asked.items() if value != AUTO})
+        self._read_formats()
+
+    def _read_formats(self) -> None:
+        formats = self._section("data_types")
+        if formats.get("param_dtype", AUTO) != AUTO:
+            self._fail("data_types.param_dtype", "changes memory and is not modelled; leave it out")
+        accumulated = formats.get("grad_accum_dtype", AUTO)
+        if accumulated != AUTO:
+            self.options["grad_accum_dtype"] = accumulated
+        reduced = self.config.get("communication_data_type", AUTO)
+        if reduced != AUTO:
+            self.options["communication_data_type"] = reduced
 
     def _read_zero(self) -> None:
         zero = self._section("zero_optimization")
         stage = zero.get("stage", 0)
         if stage != AUTO:
-            if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+            if stage not in (0, 1, 2, 3):
                 self._fail("zero_optimization.stage", f"must be 0, 1, 2 or 3, got {stage!r}")
             self._set("zero_stage", stage, "zero_optimization.stage")
-        for part in ("offload_optimizer", "offload_param"):
-            self._read_offload(part, self._section(part, zero))
-        for key, part in (
-            ("cpu_offload", "offload_optimizer"),
-            ("cpu_offload_param", "offload_param"),
+        for part, old in (
+            ("offload_optimizer", "cpu_offload"),
+            ("offload_param", "cpu_offload_param"),
         ):
-            if zero.get(key):
-                self._set(part, "cpu", f"zero_optimization.{key}")
-        skipped = {
-            "stage", "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param",
-            "cpu_offload_use_pin_memory", "legacy_stage1", "pipeline_loading_checkpoint",
-            "save_muon_momentum_buffer_in_memory",
-        }  # fmt: skip
+            self._read_offload(part, self._section(part, zero))
+            if zero.get(old) is True:
+                if part in zero:
+                    self._fail(f"zero_optimization.{old}", f"and {part} say the same; give one")
+                self._set(part, "cpu", f"zero_optimization.{old}")
+        if zero.get("compute_grad_norm") is False and stage not in (1, 2, AUTO):
+            self._fail("zero_optimization.compute_grad_norm", "is false in stages 1 and 2 only")
         for key, value in zero.items():
-            if key not in skipped and value is not None:
-                self.options[self._zero_name(key)] = value
+            if key not in _NOT_OPTIONS:
+                self._add_option(key, value)
 
-    def _zero_name(self, key: str) -> str:
-        from memplan.memory.deepspeed.options import OPTION_NAMES
-
-        name = _RENAMED.get(key, key)
-        if name not in OPTION_NAMES:
-            guess = did_you_mean(
-                key, ["stage", "offload_optimizer", "offload_param", *OPTION_NAMES]
-            )
-            self._fail(f"zero_optimization.{key}", f"DeepSpeed has no such key.{guess}")
-        return name
+    def _add_option(self, key: str, value: object) -> None:
+        """One of ZeRO's own settings; ``"auto"`` that nobody fills in is DeepSpeed's default."""
+        name = RENAMED_IN_ZERO.get(key, key)
+        if name in self.options:
+            self._fail(f"zero_optimization.{key}", f"is {name} by another name; give one")
+        if isinstance(value, Mapping):
+            names = [str(each) for group in value.values() for each in _listed(group)]
+            if names:
+                self.options[name] = " ".join(names)
+        elif value != AUTO or name in _FILLED_IN:
+            self.options[name] = value
 
     def _read_offload(self, part: str, section: Mapping[str, object]) -> None:
         device = section.get("device", "none")
         place = f"zero_optimization.{part}"
-        if device not in ("none", "cpu", "nvme", AUTO, None):
+        if device not in ("none", "cpu", "nvme", AUTO):
             self._fail(f"{place}.device", f"must be none, cpu or nvme, got {device!r}")
         if device in ("cpu", "nvme"):
             self._set(part, device, f"{place}.device")
-        for key, value in section.items():
-            if key in _OFFLOAD_KEYS and value not in (AUTO, None):
-                self.options[f"{part}.{key}"] = value
-            elif key not in _OFFLOAD_KEYS and key not in _OFFLOAD_IGNORED:
-                guess = did_you_mean(key, [*_OFFLOAD_KEYS, *sorted(_OFFLOAD_IGNORED)])
-                self._fail(f"{place}.{key}", f"DeepSpeed has no such key.{guess}")
+        for key in _OFFLOAD_OPTIONS:
+            if section.get(key, AUTO) != AUTO:
+                self.options[f"{part}.{key}"] = section[key]
 
     def _read_optimizer(self) -> None:
         section = self._section("optimizer")
-        kind = section.get("type")
-        if kind is None or kind == AUTO:
+        kind = section.get("type", AUTO)
+        if kind == AUTO:
+            if self.fields.get("zero_stage") == 0:
+                # The training loop then brings PyTorch's own, which stage 0 wraps in another way.
+                self.options["torch_adam"] = True
             return
         name = _OPTIMIZERS.get(str(kind).lower())
         if name is None:
-            self._fail("optimizer.type", f"{kind} is not modelled; Adam, AdamW and SGD are")
-        params = self._section("params", section)
-        if name == "sgd" and params.get("momentum") not in (None, 0, 0.0, AUTO):
+            known = "Adam, AdamW and SGD are"
+            self._fail("optimizer.type", f"{kind} is not modelled; {known}")
+        params = self._nested(OPTIMIZER_PARAMS, section.get("params") or {}, "optimizer.params")
+        assert isinstance(params, Mapping)
+        for key, usual in (("amsgrad", False), ("fp32_optimizer_states", True)):
+            if params.get(key, AUTO) not in (usual, AUTO):
+                self._fail(f"optimizer.params.{key}", "changes memory and is not modelled")
+        if name == "sgd" and params.get("momentum", AUTO) not in (0, AUTO):
             name = "sgd-momentum"
         if name == "adamw-fused" and params.get("torch_adam") is True:
             name = "adamw-foreach"
@@ -260,7 +315,7 @@ class _Reader:
         """DeepSpeed's rule: batch = micro-batch x steps x data-parallel ranks."""
         ranks = self._given_count("num_gpus") or 1
         for degree in ("tensor_parallel", "pipeline_parallel"):
-            ranks //= self._given_count(degree) or 1
+            ranks = max(1, ranks // (self._given_count(degree) or 1))
         micro = self._known("micro_batch_size")
         steps = self._known("gradient_accumulation_steps")
         if micro is None:
@@ -287,11 +342,7 @@ class _Reader:
 
     def _count(self, key: str) -> int | None:
         value = self.config.get(key)
-        if value is None or value == AUTO:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self._fail(key, f"must be a whole number from 1 up or 'auto', got {value!r}")
-        return value
+        return value if isinstance(value, int) else None
 
     # -- what was given beside the file ----------------------------------------------------------
 
@@ -316,7 +367,28 @@ class _Reader:
 
 
 def _is_off(value: object) -> bool:
-    """Absent in effect: false, null, 1, or a section that is not enabled."""
-    if isinstance(value, Mapping):
-        return value.get("enabled", len(value) > 0) is False or not value
-    return value in (None, False, 1)
+    """Absent in effect: false, null, 0, 1, "auto", or a section that is empty or not enabled."""
+    if not isinstance(value, Mapping):
+        return value is not True and value in (None, False, 0, 1, AUTO, [])
+    if "enabled" in value:
+        try:
+            return coerce(FLAG, value["enabled"]) is False
+        except ValueError:
+            return False
+    if "autotp_size" in value:
+        return value["autotp_size"] in (0, 1)
+    return not any(each for each in value.values() if each is not None)
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+def _short(value: object) -> str:
+    """A value in a message, which stays one line."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+MAX_SHOWN = 60
+"""Characters of a wrong value that a message repeats."""

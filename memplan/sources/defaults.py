@@ -1,7 +1,9 @@
 """What transformers' config classes fill in when a config leaves a key out."""
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from functools import cache
+from typing import cast
 
 from memplan.sources.entry_file import EntryFile
 
@@ -33,13 +35,47 @@ class _ClassDefaults(Mapping[str, Mapping[str, object]]):
 def class_defaults() -> Mapping[str, Mapping[str, object]]:
     """Return, for each ``model_type``, what its class fills in and calls its keys.
 
-    A row holds ``defaults``; ``optional``, the keys without one; ``renamed``, the class's own name
+    A row holds the name of the ``class``; its ``defaults``; ``optional``, the keys without one; ``renamed``, the class's own name
     for a common one; and ``parts``, the type of each nested config, null where that may vary.
 
     >>> class_defaults()["gpt2"]["renamed"]["hidden_size"]
     'n_embd'
     """
     return _ClassDefaults()
+
+
+def with_default(
+    defaults: Mapping[str, Mapping[str, object]], model_type: str, key: str, value: object
+) -> Mapping[str, Mapping[str, object]]:
+    """Return the same defaults but for one key of one type."""
+    row = defaults.get(model_type, {})
+    own = row.get("defaults")
+    changed = {**row, "defaults": {**(own if isinstance(own, Mapping) else {}), key: value}}
+    return ChainMap({model_type: changed}, cast("dict[str, Mapping[str, object]]", defaults))
+
+
+def class_name(model_type: str) -> str:
+    """Return the name of a type's config class; empty where there is no such type.
+
+    >>> class_name("llama")
+    'LlamaConfig'
+    """
+    return str(class_defaults().get(model_type, {}).get("class", ""))
+
+
+def named_elsewhere(key: str) -> frozenset[str]:
+    """Return the common names of what some class calls by this key of its own.
+
+    >>> sorted(named_elsewhere("n_layer"))
+    ['num_hidden_layers']
+    """
+    return frozenset(common for common, own in _own_names() if own == key)
+
+
+@cache
+def _own_names() -> frozenset[tuple[str, str]]:
+    rows = _FILE.entries().values()
+    return frozenset(pair for row in rows for pair in row.get("renamed", {}).items())
 
 
 def known_keys(model_type: str) -> frozenset[str]:

@@ -6,10 +6,14 @@ the problem. What the values mean is for the caller to judge.
 
 import json
 import math
+import os
+import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from memplan.errors import ConfigError
+from memplan.text import shortened, shown
 from memplan.units import MIB
 
 if TYPE_CHECKING:
@@ -38,7 +42,7 @@ def read_mapping(path: str | Path) -> dict[str, object]:
     """Read a YAML file (``.yaml`` or ``.yml``) or a JSON file (any other suffix).
 
     Raises ``ConfigError`` when the file cannot be read, is too large, is not what its suffix says,
-    or holds anything but a mapping with text as keys and finite numbers.
+    or holds anything but a mapping with text as keys, each given once, and finite numbers.
     """
     if Path(path).suffix.lower() not in YAML_SUFFIXES:
         return read_json_mapping(path)
@@ -65,15 +69,15 @@ def _refuse(label: str, problem: str) -> NoReturn:
 
 def _read_text(path: Path, *, label: str, max_bytes: int) -> str:
     try:
-        # Asked first, so that a huge file is refused unread.
-        num_bytes = path.stat().st_size
-        data = b"" if num_bytes > max_bytes else _read_at_most(path, max_bytes + 1)
+        num_bytes, data = _open_and_read(path, max_bytes)
     except FileNotFoundError:
         _refuse(label, "there is no such file")
     except IsADirectoryError:
         _refuse(label, "is a folder, not a file")
     except PermissionError:
         _refuse(label, "may not be read: check its permissions")
+    except _NotAFileError:
+        _refuse(label, "is a pipe or a device, not a file: write what it holds to one")
     except (OSError, ValueError) as error:
         _refuse(label, f"cannot be read: {getattr(error, 'strerror', None) or error}")
     if max(num_bytes, len(data)) > max_bytes:
@@ -85,15 +89,34 @@ def _read_text(path: Path, *, label: str, max_bytes: int) -> str:
         _refuse(label, f"is not text: byte {error.start + 1} is not UTF-8")
 
 
-def _read_at_most(path: Path, num_bytes: int) -> bytes:
-    """Read no more than this, whatever the file says of its size: a device may never end."""
-    with path.open("rb") as file:
-        return file.read(num_bytes)
+class _NotAFileError(Exception):
+    """What was opened may never end, or never begin."""
+
+
+def _open_and_read(path: Path, max_bytes: int) -> tuple[int, bytes]:
+    """A file's size and what it holds; one that is larger than this stays unread.
+
+    It is opened without waiting for a writer, as a named pipe would ask, and judged when open.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _NotAFileError
+        too_large = status.st_size > max_bytes
+        return status.st_size, b"" if too_large else _read_at_most(file, max_bytes + 1)
+
+
+def _read_at_most(file: BinaryIO, num_bytes: int) -> bytes:
+    """Read no more than this, whatever the file says of its size: one of ``/proc`` says none."""
+    return file.read(num_bytes)
 
 
 def _parse_json(text: str, *, label: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_to_object)
+    except _RepeatedKeyError as error:
+        _refuse(label, f"the key {error.args[0]!r:.60} is given twice: keep the one that is meant")
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         _refuse(label, f"is not JSON: {error.msg} at {place}")
@@ -102,6 +125,21 @@ def _parse_json(text: str, *, label: str) -> object:
         _refuse(label, "holds a number with thousands of digits")
     except RecursionError:
         _refuse(label, _TOO_DEEP)
+
+
+class _RepeatedKeyError(ValueError):
+    """A JSON object has two values under one key; Python would take the last in silence."""
+
+
+def _to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _RepeatedKeyError(key)
+            seen.add(key)
+    return found
 
 
 def _parse_yaml(text: str, *, label: str) -> object:
@@ -158,7 +196,7 @@ def _strict_loader(base: Any) -> Any:
             for key, _ in node.value:
                 name = str(key.value)
                 if name in seen:
-                    problem = f"the key {name!r} is given twice"
+                    problem = f"the key {shown(name)} is given twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(name)
             return super().construct_mapping(node, deep=deep)
@@ -171,27 +209,56 @@ def _strict_loader(base: Any) -> Any:
 def _check_mapping(value: object, *, label: str, kind: str) -> dict[str, object]:
     if not isinstance(value, dict):
         _refuse(label, f"must hold {kind}, not {_KINDS.get(type(value), 'a value')}")
-    if not _is_shallow(value):
-        _refuse(label, _TOO_DEEP)
     for key, item in value.items():
         if not isinstance(key, str):
-            _refuse(label, f"the key {key!r} is not text: put it in quotes")
+            _refuse(label, f"the key {shown(key)} is not text: put it in quotes")
         if isinstance(item, float) and not math.isfinite(item):
-            _refuse(label, f"{key!r} is {item}, which is not a number: give one or leave it out")
+            _refuse(
+                label, f"{shown(key)} is {item}, which is not a number: give one or leave it out"
+            )
+    check_tree(value, label=label)
     return value
 
 
-def _is_shallow(value: object) -> bool:
-    """Say whether the nesting stays within ``MAX_DEPTH``, level by level rather than recursively."""
-    level: list[object] = [value]
+def check_tree(mapping: Mapping[str, object], *, label: str) -> None:
+    """Refuse what no reader of single keys could look at: level by level, rather than recursively.
+
+    Raises ``ConfigError`` for nesting beyond ``MAX_DEPTH``, as of a mapping that holds itself, for
+    keys such as YAML's ``on``, which is true, and for integers that are no number of anything.
+    """
+    level: list[tuple[str, object]] = [(key, value) for key, value in mapping.items()]
     for _ in range(MAX_DEPTH):
-        level = [child for item in level for child in _children(item)]
+        # Each container once: two that hold each other would double from level to level.
+        inside: dict[int, tuple[str, object]] = {}
+        for place, value in level:
+            _check_value(value, place=place, label=label)
+            if isinstance(value, Mapping | list | tuple):
+                inside[id(value)] = (place, value)
+        level = [child for place, value in inside.values() for child in _children(place, value)]
         if not level:
-            return True
-    return False
+            return
+    _refuse(label, _TOO_DEEP)
 
 
-def _children(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
+def _check_value(value: object, *, place: str, label: str) -> None:
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        _refuse(label, f"{place}: holds {shown(value)}")
+    if isinstance(value, Mapping):
+        for key in value:
+            # Whole numbers are the usual keys of id2label.
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                _refuse(label, f"{place}: the key {shown(key)} is not text: put it in quotes")
+
+
+_LARGEST = 10**300
+"""Largest whole number that is read: still a float where one is made of it."""
+
+
+def _children(place: str, value: object) -> list[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        return [(shortened(f"{place}.{key}", MAX_PLACE), item) for key, item in value.items()]
+    return [(place, item) for item in value] if isinstance(value, list | tuple) else []
+
+
+MAX_PLACE = 120
+"""Characters of a place in a file, such as ``text_config.rope_scaling.factor``."""

@@ -6,9 +6,11 @@ metadata is asked for first, which does not retry, and decides what follows.
 """
 
 import errno
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from memplan.errors import (
     HubError,
@@ -18,7 +20,8 @@ from memplan.errors import (
     HubRateLimitError,
 )
 from memplan.records import dataclass
-from memplan.sources.files import read_json_mapping
+from memplan.sources.files import MAX_JSON_BYTES, read_json_mapping
+from memplan.units import MIB
 
 CONFIG_FILE = "config.json"
 
@@ -52,11 +55,40 @@ def fetch_config(
     """
     request = _Request(repo_id=repo_id, revision=revision, token=token)
     with _silence():
-        path = Path(_download(request))
+        path = Path(_download_in_time(request))
     config = read_json_mapping(path, label=f"{CONFIG_FILE} of {repo_id}")
     commit = path.parent.name
     known = f"@{commit[:_SHOWN_COMMIT_LENGTH]}" if len(commit) == _COMMIT_LENGTH else ""
     return config, f"{repo_id}{known} on the Hugging Face hub"
+
+
+MAX_SECONDS = 60.0
+"""How long a file of a few kilobytes may take: a server that never ends its answer is no hub."""
+
+
+def _download_in_time(request: _Request) -> str:
+    """Download in a thread that is left behind when the time is up.
+
+    The client's own limits are on the pauses of an answer, not on its length.
+    """
+    answers: list[str] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            answers.append(_download(request))
+        except BaseException as error:  # noqa: BLE001 - handed on to who waits
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="memplan-hub", daemon=True)
+    thread.start()
+    thread.join(MAX_SECONDS)
+    if failures:
+        raise failures[0]
+    if not answers:
+        msg = f"the hub did not answer for {request.repo_id} in {MAX_SECONDS:g} s: {_INSTEAD[3:]}"
+        raise HubOfflineError(msg)
+    return answers[0]
 
 
 def _download(request: _Request) -> str:
@@ -65,15 +97,44 @@ def _download(request: _Request) -> str:
     expected = _expected_errors()
     try:
         url = hf_hub_url(request.repo_id, CONFIG_FILE, revision=request.revision)
-        get_hf_file_metadata(url, token=request.token)
+        metadata = get_hf_file_metadata(url, token=request.token)
     except expected as error:
         return _read_cache(request, error)
+    if (metadata.size or 0) > MAX_JSON_BYTES:
+        raise _too_large(request.repo_id)
     try:
         return hf_hub_download(
-            request.repo_id, CONFIG_FILE, revision=request.revision, token=request.token
+            request.repo_id,
+            CONFIG_FILE,
+            revision=request.revision,
+            token=request.token,
+            tqdm_class=_counter(request.repo_id),
         )
+    except HubError:
+        raise
     except expected as error:
         raise _explain(request, error) from error
+
+
+def _too_large(repo_id: str) -> HubError:
+    limit = f"{MAX_JSON_BYTES // MIB} MiB"
+    return HubError(f"{CONFIG_FILE} of {repo_id} is larger than {limit}: it is no model's config")
+
+
+def _counter(repo_id: str) -> Any:
+    """A progress bar that shows nothing and stops a download that says less than it sends."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Counter(tqdm):
+        received = 0
+
+        def update(self, n: Any = 1) -> Any:
+            self.received += int(n or 0)
+            if self.received > MAX_JSON_BYTES:
+                raise _too_large(repo_id)
+            return super().update(n)
+
+    return Counter
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:
@@ -226,25 +287,33 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep progress bars, warnings and log lines off the terminal, which belongs to the tables."""
+    """Keep progress bars, warnings and log lines off the terminal, which belongs to the tables.
+
+    What the client would ask beside the file, for its own statistics, stays unasked: it reads the
+    answer whole, however long it is.
+    """
     import logging
     import warnings
 
+    from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
         disable_progress_bars,
         enable_progress_bars,
     )
 
-    logger = logging.getLogger("huggingface_hub")
-    level, had_bars = logger.level, not are_progress_bars_disabled()
+    # All logging at once: the client sets the levels of its loggers while it is imported, in parts.
+    logged = logging.root.manager.disable
+    had_bars, quiet = not are_progress_bars_disabled(), constants.HF_HUB_DISABLE_TELEMETRY
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logger.setLevel(logging.CRITICAL)
+        logging.disable(logging.CRITICAL)
         disable_progress_bars()
+        constants.HF_HUB_DISABLE_TELEMETRY = True
         try:
             yield
         finally:
-            logger.setLevel(level)
+            constants.HF_HUB_DISABLE_TELEMETRY = quiet
+            logging.disable(logged)
             if had_bars:
                 enable_progress_bars()

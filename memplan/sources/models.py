@@ -4,19 +4,21 @@ A model is a built-in name (``t5-3b``) or its hub id, a path (a ``config.json``,
 one, a YAML spec), a hub id whose config is fetched, a config as a dict, or a ``ModelSpec``.
 
 A YAML spec has the keys of a ``config.json``, and ``name``. Other people's configs may hold any
-keys; a spec is written by hand, so a key that nothing reads is refused as a slip.
-``configs/models`` has examples.
+keys but misspelt ones; a spec is written by hand, so a key that nothing reads is refused as a slip.
+What a config leaves to its class is in ``ModelSpec.assumptions``. ``configs/models`` has examples.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memplan.errors import (
     ConfigError,
     HubNotFoundError,
     HubOfflineError,
+    MemplanError,
     ModelNotFoundError,
     UnsupportedFamilyError,
     UsageError,
@@ -24,6 +26,10 @@ from memplan.errors import (
 )
 from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
+from memplan.text import one_line
+
+if TYPE_CHECKING:
+    from memplan.model.read_log import DefaultRead, ReadLog
 
 CONFIG_FILE = "config.json"
 
@@ -41,6 +47,8 @@ class _Found:
     source: str
     is_spec: bool = False
     """Written by hand for memplan, so that every key must mean something."""
+    is_builtin: bool = False
+    """Of the registry, which leaves out what the class fills in."""
 
 
 def load_model(
@@ -52,6 +60,7 @@ def load_model(
     revision: str | None = None,
     token: str | None = None,
     allow_guess: bool = False,
+    allow_unknown_keys: bool = False,
 ) -> ModelSpec:
     """Return the shape of a model.
 
@@ -60,8 +69,9 @@ def load_model(
     the network. ``task`` says which class is meant (default: as ``architectures`` says),
     ``num_labels`` the classes of a classification head. ``family`` overrules the config's
     ``model_type``; with ``allow_guess`` an unknown one is read as the family whose keys are most
-    alike, and ``ModelSpec.guess`` says so. ``revision`` and ``token`` are for the hub: with ``revision``, a
-    built-in name is fetched too.
+    alike. ``allow_unknown_keys`` reads on where a key seems to be misspelt. ``ModelSpec.assumptions``
+    says so of both, and of every size that the config leaves to its class. ``revision`` and
+    ``token`` are for the hub: with ``revision``, a built-in name is fetched too.
 
     Raises ``ModelNotFoundError``, ``ConfigError``, ``UnsupportedFamilyError``, a ``HubError``, or
     ``UsageError`` for arguments that do not go together.
@@ -80,16 +90,29 @@ def load_model(
         msg = f"num_labels must be at least 1, got {num_labels}"
         raise UsageError(msg)
     found = _find(model, revision=revision, token=token)
+    asked = _Asked(
+        task=wanted, family=family, num_labels=num_labels, allow_unknown_keys=allow_unknown_keys
+    )
     try:
-        return _read(found, task=wanted, family=family, num_labels=num_labels)
+        return _read(found, asked)
     except UnsupportedFamilyError as error:
         if family is not None:
             raise
         guess = _guess_family(found)
         if not allow_guess:
             raise UnsupportedFamilyError(guess.refusal) from error
-    spec = _read(found, task=wanted, family=guess.family, num_labels=num_labels)
-    return replace(spec, guess=guess.confession)
+    spec = _read(found, replace(asked, family=guess.family))
+    return replace(spec, assumptions=(guess.confession, *spec.assumptions))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """The arguments of ``load_model`` that say how a config is read."""
+
+    task: Task | None
+    family: str | None
+    num_labels: int | None
+    allow_unknown_keys: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,24 +185,87 @@ def _to_task(task: Task | str | None) -> Task | None:
         raise UsageError(msg) from None
 
 
-def _read(
-    found: _Found, *, task: Task | None, family: str | None, num_labels: int | None
-) -> ModelSpec:
-    from memplan.graph.families import read_model
+def _read(found: _Found, asked: _Asked) -> ModelSpec:
+    from memplan.model.read_log import ReadLog
     from memplan.sources.defaults import class_defaults
 
-    if found.is_spec:
-        model_type = family or str(found.config.get("model_type"))
-        _check_spec_keys(found.config, source=found.source, model_type=model_type)
-    return read_model(
+    log = ReadLog()
+    try:
+        spec = _read_with(found, asked, class_defaults(), log)
+    except UnsupportedFamilyError:
+        raise
+    except ConfigError:
+        # A misspelt key says more than what follows from its absence.
+        _check_keys(found, asked, log)
+        raise
+    return spec if found.is_builtin else _annotated(spec, found, asked, log)
+
+
+def _read_with(
+    found: _Found, asked: _Asked, defaults: Mapping[str, Mapping[str, object]], log: "ReadLog"
+) -> ModelSpec:
+    from memplan.graph.families import read_model
+    from memplan.sources.parameter_order import declared_order
+
+    spec = read_model(
         found.config,
         source=found.source,
-        name=found.name,
-        defaults=class_defaults(),
-        task=task,
-        family=family,
-        num_labels=num_labels,
+        name=one_line(found.name),
+        defaults=defaults,
+        task=asked.task,
+        family=asked.family,
+        num_labels=asked.num_labels,
+        log=log,
     )
+    return replace(spec, declared=declared_order(spec.family))
+
+
+def _check_keys(found: _Found, asked: _Asked, log: "ReadLog") -> list[str]:
+    from memplan.sources.config_check import check_keys, check_unread_parts
+
+    accept = asked.allow_unknown_keys
+    said = check_keys(log, source=found.source, is_spec=found.is_spec, accept_unknown=accept)
+    if found.is_spec and not accept:
+        check_unread_parts(log, source=found.source)
+    return said
+
+
+def _annotated(spec: ModelSpec, found: _Found, asked: _Asked, log: "ReadLog") -> ModelSpec:
+    """Say beside a model what of it is not the config's word, and what of the config is not in it."""
+    from memplan.sources.config_check import (
+        architecture_note,
+        default_notes,
+        type_note,
+        unmodelled_notes,
+    )
+
+    said = _check_keys(found, asked, log)
+    said += default_notes(log, lambda read: _matters(read, spec, found, asked))
+    said += unmodelled_notes(log, source=found.source)
+    if asked.family is None:
+        said.append(type_note(found.config, spec.family))
+        said.append(architecture_note(found.config, spec.family, spec.task, source=found.source))
+    return replace(spec, assumptions=tuple(filter(None, said)))
+
+
+def _matters(read: "DefaultRead", spec: ModelSpec, found: _Found, asked: _Asked) -> bool:
+    """Whether a config that holds another value than the class's default is another model."""
+    from memplan.model.read_log import ReadLog
+    from memplan.sources.defaults import class_defaults, with_default
+
+    if not isinstance(read.value, int | float):
+        return True
+    # One other value may happen to make the same model (twice the heads), or none at all.
+    makes_another = None
+    for other in dict.fromkeys((read.value + 1, 2 * read.value, read.value - 1, 1)):
+        defaults = with_default(class_defaults(), read.model_type, read.key, other)
+        try:
+            makes_another = _read_with(found, asked, defaults, ReadLog()) != spec
+        except MemplanError:
+            continue
+        if makes_another:
+            return True
+    return makes_another is None
 
 
 def _find(model: object, *, revision: str | None, token: str | None) -> _Found:
@@ -210,7 +296,7 @@ def _find_text(text: str, *, revision: str | None, token: str | None) -> _Found:
     if revision is not None:
         repo_id = text if "/" in text else builtin.hub_id
         return _from_hub(repo_id, revision=revision, token=token)
-    return _Found(config=builtin.config(), name=builtin.name, source="built-in")
+    return _Found(config=builtin.config(), name=builtin.name, source="built-in", is_builtin=True)
 
 
 def _is_path(text: str, *, is_builtin: bool) -> bool:
@@ -229,10 +315,13 @@ def _is_path(text: str, *, is_builtin: bool) -> bool:
 
 
 def _from_mapping(config: Mapping[object, object]) -> _Found:
+    from memplan.sources.files import check_tree
+
     texts = {key: value for key, value in config.items() if isinstance(key, str)}
     if len(texts) != len(config):
         msg = "config: every key must be text"
         raise ConfigError(msg)
+    check_tree(texts, label="config")
     names = (texts.get("name"), texts.get("_name_or_path"), texts.get("model_type"))
     name = next((name for name in names if isinstance(name, str) and name), "config")
     return _Found(config=texts, name=name, source="config")
@@ -274,17 +363,6 @@ def _from_spec(spec: Mapping[str, object], *, source: str, name: str) -> _Found:
         source=source,
         is_spec=True,
     )
-
-
-def _check_spec_keys(spec: Mapping[str, object], *, source: str, model_type: str) -> None:
-    from memplan.sources.defaults import known_keys
-
-    known = known_keys(model_type)
-    for key in spec if known else ():
-        if key not in known:
-            hint = did_you_mean(key, sorted(known))
-            msg = f"{source}: {key}: is no key of a {model_type} config.{hint}"
-            raise ConfigError(msg)
 
 
 def _nearest_family(config: Mapping[str, object]) -> str:

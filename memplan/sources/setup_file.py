@@ -68,12 +68,25 @@ def _checked(key: str, value: object, *, source: str, section: str) -> object:
         problem = f"write text, not {value!r}"
     elif key == "engine_options" and not isinstance(value, Mapping):
         problem = "write a mapping of the engine's own settings"
+    elif key == "engine_options" and isinstance(value, Mapping):
+        problem = _option_problem(value)
     elif isinstance(value, Mapping | list) and key != "engine_options":
         problem = f"write one value, not {'a list' if isinstance(value, list) else 'a mapping'}"
     if problem:
         msg = f"{source}: {section}{key}: {problem}"
         raise ConfigError(msg)
     return value
+
+
+def _option_problem(options: Mapping[object, object]) -> str:
+    """What is wrong with the first of an engine's settings that cannot be one."""
+    for name, value in options.items():
+        if not isinstance(name, str):
+            return f"the key {name!r} is not text: put it in quotes"
+        if isinstance(value, Mapping | list):
+            kind = "a list" if isinstance(value, list) else "a mapping"
+            return f"{name}: write one value, not {kind}"
+    return ""
 
 
 _TEXTS = frozenset({"freeze", "kernels", "pipeline_schedule"})

@@ -1,19 +1,34 @@
 """Hugging Face ``TrainingArguments`` (transformers 5.23), read from JSON or YAML.
 
-They say nothing of the model, the number of GPUs and the length of sequences: those are given
-beside them. ``deepspeed`` may be a mapping or the path of a ``ds_config.json``, and ``fsdp_config``
-a mapping or a path, as the Trainer takes them; paths are relative to the file's folder.
+TRL's ``SFTConfig``, ``DPOConfig``, ``GRPOConfig`` and ``RewardConfig`` are training arguments too: a
+file that holds a name of theirs has their defaults. Every other name is refused. They say nothing of
+the model and the number of GPUs: those are given beside them. ``deepspeed`` may be a mapping or the
+path of a ``ds_config.json``, and ``fsdp_config`` a mapping or a path, as the Trainer takes them; paths
+are relative to the file's folder.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from memplan.errors import ConfigError, SetupError, did_you_mean
+from memplan.records import dataclass
+from memplan.sources.trainer_keys import (
+    PAIRED,
+    TRL_LENGTH,
+    check_names,
+    older_names,
+    remarks,
+    stop_at,
+    trl_config,
+    trl_remarks,
+)
 from memplan.training.kernels import KernelPreset
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import Recomputation, TrainingSetup
+from memplan.training.setup import Recomputation, TrainingSetup, coerce_enum
 
 _OPTIMIZERS = {
     "adamw_torch_fused": Optimizer.ADAMW_FUSED,
@@ -24,26 +39,76 @@ _OPTIMIZERS = {
 _PRECISIONS = {
     ("bf16", Engine.DDP): Precision.BF16_AMP,
     ("bf16", Engine.DEEPSPEED): Precision.BF16_MASTER,
+    ("bf16", Engine.MEGATRON): Precision.BF16_MASTER,
     ("bf16", Engine.FSDP): Precision.BF16_MIXED,
     ("bf16", Engine.FSDP1): Precision.BF16_MIXED,
     ("fp16", Engine.DDP): Precision.FP16_AMP,
     ("fp16", Engine.DEEPSPEED): Precision.FP16_MASTER,
+    ("fp16", Engine.MEGATRON): Precision.FP16_MASTER,
     ("fp16", Engine.FSDP): Precision.FP16_MIXED,
     ("fp16", Engine.FSDP1): Precision.FP16_MIXED,
 }
 """What a flag means under each engine, for a model that is loaded in fp32."""
+_CHECKPOINT_OPTIONS = (
+    "every_n_layers", "offload", "use_reentrant", "preserve_rng_state", "determinism_check",
+    "debug", "early_stop",
+)  # fmt: skip
+"""What ``activation_checkpointing_kwargs`` may hold: transformers' own, and torch's."""
+_ACCELERATOR_OPTIONS = (
+    "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
+    "gradient_accumulation_kwargs", "use_configured_state",
+)  # fmt: skip
+_ACCUMULATION_OPTIONS = (
+    "num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArgumentsFile:
+    """What a file of arguments says, in memplan's words."""
+
+    setup: TrainingSetup
+    notes: tuple[str, ...] = ()
+    """Arguments that move memory and that the answer should name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFile:
+    """An engine's own file, given beside the arguments."""
+
+    values: Mapping[str, object]
+    source: str
 
 
 def read_training_arguments(path: str | Path, base: TrainingSetup | None = None) -> TrainingSetup:
     """Read a setup from a file of training arguments.
 
-    ``base`` holds what they do not say. Raises ``ConfigError`` when the file cannot be read, or a
-    value is wrong or names something that is not modelled.
+    ``base`` holds what they do not say. Raises ``ConfigError`` when the file cannot be read, has a
+    name that no class of arguments has, or a value that is wrong or not modelled.
+    """
+    return read_arguments_file(path, base).setup
+
+
+def read_arguments_file(
+    path: str | Path,
+    base: TrainingSetup | None = None,
+    *,
+    given: Mapping[str, object] | None = None,
+    deepspeed: EngineFile | None = None,
+    accelerate: EngineFile | None = None,
+) -> ArgumentsFile:
+    """The same with what the answer should name.
+
+    ``given`` are fields of ``TrainingSetup`` that were given beside the file: the engine and the
+    precision decide what its flags mean. ``deepspeed`` and ``accelerate`` are files that the job is
+    launched with; the Trainer's flags and sizes fill in what they leave open.
     """
     from memplan.sources.files import read_mapping
 
-    values = read_mapping(path)
-    return setup_from_arguments(values, base, source=str(path), folder=Path(path).parent)
+    return arguments_file(
+        read_mapping(path), base, source=str(path), folder=Path(path).parent, given=given,
+        deepspeed=deepspeed, accelerate=accelerate,
+    )  # fmt: skip
 
 
 def setup_from_arguments(
@@ -53,75 +118,185 @@ def setup_from_arguments(
     source: str,
     folder: Path = Path(),
 ) -> TrainingSetup:
-    """Make a setup from training arguments; keys that change no memory are passed over.
+    """Make a setup from training arguments; ``arguments_file`` also says what it leaves out.
 
     >>> setup_from_arguments({"bf16": True, "per_device_train_batch_size": 4}, source="example")
     ... # doctest: +ELLIPSIS
     TrainingSetup(num_gpus=1, ... micro_batch_size=4, ... precision=<Precision.BF16_AMP...>, ...)
     """
-    reader = _Arguments(values, base or TrainingSetup(), source=source, folder=folder)
+    return arguments_file(values, base, source=source, folder=folder).setup
+
+
+def arguments_file(
+    values: Mapping[str, object],
+    base: TrainingSetup | None = None,
+    *,
+    source: str,
+    folder: Path = Path(),
+    given: Mapping[str, object] | None = None,
+    deepspeed: EngineFile | None = None,
+    accelerate: EngineFile | None = None,
+) -> ArgumentsFile:
+    """Read arguments from a mapping, as ``read_arguments_file`` does from a file."""
+    check_names(values, source=source)
+    stop_at(values, source=source)
+    reader = _Arguments(values, base or TrainingSetup(), given or {}, source=source, folder=folder)
     try:
-        return reader.setup()
+        setup = reader.setup(deepspeed, accelerate)
+    except ConfigError:
+        raise
     except SetupError as error:
         msg = f"{source}: {error}"
         raise ConfigError(msg) from None
+    return ArgumentsFile(setup=setup, notes=tuple(dict.fromkeys(reader.notes)))
 
 
 class _Arguments:
     """One file of arguments."""
 
     def __init__(
-        self, values: Mapping[str, object], base: TrainingSetup, *, source: str, folder: Path
+        self,
+        values: Mapping[str, object],
+        base: TrainingSetup,
+        given: Mapping[str, object],
+        *,
+        source: str,
+        folder: Path,
     ) -> None:
         self.values = values
         self.base = base
+        self.given = given
         self.source = source
         self.folder = folder
+        self.trl = trl_config(values, source=source)
+        self.notes = [*older_names(values), *remarks(values)]
 
-    def setup(self) -> TrainingSetup:
+    def setup(self, deepspeed: EngineFile | None, accelerate: EngineFile | None) -> TrainingSetup:
         """The setup that the arguments and the base make together."""
         found: dict[str, object] = {
             "micro_batch_size": self._count("per_device_train_batch_size", default=8),
-            "gradient_accumulation_steps": self._count("gradient_accumulation_steps", default=1),
+            "gradient_accumulation_steps": self._accumulation(),
         }
         found["checkpointing"] = self._checkpointing()
         found["optimizer"] = self._optimizer()
         if self._flag("use_liger_kernel"):
             found["kernels"] = KernelPreset.LIGER
-        if self._flag("torch_compile"):
+        if self._compiles():
             found["compiled"] = True
-        self._refuse_unmodelled()
-        deepspeed = self._nested("deepspeed")
+        if self.trl is not None:
+            self._read_trl(found)
+        if deepspeed is None and accelerate is None:
+            config = self._nested("deepspeed")
+            if config is not None:
+                deepspeed = EngineFile(values=config, source=f"{self.source}: deepspeed")
         if deepspeed is not None:
             return self._with_deepspeed(found, deepspeed)
-        if self._uses_fsdp():
-            return self._with_fsdp(found)
-        found["engine"] = Engine.DDP
-        found["precision"] = self._precision(Engine.DDP)
-        # accelerate copies the outputs of a mixed-precision model to fp32 (``prepare_model``).
-        found["upcast_outputs"] = found["precision"] is not Precision.FP32
-        return replace(self.base, **found)  # type: ignore[arg-type]
+        if accelerate is not None or self._uses_fsdp():
+            return self._with_accelerate(found, accelerate or self._fsdp_file())
+        if self._nested("fsdp_config"):
+            self.notes.append("fsdp_config does nothing without fsdp")
+        return self._alone(found)
+
+    def _read_trl(self, found: dict[str, object]) -> None:
+        """What TRL's trainers do besides; ``bf16`` and checkpointing have their own defaults."""
+        config = self.trl
+        assert config is not None
+        self.notes += trl_remarks(config, self.values)
+        if config in PAIRED:
+            found["micro_batch_size"] = 2 * self._count("per_device_train_batch_size", default=8)
+        if self._flag("disable_dropout", default=config in PAIRED):
+            found["dropout"] = 0.0
+        if config != "GRPOConfig":
+            self._read_length(found)
+        self._read_loading(found)
+
+    def _read_length(self, found: dict[str, object]) -> None:
+        key = "max_length" if "max_length" in self.values else "max_seq_length"
+        if key in self.values and self.values[key] is None:
+            self.notes.append(f"{key} is null: sequences are not cut; give --seq-len")
+            return
+        length = self._count(key, default=TRL_LENGTH)
+        found["seq_len"] = length
+        default = "" if key in self.values else f" ({self.trl}'s default)"
+        said = f"max_length {length}{default} is taken for the length of every sequence"
+        packed = self.trl == "SFTConfig" and self._flag("packing")
+        self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
+
+    def _read_loading(self, found: dict[str, object]) -> None:
+        """``model_init_kwargs``: how the trainer loads the model, where it does."""
+        options = self._nested("model_init_kwargs") or {}
+        for key in ("quantization_config", "load_in_4bit", "load_in_8bit"):
+            if options.get(key):
+                self._refuse(f"model_init_kwargs.{key}", "quantized weights are not modelled")
+        named = options.get("attn_implementation")
+        if named is not None:
+            if named not in ("eager", "sdpa", "flash_attention_2"):
+                self._refuse("model_init_kwargs.attn_implementation", f"{named!r} is not modelled")
+            found["attention"] = "flash" if named == "flash_attention_2" else named
+        dtype = str(options.get("dtype", options.get("torch_dtype", "float32"))).split(".")[-1]
+        if dtype != "float32":
+            self.notes.append(
+                f"model_init_kwargs.dtype {dtype}: weights are counted as --precision says; "
+                "bf16-autocast and bf16 are weights in bf16"
+            )
 
     # -- engines ---------------------------------------------------------------------------------
 
-    def _with_deepspeed(
-        self, found: dict[str, object], config: Mapping[str, object]
-    ) -> TrainingSetup:
+    def _alone(self, found: dict[str, object]) -> TrainingSetup:
+        """Without an engine of its own: plain DDP, or the engine that was named beside the file."""
+        named = self.given.get("engine")
+        engine = Engine.DDP if named is None else coerce_enum("engine", named, Engine)
+        found["engine"] = engine
+        found["precision"] = self._precision(engine)
+        options: dict[str, object] = {}
+        if engine is Engine.DDP:
+            # accelerate copies the outputs of a mixed-precision model to fp32 (``prepare_model``).
+            found["upcast_outputs"] = bool(self._halves())
+            options = self._ddp_options()
+        if engine is not Engine.DEEPSPEED:
+            options |= self._synchronization()
+        return self._made(found, options)
+
+    def _ddp_options(self) -> dict[str, object]:
+        """DDP's own settings that the Trainer passes on."""
+        options: dict[str, object] = {}
+        for key in ("find_unused_parameters", "broadcast_buffers", "static_graph"):
+            if self.values.get(f"ddp_{key}") is not None:
+                options[key] = self._flag(f"ddp_{key}")
+        if self.values.get("ddp_bucket_cap_mb") is not None:
+            options["bucket_cap_mb"] = self._count("ddp_bucket_cap_mb", default=25)
+        return options
+
+    def _synchronization(self) -> dict[str, object]:
+        """Whether gradients are reduced at every micro-batch, where the file says it."""
+        kwargs = self._accumulation_options()
+        if kwargs.get("sync_each_batch") is None:
+            return {}
+        where = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+        if not isinstance(kwargs["sync_each_batch"], bool):
+            self._refuse(where, "write true or false")
+        return {"sync_each_batch": kwargs["sync_each_batch"]}
+
+    def _with_deepspeed(self, found: dict[str, object], file: EngineFile) -> TrainingSetup:
         from memplan.sources.deepspeed_config import deepspeed_fields
 
         precision = self._precision(Engine.DEEPSPEED)
         given = {
-            "num_gpus": self.base.num_gpus,
-            "micro_batch_size": found["micro_batch_size"],
+            "num_gpus": self._given("num_gpus", self.base.num_gpus),
+            "micro_batch_size": self._per_device(),
             "gradient_accumulation_steps": found["gradient_accumulation_steps"],
+            "engine": self.given.get("engine"),
+            "zero_stage": self.given.get("zero_stage"),
         }
-        if "optimizer" not in config:
+        if "optimizer" not in file.values:
             given["optimizer"] = found["optimizer"]
         if precision is not Precision.FP32:
             given["precision"] = precision
-        read = deepspeed_fields(config, given, source=f"{self.source}: deepspeed")
+        read = deepspeed_fields(file.values, given, source=file.source)
+        self.notes += read.notes
         made = {**found, "precision": precision, **read.fields}
-        return replace(self.base, **made)  # type: ignore[arg-type]
+        made["micro_batch_size"] = found["micro_batch_size"]
+        return self._made(made, dict(read.fields["engine_options"]))  # type: ignore[call-overload]
 
     def _uses_fsdp(self) -> bool:
         value = self.values.get("fsdp")
@@ -132,41 +307,141 @@ class _Arguments:
         key = "fsdp"
         raise self._wrong(key, "true, or words such as full_shard auto_wrap")
 
-    def _with_fsdp(self, found: dict[str, object]) -> TrainingSetup:
-        from memplan.sources.accelerate_config import accelerate_fields
+    def _fsdp_file(self) -> EngineFile:
+        """``fsdp`` and ``fsdp_config`` as accelerate is told them."""
         from memplan.sources.emitters.accelerate import accelerate_values
 
-        halves = [name for name in ("bf16", "fp16") if self._flag(name)]
-        arguments = {"fsdp": self.values.get("fsdp"), "fsdp_config": self._nested("fsdp_config")}
-        described = accelerate_values(arguments, halves[0] if halves else "no")
-        read = accelerate_fields(described, {}, source=f"{self.source}: fsdp_config").fields
+        config = dict(self._nested("fsdp_config") or {})
+        named = self.given.get("engine")
+        if "version" not in config and "fsdp_version" not in config and named is not None:
+            engine = coerce_enum("engine", named, Engine)
+            config["version"] = 1 if engine is Engine.FSDP1 else 2
+        arguments = {"fsdp": self.values.get("fsdp"), "fsdp_config": config}
+        try:
+            values = accelerate_values(arguments, "no")
+        except ConfigError as error:
+            msg = f"{self.source}: {error}"
+            raise ConfigError(msg) from None
+        return EngineFile(values=values, source=f"{self.source}: fsdp_config")
+
+    def _with_accelerate(self, found: dict[str, object], file: EngineFile) -> TrainingSetup:
+        from memplan.sources.accelerate_config import accelerate_fields
+
+        # The Trainer tells accelerate its own flags, and accelerate's file stands without any.
+        halves = self._halves()
+        config = {**file.values, "mixed_precision": halves[0]} if halves else file.values
+        names = ("engine", "num_gpus", "num_nodes", "zero_stage")
+        given: dict[str, object] = {
+            name: self.given[name] for name in names if self.given.get(name) is not None
+        }
+        given["micro_batch_size"] = self._per_device()
+        read = accelerate_fields(config, given, source=file.source, folder=self.folder)
+        fields = dict(read.fields)
+        # How the weights are loaded is said where the answer names its precision.
+        self.notes += [note for note in read.notes if not note.startswith("mixed_precision")]
         if found["checkpointing"] is Recomputation.FULL:
-            read["checkpointing"] = Recomputation.FULL
-        return replace(self.base, **{**found, **read})  # type: ignore[arg-type]
+            fields["checkpointing"] = Recomputation.FULL
+        options = dict(fields["engine_options"])  # type: ignore[call-overload]
+        if fields.get("engine") != Engine.DEEPSPEED.value:
+            options |= self._synchronization()
+        fields["micro_batch_size"] = found["micro_batch_size"]
+        return self._made({**found, **fields}, options)
+
+    def _made(self, found: dict[str, object], options: dict[str, object]) -> TrainingSetup:
+        chosen = self._given_precision()
+        if chosen is not None:
+            found["precision"] = chosen
+        for name in ("num_gpus", "num_nodes"):
+            if self.given.get(name) is not None:
+                found[name] = self.given[name]
+        if options or "engine_options" in found:
+            found["engine_options"] = options
+        return replace(self.base, **found)  # type: ignore[arg-type]
 
     # -- values ----------------------------------------------------------------------------------
+
+    def _per_device(self) -> int:
+        return self._count("per_device_train_batch_size", default=8)
+
+    def _given(self, name: str, default: object) -> object:
+        value = self.given.get(name)
+        return default if value is None else value
+
+    def _accumulation(self) -> int:
+        steps = self._count("gradient_accumulation_steps", default=1)
+        more = self._accumulation_options().get("num_steps")
+        if more in (None, 1, steps):
+            return steps
+        where = "accelerator_config.gradient_accumulation_kwargs.num_steps"
+        if steps > 1 or isinstance(more, bool) or not isinstance(more, int) or more < 1:
+            self._refuse(where, "write gradient_accumulation_steps instead")
+        return more
+
+    def _accumulation_options(self) -> Mapping[str, object]:
+        config = self._nested("accelerator_config") or {}
+        self._check_options("accelerator_config", config, _ACCELERATOR_OPTIONS)
+        if config.get("split_batches"):
+            advice = "is not modelled; write the batch of one GPU and leave it out"
+            self._refuse("accelerator_config.split_batches", advice)
+        kwargs = config.get("gradient_accumulation_kwargs") or {}
+        where = "accelerator_config.gradient_accumulation_kwargs"
+        if not isinstance(kwargs, Mapping):
+            self._refuse(where, "write a mapping")
+        self._check_options(where, kwargs, _ACCUMULATION_OPTIONS)
+        return kwargs
+
+    def _check_options(
+        self, where: str, options: Mapping[str, object], known: tuple[str, ...]
+    ) -> None:
+        for name in options:
+            if name not in known:
+                guess = did_you_mean(str(name), known)
+                self._refuse(f"{where}.{name}", f"there is no such setting.{guess}")
+
+    def _compiles(self) -> bool:
+        """Naming a backend or a mode turns it on (``__post_init__``)."""
+        named = ("torch_compile_backend", "torch_compile_mode")
+        return self._flag("torch_compile") or any(self.values.get(key) for key in named)
 
     def _checkpointing(self) -> Recomputation:
         """transformers 5.23 renamed it, and the new name goes first (``__post_init__``)."""
         named = "activation_checkpointing"
         key = named if self.values.get(named) is not None else "gradient_checkpointing"
-        if not self._flag(key):
+        if not self._flag(key, default=self.trl is not None):
             return Recomputation.NONE
+        if key not in self.values:
+            self.notes.append(f"gradient_checkpointing is on: {self.trl}'s default")
         options = self._nested(f"{key}_kwargs") or {}
+        self._check_options(f"{key}_kwargs", options, _CHECKPOINT_OPTIONS)
         for name, usual in (("every_n_layers", 1), ("offload", False)):
             if options.get(name) not in (None, usual):
-                msg = (
-                    f"{self.source}: {key}_kwargs.{name}: changes memory and is not modelled; "
-                    "remove it"
+                self._refuse(
+                    f"{key}_kwargs.{name}", "changes memory and is not modelled; remove it"
                 )
-                raise ConfigError(msg)
         return Recomputation.FULL
 
-    def _precision(self, engine: Engine) -> Precision:
+    def _given_precision(self) -> Precision | None:
+        """A precision that was named beside the file, which goes over its flags."""
+        named = self.given.get("precision")
+        value = getattr(named, "value", named)
+        return next((each for each in Precision if each.value == value), None)
+
+    def _halves(self) -> list[str]:
+        """The flag that is on, in the Trainer's words."""
+        chosen = self._given_precision()
+        if chosen is not None:
+            plain = chosen in (Precision.FP32, Precision.BF16)
+            return [] if plain else [chosen.value[:4]]
         halves = [name for name in ("bf16", "fp16") if self._flag(name)]
         if len(halves) == 2:
-            msg = f"{self.source}: fp16: and bf16 are both true; the Trainer takes one"
-            raise ConfigError(msg)
+            self._refuse("fp16", "and bf16 are both true; the Trainer takes one")
+        if self.trl is not None and not halves and self.values.get("bf16") is None:
+            self.notes.append(f"bf16 is on: {self.trl}'s default")
+            return ["bf16"]
+        return halves
+
+    def _precision(self, engine: Engine) -> Precision:
+        halves = self._halves()
         return _PRECISIONS[(halves[0], engine)] if halves else Precision.FP32
 
     def _optimizer(self) -> Optimizer:
@@ -178,14 +453,8 @@ class _Arguments:
         msg = f"{self.source}: optim: {name!r} is not modelled.{hint} There are: {', '.join(known)}"
         raise ConfigError(msg)
 
-    def _refuse_unmodelled(self) -> None:
-        for key in _UNMODELLED:
-            if self.values.get(key) not in (None, False, "", [], {}):
-                msg = f"{self.source}: {key}: changes memory and is not modelled; remove it"
-                raise ConfigError(msg)
-
-    def _flag(self, key: str) -> bool:
-        value = self.values.get(key, False)
+    def _flag(self, key: str, *, default: bool = False) -> bool:
+        value = self.values.get(key, default)
         if value is None:
             return False
         if not isinstance(value, bool):
@@ -199,10 +468,15 @@ class _Arguments:
         return value
 
     def _nested(self, key: str) -> Mapping[str, object] | None:
-        """A mapping, or the file that holds it."""
+        """A mapping, the JSON text of one, or the file that holds it."""
         value = self.values.get(key)
         if value in (None, "", {}):
             return None
+        if isinstance(value, str) and value.startswith("{"):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise self._wrong(key, "a mapping, JSON text or the path of a file") from None
         if isinstance(value, str):
             from memplan.sources.files import read_mapping
 
@@ -212,8 +486,9 @@ class _Arguments:
         return value
 
     def _wrong(self, key: str, wanted: str) -> ConfigError:
-        return ConfigError(f"{self.source}: {key}: write {wanted}, not {self.values[key]!r}")
+        shown = repr(self.values[key])
+        return ConfigError(f"{self.source}: {key}: write {wanted}, not {shown[:60]}")
 
-
-_UNMODELLED = ("galore_config", "optim_target_modules", "auto_find_batch_size", "tp_size")
-"""Arguments that change memory in ways that are not modelled."""
+    def _refuse(self, key: str, problem: str) -> NoReturn:
+        msg = f"{self.source}: {key}: {problem}"
+        raise ConfigError(msg)

@@ -30,6 +30,8 @@ class Precision(Enum):
     BF16_AMP = "bf16-amp"
     BF16_MIXED = "bf16-mixed"
     BF16_MASTER = "bf16-master"
+    FP16 = "fp16"
+    """Whatever fp16 is called with the engine: ``FP16_FORM``."""
     FP16_AMP = "fp16-amp"
     FP16_MIXED = "fp16-mixed"
     FP16_MASTER = "fp16-master"
@@ -108,6 +110,15 @@ PRECISIONS: dict[Precision, PrecisionFormats] = {
 }
 """Every precision, as the frameworks hold it (torch 2.13, DeepSpeed 0.19, transformers 5.23)."""
 
+FP16_FORM: dict[Engine, Precision] = {
+    Engine.DDP: Precision.FP16_AMP,
+    Engine.DEEPSPEED: Precision.FP16_MASTER,
+    Engine.FSDP: Precision.FP16_MIXED,
+    Engine.FSDP1: Precision.FP16_MIXED,
+    Engine.MEGATRON: Precision.FP16_MASTER,
+}
+"""How each engine trains in fp16: all have one way."""
+
 DEFAULT_PRECISION: dict[Engine, Precision] = {
     Engine.DDP: Precision.BF16_AMP,
     Engine.DEEPSPEED: Precision.BF16_MASTER,
@@ -116,3 +127,33 @@ DEFAULT_PRECISION: dict[Engine, Precision] = {
     Engine.MEGATRON: Precision.BF16_MASTER,
 }
 """What each engine's users mostly train with."""
+
+
+def engine_precision(
+    asked: Precision | None, engine: Engine, *, has_bf16: bool = True
+) -> Precision:
+    """The precision that an engine trains in: asked for, or its usual one on such a card.
+
+    >>> engine_precision(None, Engine.FSDP, has_bf16=False).value
+    'fp16-mixed'
+    """
+    if asked is Precision.FP16 or (asked is None and not has_bf16):
+        return FP16_FORM[engine]
+    return DEFAULT_PRECISION[engine] if asked is None else asked
+
+
+def engines_with(precision: Precision) -> frozenset[Engine]:
+    """The engines that train in a precision."""
+    return _ALL if precision is Precision.FP16 else PRECISIONS[precision].engines
+
+
+def carried_precision(precision: Precision, engine: Engine) -> Precision:
+    """The nearest to a precision that another engine has: the same 16-bit format, fp32 kept.
+
+    >>> carried_precision(Precision.FP16_AMP, Engine.DEEPSPEED).value
+    'fp16-master'
+    """
+    if engine in engines_with(precision):
+        return precision
+    half = PRECISIONS[precision].autocast or PRECISIONS[precision].compute
+    return FP16_FORM[engine] if half is DType.FP16 else DEFAULT_PRECISION[engine]

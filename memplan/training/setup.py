@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from memplan.errors import SetupError, did_you_mean
 from memplan.records import dataclass
+from memplan.text import shown
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import (
     KERNEL_PRESETS,
@@ -18,7 +19,13 @@ from memplan.training.kernels import (
     NormKernel,
 )
 from memplan.training.optimizers import Optimizer
-from memplan.training.precision import DEFAULT_PRECISION, PRECISIONS, Engine, Precision
+from memplan.training.precision import (
+    PRECISIONS,
+    Engine,
+    Precision,
+    engine_precision,
+    engines_with,
+)
 
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
@@ -52,6 +59,18 @@ class Offload(Enum):
     NONE = "none"
     CPU = "cpu"
     NVME = "nvme"
+
+
+class PipelineSchedule(Enum):
+    """The order in which pipeline stages run their micro-batches."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED_ONE_F_ONE_B = "interleaved-1f1b"
+    LOOPED_BFS = "looped-bfs"
+    INTERLEAVED_ZERO_BUBBLE = "interleaved-zero-bubble"
+    ZBV = "zbv"
+    DUALPIPEV = "dualpipev"
 
 
 class Recomputation(Enum):
@@ -93,7 +112,7 @@ class TrainingSetup:
     target_seq_len: int | None = None
     """Tokens of a target sequence in an encoder-decoder. None: as ``seq_len``."""
     precision: Precision | None = None
-    """None: the engine's usual one."""
+    """None: the engine's usual one, in fp16 on a card without bf16; ``fp16``: the engine's form."""
     optimizer: Optimizer = Optimizer.ADAMW_FUSED
     checkpointing: Recomputation | float = Recomputation.NONE
     """A ``Recomputation``, or the share of layers that are recomputed in full."""
@@ -113,7 +132,8 @@ class TrainingSetup:
     sequence_parallel: bool = False
     loss_parallel: bool = False
     pipeline_parallel: int = 1
-    pipeline_schedule: str | None = None
+    pipeline_schedule: PipelineSchedule | None = None
+    """None: 1f1b, where there is a pipeline."""
     virtual_stages: int = 1
     context_parallel: int = 1
     expert_parallel: int = 1
@@ -138,11 +158,17 @@ class TrainingSetup:
             object.__setattr__(self, name, _coerce(name, getattr(self, name), kind))
         object.__setattr__(self, "checkpointing", _checkpointing(self.checkpointing))
         object.__setattr__(self, "kernels", _kernels(self.kernels))
+        if self.freeze is None:
+            object.__setattr__(self, "freeze", FrozenParts())
         if isinstance(self.freeze, str):
             object.__setattr__(self, "freeze", FrozenParts.parse(self.freeze))
-        if isinstance(self.engine_options, Mapping):
-            options = tuple(sorted(self.engine_options.items()))
-            object.__setattr__(self, "engine_options", options)
+        elif not isinstance(self.freeze, FrozenParts):
+            msg = f"freeze: expected parts such as embeddings,layers.0-7, got {shown(self.freeze)}"
+            raise SetupError(msg)
+        if self.engine_options:
+            object.__setattr__(self, "engine_options", _options(self.engine_options))
+        elif self.engine_options != ():
+            object.__setattr__(self, "engine_options", ())
         _check_sizes(self)
         _check_engine(self)
 
@@ -168,7 +194,7 @@ class TrainingSetup:
     @property
     def chosen_precision(self) -> Precision:
         """The precision, the engine's default filled in."""
-        return self.precision or DEFAULT_PRECISION[self.chosen_engine]
+        return engine_precision(self.precision, self.chosen_engine)
 
     @property
     def chosen_kernels(self) -> Kernels:
@@ -192,8 +218,13 @@ class TrainingSetup:
             self.tensor_parallel * self.pipeline_parallel * self.context_parallel
         )
 
-    def resolve(self, context_length: int | None = None) -> "TrainingSetup":
-        """Fill in every default; ``context_length`` is the model's [tokens]."""
+    def resolve(
+        self, context_length: int | None = None, *, has_bf16: bool = True
+    ) -> "TrainingSetup":
+        """Fill in every default; ``context_length`` is the model's [tokens].
+
+        ``has_bf16``: the card multiplies bf16; on one that does not the default is fp16.
+        """
         engine = self.chosen_engine
         seq_len = self.seq_len
         if seq_len is None and context_length is not None:
@@ -204,7 +235,7 @@ class TrainingSetup:
             engine=engine,
             zero_stage=self._default_stage(engine),
             fsdp_strategy=self._default_strategy(engine),
-            precision=self.chosen_precision,
+            precision=engine_precision(self.precision, engine, has_bf16=has_bf16),
             seq_len=seq_len,
             target_seq_len=self.target_seq_len or seq_len,
         )
@@ -225,6 +256,7 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "precision": Precision, "optimizer": Optimizer, "attention": AttentionKernel,
     "norm": NormKernel, "mlp": FeedForwardKernel, "loss": LossKernel,
     "offload_optimizer": Offload, "offload_param": Offload,
+    "pipeline_schedule": PipelineSchedule,
 }  # fmt: skip
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -245,12 +277,17 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
         if member.value == value and not isinstance(value, bool):
             return member
     known = [str(member.value) for member in kind]
-    msg = f"{name}: {value!r} is not one of {', '.join(known)}.{did_you_mean(str(value), known)}"
+    msg = (
+        f"{name}: {shown(value)} is not one of {', '.join(known)}.{did_you_mean(str(value), known)}"
+    )
     raise SetupError(msg)
 
 
 def _coerce(name: str, value: object, kind: type[Enum]) -> Enum | None:
-    return None if value is None else coerce_enum(name, value, kind)
+    """A field's member; what is not to be offloaded may be null, as what has a default."""
+    if value is None and kind is Offload:
+        return Offload.NONE
+    return None if value is None and kind is not Optimizer else coerce_enum(name, value, kind)
 
 
 def _checkpointing(value: object) -> Recomputation | float:
@@ -274,6 +311,48 @@ def _kernels(value: object) -> KernelPreset | Kernels:
     return value if isinstance(value, Kernels) else coerce_enum("kernels", value, KernelPreset)
 
 
+MAX_OPTION = 2**63 - 1
+"""Largest number that an engine's option takes: what a C integer holds."""
+MAX_OPTION_DEPTH = 10
+"""How deeply the value of an engine's option may be nested."""
+
+
+def _options(options: object) -> tuple[tuple[str, object], ...]:
+    """The engine's options as pairs in order, their values such that equal setups are found equal."""
+    pairs = options.items() if isinstance(options, Mapping) else options
+    found: dict[str, object] = {}
+    for pair in pairs if isinstance(pairs, Iterable) else (pairs,):
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            msg = f"engine_options: expected a mapping of the engine's own names, got {shown(options)}"
+            raise SetupError(msg)
+        name, value = pair
+        if not isinstance(name, str):
+            msg = f"engine_options: the key {shown(name)} is not text: put it in quotes"
+            raise SetupError(msg)
+        found[name] = _frozen(value, name=name, depth=0)
+    return tuple(sorted(found.items()))
+
+
+def _frozen(value: object, *, name: str, depth: int) -> object:
+    """A value that can be hashed: lists as tuples, mappings as sorted pairs."""
+    if depth > MAX_OPTION_DEPTH:
+        msg = f"engine_options: {name}: is nested more than {MAX_OPTION_DEPTH} levels deep"
+        raise SetupError(msg)
+    if isinstance(value, Mapping):
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+        return tuple((str(key), _frozen(each, name=name, depth=depth + 1)) for key, each in items)
+    if isinstance(value, list | tuple | set | frozenset):
+        return tuple(_frozen(each, name=name, depth=depth + 1) for each in value)
+    if isinstance(value, int | float) and not -MAX_OPTION <= value <= MAX_OPTION:
+        msg = f"engine_options: {name}: must be a number below 2^63, got {shown(value)}"
+        raise SetupError(msg)
+    return value
+
+
+_OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len"})
+"""Sizes for which None stands for a default."""
+
+
 def _check_sizes(setup: TrainingSetup) -> None:
     limits = {
         "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
@@ -283,16 +362,22 @@ def _check_sizes(setup: TrainingSetup) -> None:
     }  # fmt: skip
     for name, limit in limits.items():
         value = getattr(setup, name)
-        if value is None:
+        if value is None and name in _OPTIONAL_SIZES:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
-            msg = f"{name}: expected a whole number, got {value!r}"
+            msg = f"{name}: expected a whole number, got {shown(value)}"
             raise SetupError(msg)
         if not 1 <= value <= limit:
-            msg = f"{name}: must be from 1 to {limit}, got {value}"
+            msg = f"{name}: must be from 1 to {limit}, got {shown(value)}"
             raise SetupError(msg)
-    if setup.dropout is not None and not 0 <= setup.dropout < 1:
-        msg = f"dropout: must be from 0 to below 1, got {setup.dropout}"
+    for name in _FLAGS:
+        if not isinstance(getattr(setup, name), bool):
+            msg = f"{name}: expected true or false, got {shown(getattr(setup, name))}"
+            raise SetupError(msg)
+    dropout = setup.dropout
+    is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
+    if dropout is not None and not (is_number and 0 <= dropout < 1):
+        msg = f"dropout: must be from 0 to below 1, got {shown(dropout)}"
         raise SetupError(msg)
     if setup.num_gpus % setup.nodes:
         msg = (
@@ -302,9 +387,15 @@ def _check_sizes(setup: TrainingSetup) -> None:
         raise SetupError(msg)
 
 
+_FLAGS = (
+    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "compiled",
+    "kernel_scratch",
+)  # fmt: skip
+
+
 def _check_engine(setup: TrainingSetup) -> None:
     engine, precision = setup.chosen_engine, setup.chosen_precision
-    if engine not in PRECISIONS[precision].engines:
+    if engine not in engines_with(precision):
         known = [each.value for each, row in PRECISIONS.items() if engine in row.engines]
         msg = (
             f"precision: {precision.value} does not exist with the engine {engine.value}; "

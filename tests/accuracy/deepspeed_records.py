@@ -9,6 +9,7 @@ from memplan.memory.rank import RankInput
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
+TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm"}
 AUTO_KEYS = (
     "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
 )  # fmt: skip
@@ -41,20 +42,26 @@ def engine_options(settings: dict[str, Any]) -> dict[str, object]:
         options.update(settings["buckets"])
     if settings["overlap"] is not None:
         options["overlap_comm"] = settings["overlap"]
-    if settings["zinit"]:
-        options["zero_init"] = True
+    options["zero_init"] = bool(settings["zinit"])
+    if settings.get("opt") == "torch_adamw_fused":
+        options["torch_adam"] = True
     options.update(flat_options(settings["extra"] or {}))
     return options
 
 
 def flat_options(ds_config: dict[str, Any]) -> dict[str, object]:
-    """Sections of a ds_config as memplan's flat engine options."""
+    """A ds_config as memplan's flat engine options."""
     options: dict[str, object] = {}
-    for section in ds_config.values():
+    for key, section in ds_config.items():
+        if key == "torch_autocast":  # over weights that are 16 bits already: nothing is cast
+            continue
+        if not isinstance(section, dict):
+            options[key] = section
+            continue
         for name, value in section.items():
             if isinstance(value, dict):
                 options.update(
-                    {f"{name}.{key}": each for key, each in value.items() if key != "device"}
+                    {f"{name}.{inner}": each for inner, each in value.items() if inner != "device"}
                 )
             else:
                 options[name] = value
@@ -64,7 +71,8 @@ def flat_options(ds_config: dict[str, Any]) -> dict[str, object]:
 def account_of(record: dict[str, Any], *, rank: int | None = None) -> RankAccount:
     """The account of the record's rank, or of another one."""
     setup = setup_of(record["settings"])
-    model = load_model(record["config"], "causal-lm")
+    task = TASKS[record["settings"].get("task", "causal")]
+    model = load_model(record["config"], task)
     tape, passes = record_and_walk(model, tape_options(setup, None))
     given = RankInput(tape=tape, passes=passes, setup=setup)
     return deepspeed_account(given, rank=record["settings"]["rank"] if rank is None else rank)

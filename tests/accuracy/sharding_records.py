@@ -1,5 +1,6 @@
 """Records of FSDP2 and DDP as training setups, and the figures that memplan gives for them."""
 
+from functools import partial
 from typing import Any
 
 from memplan.estimator.estimation import record_and_walk, tape_options
@@ -12,7 +13,13 @@ from memplan.sources.models import load_model
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
-ACCOUNTANTS = {Engine.FSDP: fsdp2_account, Engine.FSDP1: fsdp1_account, Engine.DDP: ddp_account}
+TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
+ACCOUNTANTS = {
+    Engine.FSDP: fsdp2_account,
+    Engine.FSDP1: partial(fsdp1_account, rank=0),
+    Engine.DDP: ddp_account,
+}
+"""Of the first rank, which the records are of."""
 
 
 def account_of(
@@ -48,16 +55,20 @@ def predict_fsdp(record: dict[str, Any]) -> dict[str, int]:
         engine="fsdp",  # type: ignore[arg-type]
         micro_batch_size=settings["b"],
         seq_len=settings["s"],
+        precision="bf16" if settings.get("precision") == "bf16" else "bf16-mixed",
         optimizer=settings["opt"].replace("_", "-"),
         checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
         attention=settings["attn"],
+        gradient_accumulation_steps=settings.get("accum", 1),
         kernel_scratch=False,
         engine_options={
             "reshard_after_forward": sharding["reshard"],
             "reduce_dtype": "fp32" if sharding["reduce_fp32"] else "bf16",
+            "sync_each_batch": not settings.get("no_sync", False),
         },
     )
-    figures = figures_of(account_of(record["config"], setup))
+    task = TASKS[record.get("task", "causal")]
+    figures = figures_of(account_of(record["config"], setup, task))
     del figures["peak_load"]
     return figures
 
@@ -102,5 +113,6 @@ def predict_ddp(record: dict[str, Any]) -> dict[str, int]:
             "static_graph": settings["static_graph"],
         },
     )
-    figures = figures_of(account_of(DDP_MODELS[settings["model"]], setup))
+    config = record.get("config") or DDP_MODELS[settings["model"]]
+    figures = figures_of(account_of(config, setup, TASKS[record.get("task", "causal")]))
     return {**figures, "before": figures["bytes_before"], "peak_ddp_init": figures["peak_load"]}

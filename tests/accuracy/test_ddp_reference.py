@@ -37,3 +37,13 @@ def test_ddp(
         {name: comparison.row(name) for name in ("before", "peak")},
         update=pytestconfig.getoption("--update-accuracy"),
     )
+
+
+@pytest.mark.reference
+def test_fresh_cases(reference_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = compare(reference_dir / "ddp_more.jsonl")
+    with capsys.disabled():
+        sys.stdout.write(f"\nddp_more.jsonl: {comparison.table()}\n")
+    assert not comparison.refused
+    for name in FIGURES:
+        assert comparison.worst(name)[0] <= 0.005, comparison.worst(name)

@@ -1,4 +1,4 @@
-"""One rank of DeepSpeed ZeRO 0-3, against every record of ``deepspeed.jsonl``."""
+"""One rank of DeepSpeed ZeRO 0-3, against every record of ``deepspeed.jsonl``, and of fresh cases."""
 
 from pathlib import Path
 
@@ -19,6 +19,19 @@ BARS = {
     "cpu_peak_init": (0.005, 0.02),
     "cpu_after_step": (0.005, 0.02),
 }
+
+MORE_BARS = {
+    "before": 0.005,
+    "after_step": 0.005,
+    "peak_init": 0.01,
+    "peak_forward": 0.005,
+    "peak_backward": 0.005,
+    "peak_step": 0.005,
+    "peak": 0.005,
+    "cpu_peak_init": 0.01,
+    "cpu_after_step": 0.01,
+}
+"""The same for each record of ``deepspeed_more.jsonl``: other models, keys of ds_config one by one."""
 
 
 def compare(records: Path) -> Comparison:
@@ -46,3 +59,13 @@ def test_deepspeed(
         {name: comparison.row(name) for name in ("before", "peak_init", "peak", "cpu_after_step")},
         update=pytestconfig.getoption("--update-accuracy"),
     )
+
+
+@pytest.mark.reference
+def test_fresh_cases(reference_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = compare(reference_dir / "deepspeed_more.jsonl")
+    with capsys.disabled():
+        print(f"\ndeepspeed_more.jsonl: {comparison.table()}")
+    assert not comparison.refused
+    for name, worst in MORE_BARS.items():
+        assert comparison.worst(name)[0] <= worst, comparison.worst(name)

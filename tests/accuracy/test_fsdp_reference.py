@@ -41,3 +41,13 @@ def test_fsdp(
         {name: comparison.row(name) for name in ("bytes_before", "peak")},
         update=pytestconfig.getoption("--update-accuracy"),
     )
+
+
+@pytest.mark.reference
+def test_fresh_cases(reference_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = compare(reference_dir / "fsdp_more.jsonl")
+    with capsys.disabled():
+        sys.stdout.write(f"\nfsdp_more.jsonl: {comparison.table()}\n")
+    assert not comparison.refused
+    for name in BARS:
+        assert comparison.worst(name)[0] <= 0.005, comparison.worst(name)

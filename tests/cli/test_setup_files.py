@@ -97,3 +97,44 @@ def test_unknown_keys_are_refused(
     assert done.exit_code == 3
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "engine", "precision"),
+    [
+        ([], "fsdp", "bf16-mixed"),
+        (["--precision", "fp32"], "fsdp", "fp32"),
+        (["--engine", "fsdp1"], "fsdp1", "bf16-mixed"),
+        (["--engine", "fsdp1", "--precision", "bf16"], "fsdp1", "bf16"),
+    ],
+)
+def test_training_arguments_with_fsdp(
+    run: Run, tmp_path: Path, options: list[str], engine: str, precision: str
+) -> None:
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps({"bf16": True, "fsdp": True}))
+    (row,) = rows(run, "--training-args", str(path), *options)
+    assert (row["engine"], row["precision"]) == (engine, precision)
+
+
+def test_what_a_file_does_not_hold_is_in_the_answer(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps({"max_length": 512, "packing": True}))
+    arguments = ["estimate", "llama-3.2-1b", "--gpus", "8", "--gpu", "h100"]
+    table = run(*arguments, "--training-args", str(path))
+    answer = run(*arguments, "--training-args", str(path), "--format", "json")
+    assert "SFTConfig's default" in table.stdout
+    assert any("as packing makes it" in each for each in json.loads(answer.stdout)["assumptions"])
+
+
+def test_training_arguments_and_the_launcher_s_file(
+    run: Run, tmp_path: Path, deepspeed_file: str
+) -> None:
+    path = tmp_path / "args.json"
+    path.write_text(
+        json.dumps({
+            "bf16": True, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+        })
+    )  # fmt: skip
+    (row,) = rows(run, "--training-args", str(path), "--deepspeed-config", deepspeed_file)
+    assert (row["engine"], row["zero_stage"], row["micro_batch_size"]) == ("deepspeed", 3, 2)

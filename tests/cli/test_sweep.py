@@ -19,7 +19,9 @@ Run = Callable[..., Any]
 
 def rows_of(text: str) -> list[dict[str, Any]]:
     document = json.loads(text)
-    assert list(document) == ["schema_version", "assumptions", "rows"]
+    assert list(document) == [
+        "schema_version", "memplan_version", "model_fingerprint", "assumptions", "rows"
+    ]  # fmt: skip
     return list(document["rows"])
 
 
@@ -89,15 +91,113 @@ def test_a_baseline_shows_what_moved(run: Run, tmp_path: Path) -> None:
     document["rows"][0]["peak_bytes"] = int(document["rows"][0]["peak_bytes"] * 0.97)
     document["rows"].pop()
     path.write_text(json.dumps(document))
-    moved = run(*SWEEP, "--baseline", str(path), "--tolerance", "1%")
+    known = ("--baseline", str(path), "--unmatched", "allow")
+    moved = run(*SWEEP, *known, "--tolerance", "1%")
     assert moved.exit_code == 5
     assert "1 of 35 rows moved, 1 for the worse beyond 1 %; 1 new, 0 gone" in moved.stdout
     assert "(+3.09 %)" in moved.stdout
-    assert run(*SWEEP, "--baseline", str(path), "--tolerance", "5%").exit_code == 0
-    scripted = run(*SWEEP, "--baseline", str(path), "--format", "json")
+    assert run(*SWEEP, *known, "--tolerance", "5%").exit_code == 0
+    scripted = run(*SWEEP, *known, "--format", "json")
     assert scripted.exit_code == 5
     assert len(rows_of(scripted.stdout)) == 36
     assert "rows moved" in scripted.stderr
+
+
+BASELINE = ("sweep", "gpt2", "--gpus", "8", "--zero", "1,2", "--gpu", "h100")
+
+
+@pytest.fixture
+def baseline(run: Run, tmp_path: Path) -> Path:
+    path = tmp_path / "baseline.json"
+    path.write_text(run(*BASELINE, "--format", "json").stdout)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        pytest.param(("--zero", "3"), "1 rows are new and 2 gone", id="none matches"),
+        pytest.param(("--zero", "1"), "0 rows are new and 1 gone", id="one is gone"),
+        pytest.param(("--zero", "1-3"), "1 rows are new and 0 gone", id="one is new"),
+        pytest.param(("--kernels", "liger"), "2 rows are new and 2 gone", id="another setting"),
+        pytest.param(("--engine-option", "overlap_comm=true"), "2 rows are new", id="an option"),
+    ],
+)
+def test_a_baseline_that_does_not_match_fails_unless_allowed(
+    run: Run, baseline: Path, changes: tuple[str, ...], said: str
+) -> None:
+    command = BASELINE if "--zero" not in changes else BASELINE[:4] + BASELINE[6:]
+    outcome = run(*command, *changes, "--baseline", str(baseline))
+    assert outcome.exit_code == 5
+    assert said in outcome.stderr
+    assert ": not in the baseline" in outcome.stdout or ": only in the baseline" in outcome.stdout
+    allowed = run(*command, *changes, "--baseline", str(baseline), "--unmatched", "allow")
+    assert allowed.exit_code == 0
+    assert " new, " in allowed.stdout
+
+
+def test_a_baseline_of_another_model_fails(run: Run, baseline: Path) -> None:
+    command = ("sweep", "distilgpt2", *BASELINE[2:], "--baseline", str(baseline))
+    outcome = run(*command)
+    assert outcome.exit_code == 5
+    assert "it is of a model of another shape" in outcome.stderr
+    assert run(*command, "--unmatched", "allow").exit_code == 0
+
+
+def test_a_baseline_knows_a_model_in_another_folder(run: Run, tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4}
+    for folder in ("checkout-1", "checkout-2"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "baseline.json"
+    command = ("estimate", str(tmp_path / "checkout-1"), "--gpu", "h100")
+    path.write_text(run(*command, "--format", "json").stdout)
+    document = json.loads(path.read_text())
+    assert document["memplan_version"]
+    assert len(document["model_fingerprint"]) == 16
+    moved = ("estimate", str(tmp_path / "checkout-2"), "--gpu", "h100")
+    assert run(*moved, "--baseline", str(path)).exit_code == 0
+    (tmp_path / "checkout-2" / "config.json").write_text(json.dumps({**config, "n_head": 8}))
+    assert run(*moved, "--baseline", str(path)).exit_code == 5
+
+
+def test_a_baseline_of_another_memplan_says_so(run: Run, baseline: Path) -> None:
+    document = json.loads(baseline.read_text())
+    document["memplan_version"] = "0.0.1"
+    document["model_fingerprint"] = "of another kind"
+    baseline.write_text(json.dumps(document))
+    outcome = run(*BASELINE, "--baseline", str(baseline))
+    assert outcome.exit_code == 0
+    assert "the baseline is of memplan 0.0.1" in outcome.stdout
+
+
+@pytest.mark.parametrize("command", ["sweep", "estimate"])
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        pytest.param(("--fail-on", "tigt"), 2, "Did you mean 'tight'", id="verdict"),
+        pytest.param(("--check=al",), 2, "Did you mean 'all'", id="scope"),
+        pytest.param(("--baseline", "none.json"), 3, "no such file", id="no baseline"),
+        pytest.param(("--tolerance", "2%"), 2, "give --baseline", id="tolerance alone"),
+        pytest.param(("--unmatched", "allow"), 2, "give --baseline", id="unmatched alone"),
+    ],
+)
+def test_a_bad_check_is_refused_before_anything_is_printed(
+    run: Run, command: str, options: tuple[str, ...], code: int, message: str
+) -> None:
+    outcome = run(command, "gpt2", *options)
+    assert (outcome.exit_code, outcome.stdout) == (code, "")
+    assert message in outcome.stderr
+
+
+def test_what_compile_makes_of_a_run_is_never_said_to_fit(run: Run) -> None:
+    command = ("estimate", "gpt2", "--gpu", "h100", "--compile")
+    (row,) = rows_of(run(*command, "--format", "json").stdout)
+    assert (row["verdict"], row["left_out"]) == ("states fit", "torch.compile")
+    assert run(*command, "--fail-on", "tight").exit_code == 5
+    printed = run(*command).stdout
+    assert "states fit" in printed
+    assert "no verdict says fits" in " ".join(printed.split())
 
 
 def test_what_cannot_be_is_said(run: Run) -> None:

@@ -10,7 +10,7 @@ from memplan.estimator import Estimate
 from memplan.estimator.estimate import Verdict
 from memplan.hardware.gpu import gpu_from_memory
 from memplan.memory.account import ComponentKind, Entry, Phase
-from memplan.memory.deepspeed.partition import FlatPartition
+from memplan.memory.deepspeed.partition import FlatBuffer
 from memplan.records import dataclass
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, MIB
@@ -124,14 +124,13 @@ class TestAlignment:
     )
     def test_a_multiple_of_twice_the_ranks(self, count: int, ranks: int, padded: int) -> None:
         weights = Numels(numels=(count,), trainable=(True,))
-        part = FlatPartition(weights, num_ranks=ranks, rank=0, round_robin=False)
-        assert part.numel == padded
-        assert part.size * ranks == padded
+        buffer = FlatBuffer(weights, num_ranks=ranks, round_robin=False)
+        assert buffer.numel == padded
+        assert buffer.size * ranks == padded
 
     def test_frozen_parameters_are_not_in_it(self) -> None:
         weights = Numels(numels=(10, 5, 7), trainable=(True, False, True))
-        part = FlatPartition(weights, num_ranks=4, rank=0, round_robin=False)
-        assert part.numel == 24
+        assert FlatBuffer(weights, num_ranks=4, round_robin=False).numel == 24
 
 
 class TestDdp:

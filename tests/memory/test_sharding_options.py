@@ -19,7 +19,18 @@ def test_defaults_of_fsdp2() -> None:
     options = Fsdp2Options.of(TrainingSetup(engine="fsdp", num_gpus=8))
     assert options.reshard_after_forward is True
     assert options.reduce_dtype is DType.FP32
-    assert options.sync_each_batch
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "fsdp1"])
+@pytest.mark.parametrize(
+    ("kernels", "syncs"), [("hf", False), ("liger", False), ("torchtitan", True)]
+)
+def test_the_training_loop_decides_when_gradients_are_reduced(
+    engine: str, kernels: str, syncs: bool
+) -> None:
+    setup = TrainingSetup(engine=engine, num_gpus=8, kernels=kernels)  # type: ignore[arg-type]
+    options = Fsdp2Options.of(setup) if engine == "fsdp" else Fsdp1Options.of(setup)
+    assert options.sync_each_batch is syncs
 
 
 def test_accelerate_reduces_in_16_bits_and_only_once_a_step() -> None:

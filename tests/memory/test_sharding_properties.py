@@ -95,7 +95,7 @@ class TestSurprises:
         fields: dict[str, Any] = {
             "engine": "fsdp", "num_gpus": 64, "seq_len": 64, "gradient_accumulation_steps": 4,
         }  # fmt: skip
-        synced = account(**fields)
+        synced = account(**fields, engine_options={"sync_each_batch": True})
         kept = account(**fields, engine_options={"sync_each_batch": False})
         whole = account(engine="ddp", num_gpus=1, seq_len=32).phases[0].components["parameters"]
         assert kept.phases[1].components["gradients"] >= whole

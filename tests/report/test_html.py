@@ -159,4 +159,4 @@ def test_command_says_where_it_cannot_write(run: Callable[..., Any], tmp_path: P
     outcome = run("explain", "gpt2", "--output", str(tmp_path / "missing" / "report.html"))
 
     assert outcome.exit_code == 3
-    assert "cannot write" in outcome.stderr
+    assert "cannot be written" in outcome.stderr

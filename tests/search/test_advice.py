@@ -37,7 +37,10 @@ from memplan.training.setup import TrainingSetup
             "optimizer on CPU saves", id="offload",
         ),
         pytest.param(
-            "llama-3.1-70b", "h100", {"num_gpus": 8, "zero_stage": 3, "seq_len": 512},
+            "llama-3.1-70b", "h100", {
+                "num_gpus": 8, "zero_stage": 3, "seq_len": 512,
+                "engine_options": {"zero_init": False},
+            },
             "zero.Init", id="loading",
         ),
     ],

@@ -9,6 +9,21 @@ from memplan.training.setup import TrainingSetup
 MODEL = load_model("gpt2")
 
 
+def test_nothing_seen_is_no_pass() -> None:
+    assert not FitCheck(Scope.ALL).passed
+    assert not FitCheck(Scope.ANY).passed
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_states_that_fit_are_not_enough_where_tight_fails(scope: Scope) -> None:
+    setup = TrainingSetup(seq_len=128, compiled=True)
+    found = estimate(MODEL, setup, gpu_from_memory(2**36))
+    assert found.verdict is Verdict.STATES_FIT
+    check = FitCheck(scope, FailOn.TIGHT)
+    check.add(found)
+    assert not check.passed
+
+
 def answer(verdict: Verdict) -> Estimate:
     """An estimate on a card of just the size that gives the verdict."""
     setup = TrainingSetup(seq_len=128)

@@ -6,6 +6,7 @@ import pytest
 
 from memplan.errors import SetupError
 from memplan.estimator import Verdict, estimate
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.planner import Goal, Objective, Plan, active_parameters, plan
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
@@ -100,10 +101,12 @@ def test_stage_3_is_loaded_inside_zero_init() -> None:
     found = made(num_gpus=(8,), engines=(Engine.DEEPSPEED,))
     sharded = [each for each in found.setups if each.setup.zero_stage is ZeroStage.PARAMETERS]
     assert sharded
-    assert all(dict(each.setup.engine_options)["zero_init"] for each in sharded)
+    assert all(loads_under_zero_init(each.setup) for each in sharded)
+    said = "ZeRO-3 loads under zero.Init (default)"
+    assert all(said in each.estimate.assumptions for each in sharded)
     base = replace(BASE, engine_options={"zero_init": False})
     kept = plan(MODEL, Goal(base=base, engines=(Engine.DEEPSPEED,)), H100).setups
-    assert not any(dict(each.setup.engine_options)["zero_init"] for each in kept)
+    assert not any(loads_under_zero_init(each.setup) for each in kept)
 
 
 def test_an_old_gpu_is_planned_in_fp16() -> None:
@@ -132,11 +135,12 @@ def test_the_space_can_be_narrowed(
 def test_what_falls_short_names_what_fits() -> None:
     found = made("a100-40gb", "llama-3.1-8b", num_gpus=(4, 16))
     assert found.shortfalls
-    fitting = {id(each.estimate) for each in found.setups}
+    fitting = {replace(each.setup, micro_batch_size=1) for each in found.setups}
     for each in found.shortfalls:
         assert each.missing_bytes > 0
         assert each.better is not None
-        assert id(each.better) in fitting
+        assert each.better.verdict is Verdict.FITS
+        assert replace(each.better.setup, micro_batch_size=1) in fitting
         assert each.saved_bytes >= each.missing_bytes
 
 

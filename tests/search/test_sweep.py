@@ -16,7 +16,7 @@ def forget() -> None:
     """Empty everything that estimates remember."""
     for remembered in (
         estimation.record_and_walk, estimation.worst_account, job.written_out,
-        job.remembered_partition, modules.remembered_scripts, stage0._offers,
+        job.remembered_buffer, job.remembered_partition, modules.remembered_scripts, stage0._offers,
         stage12._after_backward, stage12._while_backward, stage3._offers,
     ):  # fmt: skip
         remembered.cache_clear()

@@ -1,9 +1,11 @@
 """accelerate's YAML files: what they mean, and what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from memplan.errors import ConfigError
 from memplan.memory.fsdp1 import Fsdp1Options
@@ -151,10 +153,10 @@ def test_what_surprises_is_named() -> None:
             id="misspelled-outside",
         ),
         pytest.param(
-            {"distributed_type": "DEEPSPEED"}, {},
-            "a.yaml: distributed_type: DEEPSPEED is not read from this file; "
-            "give its own file with --deepspeed-config",
-            id="deepspeed",
+            {"distributed_type": "DEEPSPED"}, {},
+            "a.yaml: distributed_type: DEEPSPED is not read from this file. "
+            "Did you mean 'deepspeed'?",
+            id="kind",
         ),
         pytest.param(
             fsdp(3), {}, "a.yaml: fsdp_config.fsdp_version: is 1 or 2, not 3", id="version"
@@ -201,3 +203,83 @@ def test_refused(config: dict[str, Any], given: dict[str, object], message: str)
     with pytest.raises(ConfigError) as caught:
         accelerate_fields(config, given, source="a.yaml")
     assert message in str(caught.value)
+
+
+def deepspeed(**keys: object) -> dict[str, Any]:
+    return {
+        "distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "num_processes": 8,
+        "deepspeed_config": keys,
+    }  # fmt: skip
+
+
+def test_deepspeed_in_the_file() -> None:
+    setup = setup_of(
+        deepspeed(
+            zero_stage=3, zero3_init_flag=True, offload_optimizer_device="cpu",
+            offload_param_device="none", gradient_accumulation_steps=4, gradient_clipping=1.0,
+            zero3_save_16bit_model=True, deepspeed_multinode_launcher="standard",
+        )
+    )  # fmt: skip
+    assert (setup.num_gpus, setup.chosen_engine.value) == (8, "deepspeed")
+    assert setup.zero_stage is not None
+    assert setup.zero_stage.value == 3
+    assert (setup.offload_optimizer.value, setup.offload_param.value) == ("cpu", "none")
+    assert setup.gradient_accumulation_steps == 4
+    assert setup.chosen_precision.value == "bf16-master"
+    options = dict(setup.engine_options)
+    assert options["zero_init"] is True
+    assert options["stage3_gather_16bit_weights_on_model_save"] is True
+
+
+def test_absent_keys_of_deepspeed_take_the_plugin_s_defaults() -> None:
+    setup = setup_of(deepspeed())
+    assert setup.zero_stage is not None
+    assert setup.zero_stage.value == 2
+    assert "zero_init" not in dict(setup.engine_options)
+    assert dict(setup_of(deepspeed(zero_stage=2, zero3_init_flag=True)).engine_options) == {}
+
+
+def test_a_ds_config_that_the_file_names(tmp_path: Path) -> None:
+    config = {"zero_optimization": {"stage": "auto", "offload_optimizer": {"device": "cpu"}}}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    path = tmp_path / "a.yaml"
+    for stage, device, refused in ((1, "cpu", False), (2, "none", True)):
+        named = deepspeed(
+            deepspeed_config_file="ds.json", zero_stage=stage, offload_optimizer_device=device
+        )
+        path.write_text(yaml.safe_dump(named))
+        if refused:
+            with pytest.raises(
+                ConfigError, match=r"offload_optimizer_device: ds\.json has its own"
+            ):
+                read_accelerate_config(path)
+        else:
+            found = read_accelerate_config(path).fields
+            assert (found["zero_stage"], found["offload_optimizer"]) == (1, "cpu")
+            assert (found["precision"], found["num_gpus"]) == ("bf16-master", 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        pytest.param(
+            deepspeed(zero3_init=True),
+            "a.yaml: deepspeed_config.zero3_init: accelerate has no such key. "
+            "Did you mean 'zero3_init_flag'?",
+            id="misspelt",
+        ),
+        pytest.param(deepspeed(zero_stage=4), "must be 0, 1, 2 or 3", id="stage"),
+        pytest.param(deepspeed(zero_stage=3, zero3_init_flag="maybe"), "true or false", id="flag"),
+        pytest.param(deepspeed(deepspeed_config_file=3), "write the path", id="path"),
+        pytest.param(deepspeed() | {"mixed_precision": "fp8"}, "fp8 is not modelled", id="fp8"),
+    ],
+)
+def test_what_is_wrong_with_deepspeed_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        accelerate_fields(config, {}, source="a.yaml")
+    assert message in str(caught.value)
+
+
+def test_sections_of_other_kinds_are_named() -> None:
+    file = accelerate_fields(fsdp(2) | {"deepspeed_config": {"zero_stage": 3}}, {}, source="a.yaml")
+    assert file.notes == ("deepspeed_config does nothing with distributed_type FSDP",)

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from memplan.errors import ConfigError
+from memplan.estimator import Estimate, Verdict, estimate
+from memplan.hardware.gpu import gpu_from_memory
 from memplan.sources.deepspeed_config import deepspeed_fields, read_deepspeed_config
+from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
 HF_ZERO3: dict[str, Any] = {
@@ -24,6 +27,9 @@ HF_ZERO3: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_clipping": "auto",
 }
+
+
+ADAM: dict[str, Any] = {"optimizer": {"type": "AdamW"}}
 
 
 def fields(config: dict[str, Any], **given: object) -> dict[str, object]:
@@ -115,7 +121,15 @@ def test_fields(
     ],
 )
 def test_options(config: dict[str, Any], options: dict[str, object]) -> None:
-    assert fields(config)["engine_options"] == options
+    assert fields({**config, **ADAM})["engine_options"] == options
+
+
+def test_stage_0_without_an_optimizer_section_brings_its_own() -> None:
+    config = {"bf16": {"enabled": True}, "communication_data_type": "fp32"}
+    assert fields(config)["engine_options"] == {
+        "communication_data_type": "fp32",
+        "torch_adam": True,
+    }
 
 
 @pytest.mark.parametrize(
@@ -174,5 +188,149 @@ def test_auto_finds_what_was_given() -> None:
 
 
 def test_given_options_are_kept() -> None:
-    read = fields({"bf16": {"enabled": True}}, engine_options={"zero_init": True})
+    read = fields({"bf16": {"enabled": True}, **ADAM}, engine_options={"zero_init": True})
     assert read["engine_options"] == {"zero_init": True}
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, "true", "True", "yes", "on", "1", "t"])
+def test_what_pydantic_takes_for_true(value: object) -> None:
+    config = {"bf16": {"enabled": value}, "zero_optimization": {"stage": 2, "cpu_offload": value}}
+    found = fields(config)
+    assert found["precision"] == "bf16-master"
+    assert found["offload_optimizer"] == "cpu"
+
+
+@pytest.mark.parametrize("value", [False, 0, "false", "no", "off", "0", "N"])
+def test_what_pydantic_takes_for_false(value: object) -> None:
+    config = {"bf16": {"enabled": value}, "zero_optimization": {"stage": 2, "cpu_offload": value}}
+    found = fields(config)
+    assert found["precision"] == "fp32"
+    assert "offload_optimizer" not in found
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [("7", 7), (7.0, 7), (" 8 ", 8), ("1_000", 1000), (5e8, 500_000_000)]
+)
+def test_what_pydantic_takes_for_a_number(value: object, number: int) -> None:
+    zero = {"stage": "2", "reduce_bucket_size": value}
+    found = fields({"zero_optimization": zero})
+    assert found["zero_stage"] == 2
+    assert found["engine_options"] == {"reduce_bucket_size": number}
+
+
+def test_auto_that_nobody_fills_in_is_deepspeed_s_default() -> None:
+    zero = {"stage": 2, "contiguous_gradients": "auto", "reduce_bucket_size": "auto"}
+    assert fields({"zero_optimization": zero})["engine_options"] == {"reduce_bucket_size": "auto"}
+
+
+def test_comments_are_comments() -> None:
+    config = {
+        "_comment": "x", "comment": 3, "zero_optimization": {"stage": 1, "_why": ["because"]},
+    }  # fmt: skip
+    assert fields(config)["zero_stage"] == 1
+
+
+def test_stage_0_without_an_optimizer_runs_the_training_loop_s_own() -> None:
+    assert fields({})["engine_options"] == {"torch_adam": True}
+    assert fields(ADAM)["engine_options"] == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        pytest.param({"optimizer": {"typ": "Adam"}}, "optimizer.typ: DeepSpeed has no", id="type"),
+        pytest.param(
+            {"optimizer": {"type": "SGD", "params": {"momentun": 0.9}}},
+            "optimizer.params.momentun: DeepSpeed has no such key. Did you mean 'momentum'?",
+            id="momentum",
+        ),
+        pytest.param(
+            {"bf16": {"enable": True}},
+            "bf16.enable: DeepSpeed has no such key. Did you mean 'enabled'?", id="enabled",
+        ),
+        pytest.param(
+            {"zero_optimization": {"stage": 3, "offload_param": {"devic": "cpu"}}},
+            "zero_optimization.offload_param.devic: DeepSpeed has no", id="device",
+        ),
+        pytest.param(
+            {"zero_optimization": {"reduce_bucket_size": 0}},
+            "zero_optimization.reduce_bucket_size: write a whole number from 1 up, not 0",
+            id="no bucket",
+        ),
+        pytest.param(
+            {"zero_optimization": {"reduce_bucket_size": "5e8"}}, "a whole number, not '5e8'",
+            id="text that DeepSpeed refuses",
+        ),
+        pytest.param(
+            {"zero_optimization": {"overlap_comm": 2}}, "true or false, not 2", id="no flag"
+        ),
+        pytest.param(
+            {"zero_optimization": {"mics_shard_size": 8}},
+            "zero_optimization.mics_shard_size: has been removed from DeepSpeed", id="MiCS",
+        ),
+        pytest.param(
+            {"zero_optimization": {"stage": 2, "cpu_offload": True, "offload_optimizer": {}}},
+            "give one", id="offload twice",
+        ),
+        pytest.param(
+            {
+                "zero_optimization": {
+                    "prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 1,
+                },
+            },
+            "by another name", id="option twice",
+        ),
+        pytest.param({"sequence_parallel_size": 2}, "is not modelled", id="Ulysses"),
+        pytest.param({"amp": True}, "removed from DeepSpeed", id="Apex"),
+        pytest.param(
+            {"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "amsgrad", id="AMSGrad"
+        ),
+    ],
+)  # fmt: skip
+def test_refused_at_every_depth(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fields(config)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        pytest.param({"nebula": {"enabled": True}}, "nebula has been removed", id="Nebula"),
+        pytest.param({"amp": {"enabled": False}}, "amp has been removed", id="Apex, off"),
+        pytest.param(
+            {"zero_optimization": {"mics_shard_size": -1}},
+            "mics_shard_size has been",
+            id="MiCS, off",
+        ),
+        pytest.param(
+            {"seq_parallel_communication_data_type": "fp32"}, "Ulysses", id="sequence parallel"
+        ),
+        pytest.param({"data_efficiency": {"enabled": True}}, "upper bounds", id="random-LTD"),
+    ],
+)
+def test_named(config: dict[str, Any], note: str) -> None:
+    (said,) = deepspeed_fields(config, {}, source="ds.json").notes
+    assert note in said
+
+
+def answer(zero: dict[str, Any]) -> Estimate:
+    found = fields({"bf16": {"enabled": True}, "zero_optimization": zero, **ADAM})
+    setup = TrainingSetup(num_gpus=8, **found)  # type: ignore[arg-type]
+    return estimate(load_model("t5-small"), setup, gpu_from_memory(2**20))
+
+
+def test_leaf_modules_are_named() -> None:
+    found = answer({"stage": 3, "leaf_module": {"classes": ["T5Block"]}})
+    assert found.account.left_out == ("leaf_module=T5Block (not modelled)",)
+    assert not answer({"stage": 2, "leaf_module": {"classes": ["T5Block"]}}).account.left_out
+    assert not answer({"stage": 3, "leaf_module": {"classes": []}}).account.left_out
+
+
+def test_what_saves_memory_makes_an_upper_bound() -> None:
+    saving = answer({"stage": 3, "zero_quantized_nontrainable_weights": "yes"})
+    assert not saving.account.left_out
+    (note,) = saving.left_out_notes
+    assert "upper bounds" in note
+    assert saving.verdict is Verdict.TIGHT
+    assert answer({"stage": 3}).verdict is Verdict.OOM

@@ -21,7 +21,7 @@ def test_a_mapping_of_all_types() -> None:
 @pytest.mark.parametrize("model_type", class_defaults())
 def test_rows_are_well_formed(model_type: str) -> None:
     row: Any = class_defaults()[model_type]
-    assert row.keys() <= {"defaults", "optional", "parts", "renamed"}
+    assert row.keys() <= {"class", "defaults", "optional", "parts", "renamed"}
     assert not set(row.get("optional", ())) & row["defaults"].keys()
 
 

@@ -1,6 +1,6 @@
 """Files as people have them: what is read, and what every wrong one says."""
 
-import json
+import os
 from pathlib import Path
 
 import pytest
@@ -131,9 +131,27 @@ def test_refuses_a_huge_file_unread(
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero here")
-def test_stops_reading_what_never_ends() -> None:
-    with pytest.raises(ConfigError, match="is larger than 16 MiB"):
+def test_refuses_what_never_ends() -> None:
+    with pytest.raises(ConfigError, match="is a pipe or a device, not a file"):
         read_mapping("/dev/zero")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="is a pipe or a device, not a file"):
+        read_mapping(path)
+
+
+def test_reads_no_more_than_the_limit_of_a_file_that_says_it_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+    monkeypatch.setattr(files, "_read_at_most", lambda _, num_bytes: b" " * num_bytes)
+    with pytest.raises(ConfigError, match="is larger than 16 MiB"):
+        read_mapping(path)
 
 
 def test_a_label_replaces_the_path(tmp_path: Path) -> None:
@@ -155,10 +173,12 @@ def test_reads_without_libyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert read_mapping(path) == {"a": 1000.0}
 
 
-def test_json_keeps_the_last_of_two_equal_keys_as_transformers_does(tmp_path: Path) -> None:
+def test_json_with_two_equal_keys_is_refused_at_any_depth(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text('{"a": 1, "a": 2}')
-    assert read_mapping(path) == json.loads(path.read_text()) == {"a": 2}
+    for text in ('{"a": 1, "a": 1}', '{"b": [{"a": 1, "a": 2}]}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="the key 'a' is given twice"):
+            read_mapping(path)
 
 
 YAML_SYMBOLS = "{}[]:,-!*&?|>'\"% \n\t0123.eE_~#@`=<yn"

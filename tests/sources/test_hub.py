@@ -1,8 +1,10 @@
 """The hub's answers, from a server of our own: one test for each that a user can meet."""
 
+import contextlib
 import json
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from memplan.errors import (
     HubOfflineError,
     HubRateLimitError,
 )
+from memplan.sources import hub as hub_module
 from memplan.sources.hub import fetch_config
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -310,3 +313,101 @@ def test_the_real_hub() -> None:
     config, source = fetch_config("google-t5/t5-small")
     assert config["d_model"] == 512
     assert source.startswith("google-t5/t5-small@")
+
+
+class Server(BaseHTTPRequestHandler):
+    """A hub whose answers to GET go wrong, each in its own way."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        for name, value in {
+            "X-Repo-Commit": COMMIT,
+            "ETag": '"etag"',
+            "Content-Length": "20",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", '"etag"')
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the client hangs up
+            self.answer()
+
+    def answer(self) -> None:
+        raise NotImplementedError
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class EndlessServer(Server):
+    def answer(self) -> None:
+        for _ in range(100_000):
+            self.wfile.write(b" " * 65536)
+
+
+class SlowServer(Server):
+    def answer(self) -> None:
+        for _ in range(40):
+            self.wfile.write(b" ")
+            self.wfile.flush()
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def serving(handler: type[Server], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    point_hub_at(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_stops_an_answer_that_never_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(EndlessServer, monkeypatch), pytest.raises(HubError, match="larger than 16 MiB"):
+        fetch_config(REPO)
+    kept = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert kept < 64 * 2**20
+    assert capfd.readouterr() == ("", "")
+
+
+def test_does_not_wait_for_an_answer_that_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MAX_SECONDS", 0.3)
+    start = time.monotonic()
+    with (
+        serving(SlowServer, monkeypatch),
+        pytest.raises(HubOfflineError, match=r"did not answer .* in 0.3 s"),
+    ):
+        fetch_config(REPO)
+    assert time.monotonic() - start < 10
+
+
+def test_refuses_a_file_that_says_it_is_huge(hub: Hub) -> None:
+    hub.answer.headers = {"Content-Length": str(10**12)}
+    with pytest.raises(HubError, match="larger than 16 MiB"):
+        fetch_config(REPO)
+    assert not [request for request in hub.requests if request.startswith("GET")]
+
+
+def test_log_lines_of_the_client_stay_away(
+    hub: Hub, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.answer.headers = {"Content-Length": str(len(hub.answer.body) + 20)}  # breaks off
+    logging.getLogger("huggingface_hub.file_download").setLevel(logging.DEBUG)
+    try:
+        with pytest.raises(HubError):
+            fetch_config(REPO)
+    finally:
+        logging.getLogger("huggingface_hub.file_download").setLevel(logging.NOTSET)
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records

@@ -20,6 +20,7 @@ from memplan.errors import (
     UsageError,
 )
 from memplan.model.heads import HeadSpec
+from memplan.model.read_log import ReadLog
 from memplan.model.spec import ModelSpec, Task
 from memplan.sources import hub
 from memplan.sources.models import load_model
@@ -53,9 +54,11 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> list[Reading]:
         task: Task | None,
         family: str | None,
         num_labels: int | None,
+        log: ReadLog,
     ) -> ModelSpec:
         assert "llama" in defaults
         model_type = family or str(config.get("model_type"))
+        log.part("", config, model_type, "")
         if model_type == "unheard-of":
             msg = f"{source}: model_type 'unheard-of' is not supported"
             raise UnsupportedFamilyError(msg)
@@ -293,7 +296,7 @@ def test_an_unknown_family_is_read_as_the_nearest_one_only_on_request(
         load_model(config)
     model = load_model(config, allow_guess=True)
     assert reading[-1].family == "llama"
-    assert "read as llama (not read: novelty_factor)" in model.guess
+    assert "read as llama (not read: novelty_factor)" in model.assumptions[0]
 
 
 def test_a_named_family_is_never_guessed_over(reading: list[Reading]) -> None:
@@ -351,15 +354,13 @@ def test_a_folder_without_a_config(tmp_path: Path) -> None:
         pytest.param("model_type: llama\nname: ' '", "name: must be text", id="name-is-blank"),
     ],
 )  # fmt: skip
-def test_a_yaml_spec_with_a_slip(
-    reading: list[Reading], tmp_path: Path, text: str, words: str
-) -> None:
+@pytest.mark.usefixtures("reading")
+def test_a_yaml_spec_with_a_slip(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "spec.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_model("spec.yaml")
     assert str(caught.value).startswith("spec.yaml: ")
     assert words in str(caught.value)
-    assert reading == []
 
 
 def test_the_keys_of_a_yaml_spec_are_those_of_the_named_family(

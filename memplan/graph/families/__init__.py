@@ -11,7 +11,8 @@ from typing import Protocol, cast
 
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
 from memplan.graph.families.request import ReadRequest, deduce_model_type, resolve_task
-from memplan.model.config import ConfigReader
+from memplan.model.config import MAX_LAYERS, ConfigReader
+from memplan.model.read_log import ReadLog
 from memplan.model.spec import ModelSpec, Task
 
 FAMILY_MODULES: dict[str, str] = {
@@ -309,6 +310,7 @@ def read_model(
     task: Task | None = None,
     family: str | None = None,
     num_labels: int | None = None,
+    log: ReadLog | None = None,
 ) -> ModelSpec:
     """Turn a config into a ``ModelSpec``.
 
@@ -331,8 +333,11 @@ def read_model(
     reader = ConfigReader(
         config,
         source=source,
+        model_type=model_type,
         defaults=_mapping(row.get("defaults")),
         renamed={key: str(value) for key, value in _mapping(row.get("renamed")).items()},
+        log=log,
+        all_defaults=defaults,
     )
     request = ReadRequest(
         name=name,
@@ -342,10 +347,14 @@ def read_model(
         all_defaults=defaults,
     )
     try:
-        return _module(module_name).read(reader, request)
+        model = _module(module_name).read(reader, request)
     except RecursionError as error:
         msg = f"{source}: the config is nested too deeply"
         raise ConfigError(msg) from error
+    if model.num_layers > MAX_LAYERS:
+        msg = f"{source}: has {model.num_layers} layers in all, and memplan lays out {MAX_LAYERS}"
+        raise ConfigError(msg)
+    return model
 
 
 def _mapping(value: object) -> Mapping[str, object]:

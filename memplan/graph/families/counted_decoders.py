@@ -4,7 +4,7 @@ Norms, residual sums, embeddings, heads and plain networks are operations; what 
 way of its own is weights.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
 
@@ -132,11 +132,11 @@ def _expert_pair(
 def _dbrx_layer(reader: ConfigReader, _: str) -> LayerSpec:
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     head_dim = reader.divide("d_model", hidden_size, "n_heads", num_heads)
-    attention, network = _part(reader, "attn_config"), _part(reader, "ffn_config")
-    keys = attention.integer("kv_n_heads", default=1) * head_dim
-    inner = network.integer("ffn_hidden_size", default=3584)
-    experts = network.integer("moe_num_experts", default=4)
-    active = network.integer("moe_top_k", default=1)
+    attention = reader.child("attn_config", "dbrx.attn_config")
+    network = reader.child("ffn_config", "dbrx.ffn_config")
+    keys = attention.integer("kv_n_heads") * head_dim
+    inner = network.integer("ffn_hidden_size")
+    experts, active = network.integer("moe_num_experts"), network.integer("moe_top_k")
     check_experts(network, "moe_top_k", active, experts)
 
     def declare_attention(table: ParameterTable) -> None:
@@ -154,12 +154,6 @@ def _dbrx_layer(reader: ConfigReader, _: str) -> LayerSpec:
         feed_forward=counted(declare_network),
         norm=WEIGHT_ONLY_LAYER_NORM,
     )
-
-
-def _part(reader: ConfigReader, key: str) -> ConfigReader:
-    """One of DBRX's nested configs, whose classes' defaults are not those of any model type."""
-    nested: Mapping[str, object] = reader.mapping(key) or {}
-    return ConfigReader(nested, source=reader.source, path=f"{reader.path}{key}.")
 
 
 # -- BitNet --------------------------------------------------------------------------------------

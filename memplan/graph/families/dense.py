@@ -69,6 +69,7 @@ class Form:
     logits_scaled: bool = False
     residual_scaled: bool = False
     eager_only: bool = False
+    dropout_modules: bool = False
 
 
 _GEMMA = Form(norm=NormKind.RMS_GEMMA, feed_forward_bias=False, embedding_scaled=True)
@@ -119,6 +120,7 @@ FORMS: dict[str, Form] = {
         fused_gate_up=True,
         feed_forward_bias=False,
         window_pattern=0,
+        dropout_modules=True,
     ),
     "olmo": _OLMO,
     "olmo2": _OLMO2,
@@ -182,6 +184,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         norm=norm,
         placement=_placement(reader, form),
         dropout=reader.number("resid_pdrop", "residual_dropout"),
+        dropout_modules=form.dropout_modules,
         residual_scaled=form.residual_scaled,
     )
     stack = StackSpec(
@@ -242,7 +245,7 @@ def rotated_dim(reader: ConfigReader, head_dim: int, share: float) -> int:
     """Dimensions of a head that are turned: ``partial_rotary_factor``, wherever it stands."""
     share = reader.number("partial_rotary_factor", default=share)
     for key in ("rope_scaling", "rope_parameters"):
-        nested = ConfigReader(reader.mapping(key) or {}, source=reader.source, path=f"{key}.")
+        nested = reader.nested(reader.mapping(key) or {}, f"{reader.path}{key}.")
         share = nested.number("partial_rotary_factor", default=share)
     dim = int(head_dim * share)
     if not 0 < dim <= head_dim:

@@ -162,6 +162,7 @@ def read_encoder(reader: ConfigReader, request: ReadRequest, variation: Variatio
         norm=LAYER_NORM,
         placement=variation.placement,
         dropout=reader.number("hidden_dropout_prob"),
+        dropout_modules=True,
         attention_dropout_only=variation.attention_dropout_only,
         names_attended=variation.names_attended,
     )
@@ -273,6 +274,7 @@ def encoder_embedding(
         own_module=True,
         norm=None if variation.placement is NormPlacement.PRE else LAYER_NORM,
         dropout=reader.number("hidden_dropout_prob"),
+        dropout_module=True,
     )
 
 

@@ -54,9 +54,9 @@ def _text_reader(reader: ConfigReader, request: ReadRequest) -> ConfigReader:
         config = {key: reader.config[key] for key in TEXT_KEYS if key in reader.config}
     row = request.all_defaults.get("persimmon", {})
     defaults = row.get("defaults")
-    return ConfigReader(
+    return reader.nested(
         config,
-        source=reader.source,
+        "" if nested is None else "text_config.",
+        model_type="persimmon",
         defaults=defaults if isinstance(defaults, Mapping) else {},
-        path="" if nested is None else "text_config.",
     )

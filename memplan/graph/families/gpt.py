@@ -60,6 +60,7 @@ class Form:
     residual_first: bool = False
     feed_forward_dropout_only: bool = False
     dropout_inside: bool = False
+    dropout_modules: bool = False
     context_keys: tuple[str, ...] = ("max_position_embeddings",)
     classified: bool = True
     """The class has a variant for sequence classification."""
@@ -70,8 +71,10 @@ _GPT2 = Form(
     positions=PositionSource.COUNTED,
     fp32_softmax=False,
     names_attended=True,
+    dropout_modules=True,
 )
 _GPTJ = Form(
+    dropout_modules=True,
     attention=AttentionForm.FP32_SCORES,
     placement=NormPlacement.PARALLEL_SHARED,
     bias=False,
@@ -97,6 +100,7 @@ FORMS: dict[str, Form] = {
         positions=PositionSource.COUNTED,
         bias=False,
         dropout_keys=("attention_dropout", "resid_dropout", "embed_dropout"),
+        dropout_modules=True,
         names_attended=True,
     ),
     "gptj": _GPTJ,
@@ -153,6 +157,7 @@ FORMS: dict[str, Form] = {
         output_bias="attention_bias",
         activation_keys=("hidden_act",),
         dropout_keys=("attention_dropout", "hidden_dropout", "hidden_dropout"),
+        dropout_modules=True,
         rotated_share=0.25,
         rotated_keys=("rotary_pct", "partial_rotary_factor"),
         rotary_joined=True,
@@ -173,6 +178,7 @@ FORMS: dict[str, Form] = {
         head_bias=True,
         activation_keys=("hidden_act",),
         dropout_keys=("attention_dropout", "resid_pdrop", "embd_pdrop"),
+        dropout_modules=True,
         rotated_share=0.5,
         rotary_joined=True,
         rotary_names_parts=True,
@@ -272,6 +278,7 @@ def read_layer(reader: ConfigReader, form: Form, model_type: str, hidden_size: i
             attention.dropout if shared_dropout else _probability(reader, form.dropout_keys[1])
         ),
         feed_forward_dropout_only=form.feed_forward_dropout_only,
+        dropout_modules=form.dropout_modules or form.feed_forward_dropout_only,
         dropout_inside=form.dropout_inside,
         sums_inside=form.attention in {AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM},
         names_attended=form.names_attended,
@@ -403,7 +410,7 @@ def _query_key_norm(reader: ConfigReader, model_type: str) -> NormSpec | None:
 def _attention_dropout(reader: ConfigReader, form: Form) -> float:
     if form.attention is AttentionForm.ALIBI_SUM:
         nested = reader.mapping("attn_config") or {}
-        return ConfigReader(nested, source=reader.source, path="attn_config.").number("attn_pdrop")
+        return reader.nested(nested, f"{reader.path}attn_config.").number("attn_pdrop")
     return _probability(reader, form.dropout_keys[0])
 
 
@@ -475,6 +482,7 @@ def _embedding(
         scaled_in_table=model_type == "xglm",
         norm=NormSpec(kind=NormKind.LAYER, bias=True) if model_type == "bloom" else None,
         dropout=_probability(reader, form.dropout_keys[2]),
+        dropout_module=form.dropout_modules,
         mask_buffer=model_type == "gpt_bigcode",
     )
 

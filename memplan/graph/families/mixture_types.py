@@ -64,6 +64,7 @@ class Mixture:
     """Which key holds the width of the shared expert, if not a number of routed ones."""
     shared_count: str | None = None
     """Which key counts shared experts of a routed expert's width."""
+    sealed: bool = False
     shared_first: bool = False
     shared_gate: bool = False
     jitter: tuple[str, int] | None = None
@@ -209,6 +210,7 @@ MIXTURES: dict[str, Mixture] = {
         jitter=("router_jitter_noise", 1),
         sliding=_always,
         router_loss=True,
+        sealed=True,
     ),
     "qwen3_moe": Mixture(
         router=QWEN_ROUTER,
@@ -217,6 +219,7 @@ MIXTURES: dict[str, Mixture] = {
         sliding=_always,
         window_switch=True,
         router_loss=True,
+        sealed=True,
     ),
     "qwen2_moe": Mixture(
         router=QWEN_ROUTER,
@@ -231,6 +234,7 @@ MIXTURES: dict[str, Mixture] = {
         mixed_masks=True,
         spare_window_mask=True,
         router_loss=True,
+        sealed=True,
     ),
     "olmoe": Mixture(
         router=QWEN_ROUTER,

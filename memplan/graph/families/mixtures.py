@@ -221,6 +221,7 @@ def read_mixture(reader: ConfigReader, kind: Mixture) -> MixtureSpec:
         ),
         shared_first=kind.shared_first,
         shared_gate=kind.shared_gate,
+        sealed=kind.sealed,
         clamped_gate=kind.clamped_gate,
         routed_scaled=kind.routed_scaled,
         fp32_sum=reader.flag("enable_moe_fp32_combine"),

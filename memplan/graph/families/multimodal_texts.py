@@ -27,12 +27,13 @@ class TextKin:
     def adapt(self, reader: ConfigReader) -> ConfigReader:
         """The config as the family reads it."""
         derived = NOTHING if self.derived is None else self.derived(reader)
-        return ConfigReader(
+        return reader.nested(
             {**reader.config, **self.fixed, **derived},
-            source=reader.source,
+            reader.path,
+            model_type=reader.model_type,
             defaults=reader.defaults,
             renamed={**reader.renamed, **self.named},
-            path=reader.path,
+            absent_part=reader.absent_part,
         )
 
 

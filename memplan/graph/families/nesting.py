@@ -7,6 +7,7 @@ from types import MappingProxyType
 from memplan.errors import ConfigError
 from memplan.graph.families.request import ReadRequest
 from memplan.model.config import ConfigReader
+from memplan.model.read_log import DefaultRead, Retyped
 from memplan.records import dataclass
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
@@ -48,8 +49,14 @@ def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Par
     found = reader.mapping(spec.key)
     fixed = _fixed_type(request, spec.key)
     own = found.get("model_type") if found is not None else None
+    if own is not None and not isinstance(own, str):
+        error = reader.fail(f"{spec.key}.model_type", f"expected a name, got {own!r:.60}")
+        raise error
     own = FORMER_NAMES.get(str(own), own)
-    model_type = fixed or (own if isinstance(own, str) and own else spec.model_type)
+    model_type = fixed or own or spec.model_type
+    if own and own not in {model_type, request.model_type}:
+        path = f"{reader.path}{spec.key}."
+        reader.log.retyped.append(Retyped(path=path, given=own, model_type=model_type))
     if not model_type:
         error = reader.fail(f"{spec.key}.model_type", "is missing, so its kind is unknown")
         raise error
@@ -59,9 +66,24 @@ def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Par
         config = reader.config if spec.flat else spec.fills
     elif spec.always_fills:
         config = {**spec.fills, **config}
-    path = f"{reader.path}{spec.key}." if found is not None else reader.path
-    nested = ConfigReader(
-        config, source=reader.source, defaults=defaults, renamed=renamed, path=path
+    is_flat = found is None and spec.flat
+    if found is None and not is_flat:
+        reader.log.add_default(
+            DefaultRead(
+                path=reader.path,
+                key=spec.key,
+                value=None,
+                model_type=model_type,
+                absent_part=spec.key,
+            )
+        )
+    nested = reader.nested(
+        config,
+        reader.path if found is None else f"{reader.path}{spec.key}.",
+        model_type=model_type,
+        defaults=defaults,
+        renamed=renamed,
+        absent_part=spec.key if found is None and not is_flat else reader.absent_part,
     )
     return Part(model_type=model_type, reader=nested)
 
@@ -88,12 +110,13 @@ def _fixed_type(request: ReadRequest, key: str) -> str:
 
 def same_class(reader: ConfigReader, config: Mapping[str, object]) -> ConfigReader:
     """Another config of the same class, from the same place."""
-    return ConfigReader(
+    return reader.nested(
         config,
-        source=reader.source,
+        reader.path,
+        model_type=reader.model_type,
         defaults=reader.defaults,
         renamed=reader.renamed,
-        path=reader.path,
+        absent_part=reader.absent_part,
     )
 
 

@@ -78,6 +78,10 @@ def deduce_model_type(
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type:
         return model_type
+    if model_type is not None:
+        problem = "is empty" if model_type == "" else f"expected a name, got {model_type!r:.60}"
+        msg = f"{source}: model_type: {problem}; write one such as llama, or give --family"
+        raise ConfigError(msg)
     plain = {each.replace("-", "").replace("_", ""): each for each in known}
     architectures = config.get("architectures")
     for architecture in architectures if isinstance(architectures, list) else ():

@@ -114,7 +114,11 @@ def read_stack(
     return StackSpec(
         name=name,
         runs=runs,
-        embedding=(None if decoder else EmbeddingSpec(embedding_size=hidden_size, dropout=dropout)),
+        embedding=(
+            None
+            if decoder
+            else EmbeddingSpec(embedding_size=hidden_size, dropout=dropout, dropout_module=True)
+        ),
         final_norm=norm,
         final_dropout=dropout,
     )
@@ -159,6 +163,7 @@ def read_layer(
         dropout=dropout,
         half_clamp=HalfClamp.SUBLAYERS,
         own_modules=True,
+        dropout_modules=True,
     )
 
 
@@ -176,6 +181,7 @@ def read_feed_forward(reader: ConfigReader, dropout: float) -> FeedForwardSpec:
         activation=named_activation(reader, key, reader.text("dense_act_fn", default=name)),
         gated=reader.flag("is_gated_act", default=gate == "gated"),
         activation_dropout=dropout,
+        dropout_module=True,
         output_cast=True,
     )
 

@@ -144,7 +144,7 @@ def _gemma4_override(reader: ConfigReader) -> ConfigReader:
     """What a file saved by transformers 5 says of each layer without a window."""
     layers = reader.mapping("per_layer_config") or {}
     found = next((each for each in layers.values() if isinstance(each, Mapping)), {})
-    return ConfigReader(found, source=reader.source, path=f"{reader.path}per_layer_config.")
+    return reader.nested(found, f"{reader.path}per_layer_config.")
 
 
 def _gemma4_experts(reader: ConfigReader, dense: FeedForwardSpec) -> CountedSpec:

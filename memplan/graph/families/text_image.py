@@ -162,11 +162,8 @@ FLAVA_PARTS = ("text", "image", "multimodal")
 def read_flava(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Three towers: text, image, both; pretraining adds a codebook and five heads."""
     task = reject_task(reader, request, Task.PRETRAINING, Task.BASE)
-    parts = {
-        name: reader.child(f"{name}_config", request.all_defaults, f"flava_{name}_model")
-        for name in FLAVA_PARTS
-    }
-    codebook = reader.child("image_codebook_config", request.all_defaults, "flava_image_codebook")
+    parts = {name: reader.child(f"{name}_config", f"flava_{name}_model") for name in FLAVA_PARTS}
+    codebook = reader.child("image_codebook_config", "flava_image_codebook")
     text = parts["text"]
 
     def declare(table: ParameterTable, task: Task) -> None:

@@ -1,5 +1,5 @@
 """DeepSpeed ZeRO 0-3 as the engine (0.19.8) really behaves."""
 
-from memplan.memory.deepspeed.account import deepspeed_account, fullest_rank
+from memplan.memory.deepspeed.account import deepspeed_account, rank_kinds
 
-__all__ = ["deepspeed_account", "fullest_rank"]
+__all__ = ["deepspeed_account", "rank_kinds"]

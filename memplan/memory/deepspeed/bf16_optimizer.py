@@ -3,12 +3,12 @@
 Legend: Φ trained parameters, P one rank's part, n the largest parameter. The engine takes this
 wrapper in place of ZeRO's where ``grad_accum_dtype`` is fp32 and nothing is offloaded. Held: 2Φ
 weights, 4Φ fp32 gradients that are never let go, 4P master weights and the states. Backward leaves
-2Φ bf16 gradients; each is then cast to fp32 and added (4n), and all fp32 gradients are cast to bf16
-at once for the all-reduce (2Φ).
+2Φ bf16 gradients; each is then cast to fp32 and added (4n), and all fp32 gradients are cast at once
+to the dtype in which they are summed over the ranks (2Φ; none where that is fp32).
 """
 
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
-from memplan.memory.deepspeed.host import saved_bytes
+from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
 from memplan.memory.deepspeed.partition import FlatPartition
 from memplan.memory.deepspeed.peak import Peak
@@ -43,7 +43,7 @@ def bf16_optimizer_account(job: Job) -> RankAccount:
     phases = (
         make_phase("load", _load(job, made, flat)),
         job.peak_phase("forward", held, _forward(job, gradients)),
-        job.peak_phase("backward", held, _backward(job, flat, gradients)),
+        job.peak_phase("backward", held, _backward(job, _cast_bytes(job, partition), gradients)),
         job.phase("step", held, left, copies),
         job.phase("save", held),
     )
@@ -54,6 +54,7 @@ def bf16_optimizer_account(job: Job) -> RankAccount:
         host=HostMemory(
             load_bytes=job.model_bytes,
             save_bytes=saved_bytes(job, part_numel=partition.size),
+            writer_bytes=writer_bytes(job, part_numel=partition.size),
         ),
     )
 
@@ -92,19 +93,25 @@ def _forward(job: Job, gradients_bytes: int) -> Peak:
     return peak
 
 
-def _backward(job: Job, flat_bytes: int, gradients_bytes: int) -> Peak:
+def _cast_bytes(job: Job, partition: FlatPartition) -> int:
+    """All fp32 gradients, cast on their way between the ranks (engine.py, ``allreduce_bucket``)."""
+    is_cast = job.communication_bytes != MASTER_BYTES
+    return job.communication_bytes * partition.numel if is_cast else 0
+
+
+def _backward(job: Job, cast_bytes: int, gradients_bytes: int) -> Peak:
     largest = MASTER_BYTES * job.weights.largest_trained
     if not gradients_bytes:
-        return _immediate(job, flat_bytes)
+        return _immediate(job, cast_bytes)
     return backward_peak(
         job,
         carried_bytes=gradients_bytes if job.accumulates else 0,
         gradients_bytes=gradients_bytes,
-        bucket_bytes=max(flat_bytes, largest),
+        bucket_bytes=max(cast_bytes, largest),
     )
 
 
-def _immediate(job: Job, flat_bytes: int) -> Peak:
+def _immediate(job: Job, cast_bytes: int) -> Peak:
     """Each gradient is cast, added and let go as it comes."""
     peak = Peak()
     for moment in job.timeline.moments:
@@ -118,5 +125,5 @@ def _immediate(job: Job, flat_bytes: int) -> Peak:
                 at_end=True,
             )
     last = job.timeline.moments[-1]
-    peak.offer(last.end_bytes, buckets=flat_bytes, moment=last, at_end=True)
+    peak.offer(last.end_bytes, buckets=cast_bytes, moment=last, at_end=True)
     return peak

@@ -48,6 +48,7 @@ def replicated_host(job: Job, *, part_numel: int, accumulated_bytes: int) -> Hos
         held_bytes=held,
         load_bytes=max(job.model_bytes, ready + copies),
         save_bytes=held + saved_bytes(job, part_numel=0),
+        writer_bytes=writer_bytes(job, part_numel=0),
     )
 
 
@@ -62,11 +63,19 @@ def sharded_host(job: Job, *, shards: Sequence[int], groups: Sequence[int]) -> H
     weights = _offloaded_weights(job, lock, shards) if job.offloads_param else 0
     # Shards pass through the CPU when they are put together in one buffer, there or on the GPU.
     loading = weights + job.weight_bytes * sum(shards)
+    if job.given.setup.offload_param is Offload.CPU:
+        # There that buffer is page-locked through a copy while every shard still lies apart.
+        loading += _apart(job, lock, shards)
     if not job.options.zero_init:
         loading = max(loading, job.model_bytes)
     if not job.offloads_optimizer:
-        saving = weights + saved_bytes(job, part_numel=max(groups, default=0))
-        return HostMemory(held_bytes=weights, load_bytes=loading, save_bytes=saving)
+        largest = max(groups, default=0)
+        return HostMemory(
+            held_bytes=weights,
+            load_bytes=loading,
+            save_bytes=weights + saved_bytes(job, part_numel=largest),
+            writer_bytes=writer_bytes(job, part_numel=largest),
+        )
     if job.given.setup.offload_optimizer is Offload.NVME:
         held, peak = _swapping(job, lock, groups)
     else:
@@ -75,7 +84,15 @@ def sharded_host(job: Job, *, shards: Sequence[int], groups: Sequence[int]) -> H
         held_bytes=weights + held,
         load_bytes=max(loading, weights + peak),
         save_bytes=weights + held + saved_bytes(job, part_numel=0),
+        writer_bytes=writer_bytes(job, part_numel=0),
     )
+
+
+def _apart(job: Job, lock: PageLock, shards: Sequence[int]) -> int:
+    """Shards of the weights, each in memory of its own (partition_parameters.py,
+    ``_partition_param``)."""
+    pinned = job.options.param_pin_memory
+    return sum(lock.bytes_of(job.weight_bytes * shard, pinned=pinned) for shard in shards)
 
 
 def _optimizer(job: Job, lock: PageLock, groups: Sequence[int]) -> tuple[int, int]:
@@ -128,9 +145,15 @@ def _offloaded_weights(job: Job, lock: PageLock, shards: Sequence[int]) -> int:
 
 
 def saved_bytes(job: Job, *, part_numel: int) -> int:
-    """What saving a checkpoint adds: rank 0 copies the 16-bit model to the CPU (engine.py,
-    ``_save_checkpoint``; in stage 3 only where it is asked to gather it), every rank one of its
-    flat states at a time, which is ``part_numel`` elements."""
+    """What saving a checkpoint adds: every rank copies one of its flat states at a time to the CPU,
+    which is ``part_numel`` elements, and rank 0 the 16-bit model before."""
+    writer = writer_bytes(job, part_numel=part_numel) if job.rank == 0 else 0
+    return MASTER_BYTES * part_numel + writer
+
+
+def writer_bytes(job: Job, *, part_numel: int) -> int:
+    """How much more saving adds on rank 0 (engine.py, ``_save_checkpoint``): the 16-bit model, in
+    stage 3 only where it is asked to gather it."""
     gathers = job.options.gather_16bit_weights_on_model_save
-    writes = job.rank == 0 and (job.is_replicated or gathers)
-    return max(job.model_bytes if writes else 0, MASTER_BYTES * part_numel)
+    writes = job.is_replicated or gathers
+    return max(0, job.model_bytes - MASTER_BYTES * part_numel) if writes else 0

@@ -2,11 +2,12 @@
 
 from functools import lru_cache
 
+from memplan.dtypes import DType
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind, Entry, Phase, make_phase
 from memplan.memory.deepspeed.options import DeepSpeedOptions, read_options
-from memplan.memory.deepspeed.partition import FlatPartition, ModelWeights
+from memplan.memory.deepspeed.partition import FlatBuffer, FlatPartition, ModelWeights
 from memplan.memory.deepspeed.peak import Peak, balanced, engine_entries
 from memplan.memory.deepspeed.recording import Keyed, Shape, shape_of
 from memplan.memory.deepspeed.timeline import BackwardTimeline, expand_backward
@@ -36,6 +37,10 @@ class Job:
     """Of an element of a weight."""
     gradient_bytes: int
     """Of an element of an accumulated gradient."""
+    accumulates_apart: bool
+    """Gradients accumulate in another dtype than the weights'."""
+    communication_bytes: int
+    """Of an element of a gradient on its way between the ranks."""
     capacity_bytes: int | None
     """Of the GPU; None: more than is needed."""
 
@@ -65,9 +70,19 @@ class Job:
         return OPTIMIZERS[self.given.setup.optimizer].num_states
 
     @property
+    def master_bytes(self) -> int:
+        """Of an element of the master weights, of each state and of the gradients of a step."""
+        return DType.BF16.num_bytes if self.options.bf16_masters else MASTER_BYTES
+
+    @property
+    def master_name(self) -> str:
+        """Their dtype, for people."""
+        return DType.BF16.label if self.options.bf16_masters else DType.FP32.label
+
+    @property
     def step_copies_bytes(self) -> int:
         """Copies of a state that the optimizer makes in its step, for each element [bytes]."""
-        return MASTER_BYTES * OPTIMIZERS[self.given.setup.optimizer].num_step_copies
+        return self.master_bytes * OPTIMIZERS[self.given.setup.optimizer].num_step_copies
 
     @property
     def trained_bytes(self) -> int:
@@ -91,7 +106,11 @@ class Job:
 
     def partition(self, *, round_robin: bool) -> FlatPartition:
         """How the flat buffer of stages 1 and 2 is cut, and which part is this rank's."""
-        return remembered_partition(self.shape, self.num_ranks, self.rank, round_robin)
+        return remembered_partition(self.flat_buffer(round_robin=round_robin), self.rank)
+
+    def flat_buffer(self, *, round_robin: bool) -> FlatBuffer:
+        """How the flat buffer of stages 1 and 2 is cut."""
+        return remembered_buffer(self.shape, self.num_ranks, round_robin)
 
     @property
     def forward_height(self) -> Height:
@@ -124,6 +143,7 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
     options = read_options(setup, hidden_size=hidden_size(given.tape))
     weights, timeline, shape = written_out(Keyed(given.tape), Keyed(given.passes))
     accumulated = options.grad_accum_dtype or formats.gradients
+    communicated = options.communication_data_type or formats.weights
     return Job(
         given=given,
         options=options,
@@ -134,6 +154,8 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
         num_ranks=setup.data_parallel * setup.context_parallel,
         weight_bytes=formats.weights.num_bytes,
         gradient_bytes=accumulated.num_bytes,
+        accumulates_apart=accumulated is not formats.weights,
+        communication_bytes=communicated.num_bytes,
         capacity_bytes=capacity_bytes,
     )
 
@@ -149,11 +171,15 @@ def written_out(
 
 
 @lru_cache(maxsize=64)
-def remembered_partition(
-    shape: Shape, num_ranks: int, rank: int, round_robin: bool
-) -> FlatPartition:
+def remembered_buffer(shape: Shape, num_ranks: int, round_robin: bool) -> FlatBuffer:
     """The cut of parameters of one shape; remembered, since it is the same for every batch."""
-    return FlatPartition(shape, num_ranks=num_ranks, rank=rank, round_robin=round_robin)
+    return FlatBuffer(shape, num_ranks=num_ranks, round_robin=round_robin)
+
+
+@lru_cache(maxsize=64)
+def remembered_partition(buffer: FlatBuffer, rank: int) -> FlatPartition:
+    """One rank's part of it."""
+    return FlatPartition(buffer, rank)
 
 
 def hidden_size(tape: Tape) -> int:

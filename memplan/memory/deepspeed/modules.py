@@ -1,13 +1,16 @@
-"""Which modules with parameters run, and when: what stage 3 hangs its hooks on.
+"""Which modules run, and when: what stage 3 hangs its hooks on.
 
 A module's parameters are fetched before its first operation and let go after its last one, in the
-forward pass, in backward, and when a checkpointed layer runs again. Parameters that stay gathered
-(``stage3_param_persistence_threshold``) need neither; but the hooks of a module that has no others,
-or none at all, still start a round of prefetching. Norms and the modules around those with
-parameters are seen here; activation functions and dropouts, which leave no trace in names, are not.
+forward pass, in backward, when the gradient of its output arrives, and when a checkpointed layer
+runs again. Parameters that stay gathered (``stage3_param_persistence_threshold``) need neither; but
+the hooks of a module that has no others, or none at all, still start a round of prefetching. Norms
+and the modules around those with parameters are known from the parameters' names, activation
+functions, dropouts and the model itself from what the tape notes (``Segment.entered``, ``left``).
+Some mixtures are one module to the engine (``Segment.sealed``): all of their parameters are fetched
+together, and their gradients are reduced only when the last one is there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from enum import IntEnum
 from functools import lru_cache
@@ -31,8 +34,12 @@ class Act(IntEnum):
     """They are not needed any more."""
     LEVEL = 2
     """Activations pass through a level; the operand is its height above the segment's start."""
-    INTERVAL = 3
-    """One interval of the backward walk; the operand is its number."""
+    PEAK = 3
+    """The highest level of one interval of the backward walk; the operand is its number."""
+    GRADIENT = 4
+    """It ends, maybe with a gradient; the operand is its number."""
+    HAND_OVER = 5
+    """A module that is taken as a whole hands all of its gradients over; the operand is it."""
 
 
 @dataclass(slots=True)
@@ -42,6 +49,8 @@ class Module:
     weights: list[tuple[int, int]]
     """For each parameter that is gathered for it, its number in the first repetition and the step
     to the next."""
+    delayed: list[tuple[int, int]] = field(default_factory=list)
+    """Parameters whose gradients wait until its whole backward pass is over."""
 
 
 @dataclass(slots=True)
@@ -109,8 +118,76 @@ def _outline(script: SegmentScript) -> tuple[object, ...]:
     def without_levels(acts: Sequence[tuple[Act, int]]) -> tuple[tuple[Act, int], ...]:
         return tuple((act, 0 if act is Act.LEVEL else operand) for act, operand in acts)
 
-    modules = tuple(tuple(module.weights) for module in script.modules)
+    modules = tuple((tuple(each.weights), tuple(each.delayed)) for each in script.modules)
     return without_levels(script.forward), without_levels(script.backward), modules
+
+
+class _Stretch:
+    """Walks the intervals of a backward pass beside its operations, and writes their levels down.
+
+    An interval is cut at the stations where something is fetched; its highest level belongs to one
+    of the pieces.
+    """
+
+    def __init__(
+        self, acts: list[tuple[Act, int]], intervals: Iterator[tuple[int, Interval]]
+    ) -> None:
+        self.acts = acts
+        self._intervals = intervals
+        self.number = 0
+        self.interval: Interval | None = None
+        self._go_on()
+        self._is_found = False
+        """The interval's highest level has been written."""
+        self._passed = 0
+        """The highest level since the last fetch, of stations where nothing was."""
+        self._station = 0
+
+    def reach(self, position: int, fetched: Sequence[int]) -> None:
+        """Modules' backward passes begin before this operation's."""
+        interval = self.interval
+        if interval is not None and self._station < len(interval.stations):
+            station = interval.stations[self._station]
+            if station.position == position:
+                self._station += 1
+                self._passed = max(self._passed, station.peak_bytes)
+                if fetched:
+                    self._write(self._passed)
+                    self.acts.append((Act.LEVEL, station.level_bytes))
+        self.acts += [(Act.FETCH, module) for module in fetched]
+
+    def finish(self, parameter: Parameter) -> None:
+        """Go on where the present interval ends with this parameter's gradient."""
+        if self.interval is not None and self.interval.parameter is parameter:
+            self._next()
+
+    def finish_all(self) -> None:
+        """Go through what is left."""
+        while self.interval is not None:
+            self._next()
+
+    def _next(self) -> None:
+        assert self.interval is not None
+        left = self.interval.stations[self._station :]
+        highest = max([self._passed, *[station.peak_bytes for station in left]])
+        self._write(max(highest, self.interval.last_peak_bytes), is_last=True)
+        self.acts.append((Act.GRADIENT, self.number))
+        self._go_on()
+        self._station = 0
+        self._is_found = False
+
+    def _go_on(self) -> None:
+        self.number, self.interval = next(self._intervals, (0, None))
+
+    def _write(self, peak_bytes: int, *, is_last: bool = False) -> None:
+        assert self.interval is not None
+        self._passed = 0
+        highest = peak_bytes == self.interval.peak.total_bytes
+        if not self._is_found and (highest or is_last):
+            self._is_found = True
+            self.acts.append((Act.PEAK, self.number))
+        else:
+            self.acts.append((Act.LEVEL, peak_bytes))
 
 
 class _Writer:
@@ -132,6 +209,9 @@ class _Writer:
         self.modules_of: list[list[int]] = [
             self._modules(operation, persistent) for operation in segment.operations
         ]
+        self.entered = self._noted(segment.entered)
+        self.left = self._noted(segment.left)
+        """Modules that only the tape's notes name, by the operation they are called before."""
 
     def write(self) -> SegmentScript:
         segment = self.segment
@@ -145,14 +225,39 @@ class _Writer:
         for tensor in operation.inputs:
             if isinstance(tensor, Parameter):
                 name = self.owners.get(tensor, tensor.module)
-                for each in _with_parents(name):
+                for each in self._with_parents(name):
                     number = self._number(each)
                     if number not in found:
                         found.append(number)
-                own = self.script.modules[self.names[name]].weights
+                names = self._with_parents(name)
+                own = self.script.modules[self.names[names[-1]]]
                 place = self._place(tensor)
-                if tensor not in persistent and place not in own:
-                    own.append(place)
+                if tensor not in persistent and place not in own.weights:
+                    own.weights.append(place)
+                if names[-1] in self.segment.sealed and place not in own.delayed:
+                    own.delayed.append(place)
+        return found
+
+    def _with_parents(self, name: str) -> list[str]:
+        """A module after those around it in its segment: a layer is one itself, the rest is not.
+
+        What is inside a module that is taken as a whole goes by that.
+        """
+        names = with_parents(name)
+        if name and not self.segment.is_layer:
+            names = names[1:]
+        names = [each for each in names if each not in self.segment.unmade]
+        for number, each in enumerate(names):
+            if each in self.segment.sealed:
+                return names[: number + 1]
+        return names
+
+    def _noted(self, notes: Sequence[tuple[int, str]]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for position, name in notes:
+            if not self.segment.sealed.isdisjoint(with_parents(name)):
+                continue
+            found.setdefault(position, []).append(self._number(name))
         return found
 
     def _number(self, name: str) -> int:
@@ -182,12 +287,12 @@ class _Writer:
         acts: list[tuple[Act, int]] = []
         peak = 0
         for position, modules in enumerate(self.modules_of[: stop + cut]):
-            for module in modules:
-                if first[module] == position:
-                    if peak:
-                        acts.append((Act.LEVEL, peak))
-                        peak = 0
-                    acts.append((Act.FETCH, module))
+            fetched = [*self.entered.get(position, ())]
+            fetched += [module for module in modules if first[module] == position]
+            if fetched and peak:
+                acts.append((Act.LEVEL, peak))
+                peak = 0
+            acts += [(Act.FETCH, module) for module in fetched]
             if position < len(levels):
                 peak = max(peak, levels[position][0])
             closing = [module for module in modules if last[module] == position]
@@ -197,6 +302,8 @@ class _Writer:
                 acts += self._released(closing)
         if peak:
             acts.append((Act.LEVEL, peak))
+        if not cut:
+            acts += [(Act.FETCH, module) for module in self.entered.get(stop, ())]
         return acts
 
     def _released(self, modules: list[int]) -> list[tuple[Act, int]]:
@@ -214,46 +321,44 @@ class _Writer:
                     first.setdefault(module, position)
                     final[module] = position
         acts: list[tuple[Act, int]] = []
-        interval = 0
-        again: list[tuple[Act, int]] = []
-        if segment.checkpointed:
-            again = self._recompute()
-            interval = 1
+        again = self._recompute() if segment.checkpointed else []
+        # What runs again has its own acts.
+        own = enumerate(self.intervals)
+        intervals = ((number, each) for number, each in own if not each.recomputes)
+        stretch = _Stretch(acts, intervals)
         for position in order:
             operation = segment.operations[position]
             if not operation.gradients:
                 continue
-            for module in self.modules_of[position]:
-                if first[module] == position:
-                    acts.append((Act.FETCH, module))
+            fetched = [*self.left.get(position + 1, ())]
+            fetched += [module for module in self.modules_of[position] if first[module] == position]
+            stretch.reach(position, fetched)
             if again and (operation.saved or self.modules_of[position]):
                 acts += again
                 again = []
             for tensor in operation.inputs:
-                if isinstance(tensor, Parameter) and self._finishes(tensor, interval):
-                    acts.append((Act.INTERVAL, interval))
-                    interval += 1
-            acts += self._released(
-                [each for each in self.modules_of[position] if final[each] == position]
-            )
+                if isinstance(tensor, Parameter):
+                    stretch.finish(tensor)
+            closing = [each for each in self.modules_of[position] if final[each] == position]
+            acts += [(Act.HAND_OVER, each) for each in closing if self.script.modules[each].delayed]
+            acts += self._released(closing)
         acts += again
-        acts += [(Act.INTERVAL, each) for each in range(interval, len(self.intervals))]
+        stretch.finish_all()
+        acts += [(Act.FETCH, module) for module in self.left.get(0, ())]
         return acts
 
-    def _finishes(self, parameter: Parameter, interval: int) -> bool:
-        """Whether the backward walk's interval ends with this parameter's gradient."""
-        intervals = self.intervals
-        return interval < len(intervals) and intervals[interval].parameter is parameter
-
     def _recompute(self) -> list[tuple[Act, int]]:
+        """The forward pass again; the layer's own hooks are outside of what is run again."""
         levels = ForwardWalk(self.segment, keep=True).recompute().levels
-        return self._run(levels, len(levels), cut=len(levels) < len(self.segment.operations))
+        acts = self._run(levels, len(levels), cut=len(levels) < len(self.segment.operations))
+        layer = self.names.get("")
+        return [each for each in acts if each[0] is Act.LEVEL or each[1] != layer]
 
 
-def _with_parents(name: str) -> list[str]:
+def with_parents(name: str) -> list[str]:
     """A module's name after those of the modules around it, the layer's own (empty) first.
 
-    >>> _with_parents("mlp.up_proj")
+    >>> with_parents("mlp.up_proj")
     ['', 'mlp', 'mlp.up_proj']
     """
     parts = name.split(".")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.records import dataclass
-from memplan.training.setup import TrainingSetup, ZeroStage
+from memplan.training.setup import Offload, TrainingSetup, ZeroStage
 
 AUTO = "auto"
 """The value that the integration replaces."""
@@ -49,12 +49,26 @@ class DeepSpeedOptions:
     """Parameters are dealt to the ranks in turn (stages 1 and 2)."""
     grad_accum_dtype: DType | None = None
     """Of accumulated gradients; None: the weights'."""
+    communication_data_type: DType | None = None
+    """In which gradients are summed over the ranks; None: the weights'."""
+    reduce_scatter: bool = True
+    """Stages 1 and 2 sum a bucket piece by piece, through a flat copy; without it, in place."""
+    contiguous_gradients: bool = True
+    """Stage 3 has a reduce bucket; without it gradients wait where autograd put them."""
+    bf16_masters: bool = False
+    """Master weights, their gradients and the states are bf16. On the GPU the engine takes this
+    only together with the next one."""
+    bf16_states: bool = False
+    """The optimizer's states are bf16."""
+    torch_adam: bool = False
+    """The optimizer is PyTorch's own: so with ``torch_adam`` in the optimizer's section, and where
+    there is no such section and the training loop brings one (HF Trainer)."""
     immediate_grad_update: bool = False
     """BF16_Optimizer adds each gradient to the fp32 one as soon as it is there."""
     check_gradient_norm: bool = True
     """The step takes the norm of the gradients (stages 1 and 2)."""
-    zero_init: bool = False
-    """The model is built inside ``deepspeed.zero.Init``."""
+    zero_init: bool = True
+    """The model is built inside ``deepspeed.zero.Init``, as transformers and accelerate do."""
     pin_memory: bool = True
     """Offloaded optimizer states are page-locked; so since 0.19.5."""
     param_pin_memory: bool = True
@@ -68,7 +82,9 @@ class DeepSpeedOptions:
     param_max_in_cpu: int = 1_000_000_000
     """Parameters that stay in CPU memory in spite of NVMe offload."""
     left_out: tuple[str, ...] = ()
-    """Settings that change memory and are not modelled, in words."""
+    """Settings that cost memory and are not modelled, in words."""
+    unsaved: tuple[str, ...] = ()
+    """Settings that save memory and are not modelled, in words."""
 
 
 def _count(name: str, value: object) -> int:
@@ -125,6 +141,12 @@ _MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "stage3_allgather_sequential": ("allgather_sequential", _flag),
     "round_robin_gradients": ("round_robin_gradients", _flag),
     "grad_accum_dtype": ("grad_accum_dtype", _dtype),
+    "communication_data_type": ("communication_data_type", _dtype),
+    "reduce_scatter": ("reduce_scatter", _flag),
+    "torch_adam": ("torch_adam", _flag),
+    "contiguous_gradients": ("contiguous_gradients", _flag),
+    "bf16_master_weights_and_grads": ("bf16_masters", _flag),
+    "bf16_optimizer_states": ("bf16_states", _flag),
     "immediate_grad_update": ("immediate_grad_update", _flag),
     "compute_grad_norm": ("check_gradient_norm", _flag),
     "zero_init": ("zero_init", _flag),
@@ -143,21 +165,33 @@ _WITHOUT_EFFECT = frozenset({
     "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters",
     "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings",
     "enable_sanity_checks", "offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write",
-    "offload_optimizer.fast_init", "gradient_clipping", "communication_data_type",
-    "use_multi_rank_bucket_allreduce", "reduce_scatter",
+    "offload_optimizer.fast_init", "gradient_clipping", "use_multi_rank_bucket_allreduce",
 })  # fmt: skip
 """Settings that move no bytes worth counting: with torch 1.13 or newer the all-gather of updated
 parameters is in place, and the alignment pads fewer than eight elements per parameter."""
 
 _UNMODELLED: dict[str, object] = {
-    "contiguous_gradients": True, "zero_hpz_partition_size": 1, "zero_quantized_weights": False,
+    "zero_hpz_partition_size": 1, "zero_quantized_weights": False,
     "zero_quantized_nontrainable_weights": False, "zero_quantized_gradients": False,
     "stage3_module_granularity_threshold": 0, "stage3_use_all_reduce_for_fetch_params": False,
     "offload_optimizer.ratio": 1.0, "offload_optimizer.super_offload": False,
-    "bf16_master_weights_and_grads": False, "bf16_optimizer_states": False,
     "fp16_master_weights_and_grads": False, "zenflow": None, "leaf_module": None,
 }  # fmt: skip
 """Settings that do change memory and are not modelled, with the only value that is."""
+
+_SAVING = frozenset({
+    "contiguous_gradients", "zero_quantized_nontrainable_weights", "bf16_master_weights_and_grads",
+    "bf16_optimizer_states", "fp16_master_weights_and_grads",
+})  # fmt: skip
+"""Those of them that save memory: gradients that wait where autograd put them instead of in a bucket
+kept for them, and weights, masters and states in fewer bits."""
+
+_STAGE_3_ONLY = frozenset({
+    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients", "stage3_module_granularity_threshold",
+    "stage3_use_all_reduce_for_fetch_params", "offload_optimizer.super_offload", "leaf_module",
+})  # fmt: skip
+"""Those of them that do nothing below stage 3."""
 
 OPTION_NAMES: tuple[str, ...] = (*_MODELLED, *sorted(_WITHOUT_EFFECT), *_UNMODELLED)
 """Every name that ``engine_options`` takes with DeepSpeed."""
@@ -171,7 +205,8 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
     """
     auto = _auto_values(hidden_size)
     fields: dict[str, object] = {"overlap_comm": setup.zero_stage is ZeroStage.PARAMETERS}
-    left_out = []
+    left_out: list[str] = []
+    unsaved: list[str] = []
     for name, given in dict(setup.engine_options).items():
         value = given
         if value == AUTO:
@@ -185,16 +220,39 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
             if value is not None:
                 fields[field] = read(name, value)
         elif name in _UNMODELLED:
-            if value != _UNMODELLED[name]:
-                left_out.append(f"{name}={value} (not modelled)")
+            acts = setup.zero_stage is ZeroStage.PARAMETERS or name not in _STAGE_3_ONLY
+            if acts and value not in (None, _UNMODELLED[name]):
+                (unsaved if name in _SAVING else left_out).append(f"{name}={value} (not modelled)")
         elif name not in _WITHOUT_EFFECT:
             msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
             raise SetupError(msg)
-    options = replace(DeepSpeedOptions(left_out=tuple(left_out)), **fields)  # type: ignore[arg-type]
+    options = replace(DeepSpeedOptions(), **fields)  # type: ignore[arg-type]
     if not options.reduce_bucket_size:
         msg = "engine_options: reduce_bucket_size must be at least 1"
         raise SetupError(msg)
-    return options
+    return _without_combinations(setup, options, left_out, unsaved)
+
+
+def _without_combinations(
+    setup: TrainingSetup, options: DeepSpeedOptions, left_out: list[str], unsaved: list[str]
+) -> DeepSpeedOptions:
+    """The options with what is modelled only for some setups left out of them, and named."""
+    offloads = setup.offload_optimizer is not Offload.NONE
+    if not options.contiguous_gradients and setup.zero_stage is not ZeroStage.PARAMETERS:
+        # With the optimizer on the CPU the engine turns it on again.
+        if not offloads and setup.zero_stage is not ZeroStage.NONE:
+            unsaved.append("contiguous_gradients=False (modelled for stage 3 only)")
+        options = replace(options, contiguous_gradients=True)
+    if options.bf16_masters != options.bf16_states and not offloads:
+        msg = (
+            "engine_options: bf16_master_weights_and_grads and bf16_optimizer_states go together "
+            "unless the optimizer is offloaded: DeepSpeed refuses one without the other"
+        )
+        raise SetupError(msg)
+    if options.bf16_masters and (offloads or setup.zero_stage is ZeroStage.NONE):
+        unsaved.append("bf16_master_weights_and_grads=True (modelled without offload only)")
+        options = replace(options, bf16_masters=False, bf16_states=False)
+    return replace(options, left_out=tuple(left_out), unsaved=tuple(unsaved))
 
 
 def _auto_values(hidden_size: int) -> dict[str, object]:

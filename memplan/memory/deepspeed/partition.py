@@ -1,13 +1,15 @@
 """The model's parameters one by one, and how ZeRO deals them to the ranks.
 
-Parameters stand in the order of ``model.parameters()``, by which the flat buffer is cut. That is the
-tape's, but for norms: see ``registered``.
+Parameters stand in the order of ``model.parameters()``, by which the flat buffer is cut
+(``memplan.graph.declaration``).
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
+from memplan.graph.declaration import declared_parameters
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.records import dataclass
@@ -25,6 +27,22 @@ class SegmentWeights:
     """Of each parameter within its repetition."""
 
 
+class _Part:
+    """Where a segment's parameters stand, while they are dealt out."""
+
+    __slots__ = ("places", "stride")
+
+    def __init__(self) -> None:
+        self.places: dict[Parameter, int] = {}
+        self.stride = 0
+
+    def as_segment_weights(self) -> SegmentWeights:
+        """The same, from the first of them on."""
+        first = min(self.places.values(), default=0)
+        positions = {each: place - first for each, place in self.places.items()}
+        return SegmentWeights(first, self.stride, positions)
+
+
 class ModelWeights:
     """Every parameter of the model, repetitions written out."""
 
@@ -32,18 +50,21 @@ class ModelWeights:
         self.numels: list[int] = []
         """Elements of each [elements]."""
         self.trainable: list[bool] = []
-        self.segments: list[SegmentWeights] = []
         self.owners: dict[Parameter, int] = {}
         """The number of each parameter of the tape, in its segment's first repetition."""
-        for segment in tape.segments:
-            first = len(self.numels)
-            parameters = registered(segment.parameters)
-            positions = {each: index for index, each in enumerate(parameters)}
-            self.segments.append(SegmentWeights(first, len(positions), positions))
-            for parameter, index in positions.items():
-                self.owners[parameter] = first + index
+        parts: dict[int, _Part] = {}
+        for segment, parameters in declared_parameters(tape):
+            part = parts.setdefault(segment.index, _Part())
+            first, stride = len(self.numels), len(parameters)
+            part.stride = stride
+            for position, each in enumerate(parameters):
+                part.places[each] = first + position
+            self.owners.update(part.places)
             self.numels += [each.numel for each in parameters] * segment.num_copies
             self.trainable += [each.requires_grad for each in parameters] * segment.num_copies
+        self.segments = [
+            parts.get(segment.index, _Part()).as_segment_weights() for segment in tape.segments
+        ]
 
     @cached_property
     def trained_numels(self) -> list[int]:
@@ -66,25 +87,6 @@ class ModelWeights:
         return max(self.trained_numels, default=0)
 
 
-def registered(parameters: Sequence[Parameter]) -> list[Parameter]:
-    """A layer's parameters in the order in which its class declares them.
-
-    transformers' decoder layers with RMSNorm (Llama and all that follow it) declare attention and
-    feed-forward network first and their norms last; those with biased norms (GPT-2, BERT) declare
-    them where they run. It moves a few thousand elements within a layer, and where a part's
-    boundary falls there, a whole parameter's gradient into another rank's part or out of it.
-    """
-    biased = {each.module for each in parameters if each.name.endswith(".bias")}
-    last = [
-        each
-        for each in parameters
-        if "norm" in each.module and "." not in each.module and each.module not in biased
-    ]
-    if len(last) == len(parameters):
-        return list(parameters)
-    return [each for each in parameters if each not in last] + last
-
-
 class Numels(Protocol):
     """Parameters, as far as cutting them goes."""
 
@@ -97,15 +99,76 @@ class Numels(Protocol):
         """Whether each is trained."""
 
 
-class FlatPartition:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankKind:
+    """Ranks whose parts of the flat buffer hold the same: one, or all inside one parameter."""
+
+    ranks: range
+    """Never empty."""
+    slices: tuple[tuple[int, int], ...]
+    """The parameters that touch the part, in the buffer's order, and the elements inside it."""
+    whole_numel: int
+    """Elements of those parameters, whole: what stage 2 keeps gradients for."""
+
+    @property
+    def rank(self) -> int:
+        """The first of them."""
+        return self.ranks[0]
+
+    @property
+    def largest_slice(self) -> int:
+        """Elements of the largest piece of one parameter in the part."""
+        return max((numel for _, numel in self.slices), default=0)
+
+
+class RankKinds:
+    """Kinds of ranks whose gradients are reduced in one replay."""
+
+    def __init__(self, kinds: Sequence[RankKind]) -> None:
+        self.kinds = kinds
+
+    @cached_property
+    def shares(self) -> dict[int, list[tuple[int, int]]]:
+        """For each parameter, the kinds that own a piece of it, by number, and its elements."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for number, kind in enumerate(self.kinds):
+            for index, numel in kind.slices:
+                found.setdefault(index, []).append((number, numel))
+        return found
+
+    def owns_all(self, number: int, weights: Sequence[int]) -> bool:
+        """Whether every one of some parameters touches the part of a kind."""
+        return all(
+            any(each == number for each, _ in self.shares.get(weight, ())) for weight in weights
+        )
+
+    def heaviest(self, left_bytes: Sequence[int]) -> tuple[int, ...]:
+        """The numbers of the kinds that no other outweighs in all that the optimizer's step goes
+        by: elements of whole parameters, the largest piece, whether there is more than one, and
+        ``left_bytes`` of each kind."""
+        weighed = sorted(
+            (
+                (-kind.whole_numel, -kind.largest_slice, len(kind.slices) == 1, -left, number)
+                for number, (kind, left) in enumerate(zip(self.kinds, left_bytes, strict=True))
+            ),
+        )
+        found: list[tuple[int, ...]] = []
+        for own in weighed:
+            if not any(
+                all(a <= b for a, b in zip(other, own[:-1], strict=False)) for other in found
+            ):
+                found.append(own)
+        return tuple(own[-1] for own in found)
+
+
+class FlatBuffer:
     """Stages 1 and 2: one flat buffer, cut into equal parts (stage_1_and_2.py, ``__init__``).
 
     The buffer is padded to two elements for each rank, so that every part starts at 4 bytes.
     """
 
-    def __init__(self, weights: Numels, *, num_ranks: int, rank: int, round_robin: bool) -> None:
+    def __init__(self, weights: Numels, *, num_ranks: int, round_robin: bool) -> None:
         self.num_ranks = num_ranks
-        self.rank = rank
         alignment = 2 * num_ranks
         pairs = zip(weights.numels, weights.trainable, strict=True)
         num_trained = sum(count for count, kept in pairs if kept)
@@ -133,41 +196,6 @@ class FlatPartition:
             offset += weights.numels[index]
             self.last_rank[index] = max(offset - 1, 0) // size
 
-    def owns(self, index: int) -> bool:
-        """Whether a part of the parameter is this rank's."""
-        return self.first_rank[index] <= self.rank <= self.last_rank[index]
-
-    def slice_numel(self, index: int) -> int:
-        """Elements of the parameter inside this rank's part."""
-        start = self.offsets[index]
-        low = max(start, self.rank * self.size)
-        high = min(start + self.numels[index], (self.rank + 1) * self.size)
-        return max(0, high - low)
-
-    @cached_property
-    def owned(self) -> list[int]:
-        """The parameters that touch this rank's part."""
-        return [index for index in self.order if self.owns(index)]
-
-    @cached_property
-    def whole_numel(self) -> int:
-        """Elements of those parameters, whole: what stage 2 keeps gradients for."""
-        return sum(self.numels[index] for index in self.owned)
-
-    @cached_property
-    def fullest_rank(self) -> int:
-        """The rank whose whole parameters are the most; the lowest of several."""
-        whole = [0] * self.num_ranks
-        for index in self.order:
-            for rank in range(self.first_rank[index], self.last_rank[index] + 1):
-                whole[rank] += self.numels[index]
-        return whole.index(max(whole))
-
-    @cached_property
-    def largest_slice(self) -> int:
-        """Elements of the largest piece of one parameter in this rank's part."""
-        return max((self.slice_numel(index) for index in self.owned), default=0)
-
     def cuts(self, index: int) -> list[int]:
         """Elements of the pieces that the parts' boundaries cut a parameter into."""
         start, numel = self.offsets[index], self.numels[index]
@@ -176,6 +204,69 @@ class FlatPartition:
             low = max(start, rank * self.size)
             pieces.append(min(start + numel, (rank + 1) * self.size) - low)
         return pieces
+
+    @cached_property
+    def every_rank(self) -> RankKinds:
+        """All ranks: each where parameters begin or end, those inside one parameter at once.
+
+        There are at most two for each parameter, and one, however many ranks there are.
+        """
+        inside: list[RankKind] = []
+        edges: dict[int, list[tuple[int, int]]] = {}
+        beyond = 0
+        for index in self.order:
+            first, last = self.first_rank[index], self.last_rank[index]
+            start, numel = self.offsets[index], self.numels[index]
+            for rank in dict.fromkeys((first, last) if first <= last else ()):
+                low = max(start, rank * self.size)
+                high = min(start + numel, (rank + 1) * self.size)
+                edges.setdefault(rank, []).append((index, high - low))
+            if last - first > 1:
+                ranks = range(first + 1, last)
+                slices = ((index, self.size),)
+                inside.append(RankKind(ranks=ranks, slices=slices, whole_numel=numel))
+            beyond = max(beyond, last + 1)
+        for rank, slices_found in edges.items():
+            whole = sum(self.numels[index] for index, _ in slices_found)
+            inside.append(
+                RankKind(ranks=range(rank, rank + 1), slices=tuple(slices_found), whole_numel=whole)
+            )
+        if beyond < self.num_ranks:
+            padding = range(beyond, self.num_ranks)
+            inside.append(RankKind(ranks=padding, slices=(), whole_numel=0))
+        return RankKinds(sorted(inside, key=_first_rank))
+
+    def kind_of(self, rank: int) -> RankKind:
+        """The kind that a rank is of."""
+        kinds = self.every_rank.kinds
+        return kinds[bisect_right(kinds, rank, key=_first_rank) - 1]
+
+
+def _first_rank(kind: RankKind) -> int:
+    return kind.rank
+
+
+class FlatPartition:
+    """One rank's part of the flat buffer."""
+
+    def __init__(self, buffer: FlatBuffer, rank: int) -> None:
+        self.buffer = buffer
+        self.rank = rank
+        self.kind = buffer.kind_of(rank)
+        self.numel = buffer.numel
+        """Elements of the padded buffer."""
+        self.size = buffer.size
+        """Elements of the part."""
+        self.whole_numel = self.kind.whole_numel
+        """Elements of the parameters that touch it, whole: what stage 2 keeps gradients for."""
+        self.largest_slice = self.kind.largest_slice
+        """Elements of the largest piece of one parameter in it."""
+        self.alone = RankKinds([self.kind])
+
+    @cached_property
+    def owned(self) -> list[int]:
+        """The parameters that touch this rank's part."""
+        return [index for index, _ in self.kind.slices]
 
 
 def deal_round_robin(items: Sequence[int], num_ranks: int) -> list[int]:

@@ -33,6 +33,8 @@ class Peak:
     engine: EngineBytes | None = None
     height: Height | None = None
     """Outside backward, what the model itself holds."""
+    rank: int = 0
+    """Of several ranks that are weighed at once, whose moment it is."""
 
     def offer(
         self,
@@ -45,6 +47,7 @@ class Peak:
         moment: Moment | None = None,
         at_end: bool = False,
         height: Height | None = None,
+        rank: int = 0,
     ) -> None:
         """Take this moment if it is higher than every one before."""
         total = level_bytes + gradients + buckets + temporaries + gathered
@@ -54,6 +57,7 @@ class Peak:
             self.at_end = at_end
             self.engine = EngineBytes(gradients, buckets, temporaries, gathered)
             self.height = height
+            self.rank = rank
 
 
 def balanced(height: Height) -> Height:

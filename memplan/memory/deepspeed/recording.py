@@ -67,7 +67,7 @@ def shape_of(weights: ModelWeights, timeline: BackwardTimeline) -> Shape:
     return _shape(
         tuple(weights.numels),
         tuple(weights.trainable),
-        tuple(moment[2:] for moment in timeline.moments),
+        tuple(moment[3:] for moment in timeline.moments),
     )
 
 
@@ -81,6 +81,8 @@ class Offer(NamedTuple):
     buckets: int
     temporaries: int
     gathered: int
+    rank: int = 0
+    """Of several ranks that are replayed at once, the one that holds most there."""
 
     @property
     def engine_bytes(self) -> int:
@@ -107,10 +109,11 @@ class Recording(Peak):
         moment: Moment | None = None,
         at_end: bool = False,
         height: Height | None = None,  # noqa: ARG002
+        rank: int = 0,
     ) -> None:
         """Note an offer, which has to be at the peak or the end of a moment."""
         number = self._numbers[id(moment)]
-        self.offers.append(Offer(number, at_end, gradients, buckets, temporaries, gathered))
+        self.offers.append(Offer(number, at_end, gradients, buckets, temporaries, gathered, rank))
 
 
 def candidates(recording: Recording, timeline: BackwardTimeline) -> tuple[Offer, ...]:
@@ -170,5 +173,6 @@ def highest(offers: Sequence[Offer], timeline: BackwardTimeline) -> Peak:
     peak.total_bytes = best
     peak.moment = moments[chosen.number]
     peak.at_end = chosen.at_end
+    peak.rank = chosen.rank
     peak.engine = EngineBytes(chosen.gradients, chosen.buckets, chosen.temporaries, chosen.gathered)
     return peak

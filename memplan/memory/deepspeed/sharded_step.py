@@ -2,8 +2,12 @@
 
 Each parameter is cut into equal shards, one element of padding at most. Held: the shards, fp32
 master weights and states of them, a gradient for each shard, and one reduce bucket, all allocated
-once. A full bucket is reduce-scattered through a copy in which the shards of each rank stand
-together (``comm/coalesced_collectives.py``), but for a single gradient that divides evenly.
+once. The bucket has the dtype in which gradients travel between the ranks. A full one is
+reduce-scattered through a copy in which the shards of each rank stand together
+(``comm/coalesced_collectives.py``), but for a single gradient that divides evenly; gradients that lie
+outside it, larger than it or for want of one (``contiguous_gradients``), are cast first where they
+travel in another dtype. Without ``reduce_scatter`` the bucket is summed in place and then multiplied
+into a copy. This rank's shards are cast to the dtype in which they accumulate.
 """
 
 from collections.abc import Sequence
@@ -12,6 +16,7 @@ from typing import NamedTuple
 
 from memplan.graph.segments import Segment
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings
+from memplan.memory.deepspeed.job import MASTER_BYTES
 from memplan.memory.deepspeed.modules import Act, SegmentScript
 from memplan.memory.deepspeed.partition import shard_numel
 from memplan.memory.deepspeed.peak import Peak
@@ -32,12 +37,20 @@ class ScatterSettings:
 
     num_ranks: int
     bucket_numel: int
-    element_bytes: int
-    """Of a gradient as it is reduced."""
-    cast_bytes: int
-    """Of an element of a reduced shard that is cast for accumulation; 0 without a cast."""
+    weight_bytes: int
+    """Of a gradient as autograd makes it."""
+    communication_bytes: int
+    """Of a gradient in the bucket and on its way between the ranks."""
+    accumulated_bytes: int
+    """Of an element of a shard's gradient where it accumulates."""
+    is_contiguous: bool
+    """There is a bucket: gradients move into it."""
+    scatters: bool
+    """The bucket is reduce-scattered, not summed as a whole."""
     offloads: bool
     """Shards' gradients go to the CPU."""
+    swaps: bool
+    """They go on to NVMe, in fp32, a bucket at a time."""
 
 
 class Spot(IntEnum):
@@ -47,9 +60,7 @@ class Spot(IntEnum):
     """The moment's peak."""
     END = -2
     """Its end, with the gradient that ends it."""
-    AFTER = -3
-    """Its end, when the next module's parameters are fetched."""
-    START = -4
+    START = -3
     """The beginning of the repetition."""
 
 
@@ -71,8 +82,6 @@ class BackwardOffer(NamedTuple):
     number: int
     """Of the moment."""
     spot: int
-    shift: int
-    """What the level at the repetition's beginning differs by from that of the moment."""
     gradients: int
     buckets: int
     temporaries: int
@@ -80,8 +89,8 @@ class BackwardOffer(NamedTuple):
 
     @property
     def engine_bytes(self) -> int:
-        """All of it, the shift included."""
-        return self.shift + self.gradients + self.buckets + self.temporaries + self.gathered
+        """All of it."""
+        return self.gradients + self.buckets + self.temporaries + self.gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +141,22 @@ class StepReplay:
         """Elements in the reduce bucket."""
         self.waiting: list[int] = []
         """Their parameters."""
-        self.large_bytes = 0
-        """A gradient larger than the bucket, in its own memory until the next reduction."""
+        self.outside_bytes = 0
+        """Gradients that wait in their own memory: larger than the bucket, or without one."""
+        self.outside_numel = 0
+        """Their elements."""
+        self.waiting_bytes = 0
+        """Those of them that the next reduction takes."""
+        self.delayed = {
+            place
+            for script, segment in zip(scripts, segments, strict=True)
+            for module in script.modules
+            for copy in range(segment.repeat)
+            for place in _numbers(module.delayed, copy)
+        }
+        """Parameters whose gradients wait for others of their module."""
+        self.arrived: dict[int, int] = {}
+        """The moments of those that do, by parameter."""
         self.offers: list[BackwardOffer] = []
 
     def run(self) -> StepOffers:
@@ -204,46 +227,59 @@ class StepReplay:
     def _back(
         self, script: SegmentScript, members: Sequence[Sequence[int]], indices: range
     ) -> None:
-        if not self.gathers:
-            for index in indices:
-                self._pass(index)
-            return
         coordinator = self.coordinator
         now = indices[0]
         spot: int = Spot.START
         for position, (act, operand) in enumerate(script.backward):
-            if act is Act.INTERVAL:
+            if act is Act.PEAK:
                 now = indices[operand]
-                self._pass(now)
-                spot = Spot.AFTER
+                self._offer(now, Spot.PEAK, coordinator.gathered_bytes)
+            elif act is Act.GRADIENT:
+                self._finish(indices[operand])
+                now = min(indices[operand] + 1, indices[-1])
+            elif act is Act.HAND_OVER:
+                self._hand_over()
+            elif not self.gathers:
+                continue
             elif act is Act.FETCH:
-                self._offer(indices[0], now, spot, coordinator.enter())
-            elif act is Act.LEVEL:
-                spot = position
-                self._offer(indices[0], now, spot, coordinator.gathered_bytes)
-            else:
+                self._offer(now, spot, coordinator.enter())
+            elif act is Act.RELEASE:
                 coordinator.release(members[operand])
+            else:
+                spot = position
+                self._offer(now, spot, coordinator.gathered_bytes)
 
-    def _offer(self, first: int, now: int, spot: int, gathered: int) -> None:
-        moments = self.timeline.moments
-        waiting = moments[now].waiting_bytes
-        shift = 0 if spot == Spot.AFTER else moments[first].waiting_bytes - waiting
-        self.offers.append(
-            BackwardOffer(now, spot, shift, self.large_bytes + waiting, 0, 0, gathered)
-        )
+    def _offer(self, now: int, spot: int, gathered: int) -> None:
+        held = self.outside_bytes + self.timeline.moments[now].waiting_bytes
+        self.offers.append(BackwardOffer(now, spot, held, 0, 0, gathered))
 
-    def _pass(self, index: int) -> None:
+    def _finish(self, index: int) -> None:
+        """A moment is over, maybe with a gradient."""
         moment = self.timeline.moments[index]
-        held = self.large_bytes + moment.waiting_bytes
-        gathered = self.coordinator.gathered_bytes
-        self.offers.append(BackwardOffer(index, Spot.PEAK, 0, held, 0, 0, gathered))
-        if moment.weight < 0:
-            return
+        if moment.weight in self.delayed:
+            self.arrived[moment.weight] = index
+            self.outside_bytes += moment.gradient_bytes
+        elif moment.weight >= 0:
+            self._take(index, index)
+
+    def _hand_over(self) -> None:
+        """All gradients of a module that is taken as a whole, in the order of its parameters."""
+        now = max(self.arrived.values(), default=0)
+        for _, index in sorted(self.arrived.items()):
+            self.outside_bytes -= self.timeline.moments[index].gradient_bytes
+            self._take(index, now)
+        self.arrived = {}
+
+    def _take(self, index: int, now: int) -> None:
+        """Put the gradient that ended a moment in the bucket."""
+        moment = self.timeline.moments[index]
         numel, limit = self.numels[moment.weight], self.scattering.bucket_numel
         if self.filled and self.filled + numel > limit:
-            self._reduce(index, moment.gradient_bytes)
-        if numel > limit:
-            self.large_bytes = moment.gradient_bytes
+            self._reduce(now, moment.gradient_bytes)
+        if not self.scattering.is_contiguous or numel > limit:
+            self.outside_bytes += moment.gradient_bytes
+            self.waiting_bytes += moment.gradient_bytes
+            self.outside_numel += numel
         self.waiting.append(moment.weight)
         self.filled += numel
 
@@ -251,14 +287,15 @@ class StepReplay:
         """Reduce-scatter what waits; ``arriving_bytes`` is the gradient that did not fit."""
         if not self.waiting:
             return
-        flat, extra = reduction_bytes(
-            self.scattering, [self.numels[weight] for weight in self.waiting]
-        )
+        numels = [self.numels[weight] for weight in self.waiting]
+        copies = reduction_copies(self.scattering, numels, outside_numel=self.outside_numel)
         waiting = self.timeline.moments[index].waiting_bytes
-        held = self.large_bytes + arriving_bytes + waiting
+        held = self.outside_bytes + arriving_bytes + waiting
         gathered = self.coordinator.gathered_bytes
-        self.offers.append(BackwardOffer(index, Spot.END, 0, held, flat, extra, gathered))
-        self.large_bytes = 0
+        for flat, extra in copies:
+            self.offers.append(BackwardOffer(index, Spot.END, held, flat, extra, gathered))
+        self.outside_bytes -= self.waiting_bytes
+        self.waiting_bytes = self.outside_numel = 0
         self.waiting = []
         self.filled = 0
 
@@ -282,7 +319,7 @@ def _backward_candidates(
     groups: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
     for order, offer in enumerate(offers):
         moment = moments[offer.number]
-        inside = offer.spot in (Spot.PEAK, Spot.END, Spot.AFTER)
+        inside = offer.spot in (Spot.PEAK, Spot.END)
         place = (moment.place, offer.spot, moment.interval if inside else 0)
         point = (moment.repetition, offer.engine_bytes, order)
         groups.setdefault(place, []).append(point)
@@ -342,14 +379,14 @@ def backward_peak(
         spot = offer[1]
         if spot == Spot.PEAK:
             base = moment.peak_bytes
-        elif spot >= Spot.AFTER and spot < 0:
-            base = moment.end_bytes
+        elif spot == Spot.END:
+            base = moment.end_bytes + moment.unsummed_bytes
         else:
             start, change, acts = runs[moment.place]
-            base = start + moment.repetition * change + offer[2]
+            base = start + moment.repetition * change
             if spot >= 0:
                 base += acts[spot][1]
-        total = base + offer[3] + offer[4] + offer[5] + offer[6]
+        total = base + offer[2] + offer[3] + offer[4] + offer[5]
         if total > best:
             best, chosen, level = total, offer, base
     if chosen is not None:
@@ -361,14 +398,16 @@ def _take(peak: Peak, timeline: BackwardTimeline, offer: BackwardOffer, level: i
     """Make an offer the peak, with what the model itself holds there."""
     moment = timeline.moments[offer.number]
     if offer.spot in (Spot.PEAK, Spot.END):
+        is_end = offer.spot == Spot.END
+        apart = moment.unsummed_bytes if is_end else 0
         peak.offer(
-            level,
-            gradients=offer.gradients,
+            level - apart,
+            gradients=offer.gradients + apart,
             buckets=offer.buckets,
             temporaries=offer.temporaries,
             gathered=offer.gathered,
             moment=moment,
-            at_end=offer.spot == Spot.END,
+            at_end=is_end,
         )
         return
     height = timeline.start(moment)
@@ -376,19 +415,37 @@ def _take(peak: Peak, timeline: BackwardTimeline, offer: BackwardOffer, level: i
     peak.offer(level, gradients=offer.gradients, gathered=offer.gathered, height=inside)
 
 
-def reduction_bytes(settings: ScatterSettings, numels: Sequence[int]) -> tuple[int, int]:
-    """Copies that one reduction makes: the flat one, and those of this rank's shards [bytes]."""
-    ranks = settings.num_ranks
+def reduction_copies(
+    settings: ScatterSettings, numels: Sequence[int], *, outside_numel: int
+) -> list[tuple[int, int]]:
+    """Copies alive at once in one reduction: of whole gradients, and of this rank's shards [bytes].
+
+    First gradients outside the bucket are cast and all are laid out flat, while the shards that come
+    back are cast; then the shards, in the flat copy or cast, go to where they accumulate.
+    """
+    ranks, width = settings.num_ranks, settings.communication_bytes
     shards = [shard_numel(numel, ranks) for numel in numels]
-    flat = sum(shards) * ranks * settings.element_bytes
-    if len(numels) == 1 and not numels[0] % ranks:
-        flat = 0
-    extra = sum(shards) * settings.cast_bytes
+    casts = outside_numel * width if width != settings.weight_bytes else 0
+    if settings.is_contiguous and not settings.scatters and not outside_numel:
+        flat = sum(numels) * width if ranks > 1 else 0
+        reduced = sum(numels)
+    else:
+        is_alone = len(numels) == 1 and not numels[0] % ranks
+        flat = 0 if is_alone else sum(shards) * ranks * width
+        reduced = sum(shards)
+    recast = reduced * settings.accumulated_bytes if width != settings.accumulated_bytes else 0
+    copies = [(casts + flat, recast)]
     if settings.offloads:
-        largest = max(shards)
-        extra += largest * settings.element_bytes
-        extra += min(largest, NORM_CHUNK) * NORM_BYTES
-    return flat, extra
+        copies.append((0 if recast else flat, recast + _offload_copies(settings, shards)))
+    return copies
+
+
+def _offload_copies(settings: ScatterSettings, shards: Sequence[int]) -> int:
+    """A shard comes back from the buffer on the CPU, for its norm in fp64; for NVMe all of them are
+    cast to fp32 before they leave."""
+    largest = max(shards)
+    copies = largest * settings.accumulated_bytes + min(largest, NORM_CHUNK) * NORM_BYTES
+    return copies + (sum(shards) * MASTER_BYTES if settings.swaps else 0)
 
 
 def _numbers(weights: Sequence[tuple[int, int]], copy: int) -> list[int]:

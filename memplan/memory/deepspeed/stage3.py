@@ -13,7 +13,7 @@ from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, RankAccount, make_phase
 from memplan.memory.deepspeed.coordinator import FetchSettings
 from memplan.memory.deepspeed.host import sharded_host
-from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
+from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.modules import Scripts, remembered_scripts
 from memplan.memory.deepspeed.partition import shard_numel, sub_groups
 from memplan.memory.deepspeed.peak import Peak
@@ -27,6 +27,7 @@ from memplan.memory.deepspeed.sharded_step import (
     forward_peak,
 )
 from memplan.records import dataclass
+from memplan.training.setup import Offload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +109,14 @@ def _plan(job: Job) -> _Plan:
         groups=sub_groups(trained, limit=job.options.sub_group_size),
         persistent=persistent,
         persistent_bytes=persistent_bytes,
-        bucket_bytes=rounded(job.weight_bytes * job.options.reduce_bucket_size),
+        bucket_bytes=_bucket_bytes(job),
     )
+
+
+def _bucket_bytes(job: Job) -> int:
+    if not job.options.contiguous_gradients:
+        return 0
+    return rounded(job.communication_bytes * job.options.reduce_bucket_size)
 
 
 def _persistent(job: Job) -> tuple[frozenset[Parameter], int]:
@@ -139,8 +146,8 @@ def _made(job: Job, plan: _Plan) -> list[Entry]:
         Entry(ComponentKind.PARAMETERS, job.weight_bytes * shards, "this rank's shards"),
         Entry(
             ComponentKind.MASTER_WEIGHTS,
-            MASTER_BYTES * states if job.given.formats.master_weights else 0,
-            "fp32, of the same shards",
+            job.master_bytes * states if job.given.formats.master_weights else 0,
+            f"{job.master_name}, of the same shards",
         ),
         Entry(
             ComponentKind.GRADIENTS,
@@ -157,9 +164,13 @@ def _made(job: Job, plan: _Plan) -> list[Entry]:
 
 def _after_step(job: Job, plan: _Plan) -> list[Entry]:
     """What the first step adds; the last entry is what the next one lets go at first."""
-    states = 0 if job.offloads_optimizer else job.num_states * MASTER_BYTES * plan.total
+    states = 0 if job.offloads_optimizer else job.num_states * job.master_bytes * plan.total
     return [
-        Entry(ComponentKind.OPTIMIZER_STATES, states, f"{job.num_states} x fp32 of the shards"),
+        Entry(
+            ComponentKind.OPTIMIZER_STATES,
+            states,
+            f"{job.num_states} x {job.master_name} of the shards",
+        ),
         Entry(
             ComponentKind.GATHERED_PARAMETERS,
             plan.persistent_bytes,
@@ -185,9 +196,13 @@ def _scattering(job: Job) -> ScatterSettings:
     return ScatterSettings(
         num_ranks=job.num_ranks,
         bucket_numel=job.options.reduce_bucket_size,
-        element_bytes=job.weight_bytes,
-        cast_bytes=job.gradient_bytes if job.gradient_bytes != job.weight_bytes else 0,
+        weight_bytes=job.weight_bytes,
+        communication_bytes=job.communication_bytes,
+        accumulated_bytes=job.gradient_bytes,
+        is_contiguous=job.options.contiguous_gradients,
+        scatters=job.options.reduce_scatter,
         offloads=job.offloads_optimizer,
+        swaps=job.given.setup.offload_optimizer is Offload.NVME,
     )
 
 
@@ -225,8 +240,16 @@ def _master(job: Job, plan: _Plan) -> list[Entry]:
     extra = max(cloning - plan.total, largest)
     return [
         Entry(ComponentKind.PARAMETERS, job.weight_bytes * sum(plan.shards), "shards"),
-        Entry(ComponentKind.MASTER_WEIGHTS, MASTER_BYTES * plan.total, "fp32, of the shards"),
-        Entry(ComponentKind.GRADIENTS, MASTER_BYTES * extra, "fp32 zeros of the largest sub-group"),
+        Entry(
+            ComponentKind.MASTER_WEIGHTS,
+            job.master_bytes * plan.total,
+            f"{job.master_name}, of the shards",
+        ),
+        Entry(
+            ComponentKind.GRADIENTS,
+            job.master_bytes * extra,
+            f"{job.master_name} zeros of the largest sub-group",
+        ),
     ]
 
 
@@ -256,9 +279,9 @@ def _step(job: Job, plan: _Plan) -> Peak:
         return peak
     peak.offer(0, temporaries=rounded(NORM_BYTES * max(plan.trained, default=0)))
     largest = max(plan.groups, default=0)
-    cast = 0 if job.gradient_bytes == MASTER_BYTES else MASTER_BYTES * largest
+    cast = 0 if job.gradient_bytes == job.master_bytes else job.master_bytes * largest
     peak.offer(0, temporaries=job.gradient_bytes * largest + cast)
-    copies = (MASTER_BYTES + job.step_copies_bytes) * largest
+    copies = (job.master_bytes + job.step_copies_bytes) * largest
     peak.offer(0, temporaries=copies)
     return peak
 

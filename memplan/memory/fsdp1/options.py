@@ -4,7 +4,11 @@ from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.memory.engine_options import OptionReader, option_names
+from memplan.memory.engine_options import (
+    OptionReader,
+    option_names,
+    reduces_each_micro_batch,
+)
 from memplan.memory.fsdp2.options import InitDevice, StateDictType, check_offload
 from memplan.records import dataclass
 from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup
@@ -47,7 +51,8 @@ class Fsdp1Options:
     """Broadcasts in place while the model is loaded."""
     wrapping: AutoWrap = AutoWrap.LAYERS
     sync_each_batch: bool = True
-    """Reduce at every micro-batch; else at the last one only, and whole gradients pile up."""
+    """Reduce at every micro-batch; else at the last one only, and whole gradients pile up. The
+    default is the training loop's (``reduces_each_micro_batch``)."""
     autocast: bool = False
     """The forward pass also runs under autocast (accelerate adds it)."""
     init_device: InitDevice = InitDevice.CPU
@@ -71,7 +76,9 @@ class Fsdp1Options:
             limit_all_gathers=read.boolean("limit_all_gathers", default=True),
             sync_module_states=read.boolean("sync_module_states", default=False),
             wrapping=read.member("wrapping", AutoWrap.LAYERS),
-            sync_each_batch=read.boolean("sync_each_batch", default=True),
+            sync_each_batch=read.boolean(
+                "sync_each_batch", default=reduces_each_micro_batch(setup)
+            ),
             autocast=read.boolean("autocast", default=False),
             init_device=read.member("init_device", InitDevice.CPU),
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),

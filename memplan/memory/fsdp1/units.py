@@ -1,12 +1,15 @@
 """Units of FSDP1: each one's parameters lie end to end in one flat parameter.
 
-Sizes as ``FlatParamHandle`` makes them (torch 2.13, ``_flat_param.py``); the figures are rank 0's.
+Sizes as ``FlatParamHandle`` makes them (torch 2.13, ``_flat_param.py``); they are the same on every
+rank, but for what the optimizer keeps of each original parameter.
 """
+
+from dataclasses import field
 
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import allocated_bytes
 from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options
-from memplan.memory.fsdp2.units import ROOT, Unit, UnitFormats, Units, is_layer
+from memplan.memory.fsdp2.units import ROOT, OwnStates, Unit, UnitFormats, Units, is_layer
 from memplan.records import dataclass
 from memplan.units import ceil_div, round_up
 
@@ -25,6 +28,10 @@ class FlatUnit(Unit):
     padded_gradient_bytes: int = 0
     """A copy that is padded to a multiple of the ranks, where it has to be."""
     sharded: bool = True
+    shard_numel: int = 0
+    """Elements of a rank's part, padding included."""
+    trained: list[tuple[int, int]] = field(default_factory=list)
+    """Where what the optimizer steps on begins and ends in the flat parameter."""
 
 
 def find_flat_units(
@@ -89,22 +96,56 @@ def _measure(unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats) -> Non
         unit.padded_gradient_bytes = allocated_bytes(shard * degree, reduce)
     unit.reduce_output_bytes = allocated_bytes(shard, reduce)
     unit.gradient_shard_bytes = allocated_bytes(shard, kept)
-    unit.state_bytes, unit.num_trained = _states(unit, options, formats, numels, shard)
+    unit.shard_numel = shard
+    unit.trained = _trained(unit, options, formats)
 
 
-def _states(
-    unit: Unit, options: Fsdp1Options, formats: UnitFormats, numels: list[int], shard: int
-) -> tuple[int, int]:
-    """Bytes of one optimizer state, and how many tensors the optimizer steps on rank 0."""
+def _trained(unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats) -> list[tuple[int, int]]:
     if not options.use_orig_params:
-        return allocated_bytes(shard, formats.states), 1
-    total = count = begun = 0
-    for parameter, numel in zip(unit.parameters, numels, strict=True):
-        own = min(numel, shard - begun)
-        if own <= 0:
-            break
-        begun += numel
+        return [(0, unit.shard_numel * formats.degree)]
+    found = []
+    begin = 0
+    step = ALIGNMENT_BYTES // formats.compute.num_bytes
+    for parameter in unit.parameters:
         if parameter.requires_grad:
-            total += allocated_bytes(own, formats.states)
-            count += 1
-    return total, count
+            found.append((begin, begin + parameter.numel))
+        begin += round_up(parameter.numel, step)
+    return found
+
+
+def own_states(units: Units, formats: UnitFormats) -> list[OwnStates]:
+    """What each rank's optimizer keeps, ranks with the same in runs."""
+    changes: dict[int, tuple[int, int]] = {0: (0, 0)}
+
+    def add(places: range, numel: int, copies: int) -> None:
+        size = allocated_bytes(numel, formats.states) * copies
+        for place, sign in ((places.start, 1), (places.stop, -1)):
+            before = changes.get(place, (0, 0))
+            changes[place] = (before[0] + sign * size, before[1] + sign * copies)
+
+    for unit in units.all():
+        assert isinstance(unit, FlatUnit)
+        shard = unit.shard_numel
+        for begin, end in unit.trained:
+            first, last = begin // shard, (end - 1) // shard
+            for place in {first, last}:
+                piece = min(end, (place + 1) * shard) - max(begin, place * shard)
+                add(range(place, place + 1), piece, unit.num_copies)
+            if last - first > 1:
+                add(range(first + 1, last), shard, unit.num_copies)
+    found = []
+    starts = sorted(place for place in changes if place < formats.degree)
+    size = count = 0
+    for start, stop in zip(starts, [*starts[1:], formats.degree], strict=True):
+        size, count = size + changes[start][0], count + changes[start][1]
+        found.append(OwnStates(places=range(start, stop), state_bytes=size, num_trained=count))
+    return found
+
+
+def heaviest_states(kinds: list[OwnStates]) -> list[OwnStates]:
+    """Those that no other outweighs both in bytes and in tensors, the first of equals."""
+    found: list[OwnStates] = []
+    for each in sorted(kinds, key=lambda kind: (-kind.state_bytes, -kind.num_trained)):
+        if not found or each.num_trained > found[-1].num_trained:
+            found.append(each)
+    return found

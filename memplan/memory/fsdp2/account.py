@@ -7,18 +7,27 @@ from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, HostMemory, Phase, RankAccount, make_phase
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType
 from memplan.memory.fsdp2.replay import Gradients, MicroBatch
-from memplan.memory.fsdp2.units import UnitFormats, Units, find_units
+from memplan.memory.fsdp2.units import (
+    OwnStates,
+    UnitFormats,
+    Units,
+    find_units,
+    own_states,
+    places_alike,
+)
 from memplan.memory.host import pinned_bytes
 from memplan.memory.moments import Moments
-from memplan.memory.rank import RankInput
+from memplan.memory.rank import RankInput, in_every_replica
 from memplan.memory.states import buffer_entry
 from memplan.training.optimizers import OPTIMIZERS
 from memplan.training.setup import Offload
 from memplan.units import ceil_div
 
 
-def fsdp2_account(given: RankInput) -> RankAccount:
+def fsdp2_account(given: RankInput, *, rank: int = 0) -> RankAccount:
     """The account of a rank whose model is sharded with ``fully_shard``.
+
+    No rank holds more than the first: ``torch.chunk`` makes the first chunks the largest.
 
     Raises ``SetupError`` for options that do not exist or cannot be.
     """
@@ -27,14 +36,16 @@ def fsdp2_account(given: RankInput) -> RankAccount:
     offloaded = given.setup.offload_param is Offload.CPU
     formats = UnitFormats.of(given, options, offloaded=offloaded)
     units = find_units(given.tape, options, formats)
-    states = state_entries(given, units, offloaded=offloaded)
+    place = rank % formats.degree
+    own = own_states(units, formats, range(place, place + 1))
+    states = state_entries(given, units, own, offloaded=offloaded)
     forward, backward = _passes(given, options, units, formats)
     gradients = Entry(
         ComponentKind.GRADIENTS,
         0 if offloaded else total_of(units, "gradient_shard_bytes"),
         "of the rank's shards",
     )
-    copies = optimizer_copies_entry(given, units, offloaded=offloaded)
+    copies = optimizer_copies_entry(given, own, offloaded=offloaded)
     phases = (
         make_phase("load", load_entries(given, options, units, offloaded=offloaded)),
         make_phase("forward", [*states, *forward.entries()]),
@@ -43,17 +54,28 @@ def fsdp2_account(given: RankInput) -> RankAccount:
         _save_phase(options, units, [*states], gathers=formats.degree > 1),
     )
     return RankAccount(
+        rank=rank,
         phases=phases,
         held_bytes=sum(entry.num_bytes for entry in states),
         host=host_memory(
             given,
             units,
+            own,
             offloaded=offloaded,
             init_device=options.init_device,
             state_dict_type=options.state_dict_type,
             pinned=options.pin_memory,
         ),
     )
+
+
+def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
+    """All ranks, those together whose chunks are equally large."""
+    options = Fsdp2Options.of(given.setup)
+    formats = UnitFormats.of(given, options, offloaded=False)
+    runs = places_alike(find_units(given.tape, options, formats), formats.degree)
+    num_ranks = given.setup.data_parallel
+    return [in_every_replica(run, degree=formats.degree, num_ranks=num_ranks) for run in runs]
 
 
 def check_degrees(given: RankInput) -> None:
@@ -108,7 +130,9 @@ def micro_batches(given: RankInput, *, sync_each_batch: bool) -> list[Gradients]
     return kinds
 
 
-def state_entries(given: RankInput, units: Units, *, offloaded: bool) -> list[Entry]:
+def state_entries(
+    given: RankInput, units: Units, own: OwnStates, *, offloaded: bool
+) -> list[Entry]:
     """What a rank's GPU holds between steps."""
     entries = [
         buffer_entry(given.tape),
@@ -122,7 +146,7 @@ def state_entries(given: RankInput, units: Units, *, offloaded: bool) -> list[En
         Entry(ComponentKind.PARAMETERS, shard_bytes(units), f"{formats.weights.label} shards"),
         Entry(
             ComponentKind.OPTIMIZER_STATES,
-            optimizer_bytes(given, units),
+            optimizer_bytes(given, own),
             f"{optimizer.num_states} x {formats.optimizer_states.label} of the shards",
         ),
         *entries,
@@ -139,23 +163,23 @@ def total_of(units: Units, name: str) -> int:
     return sum(int(getattr(unit, name)) * unit.num_copies for unit in units.all())
 
 
-def optimizer_bytes(given: RankInput, units: Units) -> int:
-    """The optimizer's states and step counters of the shards [bytes]."""
+def optimizer_bytes(given: RankInput, own: OwnStates) -> int:
+    """The optimizer's states and step counters of a rank's shards [bytes]."""
     optimizer = OPTIMIZERS[given.setup.optimizer]
     counters = 0
     if optimizer.has_step_counter:
         each = allocated_bytes(1, given.formats.optimizer_states)
-        counters = each * total_of(units, "num_trained")
-    return optimizer.num_states * total_of(units, "state_bytes") + counters
+        counters = each * own.num_trained
+    return optimizer.num_states * own.state_bytes + counters
 
 
-def optimizer_copies_entry(given: RankInput, units: Units, *, offloaded: bool) -> list[Entry]:
+def optimizer_copies_entry(given: RankInput, own: OwnStates, *, offloaded: bool) -> list[Entry]:
     """What the optimizer's step copies on the GPU."""
     copies = 0 if offloaded else OPTIMIZERS[given.setup.optimizer].num_step_copies
     return [
         Entry(
             ComponentKind.TEMPORARIES,
-            copies * total_of(units, "state_bytes"),
+            copies * own.state_bytes,
             "copies the optimizer makes of a state",
         )
     ]
@@ -209,6 +233,7 @@ def _save_phase(options: Fsdp2Options, units: Units, held: list[Entry], *, gathe
 def host_memory(
     given: RankInput,
     units: Units,
+    own: OwnStates,
     *,
     offloaded: bool,
     init_device: InitDevice,
@@ -218,7 +243,7 @@ def host_memory(
     """CPU RAM: what is offloaded, and the whole model while it is loaded or saved."""
     held = 0
     if offloaded:
-        held = optimizer_bytes(given, units) + _offloaded_bytes(units, pinned=pinned)
+        held = optimizer_bytes(given, own) + _offloaded_bytes(units, pinned=pinned)
     whole = total_of(units, "whole_bytes")
     # One rank of the job reads or gathers for all: its node's share of that.
     node_share = ceil_div(whole, given.setup.gpus_per_node)

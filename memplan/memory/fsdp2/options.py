@@ -4,7 +4,11 @@ from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.memory.engine_options import OptionReader, option_names
+from memplan.memory.engine_options import (
+    OptionReader,
+    option_names,
+    reduces_each_micro_batch,
+)
 from memplan.records import dataclass
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup
@@ -55,7 +59,8 @@ class Fsdp2Options:
     data_parallel_replicate_degree: int = 1
     """Copies of the sharded model (HSDP)."""
     sync_each_batch: bool = True
-    """Reduce at every micro-batch; else at the last one only, and whole gradients pile up."""
+    """Reduce at every micro-batch; else at the last one only, and whole gradients pile up. The
+    default is the training loop's (``reduces_each_micro_batch``)."""
     reduce_scatter_max_input_buffers: int = 1
     """Reduce-scatter inputs that are kept alive (``set_reduce_scatter_max_input_buffers``)."""
     pin_memory: bool = True
@@ -78,7 +83,7 @@ class Fsdp2Options:
             reduce_dtype=read.dtype("reduce_dtype", _default_reduce_dtype(setup, wrapping)),
             wrapping=wrapping,
             data_parallel_replicate_degree=_replicas(setup, read),
-            sync_each_batch=read.boolean("sync_each_batch", wrapping is not Wrapping.ACCELERATE),
+            sync_each_batch=read.boolean("sync_each_batch", _reduces_each(setup, wrapping)),
             reduce_scatter_max_input_buffers=read.positive("reduce_scatter_max_input_buffers", 1),
             pin_memory=read.boolean("pin_memory", default=True),
             autocast=read.boolean("autocast", default=False),
@@ -117,6 +122,13 @@ def _default_reduce_dtype(setup: TrainingSetup, wrapping: Wrapping) -> DType | N
     if wrapping is Wrapping.ACCELERATE:
         return None
     return DType.FP32 if formats.weights is not formats.compute else None
+
+
+def _reduces_each(setup: TrainingSetup, wrapping: Wrapping) -> bool:
+    """The units say whose loop it is, where they are somebody's."""
+    if wrapping is Wrapping.LAYERS:
+        return reduces_each_micro_batch(setup)
+    return wrapping is Wrapping.TORCHTITAN
 
 
 def _replicas(setup: TrainingSetup, read: OptionReader) -> int:

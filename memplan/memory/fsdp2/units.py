@@ -50,8 +50,6 @@ class Unit:
     reduce_output_bytes: int = 0
     gradient_shard_bytes: int = 0
     """The shards' gradients: views of one tensor."""
-    state_bytes: int = 0
-    """One optimizer state of the shards."""
     num_trained: int = 0
     shards: list[int] = field(default_factory=list)
     """Each parameter's shard as it is kept."""
@@ -81,6 +79,18 @@ class UnitFormats:
             states=formats.optimizer_states,
             offloaded=offloaded,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnStates:
+    """What the optimizer keeps on some ranks."""
+
+    places: range
+    """Among the ranks over which the parameters are spread."""
+    state_bytes: int
+    """One state of everything that it steps on."""
+    num_trained: int
+    """Tensors that it steps on."""
 
 
 @dataclass(slots=True)
@@ -190,7 +200,6 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
         if parameter.requires_grad and not parameter.unused:
             reduced += chunk
             unit.num_trained += 1
-            unit.state_bytes += allocated_bytes(chunk, formats.states)
             unit.whole_gradient_bytes += allocated_bytes(parameter.numel, reduce)
     if compute is not kept or formats.offloaded:
         unit.copy_in_bytes = allocated_bytes(chunk_total, compute)
@@ -215,3 +224,43 @@ def shard_numel(parameter: Parameter, degree: int) -> int:
         return parameter.numel
     first = parameter.shape[0]
     return ceil_div(first, degree) * (parameter.numel // first)
+
+
+def own_numel(parameter: Parameter, degree: int, place: int) -> int:
+    """Elements of a rank's own chunk: full ones come first, what is left over last [elements].
+
+    Shards are padded to the largest; what the optimizer keeps is not (torch's ``chunk``).
+    """
+    if not parameter.shape:
+        return parameter.numel
+    first = parameter.shape[0]
+    rows = ceil_div(first, degree)
+    return max(0, min(rows, first - place * rows)) * (parameter.numel // first)
+
+
+def places_alike(units: Units, degree: int) -> list[range]:
+    """Places whose chunks are equally large, in runs."""
+    ends = {degree}
+    for parameter in _trained(units):
+        if parameter.shape:
+            rows = ceil_div(parameter.shape[0], degree)
+            full = parameter.shape[0] // rows
+            ends |= {full, full + bool(parameter.shape[0] % rows)}
+    stops = sorted(end for end in ends if 0 < end <= degree)
+    return [range(first, stop) for first, stop in zip([0, *stops[:-1]], stops, strict=True)]
+
+
+def own_states(units: Units, formats: UnitFormats, places: range) -> OwnStates:
+    """What the optimizer keeps where chunks are as large as on the first of these places."""
+    size = count = 0
+    for unit in units.all():
+        for parameter in unit.parameters:
+            if parameter.requires_grad and not parameter.unused:
+                own = own_numel(parameter, formats.degree, places.start)
+                size += allocated_bytes(own, formats.states) * unit.num_copies
+                count += unit.num_copies
+    return OwnStates(places=places, state_bytes=size, num_trained=count)
+
+
+def _trained(units: Units) -> list[Parameter]:
+    return [each for unit in units.all() for each in unit.parameters if each.requires_grad]

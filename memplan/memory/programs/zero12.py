@@ -22,6 +22,9 @@ class ShardedStatesProgram(Program):
         super().__init__(job.given, ledger, workspace_bytes=workspace_bytes)
         self.job = job
         self.partition = job.partition(round_robin=job.options.round_robin_gradients)
+        self.buffer = self.partition.buffer
+        self.slices = dict(self.partition.kind.slices)
+        """Elements of each parameter inside this rank's part."""
         self.stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
         self.element_bytes = job.weight_bytes if self.stage2 else job.gradient_bytes
         self.while_backward = self.stage2 or job.options.overlap_comm
@@ -95,7 +98,7 @@ class ShardedStatesProgram(Program):
 
     def _add(self, index: int, block: Block) -> None:
         """Take a gradient, reducing what is there where it does not fit in."""
-        numel = self.partition.numels[index]
+        numel = self.buffer.numels[index]
         bucket_numel = self.job.options.reduce_bucket_size
         if self.filled + numel > bucket_numel:
             self._reduce()
@@ -117,7 +120,7 @@ class ShardedStatesProgram(Program):
             stream = 1 if job.options.overlap_comm else 0
             size = round_up(copy, ALLOCATION_ROUNDING)
             ledger.use(size, stream=stream, kind=_BUFFERS, name="flat copy of a bucket")
-        slices = [partition.slice_numel(index) for index in self.waiting]
+        slices = [self.slices.get(index, 0) for index in self.waiting]
         largest = max(slices, default=0)
         if job.offloads_optimizer:
             for numel in slices:
@@ -137,16 +140,16 @@ class ShardedStatesProgram(Program):
 
     def _flat_copy_numel(self) -> int:
         """Elements of the flat copy: flattening one tensor is no copy."""
-        partition, waiting = self.partition, self.waiting
-        ranks = {partition.first_rank[index] for index in waiting}
-        ranks |= {partition.last_rank[index] for index in waiting}
+        buffer, waiting = self.buffer, self.waiting
+        ranks = {buffer.first_rank[index] for index in waiting}
+        ranks |= {buffer.last_rank[index] for index in waiting}
         if len(ranks) == 1:
             return 0
         bucket_numel = self.job.options.reduce_bucket_size
         if self.filled <= bucket_numel:
             return self.filled
         largest = filled = count = 0
-        for piece in partition.cuts(waiting[0]):
+        for piece in buffer.cuts(waiting[0]):
             filled += piece
             count += 1
             if filled > bucket_numel:
@@ -176,7 +179,7 @@ class ShardedStatesProgram(Program):
         """Stage 1: every gradient through the bucket, in the order of the parameters."""
         waiting = {self.number(weight): block for weight, block in self.gradients.items()}
         self.gradients.clear()
-        for index in self.partition.order:
+        for index in self.buffer.order:
             if index in waiting:
                 self._add(index, waiting[index])
 
@@ -199,8 +202,7 @@ class ShardedStatesProgram(Program):
             return
         part = partition.size
         if job.options.check_gradient_norm:
-            for index in partition.owned:
-                numel = partition.slice_numel(index)
+            for numel in self.slices.values():
                 if numel:
                     ledger.free(self._allocate(NORM_BYTES * numel, _SHORT, _NORM))
         flat = None

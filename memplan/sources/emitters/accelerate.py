@@ -101,6 +101,9 @@ def accelerate_values(arguments: Mapping[str, object], half: str) -> dict[str, o
         config["offload_params"] = True
     strategy = next((word for word in words if word in _WORDS), "full_shard")
     if str(config["version"]) == "2":
+        if strategy in _FIRST_ONLY:
+            msg = f"fsdp: FSDP2 has no {strategy}: set fsdp_config.version to 1, which has it"
+            raise ConfigError(msg)
         config.setdefault("reshard_after_forward", strategy != "shard_grad_op")
     else:
         named = config.pop("reshard_after_forward", strategy)
@@ -111,6 +114,8 @@ def accelerate_values(arguments: Mapping[str, object], half: str) -> dict[str, o
 
 
 _WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard")
+_FIRST_ONLY = ("no_shard", "hybrid_shard")
+"""Words that FSDP1 alone knows."""
 _PASSED_OVER = frozenset({"xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"})
 """Keys for other devices."""
 

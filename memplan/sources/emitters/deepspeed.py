@@ -4,6 +4,7 @@ The learning rate, the schedule and clipping are left to the training script. Nu
 sequence length and activation checkpointing are none of DeepSpeed's business.
 """
 
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
@@ -82,6 +83,8 @@ def _notes(setup: TrainingSetup) -> tuple[str, ...]:
     value = getattr(setup.checkpointing, "value", setup.checkpointing)
     if value != "none":
         notes.append(f"switch on checkpointing ({value}) in the model")
-    if dict(setup.engine_options).get("zero_init"):
-        notes.append("build the model inside deepspeed.zero.Init")
+    if loads_under_zero_init(setup):
+        notes.append("build the model inside deepspeed.zero.Init, as transformers does by itself")
+    elif setup.zero_stage is ZeroStage.PARAMETERS:
+        notes.append("build the model outside deepspeed.zero.Init")
     return tuple(notes)

@@ -84,6 +84,25 @@ def test_what_is_not_modelled_is_named(account: Account) -> None:
     assert made.left_out == ("zero_quantized_weights=True (not modelled)",)
 
 
+def test_contiguous_gradients_off_is_named_where_it_is_not_modelled(account: Account) -> None:
+    options = {"contiguous_gradients": False}
+    assert account(zero_stage=3, engine_options=options).left_out == ()
+    assert "contiguous_gradients" in account(zero_stage=2, engine_options=options).unsaved[0]
+    # With the optimizer on the CPU the engine turns it on again.
+    assert account(zero_stage=2, offload_optimizer="cpu", engine_options=options).left_out == ()
+
+
+@pytest.mark.parametrize("name", ["bf16_master_weights_and_grads", "bf16_optimizer_states"])
+def test_bf16_masters_and_states_go_together(account: Account, name: str) -> None:
+    with pytest.raises(SetupError, match="go together"):
+        account(zero_stage=2, engine_options={name: True})
+
+
+def test_stage_0_accumulates_in_the_weights_dtype(account: Account) -> None:
+    with pytest.raises(SetupError, match="grad_accum_dtype"):
+        account(zero_stage=0, engine_options={"grad_accum_dtype": "fp32"})
+
+
 def test_rank_must_exist(account: Account) -> None:
     with pytest.raises(SetupError, match="from 0 to 3"):
         account(rank=4, num_gpus=4)

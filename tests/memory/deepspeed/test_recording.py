@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.memory.deepspeed.job import written_out
-from memplan.memory.deepspeed.partition import FlatPartition
+from memplan.memory.deepspeed.partition import FlatBuffer, FlatPartition
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.recording import (
     Keyed,
@@ -14,6 +14,7 @@ from memplan.memory.deepspeed.recording import (
     upper_hull,
 )
 from memplan.memory.deepspeed.reduction import ReductionSettings, reduce_while_backward
+from memplan.memory.deepspeed.timeline import BackwardTimeline
 from memplan.memory.step import StepWalk
 from memplan.sources.models import load_model
 
@@ -46,21 +47,23 @@ def test_a_recording_of_one_batch_gives_the_peak_of_any_other(
     batch: int, other: int, seq_len: int, checkpointed: bool, ranks: int, bucket: int, keeps: bool
 ) -> None:
     settings = ReductionSettings(
-        bucket_numel=bucket, num_buckets=1 + keeps, element_bytes=2, keeps_all=keeps,
-        offloads=False, owned_bytes=2 * 10**8, slice_copy_bytes=0,
+        bucket_numel=bucket, num_buckets=1 + keeps, element_bytes=2, communication_bytes=2,
+        casts=False, keeps_all=keeps, offloads=False, scatters=True, compact=not keeps,
+        owned_element_bytes=2 * keeps, owned_part_bytes=2 * 10**8 * (not keeps),
     )  # fmt: skip
     *_, weights, recorded, shape = walked(other, 64, checkpointed=float(checkpointed))
     *_, timeline, same_shape = walked(batch, seq_len, checkpointed=float(checkpointed))
     assert shape is same_shape
-    part = FlatPartition(weights, num_ranks=ranks, rank=ranks // 2, round_robin=keeps)
+    buffer = FlatBuffer(weights, num_ranks=ranks, round_robin=keeps)
+    alone = FlatPartition(buffer, ranks // 2).alone
 
-    def replay(moments: object, peak: Peak) -> Peak:
-        return reduce_while_backward(
-            moments, settings, part, part.numels, carried_bytes=0, carried_buckets_bytes=0,
-            gradients_added=False, peak=peak,
+    def replay(moments: BackwardTimeline, peak: Peak) -> None:
+        reduce_while_backward(
+            moments, settings, buffer, alone, carries_owned=False, carried_bytes=0,
+            carried_buckets_bytes=0, peak=peak,
         )  # fmt: skip
 
-    recording = Recording(recorded)
+    recording, direct = Recording(recorded), Peak()
     replay(recorded, recording)
-    found = highest(candidates(recording, recorded), timeline)
-    assert found == replay(timeline, Peak())
+    replay(timeline, direct)
+    assert highest(candidates(recording, recorded), timeline) == direct

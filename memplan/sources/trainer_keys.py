@@ -1,0 +1,208 @@
+"""The names that training arguments may have: transformers' ``TrainingArguments`` and TRL's configs.
+
+The names are data (``memplan/data/training_arguments.json``, which says of which versions), read only
+when a file of arguments is.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import ConfigError
+from memplan.records import dataclass
+
+_FILE = Path(__file__).parent.parent / "data" / "training_arguments.json"
+
+TRL_LENGTH = 1024
+"""``max_length`` of TRL's configs that have it."""
+PAIRED = ("DPOConfig", "RewardConfig")
+"""Configs whose examples are a chosen and a rejected sequence, passed through the model together."""
+
+
+@cache
+def trainer_names() -> dict[str, Any]:
+    """The file of names.
+
+    >>> "gradient_checkpointing" in trainer_names()["training_arguments"]
+    True
+    """
+    names: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return names
+
+
+def known_arguments() -> list[str]:
+    """Every name that a file of arguments may hold, older spellings left out."""
+    names = trainer_names()
+    own = {name for config in names["configs"].values() for name in config}
+    return sorted({*names["training_arguments"], *own})
+
+
+def check_names(values: Mapping[str, object], *, source: str) -> None:
+    """Refuse a key that no class of arguments has, with the nearest one."""
+    known = known_arguments()
+    for key in values:
+        if key not in known and key not in trainer_names()["renamed"]:
+            msg = (
+                f"{source}: {key}: no training argument of transformers or TRL.{_guess(key, known)}"
+            )
+            raise ConfigError(msg)
+
+
+def _guess(key: str, known: list[str]) -> str:
+    """The nearest name; of the two nearest, the one that moves memory."""
+    close = difflib.get_close_matches(str(key).lower(), known, n=2, cutoff=0.6)
+    acting = [name for name in close if name in _ACTING]
+    return f" Did you mean {(acting or close)[0]!r}?" if close else ""
+
+
+_ACTING = frozenset({
+    "per_device_train_batch_size", "gradient_accumulation_steps", "activation_checkpointing",
+    "activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs",
+    "optim", "bf16", "fp16", "use_liger_kernel", "torch_compile", "fsdp", "fsdp_config",
+    "deepspeed", "max_length", "packing", "accelerator_config", "ddp_bucket_cap_mb",
+})  # fmt: skip
+"""Names whose values are read."""
+
+
+def trl_config(values: Mapping[str, object], *, source: str) -> str | None:
+    """The TRL class that the keys belong to, the first where several have them all; None without one.
+
+    Raises ``ConfigError`` where no one class has them all.
+
+    >>> trl_config({"max_length": 512, "packing": True}, source="example")
+    'SFTConfig'
+    """
+    configs = trainer_names()["configs"]
+    spelled = {"max_seq_length": "max_length"}
+    own = {spelled.get(key, key): key for key in values}
+    theirs = [name for name in own if any(name in config for config in configs.values())]
+    if not theirs:
+        return None
+    for config, names in configs.items():
+        if all(name in names for name in theirs):
+            return str(config)
+    first = next(config for config, names in configs.items() if theirs[0] in names)
+    other = next(name for name in theirs if name not in configs[first])
+    owner = next(config for config, names in configs.items() if other in names)
+    msg = (
+        f"{source}: {own[other]}: belongs to TRL's {owner}, and {own[theirs[0]]} to its {first}: "
+        "no one trainer takes both"
+    )
+    raise ConfigError(msg)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remark:
+    """What to say of an argument that moves memory and is not modelled."""
+
+    text: str
+    off: tuple[object, ...] = (None, False)
+    """Values with which it does nothing."""
+
+
+_LOWER = "which is not counted: the figures are lower bounds"
+_UPPER = "which is not modelled: the figures are upper bounds"
+
+REMARKS: Mapping[str, Remark] = {
+    "neftune_noise_alpha": Remark(text=f"adds noise to the embeddings, {_LOWER}", off=(None, 0)),
+    "label_smoothing_factor": Remark(
+        text=f"smooths labels with another copy of the logits, {_LOWER}", off=(None, 0)
+    ),
+    "use_cache": Remark(text=f"keeps keys and values in the forward pass, {_LOWER}"),
+    "full_determinism": Remark(text=f"makes cuBLAS workspaces smaller, {_UPPER}"),
+    "liger_kernel_config": Remark(
+        text="chooses among Liger's kernels; all of them are counted", off=(None, {})
+    ),
+    "optim_args": Remark(text="is passed over", off=(None, "", {})),
+    "eval_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
+    "evaluation_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
+    "eval_on_start": Remark(text="evaluation is not counted"),
+    "activation_offloading": Remark(text=f"moves saved activations to the CPU, {_UPPER}"),
+    "padding_free": Remark(text=f"drops padding, {_UPPER}"),
+    "cast_lm_head_to_fp32": Remark(text=f"holds the output matrix in fp32, {_LOWER}"),
+    "router_aux_loss_coef": Remark(text=f"adds a loss over the router's logits, {_LOWER}"),
+    "sync_ref_model": Remark(text=f"keeps a reference model that follows, {_LOWER}"),
+    "pad_to_multiple_of": Remark(
+        text="may make sequences a little longer", off=(None, "auto", 0, 1)
+    ),
+}
+"""By name."""
+
+
+def remarks(values: Mapping[str, object]) -> Iterator[str]:
+    """What the answer should say of the arguments that it does not hold."""
+    for name, remark in REMARKS.items():
+        if name in values and values[name] not in remark.off:
+            yield f"{name} {remark.text}"
+
+
+def trl_remarks(config: str, values: Mapping[str, object]) -> Iterator[str]:
+    """What the answer should say of a TRL trainer."""
+    if config in PAIRED:
+        yield f"{config}: each example is two sequences, chosen and rejected: the micro-batch is twice"
+    if config == "DPOConfig" and not values.get("precompute_ref_log_probs"):
+        yield f"DPOConfig: the reference model's weights (none with an adapter), {_LOWER}"
+    if config == "RewardConfig":
+        yield "RewardConfig: give --task sequence-classification --num-labels 1"
+    if config != "SFTConfig":
+        yield f"{config}: its loss is counted as the model's own"
+    elif values.get("loss_type", "nll") != "nll":
+        yield f"loss_type {values['loss_type']} is counted as nll"
+    if config == "GRPOConfig":
+        yield from _grpo_remarks(values)
+
+
+def _grpo_remarks(values: Mapping[str, object]) -> Iterator[str]:
+    length, group = values.get("max_completion_length", 512), values.get("num_generations", 8)
+    yield (
+        f"GRPOConfig: generation (num_generations {group}) is not counted; a sequence is a prompt and "
+        f"up to max_completion_length {length} tokens: give --seq-len"
+    )
+    if values.get("beta"):
+        yield f"beta needs a reference model (none with an adapter), {_LOWER}"
+    if values.get("use_vllm") and values.get("vllm_mode", "colocate") == "colocate":
+        share = values.get("vllm_gpu_memory_utilization", 0.3)
+        yield f"use_vllm takes {share} of each GPU's memory beside the training, {_LOWER}"
+    elif values.get("use_vllm"):
+        yield "use_vllm: the server's GPUs are not counted"
+
+
+STOPPED: Mapping[str, str] = {
+    "per_gpu_train_batch_size": "write per_device_train_batch_size",
+    "adafactor": "write optim",
+    "no_cuda": "there is no GPU memory to plan on a CPU",
+    "use_mps_device": "there is no GPU memory to plan on that device",
+    "use_cpu": "there is no GPU memory to plan on a CPU",
+    "tp_size": "tensor parallelism is not modelled; leave it out",
+    "mp_parameters": "model parallelism of SageMaker is not modelled; leave it out",
+    "sharded_ddp": "write fsdp",
+    "torchdynamo": "write torch_compile_backend",
+    "split_batches": "is not modelled; write the batch of one GPU and leave it out",
+    "fsdp_min_num_params": "units by size are not modelled; leave it out",
+    "auto_find_batch_size": "changes memory and is not modelled; leave it out",
+    "optim_target_modules": "changes memory and is not modelled; leave it out",
+    "parallelism_config": "changes memory and is not modelled; leave it out",
+}
+"""Arguments, of today and of older versions, that cannot be passed over unless they are off."""
+
+
+def stop_at(values: Mapping[str, object], *, source: str) -> None:
+    """Refuse arguments that change memory in a way that is not modelled."""
+    for key, advice in STOPPED.items():
+        value = values.get(key)
+        off = value is not True and value in (None, False, 0, 1, "", [], {})
+        if key in values and (not off or (key == "per_gpu_train_batch_size" and value is not None)):
+            msg = f"{source}: {key}: {advice}"
+            raise ConfigError(msg)
+
+
+def older_names(values: Mapping[str, object]) -> Iterator[str]:
+    """What the answer should say of spellings that today's versions do not know."""
+    for key in values:
+        if key in trainer_names()["renamed"]:
+            today = trainer_names()["renamed"][key]
+            said = f"is {today} today" if today else "is no argument today"
+            yield f"{key} {said}; today's transformers and TRL refuse it"

@@ -1,0 +1,148 @@
+"""Which kernel torch's ``scaled_dot_product_attention`` runs: by card, dtype, mask and sizes.
+
+The dispatcher asks the kernels in a fixed order and takes the first that can: cuDNN's (on Hopper and
+data-centre Blackwell alone), flash, memory-efficient, math. What each card's kernels take is data,
+``SDPA_SUPPORT``; ``choose_sdpa_kernel`` is the order. Read in torch 2.13
+(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) and asked of its CUDA build, card by card:
+``tests/data/attention_kernels.json``.
+"""
+
+from enum import Enum
+
+from memplan.dtypes import DType
+from memplan.hardware.gpu import GpuSpec
+from memplan.records import dataclass
+
+MAX_FLASH_HEAD_DIM = 256
+"""Largest head that flash attention takes (csrc/flash_attn/flash_api.cpp)."""
+ALIGNED_HEAD_MULTIPLE = 8
+"""16-bit heads come in multiples of this for cuDNN: 16 bytes."""
+LATENT_HEAD_DIMS = (192, 128)
+"""DeepSeek's heads, of queries and of values, which cuDNN takes beyond its usual limit."""
+
+
+class ScoreKernel(Enum):
+    """What computes the scores in the end."""
+
+    EAGER = "eager"
+    CUDNN = "cudnn"
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    MATH = "math"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdpaSupport:
+    """What the kernels of one generation of cards take."""
+
+    cudnn_head_dim: int = 0
+    """Largest head that cuDNN's attention trains with, where it is preferred; 0: it is not."""
+    flash: bool = False
+    flash_dropout_head_dim: int = MAX_FLASH_HEAD_DIM
+    """Largest head that flash trains with under dropout: less where shared memory is small."""
+    efficient_bf16: bool = False
+    """The memory-efficient kernel takes bf16."""
+    half_multiple: int = 8
+    """Heads of 16 bits must be a multiple of this for the memory-efficient kernel."""
+    fp32_multiple: int = 4
+    """The same in fp32."""
+
+
+_AMPERE = SdpaSupport(flash=True, efficient_bf16=True)
+_AMPERE_SMALL = SdpaSupport(flash=True, efficient_bf16=True, flash_dropout_head_dim=192)
+
+SDPA_SUPPORT: dict[tuple[int, int], SdpaSupport] = {
+    (8, 0): _AMPERE,
+    (5, 0): SdpaSupport(half_multiple=1, fp32_multiple=1),
+    (7, 0): SdpaSupport(fp32_multiple=1),
+    (8, 6): _AMPERE_SMALL,
+    (9, 0): SdpaSupport(flash=True, efficient_bf16=True, cudnn_head_dim=256),
+    (10, 0): SdpaSupport(flash=True, efficient_bf16=True, cudnn_head_dim=128),
+    (10, 3): _AMPERE,
+    (12, 0): _AMPERE_SMALL,
+}
+"""By the oldest compute capability it holds for; the plainest that many cards share comes first.
+
+cuDNN is preferred on 9.0 and 10.0 alone (``check_prefer_cudnn_attention``)."""
+
+DEFAULT_SUPPORT = _AMPERE
+"""Of a card known by its memory alone, and where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaCall:
+    """One call of the dispatcher: all that decides."""
+
+    dtype: DType
+    head_dim: int
+    value_head_dim: int
+    queries: int
+    keys: int
+    masked: bool
+    """A mask is handed over; ``is_causal`` is none."""
+    trained_mask: bool
+    """The mask requires a gradient (T5's position bias)."""
+    dropout: bool
+    grouped: bool
+    """Fewer key/value heads than query heads are left to the kernel."""
+
+
+def sdpa_support(gpu: GpuSpec | None) -> SdpaSupport:
+    """What a card's kernels take.
+
+    Cards without CUDA's compute capability run flash where they have it (AMD's, through AOTriton).
+    """
+    if gpu is None:
+        return DEFAULT_SUPPORT
+    if gpu.compute_capability is None:
+        return DEFAULT_SUPPORT if gpu.supports_flash_attention else SdpaSupport(efficient_bf16=True)
+    known = [since for since in SDPA_SUPPORT if since <= gpu.compute_capability]
+    return SDPA_SUPPORT[max(known)] if known else SdpaSupport(half_multiple=1, fp32_multiple=1)
+
+
+def choose_sdpa_kernel(call: SdpaCall, support: SdpaSupport) -> ScoreKernel:
+    """The first kernel in torch's order that takes the call.
+
+    >>> call = SdpaCall(DType.BF16, 64, 64, 512, 512, True, False, False, False)
+    >>> [choose_sdpa_kernel(call, SDPA_SUPPORT[card]).value for card in ((7, 0), (8, 0), (9, 0))]
+    ['math', 'efficient', 'cudnn']
+    """
+    if _cudnn_takes(call, support):
+        return ScoreKernel.CUDNN
+    if _flash_takes(call, support):
+        return ScoreKernel.FLASH
+    if _efficient_takes(call, support):
+        return ScoreKernel.EFFICIENT
+    return ScoreKernel.MATH
+
+
+def _cudnn_takes(call: SdpaCall, support: SdpaSupport) -> bool:
+    heads = (call.head_dim, call.value_head_dim)
+    return (
+        support.cudnn_head_dim > 0
+        and (max(heads) <= support.cudnn_head_dim or heads == LATENT_HEAD_DIMS)
+        and call.dtype.is_half
+        and not (call.dropout or call.trained_mask)
+        and all(size % ALIGNED_HEAD_MULTIPLE == 0 for size in heads)
+        and min(call.queries, call.keys) > 1
+    )
+
+
+def _flash_takes(call: SdpaCall, support: SdpaSupport) -> bool:
+    most = support.flash_dropout_head_dim if call.dropout else MAX_FLASH_HEAD_DIM
+    return (
+        support.flash
+        and call.dtype.is_half
+        and not call.masked
+        and call.head_dim == call.value_head_dim <= most
+    )
+
+
+def _efficient_takes(call: SdpaCall, support: SdpaSupport) -> bool:
+    multiple = support.half_multiple if call.dtype.is_half else support.fp32_multiple
+    return (
+        not call.grouped
+        and (call.dtype is not DType.BF16 or support.efficient_bf16)
+        and call.head_dim % multiple == 0
+        and call.value_head_dim % multiple == 0
+    )

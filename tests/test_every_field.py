@@ -1,0 +1,355 @@
+"""Nothing a user hands over is passed over in silence.
+
+Every field of ``TrainingSetup`` and every option of every command has an entry here, found by
+introspection: a new one without an entry fails. An entry is a value that is not the default, and
+what it is set beside; with it the answer has to differ in its bytes or in what it says, or it has to
+be refused by name.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.cli.app import load_command
+from memplan.cli.commands import COMMANDS
+from memplan.errors import SetupError
+from memplan.training.kernels import Kernels
+from memplan.training.setup import TrainingSetup
+
+GATED: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096,
+    "attention_dropout": 0.0, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+TRANSLATOR = "t5-small"
+
+FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
+    # field: (what it is set beside, its value)
+    "num_gpus": ({}, 8),
+    "num_nodes": ({"num_gpus": 8}, 2),
+    "engine": ({"num_gpus": 8}, "fsdp"),
+    "zero_stage": ({"num_gpus": 8}, 3),
+    "fsdp_strategy": ({"num_gpus": 8, "engine": "fsdp"}, "shard_grad_op"),
+    "micro_batch_size": ({}, 2),
+    "gradient_accumulation_steps": ({}, 2),
+    "seq_len": ({}, 512),
+    "target_seq_len": ({"seq_len": 256}, 64),
+    "precision": ({}, "fp32"),
+    "optimizer": ({}, "sgd"),
+    "checkpointing": ({}, "full"),
+    "kernels": ({}, Kernels(fused_rotary=True)),
+    "attention": ({}, "eager"),
+    "norm": ({}, "fused"),
+    "mlp": ({}, "fused"),
+    "loss": ({}, "fused_linear"),
+    "dropout": ({}, 0.1),
+    "tensor_parallel": ({"num_gpus": 8}, 2),
+    "sequence_parallel": ({"num_gpus": 8}, True),
+    "loss_parallel": ({"num_gpus": 8}, True),
+    "pipeline_parallel": ({"num_gpus": 8}, 2),
+    "pipeline_schedule": ({"num_gpus": 8}, "gpipe"),
+    "virtual_stages": ({"num_gpus": 8}, 2),
+    "context_parallel": ({"num_gpus": 8}, 2),
+    "expert_parallel": ({"num_gpus": 8}, 2),
+    "offload_optimizer": ({"num_gpus": 8, "zero_stage": 2}, "cpu"),
+    "offload_param": ({"num_gpus": 8, "zero_stage": 3}, "cpu"),
+    "freeze": ({}, "layers.0"),
+    "outputs_held": ({}, True),
+    "upcast_outputs": ({}, True),
+    "compiled": ({}, True),
+    "engine_options": ({"num_gpus": 8, "zero_stage": 2}, {"overlap_comm": False}),
+    "kernel_scratch": ({}, False),
+}
+
+
+def answer(model: Any, values: dict[str, Any]) -> dict[str, object]:
+    """All that an answer says."""
+    found = memplan.estimate(model, TrainingSetup(**values), gpu="a100-80gb")
+    return {**found.to_dict(), "assumptions": found.assumptions, "notes": found.notes}
+
+
+def test_every_field_has_an_entry() -> None:
+    assert set(FIELDS) == {field.name for field in fields(TrainingSetup)}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("model", [GATED, TRANSLATOR], ids=["decoder", "translator"])
+def test_every_field_counts(model: Any, name: str) -> None:
+    beside, value = FIELDS[name]
+    before = answer(model, beside)
+    try:
+        after = answer(model, {**beside, name: value})
+    except SetupError as error:
+        assert name in str(error)
+        return
+    assert before != after
+
+
+@pytest.mark.parametrize("field", fields(TrainingSetup), ids=lambda field: field.name)
+def test_none_is_a_default_or_is_refused(field: Any) -> None:
+    usual = None if field.default is MISSING else field.default
+    beside = {"num_gpus": 8, "zero_stage": 2, "micro_batch_size": 1}
+    values = {**beside, field.name: None}
+    try:
+        after = TrainingSetup(**values)
+    except SetupError as error:
+        assert field.name in str(error)
+        return
+    assert getattr(after, field.name) == usual
+    memplan.estimate(GATED, after)
+
+
+# -- the command line ----------------------------------------------------------------------------
+
+EXEMPT = {
+    "token": "opens a private repository, and changes no answer",
+    "help": "prints the help",
+}
+SETUP_FILE = "engine: fsdp\nnum_gpus: 8\n"
+ARGUMENTS_FILE = '{"per_device_train_batch_size": 4}'
+DEEPSPEED_FILE = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+ACCELERATE_FILE = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
+CARD = ("--gpu", "a100-80gb")
+MODEL = ("MODEL",)
+JOB = (*MODEL, *CARD, "--gpus", "8")
+Words = tuple[str, ...]
+Entry = tuple[Words, Words]
+"""What a command is called with, and what is added; FILE names are written before."""
+
+SHARED: dict[str, Entry] = {
+    "model": ((), ("gpt2",)),
+    "task": (MODEL, ("--task", "base")),
+    "family": (("plain.json",), ("--family", "qwen2")),
+    "allow_guess": (("unknown.json",), ("--allow-guess",)),
+    "allow_unknown_keys": (("misspelt.json",), ("--allow-unknown-keys",)),
+    "num_labels": ((*MODEL, "--task", "sequence-classification"), ("--num-labels", "5000")),
+    "revision": (MODEL, ("--revision", "v1")),
+    "output_format": (MODEL, ("--format", "csv")),
+}
+TRAINED: dict[str, Entry] = {
+    **SHARED,
+    "gpu": (MODEL, ("--gpu", "l4")),
+    "gpu_memory": (MODEL, ("--gpu-memory", "46GiB")),
+    "num_gpus": (MODEL, ("--gpus", "8")),
+    "num_nodes": (JOB, ("--nodes", "2")),
+    "engine": (JOB, ("--engine", "fsdp")),
+    "zero": (JOB, ("--zero", "3")),
+    "offload": (JOB, ("--offload", "none")),
+    "offload_param": (JOB, ("--offload-param", "cpu")),
+    "fsdp_strategy": (JOB, ("--fsdp-strategy", "shard_grad_op")),
+    "batch_size": (JOB, ("--batch-size", "2")),
+    "gradient_accumulation": (JOB, ("--gradient-accumulation", "2")),
+    "global_batch_size": (JOB, ("--global-batch-size", "64")),
+    "seq_len": (JOB, ("--seq-len", "512")),
+    "target_seq_len": (JOB, ("--target-seq-len", "64")),
+    "precision": (JOB, ("--precision", "fp16")),
+    "optimizer": (JOB, ("--optimizer", "sgd")),
+    "checkpointing": (JOB, ("--checkpointing", "full")),
+    "kernels": (JOB, ("--kernels", "torchtitan")),
+    "attention": (JOB, ("--attention", "eager")),
+    "norm": (JOB, ("--norm", "fused")),
+    "mlp": (JOB, ("--mlp", "fused")),
+    "loss": (JOB, ("--loss", "fused_linear")),
+    "dropout": (JOB, ("--dropout", "0.1")),
+    "freeze": (JOB, ("--freeze", "embeddings")),
+    "outputs_held": (JOB, ("--outputs-held",)),
+    "upcast_outputs": (JOB, ("--upcast-outputs",)),
+    "compiled": (JOB, ("--compile",)),
+    "engine_option": ((*JOB, "--zero", "2"), ("--engine-option", "overlap_comm=false")),
+    "kernel_scratch": (JOB, ("--no-kernel-scratch",)),
+    "setup_file": (MODEL, ("--setup", "setup.yaml")),
+    "setup": (MODEL, ("--setup", "setup.yaml")),
+    "training_args": (MODEL, ("--training-args", "arguments.json")),
+    "deepspeed_config": (JOB, ("--deepspeed-config", "ds.json")),
+    "accelerate_config": (JOB, ("--accelerate-config", "accelerate.yaml")),
+    "emit": ((*JOB, "--zero", "2", "--offload", "none"), ("--emit", "deepspeed")),
+    "output": (JOB, ("--output", "report.txt")),
+    "check": ((*MODEL, "--gpu-memory", "64MiB"), ("--check",)),
+    "fail_on": ((*MODEL, "--gpu-memory", "1GiB"), ("--fail-on", "tight")),
+    "baseline": (MODEL, ("--baseline", "missing.json")),
+    "tolerance": (MODEL, ("--tolerance", "2%")),
+    "unmatched": (MODEL, ("--unmatched", "allow")),
+    "per_rank": (JOB, ("--per-rank",)),
+}
+OPTIONS: dict[str, dict[str, Entry]] = {
+    "estimate": {
+        **TRAINED,
+        "deepspeed": (JOB, ("--deepspeed",)),
+        "deepspeed_formula": (JOB, ("--deepspeed-formula", "current")),
+        "additional_buffer_factor": (JOB, ("--additional-buffer-factor", "2")),
+        "params": ((), ("--params", "1e9", "--largest-layer", "1e8")),
+        "largest_layer": (MODEL, ("--largest-layer", "1e8")),
+    },
+    "explain": {
+        **TRAINED,
+        "offload": (JOB, ("--offload", "cpu")),
+        "operation": ((), ("--operation", "softmax")),
+    },
+    "sweep": {
+        **TRAINED,
+        "model": (("gpt2-medium",), ("gpt2",)),
+        "pivot": ((*JOB, "--batch-size", "1,2"), ("--pivot",)),
+        "offload": (JOB, ("--offload", "cpu")),
+        "setup_file": (MODEL, ("--setup", "setup.yaml")),
+    },
+    "plan": {
+        **TRAINED,
+        "model": (("gpt2-medium",), ("gpt2",)),
+        "num_gpus": (MODEL, ("--gpus", "16")),
+        "objective": (JOB, ("--objective", "batch")),
+        "headroom": (JOB, ("--headroom", "50%")),
+        "limit": (JOB, ("--limit", "1")),
+        "emit": ((*JOB, "--engine", "deepspeed"), ("--emit", "deepspeed")),
+    },
+    "compare": {**TRAINED, "model": (("gpt2-medium",), ("gpt2",))},
+    "flops": {
+        **TRAINED,
+        "model": (("gpt2-medium",), ("gpt2",)),
+        "freeze": (MODEL, ("--freeze", "layers.0")),
+        "scores": (MODEL, ("--scores", "causal")),
+    },
+    "models": {**SHARED, "name": ((), MODEL), "tree": (MODEL, ("--tree",))},
+    "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
+    "verify": {},
+}
+READ_AS_TEXT = ("output_format", "emit", "output", "pivot", "tree")
+"""Options beside which there are no rows for scripts."""
+NO_GPU = ("compare", "flops")
+"""Commands without a card."""
+
+
+def parameters(command: str) -> list[str]:
+    return [param.name for param in load_command(command).params]
+
+
+ALL = [(command, name) for command in COMMANDS for name in parameters(command)]
+
+
+@pytest.mark.parametrize(("command", "name"), ALL, ids=lambda text: text)
+def test_every_option_counts(
+    command: str,
+    name: str,
+    run: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if name in EXEMPT:
+        return
+    assert name in OPTIONS[command], f"memplan {command}: {name} has no entry in this test"
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    base, added = (called(words, command) for words in OPTIONS[command][name])
+    as_text = name in READ_AS_TEXT or command == "explain"
+    whole = () if as_text else ("--format", "json")
+    before = run(command, *base, *whole)
+    after = run(command, *drop_repeated(base, added), *added, *whole)
+    assert after.exit_code in (0, 2, 3, 5), after.stderr
+    if after.exit_code in (2, 3):
+        named = {word.lstrip("-").split("-")[0] for word in added}
+        assert any(word in after.stderr.lower() for word in named), after.stderr
+    assert before != after
+
+
+def called(words: Words, command: str) -> Words:
+    """The words for a command: the test's model, and no card where it takes none."""
+    found = [("gated.json" if word == "MODEL" else word) for word in words]
+    if command in NO_GPU and "--gpu" in found:
+        place = found.index("--gpu")
+        del found[place : place + 2]
+    return tuple(found)
+
+
+def drop_repeated(base: Words, added: Words) -> Words:
+    """The command without what is given anew."""
+    if added and added[0] in base and added[0] not in ("--engine-option", "--gpu"):
+        place = base.index(added[0])
+        return base[:place] + base[place + 2 :]
+    if base and added and not added[0].startswith("--") and not base[0].startswith("--"):
+        return base[1:]
+    return base
+
+
+def write_files(folder: Path) -> None:
+    texts = {
+        "gated.json": json.dumps(GATED),
+        "plain.json": json.dumps({**GATED, "model_type": "llama"}),
+        "unknown.json": json.dumps({**GATED, "model_type": "llamalike"}),
+        "misspelt.json": json.dumps(
+            {
+                "num_hidden_layer" if key == "num_hidden_layers" else key: value
+                for key, value in GATED.items()
+            }
+        ),
+        "setup.yaml": SETUP_FILE,
+        "arguments.json": ARGUMENTS_FILE,
+        "ds.json": DEEPSPEED_FILE,
+        "accelerate.yaml": ACCELERATE_FILE,
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def test_every_entry_is_of_an_option() -> None:
+    for command in COMMANDS:
+        own = set(OPTIONS[command]) - set(TRAINED) - set(SHARED)
+        assert own <= set(parameters(command))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("--engine", "ddp", "--engine", "fsdp"), id="an engine twice"),
+        pytest.param(("--zero", "2", "--engine", "ddp"), id="a stage without deepspeed"),
+        pytest.param(("--offload", "cpu", "--engine", "ddp"), id="ddp offloads"),
+        pytest.param(("--attention", "flash", "--gpu", "v100"), id="flash before sm_80"),
+        pytest.param(("--attention", "flash", "--precision", "fp32"), id="flash in fp32"),
+        pytest.param(("--precision", "bf16", "--engine", "deepspeed"), id="no pure bf16"),
+        pytest.param(("--deepspeed", "--batch-size", "4"), id="DeepSpeed's tables have no batch"),
+        pytest.param(("--output", "x.json"), id="an output without an emit"),
+    ],
+)
+def test_what_contradicts_is_refused(words: Words, run: Callable[..., Any]) -> None:
+    told = run("estimate", "gpt2", "--gpus", "8", *words)
+    assert told.exit_code in (2, 3)
+    assert not told.stdout
+    assert words[0].lstrip("-") in told.stderr
+
+
+def test_offload_none_leaves_no_row_with_an_offloaded_part(run: Callable[..., Any]) -> None:
+    told = run("estimate", "gpt2", "--gpus", "8", "--offload", "none", "--format", "json")
+    rows = json.loads(told.stdout)["rows"]
+    assert {row["engine"] for row in rows} == {"deepspeed", "fsdp", "ddp"}
+    assert {row["offload_optimizer"] for row in rows} == {"none"}
+    assert {row["offload_param"] for row in rows} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "form"),
+    [
+        ("ddp", "fp16-amp"), ("deepspeed", "fp16-master"), ("fsdp", "fp16-mixed"),
+        ("fsdp1", "fp16-mixed"),
+    ],
+)  # fmt: skip
+def test_fp16_is_what_the_engine_calls_so(engine: str, form: str, run: Callable[..., Any]) -> None:
+    told = run(
+        "estimate", "gpt2", "--gpus", "8", "--engine", engine, "--precision", "fp16",
+        "--gpu", "v100", "--format", "json",
+    )  # fmt: skip
+    assert {row["precision"] for row in json.loads(told.stdout)["rows"]} == {form}
+
+
+def test_a_card_without_bf16_is_compared_in_fp16(run: Callable[..., Any]) -> None:
+    told = run("estimate", "gpt2", "--gpus", "8", "--gpu", "v100", "--gpu", "a100")
+    assert "Precision on v100-sxm2-32gb (no bf16): deepspeed fp16-master" in " ".join(
+        told.stdout.split()
+    )
+    asked = run("estimate", "gpt2", "--gpu", "v100", "--precision", "bf16-amp").stdout
+    assert "no bf16 hardware: bf16 is emulated there; --precision fp16 is fp16-amp" in " ".join(
+        asked.split()
+    )
