@@ -63,6 +63,8 @@ class ForwardProfile:
     """For each operation, the bytes alive while it runs and after it."""
     events: list[Event]
     """Allocations and frees, in torch's order."""
+    starts: list[int]
+    """For each operation, the number of its first event."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,8 @@ class Interval:
     """What is alive when it ends, the gradient just finished left out too."""
     events: list[Event]
     """Allocations and frees, in torch's order; the finished gradient stays."""
+    starts: list[tuple[int, Operation]]
+    """Where in them each operation begins."""
     stations: list[Station]
     """Where modules' backward passes begin in it."""
     last_peak_bytes: int
@@ -187,7 +191,9 @@ class ForwardWalk:
         live = saved = peak = peak_saved = cached = 0
         levels: list[tuple[int, int]] = []
         events: list[Event] = []
+        starts: list[int] = []
         for position, operation in enumerate(operations):
+            starts.append(len(events))
             highest = 0
             before: Sequence[Change] = ()
             after: Sequence[Change] = ()
@@ -241,6 +247,7 @@ class ForwardWalk:
             cached_cast_bytes=cached,
             levels=levels,
             events=events,
+            starts=starts,
         )
 
 
@@ -340,6 +347,7 @@ class BackwardWalk:
         """What the sums of the present operation have let go."""
         self.intervals: list[Interval] = []
         self.events: list[Event] = []
+        self.starts: list[tuple[int, Operation]] = []
         self.handed_over: set[Storage] = set()
         self.buffers: dict[Tensor, GradientBuffer] = {}
         self.holders = 0
@@ -455,6 +463,9 @@ class BackwardWalk:
             self.highest = Level(saved_bytes=saved, other_bytes=highest - saved)
         self.peak = self.highest
         recomputed = again.end.total_bytes
+        known = len(self.events)
+        pairs = zip(again.starts, self.segment.operations, strict=False)
+        self.starts += [(known + start, operation) for start, operation in pairs]
         self.events += again.events
         self.live += recomputed
         self.saved += recomputed
@@ -493,6 +504,7 @@ class BackwardWalk:
                 gradient_bytes=gradient_bytes,
                 end=Level(saved_bytes=self.saved, other_bytes=other),
                 events=self.events,
+                starts=self.starts,
                 stations=self.stations,
                 last_peak_bytes=last,
                 unsummed_bytes=self.unsummed,
@@ -501,11 +513,13 @@ class BackwardWalk:
             )
         )
         self.events = []
+        self.starts = [(0, operation) for _, operation in self.starts[-1:]]
         self.highest = self.peak
         self.stations = []
 
     def _step(self, operation: Operation) -> None:
         """Call one node: formula, sums and casts, then its inputs and saved variables go."""
+        self.starts.append((len(self.events), operation))
         self.unsummed = 0
         incoming = [
             buffer
