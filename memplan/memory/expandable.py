@@ -51,10 +51,12 @@ class Range:
         self.unmapped: dict[int, Block] = {0: tail}
 
     def add(self, block: Block) -> None:
+        """Note a free block."""
         insort(self.free, (block.size, block.address))
         self.at[block.address] = block
 
     def take(self, block: Block) -> None:
+        """Forget a free block."""
         del self.free[bisect_left(self.free, (block.size, block.address))]
         del self.at[block.address]
 

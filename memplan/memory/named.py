@@ -60,9 +60,7 @@ class NamedLedger(Ledger):
     def reach(self, segment: Segment, repetition: int) -> None:
         """A segment of the model is reached."""
         last = self.stretches[-1]
-        self.stretches.append(
-            Stretch(len(self.events), last.part, last.step, segment, repetition)
-        )
+        self.stretches.append(Stretch(len(self.events), last.part, last.step, segment, repetition))
 
     def frame(self) -> dict[object, Block]:
         """A mapping that notes the first key of every block."""
@@ -102,7 +100,7 @@ class Label:
     name: str
     """An operation and its module, a parameter, or an engine's buffer."""
     place: str
-    """The layer that ran; empty where none did."""
+    """The layer that ran, or whose parameter it is; empty where none did."""
     position: int
     """Which operation of the layer; 0 where it was none."""
     part: Part
@@ -130,19 +128,22 @@ def play_named(given: RankInput, *, workspace_bytes: int) -> NamedRun | None:
 def block_labels(ledger: NamedLedger, tape: Tape, passes: StepPasses) -> dict[Block, Label]:
     """A label for every block of a run."""
     index = _KeyIndex(tape, passes)
-    owners = {
-        parameter: segment for segment in tape.segments for parameter in segment.parameters
-    }
+    owners = {parameter: segment for segment in tape.segments for parameter in segment.parameters}
     found: dict[Block, Label] = {}
     for block, stretch in _placed(ledger):
+        place, position = stretch.place, 0
         said = ledger.said.get(block)
-        position = 0
-        if said is not None:
-            kind, name = said[0], _said_name(said[1], owners)
-        else:
+        if said is None:
             kind, name, position = index.describe(ledger.keys.get(block))
+        else:
+            kind, name = said[0], str(said[1])
+            match said[1]:
+                case (Parameter() as parameter, int(copy)):
+                    place, name = segment_name(owners[parameter], copy), parameter.name
+                case _:
+                    pass
         found[block] = Label(
-            kind=kind, name=name, place=stretch.place, position=position,
+            kind=kind, name=name, place=place, position=position,
             part=stretch.part, step=stretch.step,
         )  # fmt: skip
     return found
@@ -156,14 +157,6 @@ def _placed(ledger: NamedLedger) -> Iterator[tuple[Block, Stretch]]:
         for number in range(stretch.start, end):
             if ledger.events[number] > 0:
                 yield number, stretch
-
-
-def _said_name(name: object, owners: dict[Parameter, Segment]) -> str:
-    match name:
-        case (Parameter() as parameter, int(copy)):
-            return f"{segment_name(owners[parameter], copy)}.{parameter.name}"
-        case _:
-            return str(name)
 
 
 def segment_name(segment: Segment, repetition: int) -> str:
@@ -182,6 +175,7 @@ class _KeyIndex:
         self.makers: dict[object, tuple[Operation, str]] = {}
         """The operation that asked for a block, and a word on what it is to it."""
         self.kinds: dict[object, ComponentKind] = {}
+        self.names: dict[Operation, str] = {}
         self.positions: dict[Operation, int] = {}
         self.heads: set[Operation] = set()
         kept = {
@@ -190,9 +184,11 @@ class _KeyIndex:
             for operation in segment.operations
             for storage in operation.saved
         }
+        modules: dict[Storage, str] = {}
         for segment in tape.segments:
             for position, operation in enumerate(segment.operations):
                 self.positions[operation] = position
+                self.names[operation] = operation_name(operation, modules)
                 if segment.component == LOSS_COMPONENT:
                     self.heads.add(operation)
                 for tensor in operation.outputs:
@@ -228,14 +224,25 @@ class _KeyIndex:
         kind = self.kinds.get(key, ComponentKind.TEMPORARIES)
         if operation in self.heads and kind is not ComponentKind.GRADIENTS:
             kind = ComponentKind.LOGITS_AND_LOSS
-        return kind, word + operation_name(operation), self.positions[operation]
+        return kind, word + self.names[operation], self.positions[operation]
 
 
-def operation_name(operation: Operation) -> str:
+def operation_name(operation: Operation, modules: dict[Storage, str]) -> str:
     """An operation with the module whose weight it takes.
 
-    >>> operation_name(Operation("add", (), (), (), ()))
+    ``modules`` says whose cast a storage is, and takes up what the operation casts.
+
+    >>> operation_name(Operation("add", (), (), (), ()), {})
     'add'
     """
-    modules = [tensor.module for tensor in operation.inputs if isinstance(tensor, Parameter)]
-    return f"{operation.name} {modules[0]}" if modules else operation.name
+    owners = [
+        tensor.module if isinstance(tensor, Parameter) else modules.get(tensor.storage)
+        for tensor in operation.inputs
+    ]
+    owner = next((each for each in owners if each is not None), None)
+    if owner is None:
+        return operation.name
+    if len(operation.inputs) == 1:
+        for tensor in operation.outputs:
+            modules[tensor.storage] = owner
+    return f"{operation.name} {owner}"

@@ -233,7 +233,8 @@ class _TracedExpandable(ExpandableAllocator, _Watch):
 
     def address_of(self, found: Any) -> int:
         pool, piece = found
-        return self.base_of(pool) + piece.address * _UNIT
+        address: int = piece.address * _UNIT
+        return self.base_of(pool) + address
 
     def _map(self, pool: Range, block: Piece, size: int) -> Piece | None:
         start, before = block.address, self.reserved
@@ -271,7 +272,7 @@ class _TracedExpandable(ExpandableAllocator, _Watch):
                         address=stretch[0].address,
                         num_bytes=sum(each.num_bytes for each in stretch),
                         stream=stream,
-                        is_small=is_small,
+                        is_small=bool(is_small),
                         is_expandable=True,
                         blocks=tuple(stretch),
                     )

@@ -169,7 +169,9 @@ class Fsdp2Program(Program):
         unit, ledger = use.unit, self.ledger
         copies = []
         if unit.copy_in_bytes:
-            copies.append(ledger.allocate(unit.copy_in_bytes, GATHER_STREAM, _BUFFERS, "shards to gather"))
+            copies.append(
+                ledger.allocate(unit.copy_in_bytes, GATHER_STREAM, _BUFFERS, "shards to gather")
+            )
         if unit.upload_bytes:
             name = "shards from the CPU"
             ledger.use(unit.upload_bytes, stream=GATHER_STREAM, kind=_BUFFERS, name=name)
@@ -337,7 +339,9 @@ class Fsdp2Program(Program):
         gradients = {**use.gradients, **use.whole}
         if not unit.num_trained or not gradients:
             return
-        self.reduce_inputs.append(ledger.allocate(unit.reduce_input_bytes, 0, _BUFFERS, "gradients to reduce"))
+        self.reduce_inputs.append(
+            ledger.allocate(unit.reduce_input_bytes, 0, _BUFFERS, "gradients to reduce")
+        )
         last = [parameter for parameter in unit.parameters if parameter in gradients][-1]
         for parameter in reversed(unit.parameters):
             if parameter in gradients and parameter is not last:

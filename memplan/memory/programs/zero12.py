@@ -71,7 +71,9 @@ class ShardedStatesProgram(Program):
             self._allocate(job.largest_bytes, _BUFFERS, "largest gradient")
             return
         part = self.partition.size
-        clone = self._allocate(job.weight_bytes * part, ComponentKind.TEMPORARIES, "copy of its part")
+        clone = self._allocate(
+            job.weight_bytes * part, ComponentKind.TEMPORARIES, "copy of its part"
+        )
         self._allocate(MASTER_BYTES * part, ComponentKind.MASTER_WEIGHTS, "master weights")
         ledger.free(clone)
         name = "gradients to set the optimizer up"
