@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memplan.memory.recorded import RecordedBlock, Recording, RunPart, Stack
+from memplan.memory.snapshot import OWN_FILE
 from memplan.records import dataclass
 
 
@@ -38,7 +39,8 @@ class LoneBlocks:
     num_bytes: int
     """One block's."""
     count: int
-    stack: Stack
+    place: str
+    """Where: a line of Python, or a layer and its operation."""
     recorded: bool
     """The recording holds them; False: the prediction."""
 
@@ -117,12 +119,40 @@ class Parting:
 def _lone(
     alive: tuple[RecordedBlock, ...], surplus: dict[int, int], *, recorded: bool
 ) -> Iterator[LoneBlocks]:
-    counts = Counter(block for block in alive if surplus[block.num_bytes] > 0)
+    counts = Counter(
+        (block.num_bytes, place_of(block.stack)) for block in alive if surplus[block.num_bytes] > 0
+    )
     left = dict(surplus)
-    for block, count in sorted(counts.items(), key=lambda each: each[1]):
-        taken = min(count, left[block.num_bytes])
+    for (size, place), count in sorted(counts.items(), key=lambda each: each[1]):
+        taken = min(count, left[size])
         if taken > 0:
-            left[block.num_bytes] -= taken
-            yield LoneBlocks(
-                num_bytes=block.num_bytes, count=taken, stack=block.stack, recorded=recorded
-            )
+            left[size] -= taken
+            yield LoneBlocks(num_bytes=size, count=taken, place=place, recorded=recorded)
+
+
+def place_of(stack: Stack) -> str:
+    """Where a block was made, in a few words; layers of one stack are one place.
+
+    >>> from memplan.memory.recorded import Frame
+    >>> place_of((Frame("site-packages/torch/nn/modules/linear.py", 134, "forward"),))
+    'torch/nn/modules/linear.py:134 forward'
+    """
+    if not stack:
+        return UNKNOWN_PLACE
+    inner, outer = stack[0], stack[-1]
+    if outer.file == OWN_FILE:
+        layer, _, number = inner.file.rpartition(".")
+        return f"{layer if number.isdigit() else inner.file}: {inner.name}, {outer.name}"
+    python = [frame for frame in stack if frame.file.endswith(".py")]
+    found = [frame for frame in python if "torch/" not in frame.file] or python or [inner]
+    places = dict.fromkeys([(python or [inner])[0], found[0]])
+    return " < ".join(f"{_short(each.file)}:{each.line} {each.name}" for each in places)
+
+
+def _short(file: str) -> str:
+    """A path from its package on."""
+    _, found, package = file.rpartition("site-packages/")
+    return package if found else "/".join(file.split("/")[-3:])
+
+
+UNKNOWN_PLACE = "no stack: a thread of autograd, or before the recording began"

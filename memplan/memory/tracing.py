@@ -19,6 +19,8 @@ from memplan.records import dataclass
 _UNIT = ALLOCATION_ROUNDING
 FIRST_ADDRESS = 0x7F00_0000_0000
 """Where segments begin: about where a process really sees them."""
+NOBODY = -1
+"""The block of an entry that no allocation is behind."""
 RANGE_BYTES = 1 << 44
 """Between the ranges of addresses of two expandable pools."""
 
@@ -46,7 +48,7 @@ class TraceEntry:
     """As asked for; a segment's own size."""
     stream: int
     block: Block
-    """The allocation that it serves or frees, or was doing when it asked for a segment."""
+    """The allocation that it serves or frees, for which a segment came or went; or ``NOBODY``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ def trace(
     kind = _TracedExpandable if expandable else _TracedCaching
     watched = kind(events, streams, capacity_bytes)
     died_at = watched.replay(events, streams)
+    watched.settle(NOBODY if died_at is None else died_at)
     if died_at is not None:
         watched.note(Action.OOM, 0, events[died_at], died_at)
     return AllocatorTrace(
@@ -112,20 +115,26 @@ class _Watch:
         self.entries = []
         self.events = events
         self.streams = streams
-        self.pending: list[tuple[Action, int, int]] = []
-        """Segments that were asked for on behalf of the allocation to come."""
+        self.pending: list[tuple[Action, int, int, int | None]] = []
+        """Segments that were asked for or given back on behalf of the allocation to come."""
 
-    def note(self, action: Action, address: int, num_bytes: int, block: Block) -> None:
-        self.entries.append(
-            TraceEntry(action, address, num_bytes, self.streams.get(block, 0), block)
-        )
+    def note(
+        self,
+        action: Action,
+        address: int,
+        num_bytes: int,
+        block: Block,
+        stream: int | None = None,
+    ) -> None:
+        own = self.streams.get(block, 0) if stream is None else stream
+        self.entries.append(TraceEntry(action, address, num_bytes, own, block))
 
-    def ask(self, action: Action, address: int, num_bytes: int) -> None:
-        self.pending.append((action, address, num_bytes))
+    def ask(self, action: Action, address: int, num_bytes: int, stream: int | None = None) -> None:
+        self.pending.append((action, address, num_bytes, stream))
 
     def settle(self, block: Block) -> None:
-        for action, address, num_bytes in self.pending:
-            self.note(action, address, num_bytes, block)
+        for action, address, num_bytes, stream in self.pending:
+            self.note(action, address, num_bytes, block, stream)
         self.pending.clear()
 
     def came(self, block: Block, found: Any) -> None:
@@ -133,7 +142,8 @@ class _Watch:
         self.note(Action.ALLOC, self.address_of(found), self.events[block], block)
 
     def went(self, block: Block, found: Any) -> None:
-        self.settle(block)
+        # What is pending here is an emptied cache, which serves nobody.
+        self.settle(NOBODY)
         for action in (Action.FREE_REQUESTED, Action.FREE_COMPLETED):
             self.note(action, self.address_of(found), self.events[block], block)
 
@@ -182,17 +192,22 @@ class _TracedCaching(CachingAllocator, _Watch):
     def release_cached(self) -> None:
         before = dict(self._segments)
         super().release_cached()
+        streams = self.segment_streams()
         for address, size in before.items():
             if address not in self._segments:
-                self.ask(Action.SEGMENT_FREE, _address(address), size * _UNIT)
+                at = _address(address)
+                self.ask(Action.SEGMENT_FREE, at, size * _UNIT, streams[at])
 
-    def placed(self) -> Iterator[PlacedSegment]:
-        used = {found[0]: (number, found[1]) for number, found in self.in_use.items()}
-        streams = {
+    def segment_streams(self) -> dict[int, int]:
+        return {
             entry.address: entry.stream
             for entry in self.entries
             if entry.action is Action.SEGMENT_ALLOC
         }
+
+    def placed(self) -> Iterator[PlacedSegment]:
+        used = {found[0]: (number, found[1]) for number, found in self.in_use.items()}
+        streams = self.segment_streams()
         for address, size in sorted(self._segments.items()):
             blocks = []
             at = address
@@ -250,7 +265,8 @@ class _TracedExpandable(ExpandableAllocator, _Watch):
         super()._unmap(pool, block)
         if before > self.reserved:
             address = self.base_of(pool) + start * _UNIT
-            self.ask(Action.SEGMENT_UNMAP, address, (before - self.reserved) * _UNIT)
+            stream = next(key[1] for key, each in self.ranges.items() if each is pool)
+            self.ask(Action.SEGMENT_UNMAP, address, (before - self.reserved) * _UNIT, stream)
 
     def placed(self) -> Iterator[PlacedSegment]:
         users = {id(piece): number for number, (_, piece) in self.in_use.items()}
