@@ -10,17 +10,26 @@ from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.training.setup import TrainingSetup
 
 
-def named_run(found: Estimate) -> NamedRun:
+def play_estimate(found: Estimate) -> NamedRun | None:
     """Play two steps of the estimate's run, on a card with room.
 
-    Raises ``SetupError`` where its engine's allocations are not known one by one.
+    None where its engine's allocations are not known one by one.
     """
     options = shared_options(found.model, tape_options(found.setup, found.gpu))
     tape, passes = record_and_walk(found.model, options)
-    run = play_named(
+    return play_named(
         RankInput(tape=tape, passes=passes, setup=found.setup),
         workspace_bytes=_workspace_bytes(found.setup, found.gpu),
+        rank=found.account.rank,
     )
+
+
+def named_run(found: Estimate) -> NamedRun:
+    """Play the estimate's run, which must be known block by block.
+
+    Raises ``SetupError`` for an engine of which it is not.
+    """
+    run = play_estimate(found)
     if run is None:
         stage = found.setup.zero_stage
         staged = f" with ZeRO stage {stage.value}" if stage is not None else ""

@@ -115,10 +115,10 @@ class NamedRun:
     labels: dict[Block, Label] = field(default_factory=dict)
 
 
-def play_named(given: RankInput, *, workspace_bytes: int) -> NamedRun | None:
+def play_named(given: RankInput, *, workspace_bytes: int, rank: int = 0) -> NamedRun | None:
     """Play two steps of a rank's run, naming every block; None where its engine has no program."""
     ledger = NamedLedger()
-    program = program_of(given, ledger, workspace_bytes=workspace_bytes)
+    program = program_of(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     if program is None:
         return None
     program.run()
@@ -242,7 +242,7 @@ def operation_name(operation: Operation, modules: dict[Storage, str]) -> str:
     owner = next((each for each in owners if each is not None), None)
     if owner is None:
         return operation.name
-    if len(operation.inputs) == 1:
-        for tensor in operation.outputs:
+    for tensor in operation.outputs:
+        if tensor.storage.weight_cast:
             modules[tensor.storage] = owner
     return f"{operation.name} {owner}"

@@ -56,7 +56,7 @@ def test_a_prediction_against_a_real_run(run: Any, model: str):
     assert set(peaks) == {"allocated", "reserved", "load", "forward", "backward", "step"}
     assert peaks["reserved"]["predicted_bytes"] == peaks["reserved"]["recorded_bytes"]
     for row in peaks.values():
-        assert row["predicted_bytes"] == pytest.approx(row["recorded_bytes"], rel=1e-3)
+        assert row["predicted_bytes"] == pytest.approx(row["recorded_bytes"], abs=8192)
     lone = [row for row in rows if row["part"] == "only"]
     assert max(row["block_bytes"] for row in lone) <= 4096
 

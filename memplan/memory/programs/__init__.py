@@ -6,7 +6,9 @@ from memplan.memory.rank import RankInput
 from memplan.training.precision import Engine
 
 
-def program_of(given: RankInput, ledger: Ledger, *, workspace_bytes: int) -> Program | None:
+def program_of(
+    given: RankInput, ledger: Ledger, *, workspace_bytes: int, rank: int = 0
+) -> Program | None:
     """The program of a setup's engine; None where there is none yet."""
     engine = given.setup.chosen_engine
     if engine is Engine.FSDP:
@@ -16,7 +18,7 @@ def program_of(given: RankInput, ledger: Ledger, *, workspace_bytes: int) -> Pro
     if engine is Engine.DEEPSPEED:
         from memplan.memory.programs.deepspeed import deepspeed_program
 
-        return deepspeed_program(given, ledger, workspace_bytes=workspace_bytes)
+        return deepspeed_program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     if engine is not Engine.DDP:
         return None
     if given.setup.data_parallel == 1:

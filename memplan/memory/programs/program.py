@@ -43,6 +43,7 @@ class Program:
         """
         self.ledger.enter(Part.LOAD)
         self.load()
+        self.ledger.enter(Part.FORWARD)
         inputs_bytes = max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING)
         self.ledger.allocate(inputs_bytes, 0, ComponentKind.INPUTS, "token ids and labels")
         for step in range(num_steps):
