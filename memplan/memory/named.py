@@ -15,7 +15,7 @@ from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
 from memplan.memory.step import LOSS_COMPONENT, StepPasses
-from memplan.memory.walk import WORKSPACE
+from memplan.memory.walk import WORKSPACE, Event
 from memplan.records import dataclass
 
 
@@ -198,22 +198,29 @@ class _KeyIndex:
                         if storage in kept or storage in segment.kept_outputs:
                             self.kinds[storage] = ComponentKind.ACTIVATIONS
         for forward in passes.forward:
-            starts = zip(forward.profile.starts, forward.segment.operations, strict=False)
-            self._note(forward.profile.events, list(starts), "scratch of ")
+            marks = [(start, ~position) for position, start in enumerate(forward.profile.starts)]
+            self._note(forward.segment, forward.profile.events, marks[:-1])
         for each in passes.backward:
+            present = 0
             for interval in each.intervals:
-                self._note(interval.events, interval.starts, "backward of ")
+                # The operation that a finished gradient interrupted goes on.
+                marks = [(0, present), *interval.marks]
+                self._note(each.segment, interval.events, marks)
+                present = next((mark for _, mark in reversed(marks) if mark >= 0), present)
                 if interval.gradient is not None:
                     self.kinds[interval.gradient] = ComponentKind.GRADIENTS
 
-    def _note(
-        self, events: list[tuple[object, int]], starts: list[tuple[int, Operation]], word: str
-    ) -> None:
-        ends = [*(start for start, _ in starts[1:]), len(events)]
-        for (start, operation), end in zip(starts, ends, strict=True):
+    def _note(self, segment: Segment, events: list[Event], marks: list[tuple[int, int]]) -> None:
+        """Note whose the keys are: a mark is an operation's position, ``~position`` if forward."""
+        ends = [*(start for start, _ in marks[1:]), len(events)]
+        for (start, mark), end in zip(marks, ends, strict=True):
+            position, word = (mark, "backward of ") if mark >= 0 else (~mark, "scratch of ")
+            if start == end or position >= len(segment.operations):
+                continue
+            made = segment.operations[position], word
             for key, size in events[start:end]:
-                if size and key is not WORKSPACE and key not in self.makers:
-                    self.makers[key] = operation, word
+                if size and key is not WORKSPACE:
+                    self.makers.setdefault(key, made)
 
     def describe(self, key: object) -> tuple[ComponentKind, str, int]:
         """What a key's block is for, in a word, and the position of its operation."""

@@ -64,7 +64,7 @@ class ForwardProfile:
     events: list[Event]
     """Allocations and frees, in torch's order."""
     starts: list[int]
-    """For each operation, the number of its first event."""
+    """How many of them come before each operation, and before the end."""
 
 
 @dataclass(slots=True)
@@ -100,8 +100,9 @@ class Interval:
     """What is alive when it ends, the gradient just finished left out too."""
     events: list[Event]
     """Allocations and frees, in torch's order; the finished gradient stays."""
-    starts: list[tuple[int, Operation]]
-    """Where in them each operation begins."""
+    marks: list[tuple[int, int]]
+    """How many of them come before an operation, and its position: that of its backward pass, or
+    ``~position`` for its forward pass, run again."""
     stations: list[Station]
     """Where modules' backward passes begin in it."""
     last_peak_bytes: int
@@ -239,6 +240,7 @@ class ForwardWalk:
                 live -= storage.num_bytes
                 events.append((storage, 0))
             levels.append((highest, live))
+        starts.append(len(events))
         given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
             peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
@@ -347,7 +349,7 @@ class BackwardWalk:
         """What the sums of the present operation have let go."""
         self.intervals: list[Interval] = []
         self.events: list[Event] = []
-        self.starts: list[tuple[int, Operation]] = []
+        self.marks: list[tuple[int, int]] = []
         self.handed_over: set[Storage] = set()
         self.buffers: dict[Tensor, GradientBuffer] = {}
         self.holders = 0
@@ -373,6 +375,7 @@ class BackwardWalk:
             operation = segment.operations[position]
             if not operation.gradients:
                 continue
+            self.marks.append((len(self.events), position))
             if position in boundaries:
                 self._arrive(position)
             if self.again is not None and _keeps(operation):
@@ -463,9 +466,8 @@ class BackwardWalk:
             self.highest = Level(saved_bytes=saved, other_bytes=highest - saved)
         self.peak = self.highest
         recomputed = again.end.total_bytes
-        known = len(self.events)
-        pairs = zip(again.starts, self.segment.operations, strict=False)
-        self.starts += [(known + start, operation) for start, operation in pairs]
+        before = len(self.events)
+        self.marks += [(before + start, ~number) for number, start in enumerate(again.starts)]
         self.events += again.events
         self.live += recomputed
         self.saved += recomputed
@@ -504,7 +506,7 @@ class BackwardWalk:
                 gradient_bytes=gradient_bytes,
                 end=Level(saved_bytes=self.saved, other_bytes=other),
                 events=self.events,
-                starts=self.starts,
+                marks=self.marks,
                 stations=self.stations,
                 last_peak_bytes=last,
                 unsummed_bytes=self.unsummed,
@@ -513,13 +515,12 @@ class BackwardWalk:
             )
         )
         self.events = []
-        self.starts = [(0, operation) for _, operation in self.starts[-1:]]
+        self.marks = []
         self.highest = self.peak
         self.stations = []
 
     def _step(self, operation: Operation) -> None:
         """Call one node: formula, sums and casts, then its inputs and saved variables go."""
-        self.starts.append((len(self.events), operation))
         self.unsummed = 0
         incoming = [
             buffer
