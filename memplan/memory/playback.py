@@ -10,6 +10,7 @@ from typing import Protocol
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
 from memplan.memory.walk import WORKSPACE
@@ -63,7 +64,7 @@ class Playback:
         """Each of the two threads has a handle with a workspace of its own, made at its first product."""
         missing = self.workspaces[forward]
         if missing:
-            self.ledger.allocate(missing)
+            self.ledger.allocate(missing, 0, ComponentKind.KERNEL_SCRATCH, "cuBLAS workspace")
             self.workspaces[forward] = 0
 
     # -- forward ---------------------------------------------------------------------------------
@@ -93,8 +94,9 @@ class Playback:
         last_carried: Place | None = None
         given = segment.input.storage if segment.input is not None else None
         for repetition in range(segment.repeat):
+            ledger.reach(segment, repetition)
             self.engine.before_forward(segment, repetition)
-            frame: Frame = {}
+            frame = ledger.frame()
             self.frames[segment.index, repetition] = frame
             source = self._source(repetition, given)
             if source is not None:
@@ -189,7 +191,9 @@ class Playback:
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
         loss = self.tape.segments[-1].output
         if loss is not None:
-            self.flow = self.ledger.allocate(loss.storage.num_bytes)
+            size = loss.storage.num_bytes
+            kind = ComponentKind.LOGITS_AND_LOSS
+            self.flow = self.ledger.allocate(size, 0, kind, "gradient of the loss")
         for each in self.passes.backward:
             for _ in range(each.repeats):
                 remaining[each.segment.index] -= 1
@@ -209,6 +213,7 @@ class Playback:
 
     def _backward(self, each: BackwardPass, repetition: int) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
+        ledger.reach(segment, repetition)
         engine.before_backward(segment, repetition)
         frame = self.frames[segment.index, repetition]
         source = self.inputs.get((segment.index, repetition))

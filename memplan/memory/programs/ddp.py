@@ -8,11 +8,14 @@ which gradients come is known, the buckets are made again, before the second for
 """
 
 from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.memory.account import ComponentKind
 from memplan.memory.ddp import DdpOptions
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.rank import RankInput
 from memplan.units import MIB
+
+_BUFFERS, _BUCKET = ComponentKind.COMMUNICATION_BUFFERS, "gradient bucket"
 
 BROADCAST_BYTES = 250 * MIB
 """Parameters sent in one piece (torch/nn/parallel/distributed.py, ``broadcast_bucket_size``)."""
@@ -38,9 +41,9 @@ class DdpProgram(Program):
         ledger = self.ledger
         sizes = [gradient_bytes(parameter) for parameter, _ in self.weights]
         for piece in coalesced(sizes, [BROADCAST_BYTES]):
-            ledger.use(allocated(sum(piece)))
+            ledger.use(allocated(sum(piece)), kind=_BUFFERS, name="parameters sent to all ranks")
         trained = [gradient_bytes(weight[0]) for weight in self.weights if is_trained(weight[0])]
-        self.buckets = [ledger.allocate(allocated(sum(trained)))]
+        self.buckets = [ledger.allocate(allocated(sum(trained)), 0, _BUFFERS, _BUCKET)]
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
         """Before the second step's forward pass the buckets are made in the gradients' order."""
@@ -55,7 +58,9 @@ class DdpProgram(Program):
         cap = int(self.options.bucket_cap_mb * MIB)
         sizes = [gradient_bytes(parameter) for parameter, _ in self.arrived]
         pieces = coalesced(sizes, [FIRST_BUCKET_BYTES, cap])
-        self.buckets = [ledger.allocate(allocated(sum(piece))) for piece in pieces]
+        self.buckets = [
+            ledger.allocate(allocated(sum(piece)), 0, _BUFFERS, _BUCKET) for piece in pieces
+        ]
         self.rebuilt = True
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:

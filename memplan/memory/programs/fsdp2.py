@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
 from memplan.memory.fsdp2.units import Unit, UnitFormats, find_units, shard_numel
 from memplan.memory.ledger import Block, Ledger
@@ -19,6 +20,7 @@ from memplan.memory.rank import RankInput
 from memplan.training.setup import Offload
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
+_BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
 
 class UnitUse:
@@ -88,9 +90,9 @@ class Fsdp2Program(Program):
         if self.options.init_device is not InitDevice.META:
             self._load_units()
             return
-        for parameter, _ in self.weights:
+        for weight in self.weights:
             if not self.offloaded:
-                ledger.allocate(self._shard_bytes(parameter))
+                ledger.allocate(self._shard_bytes(weight[0]), 0, ComponentKind.PARAMETERS, weight)
         self.load_buffers()
 
     def _load_units(self) -> None:
@@ -106,14 +108,21 @@ class Fsdp2Program(Program):
             blocks = whole.get(use) or self._whole(use)
             for parameter, block in zip(use.unit.parameters, blocks, strict=True):
                 if not self.offloaded:
-                    ledger.allocate(self._shard_bytes(parameter))
+                    weight = parameter, use.copy
+                    size = self._shard_bytes(parameter)
+                    ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
                 ledger.free(block)
         self.load_buffers()
 
     def _whole(self, use: UnitUse) -> list[Block]:
         kept = self.formats.kept
         return [
-            self.ledger.allocate(allocated_bytes(parameter.numel, kept))
+            self.ledger.allocate(
+                allocated_bytes(parameter.numel, kept),
+                0,
+                ComponentKind.PARAMETERS,
+                (parameter, use.copy),
+            )
             for parameter in use.unit.parameters
         ]
 
@@ -160,10 +169,15 @@ class Fsdp2Program(Program):
         unit, ledger = use.unit, self.ledger
         copies = []
         if unit.copy_in_bytes:
-            copies.append(ledger.allocate(unit.copy_in_bytes, GATHER_STREAM))
+            copies.append(
+                ledger.allocate(unit.copy_in_bytes, GATHER_STREAM, _BUFFERS, "shards to gather")
+            )
         if unit.upload_bytes:
-            ledger.use(unit.upload_bytes, stream=GATHER_STREAM)
-        use.all_gather = ledger.allocate(unit.all_gather_bytes, GATHER_STREAM)
+            name = "shards from the CPU"
+            ledger.use(unit.upload_bytes, stream=GATHER_STREAM, kind=_BUFFERS, name=name)
+        use.all_gather = ledger.allocate(
+            unit.all_gather_bytes, GATHER_STREAM, _GATHERED, "result of an all-gather"
+        )
         for block in copies:
             ledger.free(block)
 
@@ -171,7 +185,8 @@ class Fsdp2Program(Program):
         compute, degree = self.formats.compute, self.formats.degree
         for parameter in use.unit.parameters:
             size = allocated_bytes(shard_numel(parameter, degree) * degree, compute)
-            use.gathered.append(self.ledger.allocate(size))
+            weight = parameter, use.copy
+            use.gathered.append(self.ledger.allocate(size, 0, _GATHERED, weight))
 
     def _drop_kept(self) -> None:
         if self.kept_all_gather is not None:
@@ -324,7 +339,9 @@ class Fsdp2Program(Program):
         gradients = {**use.gradients, **use.whole}
         if not unit.num_trained or not gradients:
             return
-        self.reduce_inputs.append(ledger.allocate(unit.reduce_input_bytes))
+        self.reduce_inputs.append(
+            ledger.allocate(unit.reduce_input_bytes, 0, _BUFFERS, "gradients to reduce")
+        )
         last = [parameter for parameter in unit.parameters if parameter in gradients][-1]
         for parameter in reversed(unit.parameters):
             if parameter in gradients and parameter is not last:
@@ -343,16 +360,19 @@ class Fsdp2Program(Program):
         for parameter, block in list(use.gradients.items()):
             if parameter not in use.whole:
                 size = allocated_bytes(parameter.numel, self.formats.reduce)
-                use.whole[parameter] = ledger.allocate(size)
+                weight = parameter, use.copy
+                use.whole[parameter] = ledger.allocate(size, 0, ComponentKind.GRADIENTS, weight)
             ledger.free(block)
         use.gradients.clear()
 
     def _keep_shards(self, use: UnitUse, *, after: Block) -> None:
         """The reduced shards, cast to the kept format; the last whole gradient goes afterwards."""
         unit, ledger = use.unit, self.ledger
-        reduced = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM)
+        gradients = ComponentKind.GRADIENTS
+        name = "reduced gradients"
+        reduced = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM, gradients, name)
         if self.formats.reduce is not self.formats.kept:
-            cast = ledger.allocate(unit.gradient_shard_bytes, REDUCE_STREAM)
+            cast = ledger.allocate(unit.gradient_shard_bytes, REDUCE_STREAM, gradients, name)
             ledger.free(reduced)
             reduced = cast
         if self.offloaded or use.gradient_shards is not None:

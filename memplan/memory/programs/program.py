@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
-from memplan.memory.ledger import Block, Ledger
+from memplan.memory.account import ComponentKind
+from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Playback
 from memplan.memory.rank import RankInput
 from memplan.training.optimizers import OPTIMIZERS
@@ -40,12 +41,16 @@ class Program:
 
         Of 68 runs of PyTorch's CUDA build 66 reserved no more after the second step.
         """
+        self.ledger.enter(Part.LOAD)
         self.load()
-        self.ledger.allocate(max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING))
+        self.ledger.enter(Part.FORWARD)
+        inputs_bytes = max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING)
+        self.ledger.allocate(inputs_bytes, 0, ComponentKind.INPUTS, "token ids and labels")
         for step in range(num_steps):
             for micro_batch in range(self.given.setup.gradient_accumulation_steps):
                 last = micro_batch == self.given.setup.gradient_accumulation_steps - 1
                 self.micro_batch(step, first=not micro_batch, last=last)
+            self.ledger.enter(Part.STEP, step)
             self.optimizer_step(first=step == 0)
             self.zero_grad()
 
@@ -57,18 +62,24 @@ class Program:
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
         return {
-            weight: self.ledger.allocate(weight[0].storage.num_bytes) for weight in self.weights
+            weight: self.ledger.allocate(
+                weight[0].storage.num_bytes, 0, ComponentKind.PARAMETERS, weight
+            )
+            for weight in self.weights
         }
 
     def load_buffers(self) -> None:
         """Tables that the model keeps beside its weights."""
         if self.given.tape.buffers_bytes:
-            self.ledger.allocate(self.given.tape.buffers_bytes)
+            size = self.given.tape.buffers_bytes
+            self.ledger.allocate(size, 0, ComponentKind.BUFFERS, "tables beside the weights")
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
         """Forward and backward once."""
+        self.ledger.enter(Part.FORWARD, step)
         self.playback.forward()
         self.end_forward()
+        self.ledger.enter(Part.BACKWARD, step)
         self.begin_backward()
         self.playback.backward()
         self.end_backward()
@@ -141,8 +152,9 @@ def step_optimizer(
     if first:
         for size in state_sizes:
             if optimizer.has_step_counter:
-                ledger.allocate(COUNTER_BYTES)
+                ledger.allocate(COUNTER_BYTES, 0, ComponentKind.OPTIMIZER_STATES, "step counter")
             for _ in range(optimizer.num_states):
-                ledger.allocate(size)
+                ledger.allocate(size, 0, ComponentKind.OPTIMIZER_STATES, "optimizer state")
     if optimizer.num_step_copies:
-        ledger.use(*state_sizes * optimizer.num_step_copies)
+        copies = state_sizes * optimizer.num_step_copies
+        ledger.use(*copies, kind=ComponentKind.TEMPORARIES, name="the optimizer's copy of a state")

@@ -1,11 +1,15 @@
 """Stages 1 and 2 of ZeRO (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py)."""
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight, step_optimizer
 from memplan.training.setup import ZeroStage
 from memplan.units import round_up
+
+_BUFFERS, _SHORT = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.TEMPORARIES
+_NORM = "a gradient in fp64 for the norm"
 
 NORM_BYTES = 8
 """Of an element while a gradient's norm is taken: fp64 (runtime/utils.py, ``get_norm_dtype``)."""
@@ -46,8 +50,8 @@ class ShardedStatesProgram(Program):
                 return own.first + own.stride * copy + own.positions[parameter]
         raise KeyError(parameter.name)
 
-    def _allocate(self, num_bytes: int) -> Block:
-        return self.ledger.allocate(round_up(num_bytes, ALLOCATION_ROUNDING))
+    def _allocate(self, num_bytes: int, kind: ComponentKind, name: str) -> Block:
+        return self.ledger.allocate(round_up(num_bytes, ALLOCATION_ROUNDING), 0, kind, name)
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -57,18 +61,23 @@ class ShardedStatesProgram(Program):
         loaded = self.load_weights()
         self.load_buffers()
         ledger.empty_cache()
-        self._allocate(job.weight_bytes * self.partition.numel)
+        self._allocate(
+            job.weight_bytes * self.partition.numel, ComponentKind.PARAMETERS, "flat weights"
+        )
         for weight, block in loaded.items():
             if weight[0].requires_grad:
                 ledger.free(block)
         if job.offloads_optimizer:
-            self._allocate(job.largest_bytes)
+            self._allocate(job.largest_bytes, _BUFFERS, "largest gradient")
             return
         part = self.partition.size
-        clone = self._allocate(job.weight_bytes * part)
-        self._allocate(MASTER_BYTES * part)
+        clone = self._allocate(
+            job.weight_bytes * part, ComponentKind.TEMPORARIES, "copy of its part"
+        )
+        self._allocate(MASTER_BYTES * part, ComponentKind.MASTER_WEIGHTS, "master weights")
         ledger.free(clone)
-        zeros = self._allocate(MASTER_BYTES * part)
+        name = "gradients to set the optimizer up"
+        zeros = self._allocate(MASTER_BYTES * part, ComponentKind.TEMPORARIES, name)
         ledger.free(zeros)
 
     # -- backward --------------------------------------------------------------------------------
@@ -83,7 +92,7 @@ class ShardedStatesProgram(Program):
         if not self.buckets:
             size = self.job.options.reduce_bucket_size * self.element_bytes
             count = 2 if self.job.options.overlap_comm else 1
-            self.buckets = [self._allocate(size) for _ in range(count)]
+            self.buckets = [self._allocate(size, _BUFFERS, "gradient bucket") for _ in range(count)]
         if not self.while_backward:
             super().gradient_ready(weight, block)
             return
@@ -112,15 +121,16 @@ class ShardedStatesProgram(Program):
             # With overlap_comm it is made on the stream of the reduction.
             stream = 1 if job.options.overlap_comm else 0
             size = round_up(copy, ALLOCATION_ROUNDING)
-            ledger.free(ledger.allocate(size, stream))
+            ledger.use(size, stream=stream, kind=_BUFFERS, name="flat copy of a bucket")
         slices = [self.slices.get(index, 0) for index in self.waiting]
         largest = max(slices, default=0)
         if job.offloads_optimizer:
             for numel in slices:
                 if numel:
-                    ledger.free(self._allocate(NORM_BYTES * numel))
+                    ledger.free(self._allocate(NORM_BYTES * numel, _SHORT, _NORM))
         elif largest and self.owned is None:
-            self.owned = self._allocate(job.weight_bytes * partition.whole_numel)
+            size = job.weight_bytes * partition.whole_numel
+            self.owned = self._allocate(size, ComponentKind.GRADIENTS, "gradients of its part")
         if self.stage2 or largest:
             for block in self.large:
                 ledger.free(block)
@@ -196,11 +206,11 @@ class ShardedStatesProgram(Program):
         if job.options.check_gradient_norm:
             for numel in self.slices.values():
                 if numel:
-                    ledger.free(self._allocate(NORM_BYTES * numel))
+                    ledger.free(self._allocate(NORM_BYTES * numel, _SHORT, _NORM))
         flat = None
         if len(partition.owned) > 1:
-            flat = self._allocate(job.weight_bytes * part)
-        cast = self._allocate(MASTER_BYTES * part)
+            flat = self._allocate(job.weight_bytes * part, _SHORT, "flat gradients")
+        cast = self._allocate(MASTER_BYTES * part, _SHORT, "gradients in fp32")
         if flat is not None:
             ledger.free(flat)
         for block in (self.accumulated, self.owned):
