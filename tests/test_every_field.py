@@ -63,6 +63,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "outputs_held": ({}, True),
     "upcast_outputs": ({}, True),
     "compiled": ({}, True),
+    "left_out": ({}, "a reference model"),
     "engine_options": ({"num_gpus": 8, "zero_stage": 2}, {"overlap_comm": False}),
     "kernel_scratch": ({}, False),
     "allocator": ({}, "expandable"),

@@ -106,12 +106,11 @@ def base_setup(setup_file: str | None, training_args: str | None) -> "TrainingSe
 
         return read_setup(setup_file)
     if training_args is not None:
-        import typer
-
+        from memplan.cli.terminal import remark
         from memplan.sources.training_arguments import read_arguments_file
 
         read = read_arguments_file(training_args)
         for note in read.notes:
-            typer.echo(f"{training_args}: {note}", err=True)
+            remark(f"{training_args}: {note}")
         return read.setup
     return TrainingSetup()

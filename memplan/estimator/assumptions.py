@@ -55,7 +55,10 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"allocator {setup.allocator.value}")
     if setup.compiled:
         found.append("torch.compile, which is not modelled")
-    found += [f"{name} {value}" for name, value in dict(setup.engine_options).items()]
+    options = dict(setup.engine_options)
+    if loads_under_zero_init(setup):
+        options.pop("zero_init", None)  # said by ``_loading``
+    found += [f"{name} {value}" for name, value in options.items()]
     return found
 
 
@@ -121,7 +124,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
         )
     if setup.gradient_accumulation_steps > 1 and _piles_up(setup):
         notes.append(
-            "gradients are reduced at the last micro-batch alone, as HF Trainer and accelerate do, "
+            "Gradients are reduced at the last micro-batch alone, as HF Trainer and accelerate do, "
             "and stay whole until then: engine option sync_each_batch"
         )
     if setup.target_seq_len != setup.seq_len and len(model.stacks) == 1:

@@ -207,7 +207,12 @@ class Estimate:
     @property
     def unmodelled(self) -> tuple[str, ...]:
         """What the figures do not hold, in words: where there is any, no verdict says fits."""
-        return (*self.account.left_out, *(("torch.compile",) if self.setup.compiled else ()))
+        return (*self._left_out, *(("torch.compile",) if self.setup.compiled else ()))
+
+    @property
+    def _left_out(self) -> tuple[str, ...]:
+        """What the account lacks, and what the job holds beside it."""
+        return (*self.account.left_out, *self.setup.left_out)
 
     @property
     def left_out_notes(self) -> tuple[str, ...]:
@@ -215,7 +220,7 @@ class Estimate:
         return (
             *(
                 f"Left out: {text}. The figures are lower bounds, and no verdict says fits"
-                for text in self.account.left_out
+                for text in self._left_out
             ),
             *(
                 f"Saves memory: {text}. The figures are upper bounds, and no verdict says OOM"
@@ -283,6 +288,7 @@ _COLUMNS = frozenset({
     "num_gpus", "num_nodes", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer",
     "offload_param", "micro_batch_size", "gradient_accumulation_steps", "seq_len",
     "target_seq_len", "precision", "optimizer", "checkpointing", "freeze",
+    "left_out",
 })  # fmt: skip
 """Settings that a row has a column for."""
 _OTHER_FIELDS = {

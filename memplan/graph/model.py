@@ -37,6 +37,7 @@ from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import ModelSpec, Task
 from memplan.records import dataclass
+from memplan.training.freezing import ALL_LAYERS, FrozenParts
 from memplan.training.kernels import AttentionKernel
 
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
@@ -58,7 +59,21 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     return tape
 
 
+def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:
+    """Refuse layers and stacks to freeze that the model does not have."""
+    for name in ("encoder", "decoder"):
+        if getattr(freeze, name) and all(stack.name != name for stack in model.stacks):
+            msg = f"freeze: {name}: {model.name} has none"
+            raise SetupError(msg)
+    depth = max((stack.num_layers for stack in model.stacks), default=0)
+    for first, last in freeze.layer_ranges:
+        if first >= depth or depth <= last < ALL_LAYERS:
+            msg = f"freeze: layers.{first}-{last}: {model.name} has {depth} layers, counted from 0"
+            raise SetupError(msg)
+
+
 def _record(model: ModelSpec, options: TapeOptions) -> Tape:
+    _check_frozen(model, options.freeze)
     if len(model.stacks) > 1:
         from memplan.graph.encoder_decoder import record_encoder_decoder  # only for two stacks
 

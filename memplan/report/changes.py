@@ -3,7 +3,7 @@
 from memplan.estimator import Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.advice import Advice
-from memplan.training.precision import Engine
+from memplan.training.precision import Engine, carried_precision
 from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
 from memplan.units import format_gib
 
@@ -16,6 +16,10 @@ _ENGINE_LABELS = {
 }  # fmt: skip
 
 
+ONE_GPU = "one GPU"
+"""What a setup without an engine is called."""
+
+
 def engine_label(setup: TrainingSetup) -> str:
     """The engine and what it shards.
 
@@ -26,11 +30,16 @@ def engine_label(setup: TrainingSetup) -> str:
     if engine is Engine.DEEPSPEED:
         return f"ZeRO-{2 if setup.zero_stage is None else setup.zero_stage.value}"
     if engine is Engine.DDP and setup.num_gpus == 1:
-        return "one GPU"
+        return ONE_GPU
     label = _ENGINE_LABELS[engine]
     if setup.fsdp_strategy is not None:
         label += _STRATEGY_LABELS[setup.fsdp_strategy]
     return label
+
+
+def gpus_label(setup: TrainingSetup) -> str:
+    """``1 GPU`` or ``8 GPUs``."""
+    return f"{setup.num_gpus} GPU{'' if setup.num_gpus == 1 else 's'}"
 
 
 def offload_label(setup: TrainingSetup) -> str:
@@ -67,7 +76,7 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(f"micro-batch {before.micro_batch_size} -> {after.micro_batch_size}")
     if before.checkpointing != after.checkpointing:
         parts.append(_CHECKPOINTING.get(checkpointing_label(after), "partial checkpointing"))
-    if engine_label(before) != engine_label(after) and after.num_gpus > 1:
+    if engine_label(before) != engine_label(after) and engine_label(after) != ONE_GPU:
         parts.append(engine_label(after))
     same_stage = before.zero_stage is after.zero_stage
     if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
@@ -75,9 +84,9 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     if offload_label(before) != offload_label(after):
         parts.append(offload_label(after) or "no offloading")
     if before.num_gpus != after.num_gpus:
-        parts.append(f"{after.num_gpus} GPUs instead of {before.num_gpus}")
-    same_engine = before.chosen_engine is after.chosen_engine
-    if before.chosen_precision is not after.chosen_precision and same_engine:
+        parts.append(f"{gpus_label(after)} instead of {before.num_gpus}")
+    carried = carried_precision(before.chosen_precision, after.chosen_engine)
+    if after.chosen_precision is not carried:
         parts.append(f"precision {after.chosen_precision.value}")
     if len(parts) < 2:
         return "".join(parts)

@@ -37,12 +37,7 @@ def print_comparison(
     """Print one line per setup; each row holds the same setup on every GPU asked for."""
     from rich.text import Text
 
-    common = [
-        text
-        for text in rows[0][0].assumptions
-        if all(text in each.assumptions for row in rows for each in row)
-    ]
-    _print_head(console, rows[0][0], common)
+    _print_head(console, rows[0][0], common_assumptions(rows))
     narrow = console.width < NARROW_COLUMNS
     console.print(comparison_table(rows, narrow=narrow, hints=hints))
     print_advice(console, hints)
@@ -77,7 +72,17 @@ def print_advice(console: "Console", hints: "Hints | None") -> None:
         console.print(Text(f"{gpu}, {setup_label(answer.setup)}: {advice_text(each)}"))
 
 
+def common_assumptions(rows: Sequence[Sequence[Estimate]]) -> list[str]:
+    """What was assumed for every row on every GPU."""
+    return [
+        text
+        for text in rows[0][0].assumptions
+        if all(text in each.assumptions for row in rows for each in row)
+    ]
+
+
 def _print_head(console: "Console", first: Estimate, assumptions: Sequence[str]) -> None:
+    """Print the model and the job in a line, then what was assumed of either."""
     from rich.text import Text
 
     model, setup = first.model, first.setup
@@ -90,7 +95,19 @@ def _print_head(console: "Console", first: Estimate, assumptions: Sequence[str])
     if first.trainable_params != first.num_params:
         head.append(f", {format_count(first.trainable_params)} trained")
     console.print(head)
-    console.print(Text("Assumed: " + ", ".join(assumptions), style="dim"))
+    print_assumptions(console, model.assumptions, assumptions)
+
+
+def print_assumptions(
+    console: "Console", of_model: Sequence[str], assumptions: Sequence[str]
+) -> None:
+    """Print what was assumed: a line for each thing of the model's, one for all of the setup's."""
+    from rich.text import Text
+
+    for text in of_model:
+        console.print(Text(f"Assumed: {text}", style="dim"))
+    others = [text for text in assumptions if text not in of_model]
+    console.print(Text("Assumed: " + ", ".join(others), style="dim"))
 
 
 NARROW_COLUMNS = 110
@@ -211,7 +228,7 @@ def _differ_a_little(row: Sequence[Estimate]) -> bool:
 def _apart(group: Sequence[Estimate], groups: Sequence[Sequence[Estimate]]) -> str:
     """What tells a group from the others of its setup: its kernel, its precision."""
     own, parts = group[0], []
-    others = [each for other in groups for each in other]
+    others = [each for other in groups if other is not group for each in other]
     if any(each.attention_kernel != own.attention_kernel for each in others):
         parts.append(own.attention_kernel)
     if any(each.setup.chosen_precision is not own.setup.chosen_precision for each in others):
@@ -325,19 +342,27 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
         )
     ]
     lines += precision_lines(rows)
-    kernels = " or ".join(dict.fromkeys(each.attention_kernel for row in rows for each in row))
+    answers = [each for row in rows for each in row]
+    kernels = " or ".join(dict.fromkeys(each.attention_kernel for each in answers))
     if len(rows) == 1:
         lines.append(f"* the peak; attention kernel: {kernels}")
-    else:
+    elif any(each.verdict is Verdict.FITS for each in answers):
         lines.append(
             f"{BEST_MARK} the simplest setup that fits: least offloading, then least sharding; "
             f"attention kernel: {kernels}"
         )
+    else:
+        lines.append(f"Attention kernel: {kernels}")
     if len(rows) > 1 and any(_differ_a_little(row) for row in rows):
         lines.append("Where GPUs differ in precision or kernel by under 2 %, the higher figure")
     if hints is not None and any(hints.largest.values()):
         lines.append("The number after a verdict: the largest micro-batch that fits")
-    elif hints is not None and not hints.largest and len(rows) > 1:
+    elif (
+        hints is not None
+        and not hints.largest
+        and len(rows) > 1
+        and not any(each.unmodelled for each in answers)
+    ):
         lines.append("Name a GPU (--gpu h100) to see the largest micro-batch beside each row")
     if len(rows) > 1 and any(loads_under_zero_init(each.setup) for row in rows for each in row):
         lines.append(ZERO_INIT_LINE)

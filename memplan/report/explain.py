@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
-from memplan.report.estimate import setup_label
+from memplan.report.estimate import print_assumptions, setup_label
 from memplan.report.explanation import Explanation, LayerKind, Node, states_line
 from memplan.report.timeline import timeline_lines
 from memplan.units import GIB, KIB, MIB, format_count
@@ -36,7 +36,7 @@ def print_explanation(console: "Console", found: Estimate, explained: Explanatio
     if found.setup.nodes > 1:
         head += f", {found.setup.nodes} nodes"
     console.print(Text.assemble((model.name, "bold"), head))
-    console.print(Text("Assumed: " + ", ".join(found.assumptions), style="dim"))
+    print_assumptions(console, model.assumptions, found.assumptions)
     console.print(Text(f"Held as: {states_line(found)}", style="dim"))
     console.print()
     for line in timeline_lines(found):

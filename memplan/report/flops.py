@@ -19,6 +19,7 @@ from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
+from memplan.report.estimate import print_assumptions
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes
 from memplan.training.kernels import KernelPreset
@@ -219,9 +220,7 @@ def print_flops(
     params = total_parameters(record_model(model, TapeOptions()))
     head = f" ({model.task.value}), {format_count(params)} parameters"
     console.print(Text.assemble((model.name, "bold"), head))
-    console.print(
-        Text("Assumed: " + ", ".join(flops_assumptions(model, setup, flops)), style="dim")
-    )
+    print_assumptions(console, model.assumptions, flops_assumptions(model, setup, flops))
     console.print(component_table(flops))
     console.print(method_table(flops, methods))
     for line in flops_footnotes(model, setup, flops):

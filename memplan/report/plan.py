@@ -3,11 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from memplan.estimator import Estimate
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import (
+    ONE_GPU,
     checkpointing_label,
     describe_change,
     full_label,
+    gpus_label,
     saving_text,
 )
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
@@ -28,8 +31,8 @@ MARKDOWN_COLUMNS = (
 )  # fmt: skip
 """What a Markdown table shows of a row."""
 _OBJECTIVES = {
-    Objective.SPEED: "fastest first", Objective.GPUS: "fewest GPUs first",
-    Objective.BATCH: "largest batch first",
+    Objective.SPEED: "Fastest first", Objective.GPUS: "Fewest GPUs first",
+    Objective.BATCH: "Largest batch first",
 }  # fmt: skip
 
 
@@ -54,7 +57,7 @@ def print_plan(console: "Console", plan: Plan) -> None:
     """Print the ranked setups, what falls short, and what the speeds rest on."""
     from rich.text import Text
 
-    some = plan.setups[0].estimate if plan.setups else plan.shortfalls[0].estimate
+    some = _some(plan)
     console.print(
         Text.assemble(
             (some.model.name, "bold"),
@@ -73,6 +76,11 @@ def print_plan(console: "Console", plan: Plan) -> None:
         console.print(Text(line, style="dim"))
 
 
+def _some(plan: Plan) -> Estimate:
+    """Any estimate of the plan's: all are of one model."""
+    return plan.setups[0].estimate if plan.setups else plan.shortfalls[0].estimate
+
+
 def plan_table(plan: Plan) -> "Table":
     """One line for each setup that fits."""
     from rich.box import SIMPLE_HEAD
@@ -83,9 +91,9 @@ def plan_table(plan: Plan) -> "Table":
     numbers = ["#", "GPUs"]
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("setup", "precision", "checkpointing"):
+    for name in ("setup", "precision", "check-\npointing"):
         table.add_column(name, overflow="fold", no_wrap=name != "setup")
-    figures = ["batch", *(["accum."] if accumulates else []), "peak GiB", "left GiB", "speed"]
+    figures = ["batch", *(["accum."] if accumulates else []), "peak\nGiB", "left\nGiB", "speed"]
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     best = _fastest(plan)
@@ -117,7 +125,10 @@ def shortfall_lines(plan: Plan) -> list[str]:
     for each in plan.shortfalls:
         setup = each.estimate.setup
         key = (setup.num_gpus, full_label(setup))
-        if key not in least or each.missing_bytes < least[key].missing_bytes:
+        if key not in least or (each.tier, each.missing_bytes) < (
+            least[key].tier,
+            least[key].missing_bytes,
+        ):
             least[key] = each
     lines = [shortfall_text(each) for each in least.values()]
     kept = lines[:MAX_SHORTFALLS]
@@ -130,8 +141,9 @@ def shortfall_lines(plan: Plan) -> list[str]:
 def shortfall_text(shortfall: Shortfall) -> str:
     """One setup that does not fit, in one line."""
     setup = shortfall.estimate.setup
-    gpus = f"{setup.num_gpus} GPU{'' if setup.num_gpus == 1 else 's'}"
-    label = f"  {gpus}, {full_label(setup)}, checkpointing {checkpointing_label(setup)}"
+    engine = [full_label(setup)] if full_label(setup) != ONE_GPU else []
+    parts = [gpus_label(setup), *engine, setup.chosen_precision.value]
+    label = f"  {', '.join(parts)}, checkpointing {checkpointing_label(setup)}"
     if deciding := deciding_text(shortfall.estimate):
         label += f" ({deciding})"
     if shortfall.better is None:
@@ -150,14 +162,18 @@ def footnotes(plan: Plan) -> list[str]:
     kept = ""
     if goal.headroom:
         kept = f", and {100 * goal.headroom:g} % of the GPU stay free besides"
-    order = (
-        f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that fit, "
-        "each with its largest micro-batch; among equals (2 %) the simplest. Fits: the high end of "
-        f"what nvidia-smi would show{kept}; left: what that leaves."
-    )
-    assumed = "; ".join(plan.assumptions)
-    speed = "Speed is relative to the fastest here, an order and no forecast."
-    lines = [order, f"{speed} Assumed: {assumed}."]
+    fits = f"Fits: the high end of what nvidia-smi would show{kept}"
+    if plan.setups:
+        order = (
+            f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that "
+            "fit, each with its largest micro-batch; among equals (2 %) the simplest. "
+            f"{fits}; left: what that leaves."
+        )
+        assumed = "; ".join(plan.assumptions)
+        speed = "Speed is relative to the fastest here, an order and no forecast."
+        lines = [order, f"{speed} Assumed: {assumed}."]
+    else:
+        lines = [f"{fits}.", *(f"Assumed: {text}" for text in _some(plan).model.assumptions)]
     if any(loads_under_zero_init(each.setup) for each in plan.setups):
         lines.append(ZERO_INIT_LINE)
     if any(each.tier for each in plan.setups):

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
 from memplan.memory.account import RankAccount
-from memplan.report.estimate import kernel_groups, plain_gib, setup_label
+from memplan.report.estimate import (
+    common_assumptions,
+    kernel_groups,
+    plain_gib,
+    print_assumptions,
+    setup_label,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +53,7 @@ def print_ranks(console: "Console", rows: Sequence[Sequence[Estimate]]) -> None:
             "share a line",
         )
     )
-    console.print(Text("Assumed: " + ", ".join(first.assumptions), style="dim"))
+    print_assumptions(console, first.model.assumptions, common_assumptions(rows))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("setup", overflow="fold")
     table.add_column("ranks", overflow="fold")

@@ -96,6 +96,12 @@ _SILENT = {
 """What needs no word in the head."""
 
 
+def _said(name: str, result: SweepResult) -> str:
+    """What a column says of a setup; cards without bf16 may run it in another precision."""
+    column = _COLUMNS[name]
+    return " or ".join(dict.fromkeys(column(each.setup) for each in result.estimates))
+
+
 def _tokens(setup: TrainingSetup) -> str:
     if setup.target_seq_len in (None, setup.seq_len):
         return str(setup.seq_len)
@@ -141,8 +147,8 @@ def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequen
     )
     same = [
         _HEAD_WORDS[name].format(text)
-        for name, column in _COLUMNS.items()
-        if name not in shown and (text := column(results[0].setup)) != _SILENT.get(name)
+        for name in _COLUMNS
+        if name not in shown and (text := _said(name, results[0])) != _SILENT.get(name)
     ]
     console.print(Text("Everywhere: " + ", ".join(same), style="dim"))
 
@@ -150,8 +156,8 @@ def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequen
 def _varying(results: Sequence[SweepResult]) -> list[str]:
     """The columns in which setups differ, and those that are always shown."""
     found = []
-    for name, column in _COLUMNS.items():
-        values = {column(result.setup) for result in results}
+    for name in _COLUMNS:
+        values = {_said(name, result) for result in results}
         if len(values) > 1 or name in _ALWAYS:
             found.append(name)
     return found
@@ -169,7 +175,7 @@ def sweep_table(results: Sequence[SweepResult], shown: Sequence[str]) -> "Table"
     heading = [name for name in shown if list(_COLUMNS).index(name) < _SECTION]
     before: list[str] | None = None
     for result in results:
-        cells = {name: _COLUMNS[name](result.setup) for name in shown}
+        cells = {name: _said(name, result) for name in shown}
         section = [cells[name] for name in heading]
         if before is not None and section != before and _breaks(results, heading):
             table.add_section()
@@ -192,7 +198,7 @@ def gpu_heading(gpu_id: str) -> str:
 
 def _breaks(results: Sequence[SweepResult], heading: Sequence[str]) -> bool:
     """Whether sections hold more than one row, so that a line between them helps."""
-    sections = {tuple(_COLUMNS[name](each.setup) for name in heading) for each in results}
+    sections = {tuple(_said(name, each) for name in heading) for each in results}
     return len(sections) < len(results)
 
 
@@ -253,9 +259,9 @@ def pivots(results: Sequence[SweepResult], varying: Sequence[str]) -> dict[str, 
     """One matrix for each GPU type and each combination of what else varies."""
     found: dict[str, Cells] = {}
     for result in results:
-        setup = result.setup
-        words = [_HEAD_WORDS[name].format(_COLUMNS[name](setup)) for name in varying]
         for each in result.estimates:
+            setup = each.setup
+            words = [_HEAD_WORDS[name].format(_COLUMNS[name](setup)) for name in varying]
             gpu = [each.gpu.gpu_id] if each.gpu is not None else []
             title = ", ".join([*gpu, *filter(None, words)])
             place = (setup.micro_batch_size, setup.num_gpus)
@@ -310,6 +316,18 @@ def figure_bytes(answer: Estimate, figure: Figure) -> int:
 # -- below the table -----------------------------------------------------------------------------
 
 
+def _precision_notes(results: Sequence[SweepResult]) -> list[str]:
+    """On which cards fp16 stands in for bf16."""
+    cards = [
+        each.gpu.gpu_id
+        for result in results
+        for each in result.estimates
+        if " or " in _said("precision", result) and each.gpu is not None and not each.gpu.has_bf16
+    ]
+    names = " and ".join(dict.fromkeys(cards))
+    return [f"Of two precisions, fp16 is on {names}: no bf16 there"] if names else []
+
+
 def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
     """What the reader has to know, each line once."""
     units = (
@@ -322,7 +340,8 @@ def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
         each.verdict is Verdict.TIGHT for result in results for each in result.estimates
     ):
         lines.append("tight is undecided here: runs are not replayed; --exact replays them")
-    lines += [*sweep.model.assumptions, *kernel_notes(results)]
+    assumed = [f"Assumed: {text}" for text in sweep.model.assumptions]
+    lines += [*assumed, *_precision_notes(results), *kernel_notes(results)]
     if any(loads_under_zero_init(result.setup) for result in results):
         lines.append(ZERO_INIT_LINE)
     for result in results:

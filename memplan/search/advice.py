@@ -6,6 +6,7 @@ from dataclasses import replace
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
 from memplan.search.batch import largest_micro_batch
@@ -211,9 +212,9 @@ def _more_sharding(setup: TrainingSetup) -> Iterator[TrainingSetup]:
 def with_zero_init(setup: TrainingSetup) -> TrainingSetup:
     """Stage 3 with the model built inside ``deepspeed.zero.Init``, as transformers does.
 
-    Other stages and engines do not have it, and stay as they are.
+    So it is unless the setup says otherwise; other stages and engines do not have it.
     """
-    if setup.zero_stage is not ZeroStage.PARAMETERS:
+    if setup.zero_stage is not ZeroStage.PARAMETERS or loads_under_zero_init(setup):
         return setup
     return replace(setup, engine_options={**dict(setup.engine_options), "zero_init": True})
 

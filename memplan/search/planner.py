@@ -171,6 +171,8 @@ class Shortfall:
     estimate: Estimate
     missing_bytes: int
     """How much the high end of the range exceeds what may be used [bytes]."""
+    tier: int
+    """Of its precision: 0 where optimizer states are in fp32."""
     better: Estimate | None
     """The nearest setup of the plan that fits."""
 
@@ -417,6 +419,7 @@ class Planner:
         return Shortfall(
             estimate=answer,
             missing_bytes=max(0, answer.total_bytes.high - self.limit_bytes),
+            tier=candidate.tier,
             better=self._no_larger(nearest.estimate, answer) if nearest is not None else None,
         )
 

@@ -102,16 +102,14 @@ class Remark:
     off: tuple[object, ...] = (None, False)
     """Values with which it does nothing."""
 
+    def applies(self, values: Mapping[str, object], name: str) -> bool:
+        """Whether the argument is given, and does something."""
+        return name in values and values[name] not in self.off
 
-_LOWER = "which is not counted: the figures are lower bounds"
+
 _UPPER = "which is not modelled: the figures are upper bounds"
 
 REMARKS: Mapping[str, Remark] = {
-    "neftune_noise_alpha": Remark(text=f"adds noise to the embeddings, {_LOWER}", off=(None, 0)),
-    "label_smoothing_factor": Remark(
-        text=f"smooths labels with another copy of the logits, {_LOWER}", off=(None, 0)
-    ),
-    "use_cache": Remark(text=f"keeps keys and values in the forward pass, {_LOWER}"),
     "full_determinism": Remark(text=f"makes cuBLAS workspaces smaller, {_UPPER}"),
     "liger_kernel_config": Remark(
         text="chooses among Liger's kernels; all of them are counted", off=(None, {})
@@ -122,29 +120,53 @@ REMARKS: Mapping[str, Remark] = {
     "eval_on_start": Remark(text="evaluation is not counted"),
     "activation_offloading": Remark(text=f"moves saved activations to the CPU, {_UPPER}"),
     "padding_free": Remark(text=f"drops padding, {_UPPER}"),
-    "cast_lm_head_to_fp32": Remark(text=f"holds the output matrix in fp32, {_LOWER}"),
-    "router_aux_loss_coef": Remark(text=f"adds a loss over the router's logits, {_LOWER}"),
-    "sync_ref_model": Remark(text=f"keeps a reference model that follows, {_LOWER}"),
     "pad_to_multiple_of": Remark(
         text="may make sequences a little longer", off=(None, "auto", 0, 1)
     ),
 }
 """By name."""
 
+ADDED: Mapping[str, Remark] = {
+    "neftune_noise_alpha": Remark(text="noise on the embeddings", off=(None, 0)),
+    "label_smoothing_factor": Remark(text="another copy of the logits", off=(None, 0)),
+    "use_cache": Remark(text="keys and values that the forward pass keeps"),
+    "cast_lm_head_to_fp32": Remark(text="the output matrix in fp32"),
+    "router_aux_loss_coef": Remark(text="a loss over the router's logits"),
+    "sync_ref_model": Remark(text="a reference model that follows"),
+}
+"""What an argument adds to a job and no figure holds, by its name."""
+
 
 def remarks(values: Mapping[str, object]) -> Iterator[str]:
     """What the answer should say of the arguments that it does not hold."""
     for name, remark in REMARKS.items():
-        if name in values and values[name] not in remark.off:
+        if remark.applies(values, name):
             yield f"{name} {remark.text}"
+
+
+def left_out(config: str | None, values: Mapping[str, object]) -> Iterator[str]:
+    """What the job holds beside what is counted; ``config`` is TRL's, where it is one of its."""
+    for name, remark in ADDED.items():
+        if remark.applies(values, name):
+            yield f"{name} ({remark.text})"
+    if config == "DPOConfig" and not values.get("precompute_ref_log_probs"):
+        yield "DPOConfig (the reference model's weights; none with an adapter)"
+    if config == "GRPOConfig" and values.get("beta"):
+        yield "beta (a reference model; none with an adapter)"
+    if config == "GRPOConfig" and _shares_gpus(values):
+        share = values.get("vllm_gpu_memory_utilization", 0.3)
+        yield f"use_vllm ({share} of each GPU's memory, beside the training)"
+
+
+def _shares_gpus(values: Mapping[str, object]) -> bool:
+    """Whether vLLM runs on the GPUs that train."""
+    return bool(values.get("use_vllm")) and values.get("vllm_mode", "colocate") == "colocate"
 
 
 def trl_remarks(config: str, values: Mapping[str, object]) -> Iterator[str]:
     """What the answer should say of a TRL trainer."""
     if config in PAIRED:
         yield f"{config}: each example is two sequences, chosen and rejected: the micro-batch is twice"
-    if config == "DPOConfig" and not values.get("precompute_ref_log_probs"):
-        yield f"DPOConfig: the reference model's weights (none with an adapter), {_LOWER}"
     if config == "RewardConfig":
         yield "RewardConfig: give --task sequence-classification --num-labels 1"
     if config != "SFTConfig":
@@ -161,12 +183,7 @@ def _grpo_remarks(values: Mapping[str, object]) -> Iterator[str]:
         f"GRPOConfig: generation (num_generations {group}) is not counted; a sequence is a prompt and "
         f"up to max_completion_length {length} tokens: give --seq-len"
     )
-    if values.get("beta"):
-        yield f"beta needs a reference model (none with an adapter), {_LOWER}"
-    if values.get("use_vllm") and values.get("vllm_mode", "colocate") == "colocate":
-        share = values.get("vllm_gpu_memory_utilization", 0.3)
-        yield f"use_vllm takes {share} of each GPU's memory beside the training, {_LOWER}"
-    elif values.get("use_vllm"):
+    if values.get("use_vllm") and not _shares_gpus(values):
         yield "use_vllm: the server's GPUs are not counted"
 
 

@@ -19,6 +19,7 @@ from memplan.sources.trainer_keys import (
     PAIRED,
     TRL_LENGTH,
     check_names,
+    left_out,
     older_names,
     remarks,
     stop_at,
@@ -183,6 +184,7 @@ class _Arguments:
             found["kernels"] = KernelPreset.LIGER
         if self._compiles():
             found["compiled"] = True
+        found["left_out"] = (*self.base.left_out, *left_out(self.trl, self.values))
         if self.trl is not None:
             self._read_trl(found)
         if deepspeed is None and accelerate is None:

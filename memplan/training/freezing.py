@@ -3,6 +3,8 @@
 from memplan.errors import SetupError, did_you_mean
 from memplan.records import dataclass
 
+ALL_LAYERS = 10**9
+"""Where a range of layers ends that was written ``layers``."""
 _PARTS = ("embeddings", "norm", "head", "layers", "encoder", "decoder")
 
 
@@ -67,13 +69,16 @@ class FrozenParts:
 
     def __str__(self) -> str:
         names = [name for name in _PARTS if name != "layers" and getattr(self, name)]
-        names += [f"layers.{first}-{last}" for first, last in self.layer_ranges]
+        names += [
+            "layers" if last == ALL_LAYERS else f"layers.{first}-{last}"
+            for first, last in self.layer_ranges
+        ]
         return ",".join(names)
 
 
 def _layer_range(numbers: str, part: str) -> tuple[int, int]:
     if not numbers:
-        return (0, 10**9)
+        return (0, ALL_LAYERS)
     first, _, last = numbers.partition("-")
     try:
         low, high = int(first), int(last or first)

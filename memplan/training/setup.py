@@ -157,6 +157,9 @@ class TrainingSetup:
     compiled: bool = False
     """torch.compile is asked for. It is not modelled: the result says so."""
     allocator: AllocatorKind = AllocatorKind.DEFAULT
+    left_out: tuple[str, ...] | str = ()
+    """What the job holds beside what is counted, such as a reference model, in words: the figures
+    are lower bounds then, and no verdict says fits."""
     engine_options: Mapping[str, object] | tuple[tuple[str, object], ...] = ()
     """The engine's own settings by their own names."""
     kernel_scratch: bool = True
@@ -179,6 +182,7 @@ class TrainingSetup:
             object.__setattr__(self, "engine_options", _options(self.engine_options))
         elif self.engine_options != ():
             object.__setattr__(self, "engine_options", ())
+        object.__setattr__(self, "left_out", _words(self.left_out))
         _check_sizes(self)
         _check_engine(self)
 
@@ -259,6 +263,15 @@ class TrainingSetup:
         if engine in (Engine.FSDP, Engine.FSDP1) and self.fsdp_strategy is None:
             return FsdpStrategy.FULL_SHARD
         return self.fsdp_strategy
+
+
+def _words(value: object) -> tuple[str, ...]:
+    """``left_out``, of which one may be given as it is."""
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, tuple) or not all(isinstance(each, str) and each for each in texts):
+        msg = f"left_out: expected what is not counted, in words, got {shown(value)}"
+        raise SetupError(msg)
+    return texts
 
 
 _ENUM_FIELDS: dict[str, type[Enum]] = {

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,63 @@ def test_no_line_is_wider_than_the_terminal(
         done = run(*arguments)
         assert done.exit_code == 0
         assert max(len(line) for line in done.stdout.splitlines()) <= width
+
+
+def test_a_row_that_cards_share_names_neither_precision_nor_kernel(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = run("estimate", "t5-3b", "--gpus", "8").stdout
+    assert "Where GPUs differ in precision or kernel" in shown
+    table = [line for line in shown.splitlines() if line.startswith((" ZeRO", " FSDP", " DDP"))]
+    assert any("ZeRO-3, cpu opt+param   " in line for line in table)
+    assert not any("fp16" in line or "efficient" in line for line in table)
+
+
+def test_lines_under_the_table_speak_of_what_is_in_it(run: Run) -> None:
+    nothing = run("estimate", "llama-3.1-70b", "--gpus", "2", "--gpu", "t4").stdout
+    assert "simplest setup that fits" not in nothing
+    assert "Attention kernel: " in nothing
+    compiled = run("estimate", "gpt2", "--gpus", "8", "--gpu", "h100", "--compile").stdout
+    assert "Name a GPU" not in compiled
+
+
+def test_what_was_assumed_of_the_model_has_a_line_of_its_own(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "bloom", "n_layer": 2, "n_head": 8, "vocab_size": 512}')
+    line = "Assumed: hidden_size 64: not in the config, BloomConfig's default"
+    for command in ("estimate", "sweep", "explain", "flops"):
+        assert line in run(command, str(file)).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--freeze", "layers.12"), "freeze: layers.12-12: gpt2 has 12 layers, counted from 0"),
+        (("--freeze", "layers.6-99"), "freeze: layers.6-99: gpt2 has 12 layers"),
+        (("--freeze", "encoder"), "freeze: encoder: gpt2 has none"),
+        (("--num-labels", "3"), "num_labels 3: the task causal-lm has no labels"),
+    ],
+)
+def test_parts_that_a_model_lacks_are_refused(
+    run: Run, options: tuple[str, ...], message: str
+) -> None:
+    done = run("estimate", "gpt2", *options)
+    assert done.exit_code == 3
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("parts", ["layers", "layers.0-11", "layers.11", "decoder"])
+def test_parts_that_a_model_has_are_frozen(run: Run, parts: str) -> None:
+    assert " trained" in run("estimate", "gpt2", "--freeze", parts).stdout
+
+
+def test_zero_init_is_said_once(run: Run) -> None:
+    job = ("estimate", "gpt2", "--gpus", "8", "--zero", "3", "--offload", "none")
+    for given, said in (("true", "under zero.Init"), ("false", "zero_init False")):
+        done = run(*job, "--gpu", "h100", "--engine-option", f"zero_init={given}").stdout
+        assert said in " ".join(done.split())
+        assert len(re.findall(r"zero.Init|zero_init", done)) == 1
 
 
 def test_json(run: Run) -> None:

@@ -301,3 +301,17 @@ def test_a_progress_bar_on_a_terminal_leaves_the_rows_alone(tmp_path: Path, chec
     assert process.wait(timeout=60) == 0
     assert b"setups" in shown
     assert len(path.read_text().splitlines()) == 1 + 64 * 7 * 7 * 2
+
+
+@pytest.mark.parametrize("given", [(), ("--pivot", "peak")])
+def test_cards_without_bf16_are_said_to_run_another_precision(
+    run: Run, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = run("sweep", "gpt2", "--gpus", "2,8", "--gpu", "v100,h100", *given).stdout
+    assert "fp16-master or bf16-master" in done
+    assert "Of two precisions, fp16 is on v100-sxm2-32gb: no bf16 there" in done
+    alone = run("sweep", "gpt2", "--gpus", "2,8", "--gpu", "h100", *given).stdout
+    assert "bf16-master" in alone
+    assert " or " not in alone
+    assert "Of two precisions" not in alone

@@ -7,10 +7,12 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator import Verdict, estimate
 from memplan.memory.engine_options import loads_under_zero_init
+from memplan.report.changes import describe_change, engine_label
+from memplan.report.plan import shortfall_lines
 from memplan.search.planner import Goal, Objective, Plan, active_parameters, plan
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
-from memplan.training.precision import Engine, Precision
+from memplan.training.precision import Engine, Precision, carried_precision
 from memplan.training.setup import Recomputation, TrainingSetup, ZeroStage
 
 MODEL = load_model("llama-3.2-1b")
@@ -31,6 +33,27 @@ def test_every_setup_fits_and_no_larger_micro_batch_does() -> None:
         assert each.headroom_bytes == H100.capacity_bytes - answer.total_bytes.high >= 0
         larger = replace(each.setup, micro_batch_size=each.setup.micro_batch_size + 1)
         assert estimate(MODEL, larger, H100).verdict is not Verdict.FITS
+
+
+@pytest.mark.parametrize(("gpu", "num_gpus"), [("a100-40gb", 8), ("h100", 8), ("v100", 1)])
+def test_a_change_that_would_make_it_fit_is_told_whole(gpu: str, num_gpus: int) -> None:
+    found = made(gpu=gpu, model="llama-3.1-8b", num_gpus=(num_gpus,))
+    lines = shortfall_lines(found)
+    assert len(lines) > 1
+    failing = {
+        (engine_label(each.estimate.setup), each.estimate.setup.chosen_precision.value)
+        for each in found.shortfalls
+    }
+    for each in found.shortfalls:
+        assert each.better is not None
+        before, after = each.estimate.setup, each.better.setup
+        change = describe_change(before, after)
+        if engine_label(before) != engine_label(after):
+            assert engine_label(after) in change
+        carried = carried_precision(before.chosen_precision, after.chosen_engine)
+        assert (after.chosen_precision.value in change) == (after.chosen_precision is not carried)
+    # What a line of the default precision tells of is of the default precision too.
+    assert all(precision in "\n".join(lines) for _, precision in failing if precision != "bf16")
 
 
 def test_the_global_batch_is_kept() -> None:

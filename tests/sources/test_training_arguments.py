@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import memplan
 from memplan.errors import ConfigError
 from memplan.estimator import estimate
 from memplan.memory.fsdp1 import Fsdp1Options
@@ -179,7 +180,7 @@ def test_sft_has_its_own_defaults() -> None:
 def test_pairs_are_two_sequences() -> None:
     found = read({"f_divergence_type": "reverse_kl", "per_device_train_batch_size": 3})
     assert (found.setup.micro_batch_size, found.setup.dropout) == (6, 0.0)
-    assert any("reference model's weights" in note for note in found.notes)
+    assert any("reference model's weights" in text for text in found.setup.left_out)
 
 
 @pytest.mark.parametrize(
@@ -188,12 +189,9 @@ def test_pairs_are_two_sequences() -> None:
         pytest.param({"max_length": 64}, "max_length 64 is taken for the length", id="length"),
         pytest.param({"max_seq_length": 64}, "max_seq_length is max_length today", id="older"),
         pytest.param({"max_length": None}, "sequences are not cut", id="no length"),
-        pytest.param({"use_vllm": True}, "use_vllm takes 0.3 of each GPU", id="vLLM"),
         pytest.param({"num_generations": 4}, "num_generations 4", id="generations"),
-        pytest.param({"num_generations": 4, "beta": 0.1}, "beta needs a reference", id="beta"),
         pytest.param({"center_rewards_coefficient": 0.1}, "--num-labels 1", id="rewards"),
         pytest.param({"activation_offloading": True}, "upper bounds", id="offloading"),
-        pytest.param({"neftune_noise_alpha": 5}, "lower bounds", id="NEFTune"),
         pytest.param({"eval_strategy": "steps"}, "evaluation", id="evaluation"),
         pytest.param({"evaluation_strategy": "no"}, "is eval_strategy today", id="older name"),
         pytest.param({"fsdp_config": {"version": 1}}, "nothing without fsdp", id="FSDP off"),
@@ -201,6 +199,31 @@ def test_pairs_are_two_sequences() -> None:
 )
 def test_what_is_not_held_is_named(values: dict[str, Any], note: str) -> None:
     assert any(note in each for each in read(values).notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        pytest.param({"use_vllm": True}, "use_vllm (0.3 of each GPU's memory", id="vLLM"),
+        pytest.param({"num_generations": 4, "beta": 0.1}, "beta (a reference model", id="beta"),
+        pytest.param({"neftune_noise_alpha": 5}, "neftune_noise_alpha (noise", id="NEFTune"),
+        pytest.param({"label_smoothing_factor": 0.1}, "another copy", id="smoothing"),
+    ],
+)
+def test_what_a_job_holds_beside_is_left_out_and_never_fits(
+    values: dict[str, Any], text: str
+) -> None:
+    setup = read(values).setup
+    assert any(text in each for each in setup.left_out)
+    answer = memplan.estimate("gpt2", setup, gpu="b200")
+    assert answer.to_dict()["verdict"] == "states fit"
+    assert text in str(answer.to_dict()["left_out"])
+    assert any(text in note and "lower bounds" in note for note in answer.left_out_notes)
+
+
+def test_what_does_nothing_is_not_left_out() -> None:
+    off = {"use_vllm": True, "vllm_mode": "server", "beta": 0.0, "router_aux_loss_coef": 0.0}
+    assert read(off).setup.left_out == ()
 
 
 @pytest.mark.parametrize(

@@ -351,10 +351,20 @@ def read_model(
     except RecursionError as error:
         msg = f"{source}: the config is nested too deeply"
         raise ConfigError(msg) from error
+    if num_labels is not None and model.task in _WITHOUT_LABELS:
+        msg = (
+            f"{source}: num_labels {num_labels}: the task {model.task.value} has no labels; name "
+            "one that has, such as --task sequence-classification"
+        )
+        raise ConfigError(msg)
     if model.num_layers > MAX_LAYERS:
         msg = f"{source}: has {model.num_layers} layers in all, and memplan lays out {MAX_LAYERS}"
         raise ConfigError(msg)
     return model
+
+
+_WITHOUT_LABELS = (Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM)
+"""Tasks whose classes have no number of labels."""
 
 
 def _mapping(value: object) -> Mapping[str, object]:
