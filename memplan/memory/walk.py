@@ -63,6 +63,8 @@ class ForwardProfile:
     """For each operation, the bytes alive while it runs and after it."""
     events: list[Event]
     """Allocations and frees, in torch's order."""
+    starts: list[int]
+    """How many of them come before each operation, and before the end."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,9 @@ class Interval:
     """What is alive when it ends, the gradient just finished left out too."""
     events: list[Event]
     """Allocations and frees, in torch's order; the finished gradient stays."""
+    marks: list[tuple[int, int]]
+    """How many of them come before an operation, and its position: that of its backward pass, or
+    ``~position`` for its forward pass, run again."""
     stations: list[Station]
     """Where modules' backward passes begin in it."""
     last_peak_bytes: int
@@ -187,7 +192,9 @@ class ForwardWalk:
         live = saved = peak = peak_saved = cached = 0
         levels: list[tuple[int, int]] = []
         events: list[Event] = []
+        starts: list[int] = []
         for position, operation in enumerate(operations):
+            starts.append(len(events))
             highest = 0
             before: Sequence[Change] = ()
             after: Sequence[Change] = ()
@@ -233,6 +240,7 @@ class ForwardWalk:
                 live -= storage.num_bytes
                 events.append((storage, 0))
             levels.append((highest, live))
+        starts.append(len(events))
         given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
             peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
@@ -241,6 +249,7 @@ class ForwardWalk:
             cached_cast_bytes=cached,
             levels=levels,
             events=events,
+            starts=starts,
         )
 
 
@@ -340,6 +349,7 @@ class BackwardWalk:
         """What the sums of the present operation have let go."""
         self.intervals: list[Interval] = []
         self.events: list[Event] = []
+        self.marks: list[tuple[int, int]] = []
         self.handed_over: set[Storage] = set()
         self.buffers: dict[Tensor, GradientBuffer] = {}
         self.holders = 0
@@ -365,6 +375,7 @@ class BackwardWalk:
             operation = segment.operations[position]
             if not operation.gradients:
                 continue
+            self.marks.append((len(self.events), position))
             if position in boundaries:
                 self._arrive(position)
             if self.again is not None and _keeps(operation):
@@ -455,6 +466,8 @@ class BackwardWalk:
             self.highest = Level(saved_bytes=saved, other_bytes=highest - saved)
         self.peak = self.highest
         recomputed = again.end.total_bytes
+        before = len(self.events)
+        self.marks += [(before + start, ~number) for number, start in enumerate(again.starts)]
         self.events += again.events
         self.live += recomputed
         self.saved += recomputed
@@ -493,6 +506,7 @@ class BackwardWalk:
                 gradient_bytes=gradient_bytes,
                 end=Level(saved_bytes=self.saved, other_bytes=other),
                 events=self.events,
+                marks=self.marks,
                 stations=self.stations,
                 last_peak_bytes=last,
                 unsummed_bytes=self.unsummed,
@@ -501,6 +515,7 @@ class BackwardWalk:
             )
         )
         self.events = []
+        self.marks = []
         self.highest = self.peak
         self.stations = []
 

@@ -129,7 +129,7 @@ class StepReplay:
         self.gathers = fetching.gathers
         self.members = [
             [
-                [_numbers(module.weights, copy) for module in script.modules]
+                [module_numbers(module.weights, copy) for module in script.modules]
                 for copy in range(segment.repeat)
             ]
             for script, segment in zip(scripts, segments, strict=True)
@@ -152,7 +152,7 @@ class StepReplay:
             for script, segment in zip(scripts, segments, strict=True)
             for module in script.modules
             for copy in range(segment.repeat)
-            for place in _numbers(module.delayed, copy)
+            for place in module_numbers(module.delayed, copy)
         }
         """Parameters whose gradients wait for others of their module."""
         self.arrived: dict[int, int] = {}
@@ -448,7 +448,7 @@ def _offload_copies(settings: ScatterSettings, shards: Sequence[int]) -> int:
     return copies + (sum(shards) * MASTER_BYTES if settings.swaps else 0)
 
 
-def _numbers(weights: Sequence[tuple[int, int]], copy: int) -> list[int]:
+def module_numbers(weights: Sequence[tuple[int, int]], copy: int) -> list[int]:
     """A module's parameters in one repetition, in the order of the model's."""
     return sorted([first + stride * copy for first, stride in weights])
 

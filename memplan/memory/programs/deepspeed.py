@@ -4,6 +4,7 @@ from memplan.memory.deepspeed.job import prepare_job
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program
 from memplan.memory.programs.zero12 import ShardedStatesProgram
+from memplan.memory.programs.zero3 import ShardedParametersProgram
 from memplan.memory.rank import RankInput
 from memplan.training.setup import ZeroStage
 
@@ -15,4 +16,6 @@ def deepspeed_program(
     job = prepare_job(given, rank=rank)
     if given.setup.zero_stage in {ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS}:
         return ShardedStatesProgram(job, ledger, workspace_bytes=workspace_bytes)
+    if given.setup.zero_stage is ZeroStage.PARAMETERS:
+        return ShardedParametersProgram(job, ledger, workspace_bytes=workspace_bytes)
     return None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.playback import Playback
+from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.rank import RankInput
 from memplan.training.optimizers import OPTIMIZERS
 
@@ -111,6 +111,13 @@ class Program:
 
     def end_backward(self) -> None:
         """All gradients are there."""
+
+    def stops(self, segment: Segment) -> Stops | None:  # noqa: ARG002
+        """Where it takes part within a segment; None: nowhere."""
+        return None
+
+    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
+        """A pass is at one of these stops."""
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Take a gradient that autograd finished; one that is there already takes it up."""

@@ -40,11 +40,7 @@ class ShardedStatesProgram(Program):
 
     def number(self, weight: Weight) -> int:
         """Where a weight stands among all parameters."""
-        parameter, copy = weight
-        for own in self.job.weights.segments:
-            if parameter in own.positions:
-                return own.first + own.stride * copy + own.positions[parameter]
-        raise KeyError(parameter.name)
+        return self.job.weights.number(*weight)
 
     def _allocate(self, num_bytes: int) -> Block:
         return self.ledger.allocate(round_up(num_bytes, ALLOCATION_ROUNDING))
