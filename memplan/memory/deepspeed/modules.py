@@ -41,6 +41,9 @@ class Act(IntEnum):
     """It ends, maybe with a gradient; the operand is its number."""
     HAND_OVER = 5
     """A module that is taken as a whole hands all of its gradients over; the operand is it."""
+    DETACH = 6
+    """As RELEASE where a checkpointed layer is run again: the graph's own references to what was
+    gathered stay until the backward pass has used them."""
 
 
 @dataclass(slots=True)
@@ -391,17 +394,19 @@ class _Writer:
         again: dict[int, list[tuple[Act, int]]] = {}
         if self.segment.checkpointed:
             count = len(ForwardWalk(self.segment, keep=True).recompute().levels)
-            again = self._outside_layer(self.forward_stops(count, cut=count < len(operations)))
+            again = self._inside_layer(self.forward_stops(count, cut=count < len(operations)))
         forward = self.forward_stops(len(operations), cut=False)
         return replace(self.backward_stops(), forward=forward, again=again)
 
-    def _outside_layer(
+    def _inside_layer(
         self, stops: dict[int, list[tuple[Act, int]]]
     ) -> dict[int, list[tuple[Act, int]]]:
-        """Without the layer's own hooks, which are outside of what is run again."""
+        """Those of what is run again: the layer's own hooks are outside of it."""
         layer = self.names.get("")
+        detached = {Act.RELEASE: Act.DETACH}
         return {
-            position: [act for act in acts if act[1] != layer] for position, acts in stops.items()
+            position: [(detached.get(act, act), each) for act, each in acts if each != layer]
+            for position, acts in stops.items()
         }
 
     def _back(self) -> list[tuple[Act, int]]:

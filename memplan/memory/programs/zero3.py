@@ -47,6 +47,9 @@ class PlayedCoordinator(Coordinator):
         self.flat: dict[Handle, Block] = {}
         self.recorded: list[Sequence[int]] = []
         self.has_trace = False
+        self.is_detaching = False
+        """What is let go stays alive as long as the graph needs it."""
+        self.detached: dict[int, list[Block]] = {}
 
     def restart(self) -> None:
         """``reset_step``: a forward pass begins."""
@@ -86,6 +89,17 @@ class PlayedCoordinator(Coordinator):
             if weight in self.sizes:
                 self.drop(weight)
 
+    def detach(self, weights: Sequence[int]) -> None:
+        """A module has run again; its backward pass holds its parameters."""
+        self.is_detaching = True
+        self.leave(weights)
+        self.is_detaching = False
+
+    def free_detached(self, weight: int) -> None:
+        """The backward pass is done with it."""
+        for block in self.detached.pop(weight, ()):
+            self.ledger.free(block)
+
     def keep(self, weights: Sequence[int]) -> None:
         """Gather what stays, one by one, on the main stream."""
         for weight in weights:
@@ -104,7 +118,11 @@ class PlayedCoordinator(Coordinator):
     def drop(self, weight: int) -> None:
         """Free it."""
         super().drop(weight)
-        self.ledger.free(self.blocks.pop(weight))
+        block = self.blocks.pop(weight)
+        if self.is_detaching:
+            self.detached.setdefault(weight, []).append(block)
+        else:
+            self.ledger.free(block)
 
     def hold_flat(self, handle: Handle) -> None:
         """The buffer, then the shards that are joined into this rank's part of it."""
@@ -128,6 +146,9 @@ class PlayedCoordinator(Coordinator):
 
 class ShardedParametersProgram(Program):
     """One rank that holds shards of everything."""
+
+    num_steps = 3
+    """On a card that is just too small a run can die in its third step: 4 of 13 on the CUDA build."""
 
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(job.given, ledger, workspace_bytes=workspace_bytes)
@@ -271,6 +292,8 @@ class ShardedParametersProgram(Program):
             members = module_numbers(modules[number].weights, repetition)
             if act == Act.FETCH:
                 self.coordinator.visit(members)
+            elif act == Act.DETACH:
+                self.coordinator.detach(members)
             elif self.in_backward and not _has_gradient(segment):
                 self.unreleased.update(dict.fromkeys(members))
             else:
@@ -294,6 +317,7 @@ class ShardedParametersProgram(Program):
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Into the bucket, or after all others of a module that is taken as a whole."""
         number = self.number(weight)
+        self.coordinator.free_detached(number)
         if number in self.found.delayed:
             self.delayed[number] = block
         else:
@@ -367,6 +391,8 @@ class ShardedParametersProgram(Program):
         self._reduce()
         stays = self.coordinator.persistent
         self.coordinator.let_go([each for each in self.unreleased if each not in stays])
+        for number in list(self.coordinator.detached):
+            self.coordinator.free_detached(number)
         self.unreleased.clear()
         self.in_backward = False
 
