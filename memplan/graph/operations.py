@@ -46,7 +46,7 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
         gradients += (Gradient.SUMMED,)
     t.record(
         "linear", inputs, (out,), saves=saves, gradients=gradients,
-        flops=2 * rows * in_features * out_features,
+        flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
     return out

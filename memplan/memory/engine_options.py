@@ -115,6 +115,17 @@ def loads_under_zero_init(setup: TrainingSetup) -> bool:
     return str(dict(setup.engine_options).get("zero_init")).lower() != "false"
 
 
+def has_python_linear(setup: TrainingSetup) -> bool:
+    """Whether an engine replaces ``torch.nn.functional.linear`` by a function of its own.
+
+    DeepSpeed's stage 3 does unless ``memory_efficient_linear`` is off (runtime/zero/linear.py).
+    """
+    if setup.chosen_engine is not Engine.DEEPSPEED or setup.zero_stage is not ZeroStage.PARAMETERS:
+        return False
+    asked = dict(setup.engine_options).get("memory_efficient_linear", True)
+    return str(asked).lower() != "false"
+
+
 def engine_autocast(setup: TrainingSetup) -> DType | None:
     """What an engine's ``autocast`` option turns matrix products into, on top of its own precision.
 
