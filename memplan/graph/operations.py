@@ -40,7 +40,8 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
     if x.requires_grad:
         saves.append(factor)
     inputs: tuple[Tensor, ...] = (x, factor)
-    gradients: tuple[int, ...] = (Gradient.VIEW, Gradient.VIEW)
+    product = Gradient.FRESH if t.options.python_linear else Gradient.VIEW
+    gradients: tuple[int, ...] = (product, product)
     if addend is not None:
         inputs += (addend,)
         gradients += (Gradient.SUMMED,)

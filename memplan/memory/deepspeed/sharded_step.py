@@ -380,7 +380,7 @@ def backward_peak(
         if spot == Spot.PEAK:
             base = moment.peak_bytes
         elif spot == Spot.END:
-            base = moment.end_bytes + moment.unsummed_bytes
+            base = moment.end_bytes
         else:
             start, change, acts = runs[moment.place]
             base = start + moment.repetition * change
@@ -398,16 +398,14 @@ def _take(peak: Peak, timeline: BackwardTimeline, offer: BackwardOffer, level: i
     """Make an offer the peak, with what the model itself holds there."""
     moment = timeline.moments[offer.number]
     if offer.spot in (Spot.PEAK, Spot.END):
-        is_end = offer.spot == Spot.END
-        apart = moment.unsummed_bytes if is_end else 0
         peak.offer(
-            level - apart,
-            gradients=offer.gradients + apart,
+            level,
+            gradients=offer.gradients,
             buckets=offer.buckets,
             temporaries=offer.temporaries,
             gathered=offer.gathered,
             moment=moment,
-            at_end=is_end,
+            at_end=offer.spot == Spot.END,
         )
         return
     height = timeline.start(moment)

@@ -9,6 +9,7 @@ stream has come past it (``record_stream``); here at once, as in a run whose str
 
 from collections.abc import Sequence
 
+from memplan.dtypes import DType
 from memplan.graph.segments import Segment
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
 from memplan.memory.deepspeed.job import Job, rounded
@@ -403,12 +404,23 @@ class ShardedParametersProgram(Program):
         if self.gathers:
             self.coordinator.let_go(range(len(self.numels)))
         if not self.job.offloads_optimizer:
+            if self.job.given.formats.weights is DType.FP16:
+                self._look_for_overflow()
             for shard in self.plan.trained:
                 self._use(NORM_BYTES * shard)
             for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
             self.coordinator.keep(self.persistent)
+
+    def _look_for_overflow(self) -> None:
+        """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not."""
+        ledger, numel, stream = self.ledger, self.plan.total, self.reduce_stream
+        absolute = self._allocate(self.job.gradient_bytes * numel, stream)
+        found = self._allocate(DType.BOOL.num_bytes * numel, stream)
+        ledger.free(absolute)
+        ledger.free(found)
+        self._use(DType.BOOL.num_bytes * numel, stream=stream)
 
     def _group_counts(self) -> list[int]:
         """Parameters of each sub-group."""
