@@ -3,7 +3,8 @@
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Program, Weight, step_optimizer
+from memplan.memory.programs.program import Weight, step_optimizer
+from memplan.memory.programs.zero import DeepSpeedProgram
 from memplan.training.setup import ZeroStage
 from memplan.units import round_up
 
@@ -11,15 +12,11 @@ NORM_BYTES = 8
 """Of an element while a gradient's norm is taken: fp64 (runtime/utils.py, ``get_norm_dtype``)."""
 
 
-class ShardedStatesProgram(Program):
+class ShardedStatesProgram(DeepSpeedProgram):
     """One rank whose weights are views of one flat buffer."""
 
-    num_steps = 3
-    """On a card that is just too small a run can die in its third step: 4 of 13 on the CUDA build."""
-
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
-        super().__init__(job.given, ledger, workspace_bytes=workspace_bytes)
-        self.job = job
+        super().__init__(job, ledger, workspace_bytes=workspace_bytes)
         self.partition = job.partition(round_robin=job.options.round_robin_gradients)
         self.buffer = self.partition.buffer
         self.slices = dict(self.partition.kind.slices)
@@ -39,14 +36,6 @@ class ShardedStatesProgram(Program):
         """This rank's gradients of this backward pass."""
         self.accumulated: Block | None = None
         """Those of earlier micro-steps."""
-        self.last = True
-
-    def number(self, weight: Weight) -> int:
-        """Where a weight stands among all parameters."""
-        return self.job.weights.number(*weight)
-
-    def _allocate(self, num_bytes: int) -> Block:
-        return self.ledger.allocate(round_up(num_bytes, ALLOCATION_ROUNDING))
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -56,33 +45,28 @@ class ShardedStatesProgram(Program):
         loaded = self.load_weights()
         self.load_buffers()
         ledger.empty_cache()
-        self._allocate(job.weight_bytes * self.partition.numel)
+        self.allocate(job.weight_bytes * self.partition.numel)
         for weight, block in loaded.items():
             if weight[0].requires_grad:
                 ledger.free(block)
         if job.offloads_optimizer:
-            self._allocate(job.largest_bytes)
+            self.allocate(job.largest_bytes)
             return
         part = self.partition.size
-        clone = self._allocate(job.weight_bytes * part)
-        self._allocate(MASTER_BYTES * part)
+        clone = self.allocate(job.weight_bytes * part)
+        self.allocate(MASTER_BYTES * part)
         ledger.free(clone)
-        zeros = self._allocate(MASTER_BYTES * part)
+        zeros = self.allocate(MASTER_BYTES * part)
         ledger.free(zeros)
 
     # -- backward --------------------------------------------------------------------------------
-
-    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
-        """Note whether the optimizer steps after it."""
-        self.last = last
-        super().micro_batch(step, first=first, last=last)
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Into the bucket at once, or beside the others until all are there."""
         if not self.buckets:
             size = self.job.options.reduce_bucket_size * self.element_bytes
             count = 2 if self.job.options.overlap_comm else 1
-            self.buckets = [self._allocate(size) for _ in range(count)]
+            self.buckets = [self.allocate(size) for _ in range(count)]
         if not self.while_backward:
             super().gradient_ready(weight, block)
             return
@@ -117,9 +101,9 @@ class ShardedStatesProgram(Program):
         if job.offloads_optimizer:
             for numel in slices:
                 if numel:
-                    ledger.free(self._allocate(NORM_BYTES * numel))
+                    ledger.free(self.allocate(NORM_BYTES * numel))
         elif largest and self.owned is None:
-            self.owned = self._allocate(job.weight_bytes * partition.whole_numel)
+            self.owned = self.allocate(job.weight_bytes * partition.whole_numel)
         if self.stage2 or largest:
             for block in self.large:
                 ledger.free(block)
@@ -195,11 +179,11 @@ class ShardedStatesProgram(Program):
         if job.options.check_gradient_norm:
             for numel in self.slices.values():
                 if numel:
-                    ledger.free(self._allocate(NORM_BYTES * numel))
+                    ledger.free(self.allocate(NORM_BYTES * numel))
         flat = None
         if len(partition.owned) > 1:
-            flat = self._allocate(job.weight_bytes * part)
-        cast = self._allocate(MASTER_BYTES * part)
+            flat = self.allocate(job.weight_bytes * part)
+        cast = self.allocate(MASTER_BYTES * part)
         if flat is not None:
             ledger.free(flat)
         for block in (self.accumulated, self.owned):

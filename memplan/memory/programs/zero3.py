@@ -20,7 +20,8 @@ from memplan.memory.deepspeed.sharded_step import NORM_CHUNK, module_numbers
 from memplan.memory.deepspeed.stage3 import fetch_settings, scatter_settings, shard_plan
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import Acts, Stops
-from memplan.memory.programs.program import Program, Weight, step_optimizer
+from memplan.memory.programs.program import Weight, step_optimizer
+from memplan.memory.programs.zero import DeepSpeedProgram
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
 
@@ -145,15 +146,11 @@ class PlayedCoordinator(Coordinator):
             self.ledger.use(*sizes, stream=self.stream)
 
 
-class ShardedParametersProgram(Program):
+class ShardedParametersProgram(DeepSpeedProgram):
     """One rank that holds shards of everything."""
 
-    num_steps = 3
-    """On a card that is just too small a run can die in its third step: 4 of 13 on the CUDA build."""
-
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
-        super().__init__(job.given, ledger, workspace_bytes=workspace_bytes)
-        self.job = job
+        super().__init__(job, ledger, workspace_bytes=workspace_bytes)
         self.plan = shard_plan(job)
         self.settings = scatter_settings(job)
         self.numels = job.weights.numels
@@ -182,18 +179,7 @@ class ShardedParametersProgram(Program):
         """Gradients that wait for others of their module."""
         self.unreleased: dict[int, None] = {}
         """Parameters that no hook lets go of in this backward pass."""
-        self.is_first_micro_batch = True
-        self.last = True
-
-    def number(self, weight: Weight) -> int:
-        """Where a weight stands among all parameters."""
-        return self.job.weights.number(*weight)
-
-    def _allocate(self, num_bytes: int, stream: int = 0) -> Block:
-        return self.ledger.allocate(rounded(num_bytes), stream)
-
-    def _use(self, *sizes: int, stream: int = 0) -> None:
-        self.ledger.use(*[rounded(size) for size in sizes], stream=stream)
+        self.in_backward = False
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -206,13 +192,13 @@ class ShardedParametersProgram(Program):
             for weight in trained:
                 ledger.free(shards[weight])
             ledger.empty_cache()
-            self._allocate(job.weight_bytes * plan.total)
+            self.allocate(job.weight_bytes * plan.total)
         if not job.offloads_optimizer:
             self._make_masters()
         if plan.bucket_bytes:
-            self._allocate(plan.bucket_bytes)
+            self.allocate(plan.bucket_bytes)
         if not job.offloads_optimizer:
-            self._allocate(job.gradient_bytes * plan.total)
+            self.allocate(job.gradient_bytes * plan.total)
         if not self.gathers:
             return
         for weight in trained:
@@ -221,7 +207,7 @@ class ShardedParametersProgram(Program):
             arriving = self.shards[number] if job.offloads_param and job.num_ranks > 1 else 0
             whole = self.shards[number] * job.num_ranks
             sizes = [whole, arriving] if arriving else [whole]
-            self._use(*[job.weight_bytes * size for size in sizes])
+            self.use(*[job.weight_bytes * size for size in sizes])
 
     def _load_shards(self) -> dict[Weight, Block]:
         """The whole model at once, or with zero.Init module by module, cut parameter by parameter."""
@@ -256,7 +242,7 @@ class ShardedParametersProgram(Program):
     def _cut(self, weight: Weight, whole: Block, shards: dict[Weight, Block]) -> None:
         if not self.job.offloads_param:
             shard = self.shards[self.number(weight)]
-            shards[weight] = self._allocate(self.job.weight_bytes * shard)
+            shards[weight] = self.allocate(self.job.weight_bytes * shard)
         self.ledger.free(whole)
 
     def _make_masters(self) -> None:
@@ -266,13 +252,13 @@ class ShardedParametersProgram(Program):
             cast: Block | None = None
             for group in self.plan.groups:
                 size = job.master_bytes * group
-                before, cast = cast, self._allocate(size)
+                before, cast = cast, self.allocate(size)
                 if before is not None:
                     ledger.free(before)
-                self._allocate(size)
+                self.allocate(size)
             if cast is not None:
                 ledger.free(cast)
-        self._use(job.master_bytes * max(self.plan.groups, default=0))
+        self.use(job.master_bytes * max(self.plan.groups, default=0))
 
     # -- modules ---------------------------------------------------------------------------------
 
@@ -302,11 +288,8 @@ class ShardedParametersProgram(Program):
 
     # -- a micro-batch ---------------------------------------------------------------------------
 
-    in_backward = False
-
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
         """The coordinator starts anew."""
-        self.is_first_micro_batch, self.last = first, last
         if self.gathers:
             self.coordinator.restart()
         super().micro_batch(step, first=first, last=last)
@@ -362,15 +345,15 @@ class ShardedParametersProgram(Program):
         if settings.is_contiguous and not settings.scatters and not outside:
             reduced = [sum(numels)]
             if ranks > 1:
-                flat = self._allocate(width * sum(numels), stream)
+                flat = self.allocate(width * sum(numels), stream)
         else:
             if width != settings.weight_bytes:
-                casts = [self._allocate(width * numel, stream) for numel in outside]
+                casts = [self.allocate(width * numel, stream) for numel in outside]
             if len(numels) > 1 or numels[0] % ranks:
-                flat = self._allocate(width * sum(reduced) * ranks, stream)
+                flat = self.allocate(width * sum(reduced) * ranks, stream)
         if width == settings.accumulated_bytes:
             return [*([] if flat is None else [flat]), *casts]
-        recast = [self._allocate(settings.accumulated_bytes * numel, stream) for numel in reduced]
+        recast = [self.allocate(settings.accumulated_bytes * numel, stream) for numel in reduced]
         for block in ([] if flat is None else [flat]) + casts:
             ledger.free(block)
         return recast
@@ -380,11 +363,11 @@ class ShardedParametersProgram(Program):
         if not self.settings.offloads:
             return
         stream, shard = self.reduce_stream, self.shards[number]
-        arrived = self._allocate(self.settings.accumulated_bytes * shard, stream)
+        arrived = self.allocate(self.settings.accumulated_bytes * shard, stream)
         if self.last:
-            self._use(NORM_BYTES * min(shard, NORM_CHUNK), stream=stream)
+            self.use(NORM_BYTES * min(shard, NORM_CHUNK), stream=stream)
             if self.settings.accumulated_bytes != self.job.master_bytes:
-                self._use(self.job.master_bytes * shard, stream=stream)
+                self.use(self.job.master_bytes * shard, stream=stream)
         self.ledger.free(arrived)
 
     def end_backward(self) -> None:
@@ -407,7 +390,7 @@ class ShardedParametersProgram(Program):
             if self.job.given.formats.weights is DType.FP16:
                 self._look_for_overflow()
             for shard in self.plan.trained:
-                self._use(NORM_BYTES * shard)
+                self.use(NORM_BYTES * shard)
             for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
@@ -416,11 +399,11 @@ class ShardedParametersProgram(Program):
     def _look_for_overflow(self) -> None:
         """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not."""
         ledger, numel, stream = self.ledger, self.plan.total, self.reduce_stream
-        absolute = self._allocate(self.job.gradient_bytes * numel, stream)
-        found = self._allocate(DType.BOOL.num_bytes * numel, stream)
+        absolute = self.allocate(self.job.gradient_bytes * numel, stream)
+        found = self.allocate(DType.BOOL.num_bytes * numel, stream)
         ledger.free(absolute)
         ledger.free(found)
-        self._use(DType.BOOL.num_bytes * numel, stream=stream)
+        self.use(DType.BOOL.num_bytes * numel, stream=stream)
 
     def _group_counts(self) -> list[int]:
         """Parameters of each sub-group."""
@@ -438,7 +421,7 @@ class ShardedParametersProgram(Program):
         """Flatten, cast, step: a single tensor is flat, and fp32 needs no cast."""
         job, ledger = self.job, self.ledger
         size = rounded(job.master_bytes * group)
-        gradient = None if is_alone else self._allocate(job.gradient_bytes * group)
+        gradient = None if is_alone else self.allocate(job.gradient_bytes * group)
         if job.gradient_bytes != job.master_bytes:
             flat, gradient = gradient, ledger.allocate(size)
             if flat is not None:
