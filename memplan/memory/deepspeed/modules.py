@@ -11,9 +11,10 @@ together, and their gradients are reduced only when the last one is there.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from enum import IntEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
@@ -226,6 +227,12 @@ class _Stretch:
             self.acts.append((Act.LEVEL, peak_bytes))
 
 
+class _BackwardStops(NamedTuple):
+    before: dict[int, list[tuple[Act, int]]]
+    after: dict[int, list[tuple[Act, int]]]
+    end: list[tuple[Act, int]]
+
+
 class _Writer:
     def __init__(
         self,
@@ -362,7 +369,7 @@ class _Writer:
         """Let go of what these modules gathered; empty ones gathered nothing."""
         return [(Act.RELEASE, module) for module in modules if self.script.modules[module].weights]
 
-    def backward_stops(self) -> Stops:
+    def backward_stops(self) -> _BackwardStops:
         """What hooks do before and after each operation's backward pass."""
         operations = self.segment.operations
         first: dict[int, int] = {}
@@ -386,7 +393,7 @@ class _Writer:
             if acts:
                 after[position] = acts
         end = [(Act.FETCH, module) for module in self.left.get(0, ())]
-        return Stops(before_backward=before, after_backward=after, end=end)
+        return _BackwardStops(before, after, end)
 
     def stops(self) -> Stops:
         """All of a repetition's."""
@@ -395,8 +402,14 @@ class _Writer:
         if self.segment.checkpointed:
             count = len(ForwardWalk(self.segment, keep=True).recompute().levels)
             again = self._inside_layer(self.forward_stops(count, cut=count < len(operations)))
-        forward = self.forward_stops(len(operations), cut=False)
-        return replace(self.backward_stops(), forward=forward, again=again)
+        backward = self.backward_stops()
+        return Stops(
+            forward=self.forward_stops(len(operations), cut=False),
+            again=again,
+            before_backward=backward.before,
+            after_backward=backward.after,
+            end=backward.end,
+        )
 
     def _inside_layer(
         self, stops: dict[int, list[tuple[Act, int]]]
@@ -424,14 +437,14 @@ class _Writer:
             operation = segment.operations[position]
             if not operation.gradients:
                 continue
-            stretch.reach(position, stops.before_backward.get(position, ()))
+            stretch.reach(position, stops.before.get(position, ()))
             if again and (operation.saved or self.modules_of[position]):
                 acts += again
                 again = []
             for tensor in operation.inputs:
                 if isinstance(tensor, Parameter):
                     stretch.finish(tensor)
-            acts += stops.after_backward.get(position, ())
+            acts += stops.after.get(position, ())
         acts += again
         stretch.finish_all()
         acts += stops.end

@@ -9,6 +9,7 @@ each sub-group flattens its gradients (WP') and casts them to fp32 (4P').
 
 from functools import lru_cache
 
+from memplan.dtypes import DType
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, RankAccount, make_phase
 from memplan.memory.deepspeed.coordinator import FetchSettings
@@ -28,6 +29,9 @@ from memplan.memory.deepspeed.sharded_step import (
 )
 from memplan.records import dataclass
 from memplan.training.setup import Offload
+
+FLAG_BYTES = DType.BOOL.num_bytes
+"""What says of one gradient whether it overflowed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,11 +279,19 @@ def _sharding(job: Job, plan: ShardPlan) -> list[Entry]:
     ]
 
 
+def looks_for_overflow(job: Job) -> bool:
+    """Whether the step goes through all gradients at once first: their absolute values, and a flag
+    for each (stage3.py, ``has_overflow``)."""
+    return job.given.formats.weights is DType.FP16
+
+
 def _step(job: Job, plan: ShardPlan) -> Peak:
     peak = Peak()
     peak.offer(0, gathered=plan.persistent_bytes)
     if job.offloads_optimizer:
         return peak
+    if looks_for_overflow(job):
+        peak.offer(0, temporaries=(job.gradient_bytes + FLAG_BYTES) * plan.total)
     peak.offer(0, temporaries=rounded(NORM_BYTES * max(plan.trained, default=0)))
     largest = max(plan.groups, default=0)
     cast = 0 if job.gradient_bytes == job.master_bytes else job.master_bytes * largest

@@ -110,9 +110,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
             return
         settings = self.settings
         slices = [self.slices[index] for index in self.waiting if self.slices.get(index)]
-        if settings.compact:
-            if slices and self.owned is None:
-                self.owned = self.ledger.allocate(settings.owned_part_bytes)
+        if settings.compact and slices and self.owned is None:
+            self.owned = self.ledger.allocate(settings.owned_part_bytes)
         self._sum_over_ranks(slices)
         if settings.offloads:
             for numel in slices:

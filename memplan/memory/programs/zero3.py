@@ -9,7 +9,6 @@ stream has come past it (``record_stream``); here at once, as in a run whose str
 
 from collections.abc import Sequence
 
-from memplan.dtypes import DType
 from memplan.graph.segments import Segment
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
 from memplan.memory.deepspeed.job import Job, rounded
@@ -17,7 +16,13 @@ from memplan.memory.deepspeed.modules import Act, find_stops
 from memplan.memory.deepspeed.partition import shard_numel
 from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.deepspeed.sharded_step import NORM_CHUNK, module_numbers
-from memplan.memory.deepspeed.stage3 import fetch_settings, scatter_settings, shard_plan
+from memplan.memory.deepspeed.stage3 import (
+    FLAG_BYTES,
+    fetch_settings,
+    looks_for_overflow,
+    scatter_settings,
+    shard_plan,
+)
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import Acts, Stops
 from memplan.memory.programs.program import Weight, step_optimizer
@@ -199,15 +204,10 @@ class ShardedParametersProgram(DeepSpeedProgram):
             self.allocate(plan.bucket_bytes)
         if not job.offloads_optimizer:
             self.allocate(job.gradient_bytes * plan.total)
-        if not self.gathers:
-            return
         for weight in trained:
-            # Each is gathered to hang a hook on it.
-            number = self.number(weight)
-            arriving = self.shards[number] if job.offloads_param and job.num_ranks > 1 else 0
-            whole = self.shards[number] * job.num_ranks
-            sizes = [whole, arriving] if arriving else [whole]
-            self.use(*[job.weight_bytes * size for size in sizes])
+            # Each is gathered to hang a hook on it, on one rank too.
+            shard = job.weight_bytes * self.shards[self.number(weight)]
+            self.use(shard * job.num_ranks, shard if job.offloads_param else 0)
 
     def _load_shards(self) -> dict[Weight, Block]:
         """The whole model at once, or with zero.Init module by module, cut parameter by parameter."""
@@ -387,7 +387,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
         if self.gathers:
             self.coordinator.let_go(range(len(self.numels)))
         if not self.job.offloads_optimizer:
-            if self.job.given.formats.weights is DType.FP16:
+            if looks_for_overflow(self.job):
                 self._look_for_overflow()
             for shard in self.plan.trained:
                 self.use(NORM_BYTES * shard)
@@ -400,10 +400,10 @@ class ShardedParametersProgram(DeepSpeedProgram):
         """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not."""
         ledger, numel, stream = self.ledger, self.plan.total, self.reduce_stream
         absolute = self.allocate(self.job.gradient_bytes * numel, stream)
-        found = self.allocate(DType.BOOL.num_bytes * numel, stream)
+        found = self.allocate(FLAG_BYTES * numel, stream)
         ledger.free(absolute)
         ledger.free(found)
-        self.use(DType.BOOL.num_bytes * numel, stream=stream)
+        self.use(FLAG_BYTES * numel, stream=stream)
 
     def _group_counts(self) -> list[int]:
         """Parameters of each sub-group."""
