@@ -246,9 +246,7 @@ class Playback:
                 self.ledger.free(block)
         self.frames.clear()
 
-    def _backward(
-        self, each: BackwardPass, repetition: int, cuts: list[list[Cut]] | None
-    ) -> None:
+    def _backward(self, each: BackwardPass, repetition: int, cuts: list[list[Cut]] | None) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         engine.before_backward(segment, repetition)
         frame = self.frames[segment.index, repetition]
@@ -335,9 +333,7 @@ class Playback:
                 self._free_any(storage)
 
 
-def _pieces(
-    events: list[Event], cuts: Sequence[Cut]
-) -> Iterator[tuple[list[Event], Acts | None]]:
+def _pieces(events: list[Event], cuts: Sequence[Cut]) -> Iterator[tuple[list[Event], Acts | None]]:
     """Events up to each cut with what is done there, then the rest."""
     done = 0
     for position, acts in cuts:

@@ -277,17 +277,25 @@ def module_boundaries(segment: Segment) -> frozenset[int]:
     return frozenset(made)
 
 
+def last_recomputed(segment: Segment) -> int:
+    """The operation of a checkpointed segment at which running it again is broken off.
+
+    torch stops at the last tensor to be kept (``set_checkpoint_early_stop``, on by default).
+    """
+    for position in range(len(segment.operations) - 1, -1, -1):
+        if _keeps(segment.operations[position]):
+            return position
+    return 0
+
+
 def recomputation_stop(segment: Segment) -> int:
     """How many operations a checkpointed segment runs again before everything kept is there.
 
-    torch stops recomputing at the last tensor to be kept (``set_checkpoint_early_stop``, on by
-    default): an operation that keeps only inputs is not run itself.
+    An operation that keeps only inputs is not run itself.
     """
-    for position in range(len(segment.operations) - 1, -1, -1):
-        operation = segment.operations[position]
-        if _keeps(operation):
-            return position + 1 if operation.saves_output else position
-    return 0
+    last = last_recomputed(segment)
+    keeps = bool(segment.operations) and _keeps(segment.operations[last])
+    return last + (keeps and segment.operations[last].saves_output)
 
 
 def _keeps(operation: Operation) -> bool:

@@ -23,7 +23,7 @@ from memplan.memory.deepspeed.partition import ModelWeights
 from memplan.memory.deepspeed.recording import REMEMBERED, Keyed
 from memplan.memory.playback import Stops
 from memplan.memory.step import StepPasses
-from memplan.memory.walk import ForwardWalk, Interval
+from memplan.memory.walk import ForwardWalk, Interval, last_recomputed
 from memplan.records import dataclass
 
 
@@ -374,7 +374,9 @@ class _Writer:
         operations = self.segment.operations
         first: dict[int, int] = {}
         final: dict[int, int] = {}
-        order = [number for number in reversed(range(len(operations))) if operations[number].gradients]
+        order = [
+            number for number in reversed(range(len(operations))) if operations[number].gradients
+        ]
         for position in order:
             for module in self.modules_of[position]:
                 first.setdefault(module, position)
@@ -400,8 +402,8 @@ class _Writer:
         operations = self.segment.operations
         again: dict[int, list[tuple[Act, int]]] = {}
         if self.segment.checkpointed:
-            count = len(ForwardWalk(self.segment, keep=True).recompute().levels)
-            again = self._inside_layer(self.forward_stops(count, cut=count < len(operations)))
+            stop, cut = self._end_of_recomputation()
+            again = self._inside_layer(self.forward_stops(stop, cut=cut))
         backward = self.backward_stops()
         return Stops(
             forward=self.forward_stops(len(operations), cut=False),
@@ -410,6 +412,12 @@ class _Writer:
             after_backward=backward.after,
             end=backward.end,
         )
+
+    def _end_of_recomputation(self) -> tuple[int, bool]:
+        """The operation that it ends at, and whether the modules around that are never left."""
+        if self.segment.kept_outputs:
+            return len(self.segment.operations), False
+        return last_recomputed(self.segment), True
 
     def _inside_layer(
         self, stops: dict[int, list[tuple[Act, int]]]
@@ -453,7 +461,8 @@ class _Writer:
     def _recompute(self) -> list[tuple[Act, int]]:
         """The forward pass again; the layer's own hooks are outside of what is run again."""
         levels = ForwardWalk(self.segment, keep=True).recompute().levels
-        acts = self._run(levels, len(levels), cut=len(levels) < len(self.segment.operations))
+        stop, cut = self._end_of_recomputation()
+        acts = self._run(levels, stop, cut=cut)
         layer = self.names.get("")
         return [each for each in acts if each[0] is Act.LEVEL or each[1] != layer]
 

@@ -64,7 +64,9 @@ def sharded_account(job: Job) -> RankAccount:
         Keyed(job.given.tape), Keyed(passes), Keyed(job.weights), plan.persistent
     )
     fetching = fetch_settings(job)
-    offers = _offers(Keyed((job, scripts), job.shape), scripts.shape, fetching, scatter_settings(job))
+    offers = _offers(
+        Keyed((job, scripts), job.shape), scripts.shape, fetching, scatter_settings(job)
+    )
     forward = forward_peak(passes, scripts.segments, offers, gathers=fetching.gathers)
     backward = backward_peak(passes, timeline, scripts.segments, offers)
     phases = (

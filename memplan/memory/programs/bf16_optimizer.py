@@ -45,4 +45,3 @@ class Bf16OptimizerProgram(DeepSpeedProgram):
         """This rank's part of the gradients is a view of the buffer."""
         size = rounded(MASTER_BYTES * self.partition.size)
         step_optimizer(self.given, self.ledger, [size], first=first)
-
