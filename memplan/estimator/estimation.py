@@ -16,7 +16,7 @@ from memplan.hardware.gpu import (
     threads_per_multiprocessor,
 )
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
-from memplan.memory.engine_options import engine_autocast
+from memplan.memory.engine_options import engine_autocast, has_module_hooks, has_python_linear
 from memplan.memory.rank import RankInput, check_rank, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
@@ -158,6 +158,8 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         sdpa=sdpa_support(gpu),
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,
+        module_hooks=has_module_hooks(setup),
+        python_linear=has_python_linear(setup),
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,

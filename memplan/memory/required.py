@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from memplan.memory.step import StepPasses
 
 
-NUM_STEPS = 4
-"""Steps after which nothing more is reserved: two give the reserved peak of 66 of 68 runs of PyTorch's
-CUDA build, and the least capacity of fewer."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunSource:
     """From which one rank's run is played out."""
@@ -41,7 +36,13 @@ class RunSource:
     @property
     def played(self) -> "PlayedRun | None":
         """The run; None where its engine has no program yet. Kept, since GPUs share it."""
-        return _played(_Walked(*self.record()), self.setup, self.rank, self.workspace_bytes)
+        return _played(
+            _Walked(*self.record()),
+            self.setup,
+            self.rank,
+            self.workspace_bytes,
+            self.capacity_bytes,
+        )
 
 
 class _Walked:
@@ -62,18 +63,24 @@ class _Walked:
 
 @lru_cache(maxsize=8)
 def _played(
-    walked: _Walked, setup: TrainingSetup, rank: int, workspace_bytes: int
+    walked: _Walked,
+    setup: TrainingSetup,
+    rank: int,
+    workspace_bytes: int,
+    capacity_bytes: int | None,
 ) -> "PlayedRun | None":
-    """Play loading and ``NUM_STEPS`` steps."""
+    """Play loading and as many steps as the engine needs."""
     from memplan.memory.ledger import Ledger
     from memplan.memory.programs import program_of
 
     given = RankInput(tape=walked.tape, passes=walked.passes, setup=setup)
     ledger = Ledger()
-    program = program_of(given, ledger, rank=rank, workspace_bytes=workspace_bytes)
+    program = program_of(
+        given, ledger, rank=rank, workspace_bytes=workspace_bytes, capacity_bytes=capacity_bytes
+    )
     if program is None:
         return None
-    program.run(num_steps=NUM_STEPS)
+    program.run()
     return PlayedRun(ledger, expandable=setup.allocator is AllocatorKind.EXPANDABLE)
 
 

@@ -107,9 +107,6 @@ class Interval:
     """Where modules' backward passes begin in it."""
     last_peak_bytes: int
     """The highest level since the last of them."""
-    unsummed_bytes: int
-    """By how much more is alive where a module's hook stands between the gradient of its input and
-    that of its siblings: they are summed only when the parameter's gradient has been dealt with."""
     gradient: object = None
     """The finished gradient's key in the events; None where it was added to another."""
     recomputes: bool = False
@@ -280,17 +277,25 @@ def module_boundaries(segment: Segment) -> frozenset[int]:
     return frozenset(made)
 
 
+def last_recomputed(segment: Segment) -> int:
+    """The operation of a checkpointed segment at which running it again is broken off.
+
+    torch stops at the last tensor to be kept (``set_checkpoint_early_stop``, on by default).
+    """
+    for position in range(len(segment.operations) - 1, -1, -1):
+        if _keeps(segment.operations[position]):
+            return position
+    return 0
+
+
 def recomputation_stop(segment: Segment) -> int:
     """How many operations a checkpointed segment runs again before everything kept is there.
 
-    torch stops recomputing at the last tensor to be kept (``set_checkpoint_early_stop``, on by
-    default): an operation that keeps only inputs is not run itself.
+    An operation that keeps only inputs is not run itself.
     """
-    for position in range(len(segment.operations) - 1, -1, -1):
-        operation = segment.operations[position]
-        if _keeps(operation):
-            return position + 1 if operation.saves_output else position
-    return 0
+    last = last_recomputed(segment)
+    keeps = bool(segment.operations) and _keeps(segment.operations[last])
+    return last + (keeps and segment.operations[last].saves_output)
 
 
 def _keeps(operation: Operation) -> bool:
@@ -325,8 +330,10 @@ class BackwardWalk:
         shared: dict[Tensor, int],
         again: ForwardProfile | None = None,
         device: Multiprocessors | None = None,
+        hooked: bool = False,
     ) -> None:
         self.device = device
+        self.hooked = hooked
         self.segment = segment
         self.saves = dict(saves)
         self.again = again
@@ -345,8 +352,6 @@ class BackwardWalk:
         self.highest = Level()
         """And before that, in the present interval."""
         self.stations: list[Station] = []
-        self.unsummed = 0
-        """What the sums of the present operation have let go."""
         self.intervals: list[Interval] = []
         self.events: list[Event] = []
         self.marks: list[tuple[int, int]] = []
@@ -471,7 +476,7 @@ class BackwardWalk:
         self.events += again.events
         self.live += recomputed
         self.saved += recomputed
-        stations, self.stations, self.unsummed = self.stations, [], 0
+        stations, self.stations = self.stations, []
         self._close(None, 0, recomputes=True)
         for station in stations:
             station.peak_bytes += recomputed
@@ -509,7 +514,6 @@ class BackwardWalk:
                 marks=self.marks,
                 stations=self.stations,
                 last_peak_bytes=last,
-                unsummed_bytes=self.unsummed,
                 gradient=gradient,
                 recomputes=recomputes,
             )
@@ -521,7 +525,6 @@ class BackwardWalk:
 
     def _step(self, operation: Operation) -> None:
         """Call one node: formula, sums and casts, then its inputs and saved variables go."""
-        self.unsummed = 0
         incoming = [
             buffer
             for tensor in operation.outputs
@@ -549,6 +552,9 @@ class BackwardWalk:
         self._let_go_of_given(operation)
         # Next edges are served in the order of the inputs, whatever order the formula went in.
         made.sort(key=lambda each: operation.inputs.index(each[0]))
+        if self.hooked:
+            # A module's hook stands before the gradient of its input, but not before its weights'.
+            made.sort(key=lambda each: not isinstance(each[0], Parameter))
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
 
@@ -615,7 +621,6 @@ class BackwardWalk:
         if present is None:
             self.buffers[tensor] = buffer
             return
-        apart = self.live
         if self.in_place_sums and present.references == 1 and not present.is_view:
             self._release(buffer)
         else:
@@ -624,7 +629,6 @@ class BackwardWalk:
             self._release(present)
             self._release(buffer)
             self.buffers[tensor] = total
-        self.unsummed += apart - self.live
 
     def _accumulate(self, parameter: Parameter, buffer: GradientBuffer) -> None:
         if parameter in self.accumulated:

@@ -7,9 +7,17 @@ from memplan.training.precision import Engine
 
 
 def program_of(
-    given: RankInput, ledger: Ledger, *, workspace_bytes: int, rank: int = 0
+    given: RankInput,
+    ledger: Ledger,
+    *,
+    workspace_bytes: int,
+    rank: int = 0,
+    capacity_bytes: int | None = None,
 ) -> Program | None:
-    """The program of a setup's engine; None where there is none yet."""
+    """The program of one rank of a setup's engine; None where there is none yet.
+
+    ``capacity_bytes`` of the GPU, where it is known, decides how DeepSpeed loads.
+    """
     engine = given.setup.chosen_engine
     if engine is Engine.FSDP:
         from memplan.memory.programs.fsdp2 import Fsdp2Program
@@ -18,7 +26,13 @@ def program_of(
     if engine is Engine.DEEPSPEED:
         from memplan.memory.programs.deepspeed import deepspeed_program
 
-        return deepspeed_program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
+        return deepspeed_program(
+            given,
+            ledger,
+            workspace_bytes=workspace_bytes,
+            rank=rank,
+            capacity_bytes=capacity_bytes,
+        )
     if engine is not Engine.DDP:
         return None
     if given.setup.data_parallel == 1:

@@ -10,7 +10,7 @@ from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.playback import Playback
+from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.rank import RankInput
 from memplan.training.optimizers import OPTIMIZERS
 
@@ -36,17 +36,18 @@ class Program:
 
     # -- a run -----------------------------------------------------------------------------------
 
-    def run(self, *, num_steps: int = 2) -> None:
-        """Load, then train; the optimizer's states come with the first step.
+    num_steps = 4
+    """Steps of a run. Two give the reserved peak of 66 of 68 runs of PyTorch's CUDA build, and the least
+    capacity of fewer."""
 
-        Of 68 runs of PyTorch's CUDA build 66 reserved no more after the second step.
-        """
+    def run(self, *, num_steps: int | None = None) -> None:
+        """Load, then train; the optimizer's states come with the first step."""
         self.ledger.enter(Part.LOAD)
         self.load()
         self.ledger.enter(Part.FORWARD)
         inputs_bytes = max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING)
         self.ledger.allocate(inputs_bytes, 0, ComponentKind.INPUTS, "token ids and labels")
-        for step in range(num_steps):
+        for step in range(num_steps or self.num_steps):
             for micro_batch in range(self.given.setup.gradient_accumulation_steps):
                 last = micro_batch == self.given.setup.gradient_accumulation_steps - 1
                 self.micro_batch(step, first=not micro_batch, last=last)
@@ -122,6 +123,13 @@ class Program:
 
     def end_backward(self) -> None:
         """All gradients are there."""
+
+    def stops(self, segment: Segment) -> Stops | None:  # noqa: ARG002
+        """Where it takes part within a segment; None: nowhere."""
+        return None
+
+    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
+        """A pass is at one of these stops."""
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Take a gradient that autograd finished; one that is there already takes it up."""
