@@ -55,6 +55,8 @@ class FlatUse:
 class Fsdp1Program(ShardedProgram[FlatUse]):
     """One rank of ``FullyShardedDataParallel``, the first of its group."""
 
+    sum_stream = GATHER_STREAM
+
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         wrapped = wrap(given)
         super().__init__(given, ledger, wrapped.units, FlatUse, workspace_bytes=workspace_bytes)
@@ -68,6 +70,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """The first forward pass has begun."""
         self.ran = False
         """It has ended: from then on it is known which unit comes next."""
+        self.entered = False
+        """The root's forward pass has begun."""
         self.late: FlatUse | None = None
         """A layer whose backward pass is over, but whose gradients are not joined yet."""
 
@@ -163,15 +167,12 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """Gather what the segment needs; the root comes first."""
-        if not self.order and not self.entered and self.root is not None:
+        if not self.entered and self.root is not None:
             self._pre_forward(self.root)
         self.entered = True
         use = self._layer(segment, repetition)
         if use is not None:
             self._pre_forward(use)
-
-    entered = False
-    """The root's forward pass has begun."""
 
     def _pre_forward(self, use: FlatUse) -> None:
         if not use.prefetched:
@@ -273,7 +274,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         if self.options.backward_prefetch is Prefetch.POST:
             self._prefetch_before(use)
         if not self.reduces:
-            self._show_gradients(use)
+            if added is None:
+                self._show_gradients(use)
         elif self.sharded:
             self._reduce(use)
         else:

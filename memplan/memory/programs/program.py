@@ -23,6 +23,8 @@ COUNTER_BYTES = ALLOCATION_ROUNDING
 class Program:
     """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
 
+    sum_stream = 0
+
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         self.given = given
         self.ledger = ledger
