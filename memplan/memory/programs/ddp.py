@@ -23,6 +23,9 @@ FIRST_BUCKET_BYTES = 1 * MIB
 class DdpProgram(Program):
     """One rank of several."""
 
+    num_steps = 3
+    """The buckets of the second step are not those of the first."""
+
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         self.options = DdpOptions.of(given.setup)

@@ -7,14 +7,13 @@ of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward`
 ``_fsdp_state.py`` (``_root_post_backward_final_callback``).
 """
 
-from collections.abc import Iterator
-
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
 from memplan.memory.fsdp2.units import Unit, UnitFormats, find_units, shard_numel
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Program, Weight, is_trained, step_optimizer
+from memplan.memory.programs.program import Weight, is_trained, step_optimizer
+from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
 from memplan.training.setup import Offload
 
@@ -44,41 +43,20 @@ class UnitUse:
         """Its backward pass is over."""
 
 
-class Fsdp2Program(Program):
-    """One rank of ``fully_shard``."""
+class Fsdp2Program(ShardedProgram[UnitUse]):
+    """One rank of ``fully_shard``, the first of its group."""
 
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
-        super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         self.options = Fsdp2Options.of(given.setup)
         self.offloaded = given.setup.offload_param is Offload.CPU
         self.formats = UnitFormats.of(given, self.options, offloaded=self.offloaded)
-        self.units = find_units(given.tape, self.options, self.formats)
-        self.singles = {id(unit): UnitUse(unit, 0) for unit in self.units.single()}
-        self.layers = {
-            index: [UnitUse(unit, copy) for copy in range(unit.num_copies)]
-            for index, unit in self.units.layers.items()
-            if unit.parameters
-        }
+        units = find_units(given.tape, self.options, self.formats)
+        super().__init__(given, ledger, units, UnitUse, workspace_bytes=workspace_bytes)
         self.root = self._single(self.units.root)
         self.tail = self._single(self.units.tail)
         self.embedding = self._single(self.units.embedding)
         self.kept_all_gather: Block | None = None
         self.reduce_inputs: list[Block] = []
-        self.order: list[UnitUse] = []
-        """Uses in the order in which their forward pass ended."""
-        self.reduces = True
-
-    def _single(self, unit: Unit | None) -> UnitUse | None:
-        return None if unit is None else self.singles.get(id(unit))
-
-    def _uses(self) -> Iterator[UnitUse]:
-        yield from self.singles.values()
-        for uses in self.layers.values():
-            yield from uses
-
-    def _layer(self, segment: Segment, repetition: int) -> UnitUse | None:
-        uses = self.layers.get(segment.index)
-        return None if uses is None else uses[repetition % len(uses)]
 
     # -- loading and stepping --------------------------------------------------------------------
 
@@ -97,8 +75,7 @@ class Fsdp2Program(Program):
         """Layer by layer, the root last: moved to the GPU whole, then cut (``_init_sharded_param``)."""
         ledger = self.ledger
         cuda = self.options.init_device is InitDevice.CUDA
-        layers = [use for uses in self.layers.values() for use in uses]
-        uses = [*layers, *reversed(self.singles.values())]
+        uses = [*self._layer_uses(), *reversed(self.singles.values())]
         whole: dict[UnitUse, list[Block]] = {}
         if cuda:
             whole = {use: self._whole(use) for use in uses}
@@ -147,11 +124,6 @@ class Fsdp2Program(Program):
     def _last_position(self, use: UnitUse) -> int:
         last = use.unit.parameters[-1]
         return self.positions[last, use.copy]
-
-    @property
-    def positions(self) -> dict[Weight, int]:
-        """Where each weight stands among all."""
-        return {weight: position for position, weight in enumerate(self.weights)}
 
     # -- gathering -------------------------------------------------------------------------------
 
@@ -214,9 +186,6 @@ class Fsdp2Program(Program):
             if single is not None and self._owns(single, segment):
                 self._unshard_forward(single)
 
-    def _owns(self, use: UnitUse, segment: Segment) -> bool:
-        return any(self.units.of_parameter[each] is use.unit for each in segment.parameters)
-
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """Let the layer's parameters go."""
         use = self._layer(segment, repetition)
@@ -276,16 +245,6 @@ class Fsdp2Program(Program):
             self.ledger.free(block)
         else:
             use.gradients[weight[0]] = block
-
-    def _use_of(self, weight: Weight) -> UnitUse:
-        parameter, copy = weight
-        unit = self.units.of_parameter[parameter]
-        single = self.singles.get(id(unit))
-        if single is not None:
-            return single
-        return next(
-            uses[copy] for index, uses in self.layers.items() if self.units.layers[index] is unit
-        )
 
     def after_backward(self, segment: Segment, repetition: int) -> None:
         """Reduce the layer's gradients."""

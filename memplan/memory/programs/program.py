@@ -24,6 +24,8 @@ class Program:
     """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
 
     sum_stream = 0
+    num_steps = 2
+    """After which it asks for no more: of 68 runs on the CUDA build 66 reserved no more in later ones."""
 
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         self.given = given
@@ -37,14 +39,14 @@ class Program:
 
     # -- a run -----------------------------------------------------------------------------------
 
-    def run(self, *, num_steps: int = 2) -> None:
+    def run(self, *, num_steps: int | None = None) -> None:
         """Load, then train; the optimizer's states come with the first step.
 
-        Two steps give what any number gives: of 68 runs on the CUDA build 66 reserved no more in later ones.
+        ``num_steps`` None: as many as give what any number gives.
         """
         self.load()
         self.ledger.allocate(max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING))
-        for step in range(num_steps):
+        for step in range(self.num_steps if num_steps is None else num_steps):
             for micro_batch in range(self.given.setup.gradient_accumulation_steps):
                 last = micro_batch == self.given.setup.gradient_accumulation_steps - 1
                 self.micro_batch(step, first=not micro_batch, last=last)

@@ -14,8 +14,13 @@ from memplan.memory.rank import RankInput
 class Use(Protocol):
     """One unit's parameters: of a run of layers there are as many as layers."""
 
-    unit: Unit
-    copy: int
+    @property
+    def unit(self) -> Unit:
+        """What it is one of."""
+
+    @property
+    def copy(self) -> int:
+        """Which of them."""
 
 
 UseT = TypeVar("UseT", bound=Use)
@@ -23,6 +28,9 @@ UseT = TypeVar("UseT", bound=Use)
 
 class ShardedProgram(Program, Generic[UseT]):
     """A rank whose parameters come in units: each layer, and what lies beside the layers."""
+
+    num_steps = 4
+    """Blocks of several streams take longer to find their places (15 recorded runs: four do)."""
 
     def __init__(
         self,
@@ -41,7 +49,9 @@ class ShardedProgram(Program, Generic[UseT]):
             for index, unit in units.layers.items()
             if unit.parameters
         }
-        self.uses_of_unit = {id(self.layers[index][0].unit): self.layers[index] for index in self.layers}
+        self.uses_of_unit = {
+            id(self.layers[index][0].unit): self.layers[index] for index in self.layers
+        }
         self.order: list[UseT] = []
         """Uses in the order in which their forward pass ended."""
         self.reduces = True
