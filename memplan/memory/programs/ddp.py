@@ -16,6 +16,7 @@ from memplan.units import MIB
 
 BROADCAST_BYTES = 250 * MIB
 """Parameters sent in one piece (torch/nn/parallel/distributed.py, ``broadcast_bucket_size``)."""
+BROADCASTS_ON_THE_WAY = 2
 FIRST_BUCKET_BYTES = 1 * MIB
 """Cap of the first bucket (``_DEFAULT_FIRST_BUCKET_BYTES``)."""
 
@@ -39,11 +40,29 @@ class DdpProgram(Program):
         """The model; its parameters sent in pieces; one bucket for all gradients."""
         super().load()
         ledger = self.ledger
-        sizes = [gradient_bytes(parameter) for parameter, _ in self.weights]
-        for piece in coalesced(sizes, [BROADCAST_BYTES]):
-            ledger.use(allocated(sum(piece)))
+        self._broadcast()
         trained = [gradient_bytes(weight[0]) for weight in self.weights if is_trained(weight[0])]
         self.buckets = [ledger.allocate(allocated(sum(trained)))]
+
+    def _broadcast(self) -> None:
+        """Parameters flattened in pieces, two of them on their way; one alone needs no copy.
+
+        (``torch/csrc/distributed/c10d/comm.cpp``, ``broadcast_coalesced``)
+        """
+        ledger = self.ledger
+        sizes = [gradient_bytes(parameter) for parameter, _ in self.weights]
+        on_the_way: list[Block | None] = []
+        for piece in coalesced(sizes, [BROADCAST_BYTES]):
+            if len(on_the_way) == BROADCASTS_ON_THE_WAY:
+                self._arrive(on_the_way.pop(0))
+            flat = ledger.allocate(allocated(sum(piece))) if len(piece) > 1 else None
+            on_the_way.append(flat)
+        for block in on_the_way:
+            self._arrive(block)
+
+    def _arrive(self, block: Block | None) -> None:
+        if block is not None:
+            self.ledger.free(block)
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
         """Before the second step's forward pass the buckets are made in the gradients' order."""
