@@ -1,6 +1,7 @@
 """FSDP2's allocations (torch 2.13, torch/distributed/fsdp/_fully_shard).
 
-Three streams take part: the main one, that of the all-gather's copies, and that of the reduction. A
+Three streams take part: the main one, that of the all-gather's copies, and that of the reduction;
+with replicas a fourth, which adds up over them. A
 block stays with the stream on which it was made, so each has segments of its own. The order is that
 of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward``,
 ``_backward_prefetch``), ``_fsdp_collectives.py`` (``foreach_all_gather``, ``foreach_reduce``) and
@@ -17,7 +18,7 @@ from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
 from memplan.training.setup import Offload
 
-GATHER_STREAM, REDUCE_STREAM = 1, 2
+GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
 
 
 class UnitUse:
@@ -57,6 +58,9 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.embedding = self._single(self.units.embedding)
         self.kept_all_gather: Block | None = None
         self.reduce_inputs: list[Block] = []
+        self.replicated = self.options.data_parallel_replicate_degree > 1
+        self.all_reduced: list[Block] = []
+        """Added up over the replicas and cast; held until the backward pass is over."""
 
     # -- loading and stepping --------------------------------------------------------------------
 
@@ -266,6 +270,9 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         for block in self.reduce_inputs:
             self.ledger.free(block)
         self.reduce_inputs.clear()
+        for block in self.all_reduced:
+            self.ledger.free(block)
+        self.all_reduced.clear()
         for use in self._uses():
             use.done = False
         self.order.clear()
@@ -311,8 +318,12 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         unit, ledger = use.unit, self.ledger
         reduced = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM)
         if self.formats.reduce is not self.formats.kept:
-            cast = ledger.allocate(unit.gradient_shard_bytes, REDUCE_STREAM)
-            ledger.free(reduced)
+            stream = REPLICA_STREAM if self.replicated else REDUCE_STREAM
+            cast = ledger.allocate(unit.gradient_shard_bytes, stream)
+            if self.replicated:
+                self.all_reduced.append(reduced)
+            else:
+                ledger.free(reduced)
             reduced = cast
         if self.offloaded or use.gradient_shards is not None:
             ledger.free(reduced)
