@@ -40,6 +40,9 @@ def language_model_loss(
     logits = project(x)
     if kernel is LossKernel.PARALLEL_FUSED:
         return softmax_in_place(t, logits)
+    if kernel is LossKernel.SHIFTED:
+        # ``logits = logits.float()``: what the class returns is the copy.
+        logits = t.cast(logits, DType.FP32)
     loss = causal_lm_loss(t, logits, vocab_size)
     keep_outputs(t, logits)
     return loss

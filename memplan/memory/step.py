@@ -214,7 +214,8 @@ class StepWalk:
         self.cached_casts_bytes += casts
         for storage in segment.releases:
             if not self._kept_after_release(storage):
-                self._lower(Level(saved_bytes=-storage.num_bytes), loss=False)
+                own = storage.segment == segment.index
+                self._lower(Level(saved_bytes=-storage.num_bytes), loss=made.loss and own)
 
     def _outlives(self, storage: Storage) -> bool:
         return storage.held or self.keepers.get(storage, 0) > 0
