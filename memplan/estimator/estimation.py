@@ -114,8 +114,15 @@ class _Job:
             setup=self.setup,
             rank=account.rank,
             workspace_bytes=_scratch_bytes(self.setup, self.gpu) // NUM_HANDLES,
-            capacity_bytes=self.gpu.capacity_bytes if self.gpu is not None else None,
+            capacity_bytes=self._tight_capacity(account),
         )
+
+    def _tight_capacity(self, account: RankAccount) -> int | None:
+        """The card's, where loading has to go by it; None where there is room."""
+        gpu = self.gpu
+        if gpu is None or account.phases[0].peak_bytes <= gpu.capacity_bytes:
+            return None
+        return gpu.capacity_bytes
 
 
 @lru_cache(maxsize=256)

@@ -58,6 +58,11 @@ class Ledger:
             self.streams[number] = stream
         return number
 
+    def move(self, block: Block, stream: int) -> None:
+        """Let a block be of another stream than the main one, before anything else is asked for."""
+        if stream:
+            self.streams[block] = stream
+
     def free(self, block: Block) -> None:
         """Give a block back."""
         self.events.append(~block)

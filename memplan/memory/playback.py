@@ -50,6 +50,9 @@ Place = tuple[Frame, object]
 class Engine(Protocol):
     """What takes part in a step beside the model."""
 
+    sum_stream: int
+    """Where autograd adds up a weight's gradients: the stream of the node that waits for them."""
+
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """A segment's forward pass begins."""
 
@@ -308,6 +311,7 @@ class Playback:
         """
         waiting = self.waiting.pop(weight, None)
         if waiting is not None and block is not None:
+            self.ledger.move(block, self.engine.sum_stream)
             self.ledger.free(waiting)
         present = waiting if block is None else block
         assert present is not None

@@ -23,6 +23,10 @@ def program_of(
         from memplan.memory.programs.fsdp2 import Fsdp2Program
 
         return Fsdp2Program(given, ledger, workspace_bytes=workspace_bytes)
+    if engine is Engine.FSDP1:
+        from memplan.memory.programs.fsdp1 import Fsdp1Program
+
+        return Fsdp1Program(given, ledger, workspace_bytes=workspace_bytes)
     if engine is Engine.DEEPSPEED:
         from memplan.memory.programs.deepspeed import deepspeed_program
 

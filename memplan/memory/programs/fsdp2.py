@@ -1,13 +1,12 @@
 """FSDP2's allocations (torch 2.13, torch/distributed/fsdp/_fully_shard).
 
-Three streams take part: the main one, that of the all-gather's copies, and that of the reduction. A
+Three streams take part: the main one, that of the all-gather's copies, and that of the reduction;
+with replicas a fourth, which adds up over them. A
 block stays with the stream on which it was made, so each has segments of its own. The order is that
 of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward``,
 ``_backward_prefetch``), ``_fsdp_collectives.py`` (``foreach_all_gather``, ``foreach_reduce``) and
 ``_fsdp_state.py`` (``_root_post_backward_final_callback``).
 """
-
-from collections.abc import Iterator
 
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
@@ -15,11 +14,12 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
 from memplan.memory.fsdp2.units import Unit, UnitFormats, find_units, shard_numel
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Program, Weight, is_trained, step_optimizer
+from memplan.memory.programs.program import Weight, is_trained, step_optimizer
+from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
 from memplan.training.setup import Offload
 
-GATHER_STREAM, REDUCE_STREAM = 1, 2
+GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
 
@@ -46,41 +46,23 @@ class UnitUse:
         """Its backward pass is over."""
 
 
-class Fsdp2Program(Program):
-    """One rank of ``fully_shard``."""
+class Fsdp2Program(ShardedProgram[UnitUse]):
+    """One rank of ``fully_shard``, the first of its group."""
 
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
-        super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         self.options = Fsdp2Options.of(given.setup)
         self.offloaded = given.setup.offload_param is Offload.CPU
         self.formats = UnitFormats.of(given, self.options, offloaded=self.offloaded)
-        self.units = find_units(given.tape, self.options, self.formats)
-        self.singles = {id(unit): UnitUse(unit, 0) for unit in self.units.single()}
-        self.layers = {
-            index: [UnitUse(unit, copy) for copy in range(unit.num_copies)]
-            for index, unit in self.units.layers.items()
-            if unit.parameters
-        }
+        units = find_units(given.tape, self.options, self.formats)
+        super().__init__(given, ledger, units, UnitUse, workspace_bytes=workspace_bytes)
         self.root = self._single(self.units.root)
         self.tail = self._single(self.units.tail)
         self.embedding = self._single(self.units.embedding)
         self.kept_all_gather: Block | None = None
         self.reduce_inputs: list[Block] = []
-        self.order: list[UnitUse] = []
-        """Uses in the order in which their forward pass ended."""
-        self.reduces = True
-
-    def _single(self, unit: Unit | None) -> UnitUse | None:
-        return None if unit is None else self.singles.get(id(unit))
-
-    def _uses(self) -> Iterator[UnitUse]:
-        yield from self.singles.values()
-        for uses in self.layers.values():
-            yield from uses
-
-    def _layer(self, segment: Segment, repetition: int) -> UnitUse | None:
-        uses = self.layers.get(segment.index)
-        return None if uses is None else uses[repetition % len(uses)]
+        self.replicated = self.options.data_parallel_replicate_degree > 1
+        self.all_reduced: list[Block] = []
+        """Added up over the replicas and cast; held until the backward pass is over."""
 
     # -- loading and stepping --------------------------------------------------------------------
 
@@ -99,8 +81,7 @@ class Fsdp2Program(Program):
         """Layer by layer, the root last: moved to the GPU whole, then cut (``_init_sharded_param``)."""
         ledger = self.ledger
         cuda = self.options.init_device is InitDevice.CUDA
-        layers = [use for uses in self.layers.values() for use in uses]
-        uses = [*layers, *reversed(self.singles.values())]
+        uses = [*self._layer_uses(), *reversed(self.singles.values())]
         whole: dict[UnitUse, list[Block]] = {}
         if cuda:
             whole = {use: self._whole(use) for use in uses}
@@ -156,11 +137,6 @@ class Fsdp2Program(Program):
     def _last_position(self, use: UnitUse) -> int:
         last = use.unit.parameters[-1]
         return self.positions[last, use.copy]
-
-    @property
-    def positions(self) -> dict[Weight, int]:
-        """Where each weight stands among all."""
-        return {weight: position for position, weight in enumerate(self.weights)}
 
     # -- gathering -------------------------------------------------------------------------------
 
@@ -229,9 +205,6 @@ class Fsdp2Program(Program):
             if single is not None and self._owns(single, segment):
                 self._unshard_forward(single)
 
-    def _owns(self, use: UnitUse, segment: Segment) -> bool:
-        return any(self.units.of_parameter[each] is use.unit for each in segment.parameters)
-
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """Let the layer's parameters go."""
         use = self._layer(segment, repetition)
@@ -292,16 +265,6 @@ class Fsdp2Program(Program):
         else:
             use.gradients[weight[0]] = block
 
-    def _use_of(self, weight: Weight) -> UnitUse:
-        parameter, copy = weight
-        unit = self.units.of_parameter[parameter]
-        single = self.singles.get(id(unit))
-        if single is not None:
-            return single
-        return next(
-            uses[copy] for index, uses in self.layers.items() if self.units.layers[index] is unit
-        )
-
     def after_backward(self, segment: Segment, repetition: int) -> None:
         """Reduce the layer's gradients."""
         use = self._layer(segment, repetition)
@@ -322,6 +285,9 @@ class Fsdp2Program(Program):
         for block in self.reduce_inputs:
             self.ledger.free(block)
         self.reduce_inputs.clear()
+        for block in self.all_reduced:
+            self.ledger.free(block)
+        self.all_reduced.clear()
         for use in self._uses():
             use.done = False
         self.order.clear()
@@ -372,8 +338,12 @@ class Fsdp2Program(Program):
         name = "reduced gradients"
         reduced = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM, gradients, name)
         if self.formats.reduce is not self.formats.kept:
-            cast = ledger.allocate(unit.gradient_shard_bytes, REDUCE_STREAM, gradients, name)
-            ledger.free(reduced)
+            stream = REPLICA_STREAM if self.replicated else REDUCE_STREAM
+            cast = ledger.allocate(unit.gradient_shard_bytes, stream, gradients, name)
+            if self.replicated:
+                self.all_reduced.append(reduced)
+            else:
+                ledger.free(reduced)
             reduced = cast
         if self.offloaded or use.gradient_shards is not None:
             ledger.free(reduced)
