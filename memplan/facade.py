@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
@@ -43,7 +44,8 @@ def estimate(
 
     spec = load_model(model)
     card = load_gpu(gpu) if isinstance(gpu, str) else gpu
-    return estimate_memory(spec, setup or TrainingSetup(), card, rank=rank)
+    answer = estimate_memory(spec, setup or TrainingSetup(), card, rank=rank)
+    return replace(answer, is_replayed=True)
 
 
 def sweep(

@@ -66,6 +66,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "left_out": ({}, "a reference model"),
     "engine_options": ({"num_gpus": 8, "zero_stage": 2}, {"overlap_comm": False}),
     "kernel_scratch": ({}, False),
+    "allocator": ({}, "expandable"),
 }
 
 
@@ -164,6 +165,7 @@ TRAINED: dict[str, Entry] = {
     "compiled": (JOB, ("--compile",)),
     "engine_option": ((*JOB, "--zero", "2"), ("--engine-option", "overlap_comm=false")),
     "kernel_scratch": (JOB, ("--no-kernel-scratch",)),
+    "allocator": (JOB, ("--allocator", "expandable")),
     "setup_file": (MODEL, ("--setup", "setup.yaml")),
     "setup": (MODEL, ("--setup", "setup.yaml")),
     "training_args": (MODEL, ("--training-args", "arguments.json")),
@@ -198,6 +200,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "pivot": ((*JOB, "--batch-size", "1,2"), ("--pivot",)),
         "offload": (JOB, ("--offload", "cpu")),
         "setup_file": (MODEL, ("--setup", "setup.yaml")),
+        "exact": ((*MODEL, "--gpu-memory", "1.5GiB"), ("--exact",)),
     },
     "plan": {
         **TRAINED,

@@ -35,6 +35,7 @@ from memplan.cli.sweep_options import (
 from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
+    AllocatorOption,
     AttentionOption,
     BatchSizeOption,
     CheckpointingOption,
@@ -109,6 +110,7 @@ def estimate(
     outputs_held: OutputsHeldOption = False,
     upcast_outputs: UpcastOutputsOption = False,
     compiled: CompileOption = False,
+    allocator: AllocatorOption = "default",
     engine_option: EngineOptionOption = None,
     kernel_scratch: KernelScratchOption = True,
     setup_file: SetupFileOption = None,
@@ -230,6 +232,7 @@ def estimate(
         "outputs_held": outputs_held,
         "upcast_outputs": upcast_outputs,
         "compiled": compiled,
+        "allocator": allocator,
         "engine_options": parse_engine_options(engine_option),
         "kernel_scratch": kernel_scratch,
     }
@@ -262,11 +265,13 @@ def estimate(
     )
     gpus = chosen_gpus(gpu, gpu_memory, attention=setups[0].chosen_kernels.attention.value)
     from memplan.estimator import estimate as estimate_memory
+    from memplan.estimator import settled
 
     rows = [
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
+    rows = [[settled(each, always=len(rows) == 1) for each in row] for row in rows]
     if emit is not None:
         from memplan.cli.emitting import emit_only
 

@@ -22,8 +22,9 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
-from memplan.cli.terminal import say, write_file
+from memplan.cli.terminal import say, write_bytes, write_file
 from memplan.cli.training_options import (
+    AllocatorOption,
     AttentionOption,
     BatchSizeOption,
     CheckpointingOption,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.estimator import Estimate
+    from memplan.report.rows import Row
 
 
 def explain(
@@ -82,6 +84,7 @@ def explain(
     outputs_held: OutputsHeldOption = False,
     upcast_outputs: UpcastOutputsOption = False,
     compiled: CompileOption = False,
+    allocator: AllocatorOption = "default",
     engine_option: EngineOptionOption = None,
     kernel_scratch: KernelScratchOption = True,
     task: TaskOption = None,
@@ -110,6 +113,26 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--snapshot",
+            metavar="FILE",
+            help="Write the predicted run as a memory snapshot, which pytorch.org/memory_viz opens: "
+            "snapshot.pickle.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="FILE",
+            help="Compare with a run that torch.cuda.memory._dump_snapshot recorded: where did the "
+            "memory go?",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
@@ -122,6 +145,11 @@ def explain(
         return
     if output is not None and output_format is not OutputFormat.TABLE:
         refuse("--output", ["--format"])
+    files = {"--output": output, "--snapshot": snapshot, "--against": against}
+    named = [name for name, file in files.items() if file is not None]
+    refuse(named[0] if named else "", named[1:])
+    if snapshot is not None and output_format is not OutputFormat.TABLE:
+        refuse("--snapshot", ["--format"])
     from memplan.cli.estimate import chosen_gpus
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
@@ -161,6 +189,7 @@ def explain(
         outputs_held=outputs_held,
         upcast_outputs=upcast_outputs,
         compiled=compiled,
+        allocator=allocator,  # type: ignore[arg-type]
         engine_options=parse_engine_options(engine_option),
         kernel_scratch=kernel_scratch,
     )
@@ -172,6 +201,12 @@ def explain(
     found = [estimate_memory(spec, setup, each) for each in chosen_gpus(names, gpu_memory)]
     if output is not None:
         _write(found, output)
+        return
+    if snapshot is not None:
+        _write_snapshot(found[0], snapshot)
+        return
+    if against is not None:
+        _show_parting(found[0], against, output_format)
         return
     _show(found[0], output_format)
 
@@ -186,11 +221,13 @@ def _show_lesson(name: str, output_format: OutputFormat) -> None:
 
         print_lesson(TerminalConsole(), lesson)
         return
-    _echo_rows(lesson_rows(lesson), output_format, ())
+    from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
+
+    _echo_rows(lesson_rows(lesson), output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
 
 
 def _show(found: "Estimate", output_format: OutputFormat) -> None:
-    from memplan.report.explain import print_explanation
+    from memplan.report.explain import EXPLAIN_SCHEMA_VERSION, print_explanation
     from memplan.report.explanation import explain_estimate, explanation_rows
 
     explained = explain_estimate(found)
@@ -199,19 +236,67 @@ def _show(found: "Estimate", output_format: OutputFormat) -> None:
 
         print_explanation(TerminalConsole(), found, explained)
         return
-    _echo_rows(explanation_rows(explained), output_format, found.assumptions)
+    rows = explanation_rows(explained)
+    _echo_rows(rows, output_format, found.assumptions, schema_version=EXPLAIN_SCHEMA_VERSION)
+
+
+def _write_snapshot(found: "Estimate", path: Path) -> None:
+    """Write the predicted run in PyTorch's format, and say so.
+
+    Raises ``SetupError`` for an engine whose run is not known, and ``InputError`` where the file
+    cannot be written.
+    """
+    from memplan.estimator.named_run import named_run
+    from memplan.memory.snapshot import snapshot_of
+    from memplan.sources.snapshot_file import snapshot_pickle
+
+    data = snapshot_pickle(snapshot_of(named_run(found)))
+    write_bytes(path, data, option="--snapshot")
+    say(
+        f"Wrote {path}: {len(data) // 1024} KiB, loading and two steps; drop it on "
+        "https://pytorch.org/memory_viz (nothing is uploaded)"
+    )
+
+
+def _show_parting(found: "Estimate", path: Path, output_format: OutputFormat) -> None:
+    """Compare the prediction with a recorded run.
+
+    Raises ``InputError`` for a file that is no snapshot.
+    """
+    from memplan.estimator.named_run import named_run
+    from memplan.memory.parting import Parting
+    from memplan.memory.recorded import read_recording
+    from memplan.memory.snapshot import snapshot_of
+    from memplan.report.parting import PARTING_SCHEMA_VERSION, parting_rows, print_parting
+    from memplan.sources.snapshot_file import read_snapshot
+
+    recorded = read_recording(read_snapshot(path), source=str(path))
+    predicted = read_recording(snapshot_of(named_run(found)), source="the prediction")
+    parting = Parting(predicted=predicted, recorded=recorded)
+    if output_format is OutputFormat.TABLE:
+        from memplan.report.console import TerminalConsole
+
+        print_parting(TerminalConsole(), found, parting, source=str(path))
+        return
+    _echo_rows(
+        parting_rows(parting),
+        output_format,
+        found.assumptions,
+        schema_version=PARTING_SCHEMA_VERSION,
+    )
 
 
 def _echo_rows(
-    rows: "Sequence[dict[str, object]]",
+    rows: "Sequence[Row]",
     output_format: OutputFormat,
     assumptions: "Sequence[str]",
+    *,
+    schema_version: int,
 ) -> None:
-    from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
     from memplan.report.rows import rows_csv, rows_json, rows_markdown
 
     if output_format is OutputFormat.JSON:
-        text = rows_json(rows, schema_version=EXPLAIN_SCHEMA_VERSION, assumptions=assumptions)
+        text = rows_json(rows, schema_version=schema_version, assumptions=assumptions)
     else:
         text = rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows)
     say(text)

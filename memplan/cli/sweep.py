@@ -27,6 +27,7 @@ from memplan.cli.sweep_options import (
     CheckOption,
     CheckpointingAxis,
     EngineAxis,
+    ExactOption,
     FailOnOption,
     FreezeAxis,
     FsdpStrategyAxis,
@@ -121,6 +122,7 @@ def sweep(
     baseline: BaselineOption = None,
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
+    exact: ExactOption = False,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
@@ -176,7 +178,7 @@ def sweep(
         gpu_memory or _file_memory(file, gpu),
         attention=attention or "",
     )
-    _show(Sweep(spec, grid, gpus), output_format, figure, checks)
+    _show(Sweep(spec, grid, gpus, exact=exact), output_format, figure, checks)
 
 
 def _read_file(path: str) -> "SweepFile | None":

@@ -204,6 +204,16 @@ def parse_share(text: str, *, option: str) -> float:
     return share
 
 
+ExactOption = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Settle every verdict that bounds leave open by replaying the run: slower.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+
+
 def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object]:
     """The axes that were asked for: field -> (the option's name, its text)."""
     from memplan.sources.sweep_file import read_axis

@@ -70,13 +70,17 @@ def abandon(stream: TextIO) -> None:
 
 
 def write_file(path: Path, text: str, *, option: str) -> None:
+    """Write text, as ``write_bytes`` does."""
+    write_bytes(path, text.encode("utf-8", errors="backslashreplace"), option=option)
+
+
+def write_bytes(path: Path, data: bytes, *, option: str) -> None:
     """Write a file whole or not at all: beside its place first, then moved there.
 
     What is no regular file (``/dev/stdout``, a pipe that is read) is written as it stands.
 
     Raises ``InputError``, which names the option, where it cannot be written.
     """
-    data = text.encode("utf-8", errors="backslashreplace")
     try:
         mode = _mode(path)
         if mode is None or stat.S_ISREG(mode):

@@ -109,6 +109,14 @@ EngineOptionOption = Annotated[
     list[str] | None,
     _option("--engine-option", "A setting of the engine's own; repeatable.", "KEY=VALUE"),
 ]
+AllocatorOption = Annotated[
+    str,
+    _option(
+        "--allocator",
+        "PyTorch's allocator: default, or expandable (expandable_segments:True).",
+        "KIND",
+    ),
+]
 KernelScratchOption = Annotated[
     bool,
     typer.Option(

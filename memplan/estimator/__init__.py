@@ -2,5 +2,6 @@
 
 from memplan.estimator.estimate import Estimate, Verdict
 from memplan.estimator.estimation import estimate
+from memplan.estimator.settling import settled
 
-__all__ = ["Estimate", "Verdict", "estimate"]
+__all__ = ["Estimate", "Verdict", "estimate", "settled"]

@@ -5,7 +5,7 @@ from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
-from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, TrainingSetup
+from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, AllocatorKind, TrainingSetup
 
 
 def assumptions_of(
@@ -51,6 +51,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append("outputs held until after backward")
     if setup.upcast_outputs:
         found.append("outputs copied to fp32")
+    if setup.allocator is not AllocatorKind.DEFAULT:
+        found.append(f"allocator {setup.allocator.value}")
     if setup.compiled:
         found.append("torch.compile, which is not modelled")
     options = dict(setup.engine_options)

@@ -1,18 +1,19 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
-from dataclasses import fields
+from dataclasses import field, fields
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
-from memplan.memory.runtime import ByteRange, total_range
+from memplan.memory.runtime import ByteRange, bounded_range, overhead_range
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
-from memplan.training.setup import TrainingSetup
+from memplan.training.setup import FsdpStrategy, TrainingSetup
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
+    from memplan.memory.required import PlayedRun, RunSource
 
 SCHEMA_VERSION = 1
 """Of ``Estimate.to_dict`` and of the JSON that reports write."""
@@ -54,6 +55,11 @@ class Estimate:
     """The defaults that were used, in words."""
     notes: tuple[str, ...] = ()
     """What the reader should know: what is not modelled, what surprises."""
+    run_source: "RunSource | None" = field(default=None, repr=False, compare=False)
+    """From which the run is played out, event by event, when it is asked for."""
+    is_replayed: bool = False
+    """The verdict and the range rest on a replay of the run through torch's allocator, where its
+    engine can be played out; else on bounds, within which *tight* means undecided."""
 
     @property
     def peak_bytes(self) -> int:
@@ -111,14 +117,76 @@ class Estimate:
         return max(self.account.phases, key=lambda phase: phase.peak_bytes).name
 
     @property
+    def run(self) -> "PlayedRun | None":
+        """The run of this rank, played out; None where its engine cannot be yet."""
+        return self.run_source.played if self.run_source is not None else None
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Segments of the allocator, as ``max_memory_reserved`` counts them on a card with room [bytes].
+
+        None where the engine's run cannot be played out yet.
+        """
+        run = self.run
+        return run.peaks.reserved_bytes if run is not None else None
+
+    @property
+    def required_bytes(self) -> int | None:
+        """Least memory for the allocator's segments with which loading and steps complete [bytes].
+
+        None where the engine's run cannot be played out yet.
+        """
+        run = self.run
+        return run.required_bytes if run is not None else None
+
+    @property
+    def overhead_bytes(self) -> ByteRange:
+        """CUDA context and NCCL, which lie beside the allocator's segments [bytes]."""
+        return overhead_range(
+            self.gpu.compute_capability if self.gpu is not None else None,
+            num_gpus=self.setup.num_gpus,
+            num_communicators=num_communicators(self.setup),
+        )
+
+    @property
     def total_bytes(self) -> ByteRange:
-        """What nvidia-smi would show at the worst moment, with the runtime's overhead [bytes]."""
-        return total_range(self.worst_bytes, num_gpus=self.setup.num_gpus)
+        """What it needs of a card: the allocator's segments, the context, NCCL [bytes]."""
+        required = self.required_bytes if self.is_replayed else None
+        overhead = self.overhead_bytes
+        if required is None:
+            return bounded_range(self.worst_bytes, overhead)
+        return ByteRange(required + overhead.low, required + overhead.high)
 
     @property
     def verdict(self) -> Verdict | None:
         """Whether it fits; None without a GPU."""
-        return self._verdict_of(self.worst_bytes)
+        found = self._verdict_of(self.worst_bytes)
+        if found is Verdict.TIGHT and self.is_replayed and not self.account.unsaved:
+            return self._replayed_verdict() or found
+        return found
+
+    def _replayed_verdict(self) -> Verdict | None:
+        """What becomes of the run on this card; None where it cannot be played out."""
+        run = self.run
+        if run is None or self.gpu is None:
+            return None
+        overhead = self.overhead_bytes
+        if run.on_card(self.gpu.capacity_bytes - overhead.high).died_at is None:
+            return Verdict.FITS
+        if run.on_card(self.gpu.capacity_bytes - overhead.low).died_at is None:
+            return Verdict.TIGHT
+        return Verdict.OOM
+
+    @property
+    def num_flushes(self) -> int:
+        """How often the allocator gives its free segments back on this card, in two steps.
+
+        0 where it does not, where nothing is replayed, and without a GPU. Each is a synchronisation.
+        """
+        run = self.run if self.is_replayed else None
+        if run is None or self.gpu is None:
+            return 0
+        return run.on_card(self.gpu.capacity_bytes - self.overhead_bytes.high).num_flushes
 
     @property
     def step_verdict(self) -> Verdict | None:
@@ -128,7 +196,7 @@ class Estimate:
     def _verdict_of(self, num_bytes: int) -> Verdict | None:
         if self.gpu is None:
             return None
-        total = total_range(num_bytes, num_gpus=self.setup.num_gpus)
+        total = bounded_range(num_bytes, self.overhead_bytes)
         capacity = self.gpu.capacity_bytes
         if total.low > capacity:
             return Verdict.TIGHT if self.account.unsaved else Verdict.OOM
@@ -191,6 +259,8 @@ class Estimate:
             "held_bytes": self.held_bytes,
             "kept_after_forward_bytes": self.activations_bytes,
             "host_bytes": self.host_bytes,
+            "reserved_bytes": self.reserved_bytes if self.is_replayed else None,
+            "required_bytes": self.required_bytes if self.is_replayed else None,
             "total_low_bytes": total.low,
             "total_high_bytes": total.high,
             "verdict": self.verdict.value if self.verdict is not None else None,
@@ -203,6 +273,11 @@ class Estimate:
             row[f"{label}_bytes"] = components.get(label, 0)
         row["left_out"] = "; ".join(self.unmodelled)
         return row
+
+
+def num_communicators(setup: TrainingSetup) -> int:
+    """NCCL's communicators: one, and one more where shards are replicated too."""
+    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID)
 
 
 PHASE_NAMES = ("load", "forward", "backward", "step", "save")

@@ -1,7 +1,7 @@
 """From a model and a setup to an ``Estimate``: record the tape, walk it, lay the engine over it."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from memplan.errors import SetupError
 from memplan.estimator.assumptions import assumptions_of, notes_of
@@ -16,9 +16,10 @@ from memplan.hardware.gpu import (
     threads_per_multiprocessor,
 )
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
-from memplan.memory.engine_options import engine_autocast
+from memplan.memory.engine_options import engine_autocast, has_module_hooks, has_python_linear
 from memplan.memory.rank import RankInput, check_rank, joined
-from memplan.memory.runtime import workspace_bytes
+from memplan.memory.required import RunSource
+from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
@@ -45,13 +46,15 @@ def estimate(
     rank that it does not have.
     """
     job = _Job.of(model, setup, gpu)
+    account = job.account(rank=rank)
     return Estimate(
         model=model,
         setup=job.setup,
         gpu=gpu,
+        run_source=job.run_source(account),
         num_params=total_parameters(job.given.tape),
         trainable_params=trainable_parameters(job.given.tape),
-        account=job.account(rank=rank),
+        account=account,
         activations_bytes=job.given.passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(job.given.tape),
         assumptions=assumptions_of(model, setup, job.setup, gpu),
@@ -97,6 +100,23 @@ class _Job:
             left_out = (*account.left_out, self.model.activations_left_out)
             account = replace(account, left_out=left_out)
         return account
+
+    def run_source(self, account: RankAccount) -> RunSource:
+        """From which that rank's run is played out."""
+        return RunSource(
+            record=partial(record_and_walk, self.model, self.options),
+            setup=self.setup,
+            rank=account.rank,
+            workspace_bytes=_scratch_bytes(self.setup, self.gpu) // NUM_HANDLES,
+            capacity_bytes=self._tight_capacity(account),
+        )
+
+    def _tight_capacity(self, account: RankAccount) -> int | None:
+        """The card's, where loading has to go by it; None where there is room."""
+        gpu = self.gpu
+        if gpu is None or account.phases[0].peak_bytes <= gpu.capacity_bytes:
+            return None
+        return gpu.capacity_bytes
 
 
 @lru_cache(maxsize=256)
@@ -148,11 +168,13 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         kernels=setup.chosen_kernels,
         dropout=setup.dropout,
         decomposed=not setup.kernel_scratch,
+        sdpa=sdpa_support(gpu),
         multiprocessors=num_multiprocessors(gpu),
         threads_per_multiprocessor=threads_per_multiprocessor(gpu),
-        sdpa=sdpa_support(gpu),
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,
+        module_hooks=has_module_hooks(setup),
+        python_linear=has_python_linear(setup),
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,

@@ -41,13 +41,14 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
         # Kept tensors go by their arguments' names: mat2 before self, but mat1 before mat2.
         saves.insert(len(saves) if bias is not None else 0, factor)
     inputs: tuple[Tensor, ...] = (x, factor)
-    gradients: tuple[int, ...] = (Gradient.VIEW, Gradient.VIEW)
+    product = Gradient.FRESH if t.options.python_linear else Gradient.VIEW
+    gradients: tuple[int, ...] = (product, product)
     if addend is not None:
         inputs += (addend,)
         gradients += (Gradient.SUMMED,)
     t.record(
         "linear", inputs, (out,), saves=saves, gradients=gradients,
-        flops=2 * rows * in_features * out_features,
+        flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
     return out

@@ -33,6 +33,10 @@ class TapeOptions:
     """Share of layers whose activations are recomputed."""
     selective: bool = False
     """Checkpointing is selective, by the kernels' policy."""
+    module_hooks: bool = False
+    """Gradients of modules' inputs go through hooks of the engine."""
+    python_linear: bool = False
+    """Linear layers are an ``autograd.Function`` in place of PyTorch's own kernels."""
     outputs_held: bool = False
     """The training loop keeps the logits until after backward."""
     upcast_outputs: bool = False

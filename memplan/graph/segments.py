@@ -76,6 +76,7 @@ class Operation:
         "flops",
         "forward_scratch",
         "gradients",
+        "in_python",
         "inputs",
         "name",
         "outputs",
@@ -95,6 +96,7 @@ class Operation:
         backward_scratch: Sequence[int] = (),
         flops: int = 0,
         saves_output: bool = False,
+        in_python: bool = False,
     ) -> None:
         self.name = name
         self.inputs = inputs
@@ -110,8 +112,11 @@ class Operation:
         self.backward_scratch = backward_scratch
         """The same in the backward formula, whose results are the gradients."""
         self.flops = flops
-        self.saves_output = saves_output
-        """One of its own outputs is kept, so recomputation must run it to get there."""
+        self.saves_output = saves_output or in_python
+        """One of its own outputs is kept, or whatever it keeps is kept when it has run: recomputation
+        must run it to get there."""
+        self.in_python = in_python
+        """It is an ``autograd.Function``, whose formula goes by the order of its inputs."""
 
     def backward_order(self) -> list[tuple[Tensor, int]]:
         """Each input with its gradient, in the order the backward formula computes them.
@@ -120,7 +125,7 @@ class Operation:
         gen_autograd_functions.py): ``mat2`` and ``other`` come before ``self``.
         """
         pairs = list(zip(self.inputs, self.gradients, strict=True))
-        if len(pairs) == 2 and self.name in _SECOND_FIRST:
+        if len(pairs) == 2 and self.name in _SECOND_FIRST and not self.in_python:
             pairs.reverse()
         return pairs
 

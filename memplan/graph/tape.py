@@ -207,6 +207,7 @@ class Tape:
         forward_scratch_bytes: int | Sequence[int] = 0,
         backward_scratch_bytes: int | Sequence[int] = 0,
         flops: int = 0,
+        in_python: bool = False,
     ) -> None:
         """Append an operation and settle what it keeps alive."""
         segment = self.segment
@@ -243,7 +244,7 @@ class Tape:
                 name, inputs, outputs, saved, gradients if differentiable else (),
                 forward_scratch=_blocks(forward_scratch_bytes),
                 backward_scratch=_blocks(backward_scratch_bytes),
-                flops=flops, saves_output=saves_output,
+                flops=flops, saves_output=saves_output, in_python=in_python,
             )
         )  # fmt: skip
 

@@ -37,6 +37,9 @@ _ADDRESS_BITS = 40
 """Bits of an address in a pool's keys, which sort by size and then by address."""
 _ADDRESSES = (1 << _ADDRESS_BITS) - 1
 
+BlockInUse = tuple[int, int, int, list[int]]
+"""A block's address, its size and the request it serves, and its pool's free blocks."""
+
 EMPTY_CACHE = 0
 """The event ``torch.cuda.empty_cache()``."""
 
@@ -93,7 +96,7 @@ class CachingAllocator:
         >>> CachingAllocator().replay([512, ~0])
         """
         pools, at, before = self._pools, self._at, self._before
-        blocks: dict[int, tuple[int, int, int, list[int]]] = {}
+        blocks = self.blocks_in_use()
         streams = streams or {}
         requested = allocated = 0
         peak_requested = peak_allocated = 0
@@ -162,6 +165,10 @@ class CachingAllocator:
                 peak_allocated = allocated
         self._note_peaks(peak_requested, peak_allocated)
         return None
+
+    def blocks_in_use(self) -> "dict[int, BlockInUse]":
+        """Blocks handed out, by the event that asked for them; who watches a replay has its own."""
+        return {}
 
     def _note_peaks(self, peak_requested: int, peak_allocated: int) -> None:
         self.peak_requested = max(self.peak_requested, peak_requested)

@@ -25,6 +25,7 @@ from memplan.memory.step import BackwardPass
 from memplan.memory.walk import Interval
 from memplan.records import dataclass
 from memplan.training.optimizers import OPTIMIZERS
+from memplan.training.precision import PrecisionFormats
 from memplan.training.setup import TrainingSetup
 from memplan.units import MIB
 
@@ -81,6 +82,14 @@ class DdpOptions:
             find_unused_parameters=read.boolean("find_unused_parameters", default=False),
             broadcast_buffers=read.boolean("broadcast_buffers", default=True),
         )
+
+
+def compressed_format(options: DdpOptions, formats: PrecisionFormats) -> DType | None:
+    """What buckets are copied to; None where they are not, as gradients that have that format
+    already (``Tensor.to`` then returns the bucket itself).
+    """
+    compressed = _COMPRESSED.get(options.comm_hook)
+    return None if compressed is formats.gradients else compressed
 
 
 def ddp_account(given: RankInput) -> RankAccount:
@@ -228,13 +237,7 @@ class DdpReplay:
 
     @property
     def _compressed(self) -> DType | None:
-        """What buckets are copied to; None where they are not, as gradients that have that format
-        already (``Tensor.to`` then returns the bucket itself).
-        """
-        compressed = _COMPRESSED.get(self.options.comm_hook)
-        if not self.bucketed or compressed is self.given.formats.gradients:
-            return None
-        return compressed
+        return compressed_format(self.options, self.given.formats) if self.bucketed else None
 
     def _backward_with_copies(self, compressed: DType) -> None:
         """Interval by interval, since a full bucket is copied to 16 bits when it is ready."""

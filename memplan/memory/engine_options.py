@@ -110,9 +110,26 @@ def loads_under_zero_init(setup: TrainingSetup) -> bool:
     >>> loads_under_zero_init(TrainingSetup(num_gpus=8, zero_stage=3))
     True
     """
-    if setup.chosen_engine is not Engine.DEEPSPEED or setup.zero_stage is not ZeroStage.PARAMETERS:
+    if not has_module_hooks(setup):
         return False
     return str(dict(setup.engine_options).get("zero_init")).lower() != "false"
+
+
+def has_module_hooks(setup: TrainingSetup) -> bool:
+    """Whether an engine hangs hooks on every module's backward pass: DeepSpeed's stage 3 does."""
+    is_sharded = setup.zero_stage is ZeroStage.PARAMETERS
+    return is_sharded and setup.chosen_engine is Engine.DEEPSPEED
+
+
+def has_python_linear(setup: TrainingSetup) -> bool:
+    """Whether an engine replaces ``torch.nn.functional.linear`` by a function of its own.
+
+    DeepSpeed's stage 3 does unless ``memory_efficient_linear`` is off (runtime/zero/linear.py).
+    """
+    if not has_module_hooks(setup):
+        return False
+    asked = dict(setup.engine_options).get("memory_efficient_linear", True)
+    return str(asked).lower() != "false"
 
 
 def engine_autocast(setup: TrainingSetup) -> DType | None:

@@ -24,7 +24,7 @@ _ENDLESS = 1 << 60
 _Key = tuple[int, int]
 
 
-class _Block:
+class Block:
     """A stretch of a range: in use, free and mapped, or unmapped."""
 
     __slots__ = ("address", "after", "before", "mapped", "size", "used")
@@ -34,31 +34,33 @@ class _Block:
         self.size = size
         self.mapped = mapped
         self.used = False
-        self.before: _Block | None = None
-        self.after: _Block | None = None
+        self.before: Block | None = None
+        self.after: Block | None = None
 
 
-class _Range:
+class Range:
     """The addresses of one pool and stream."""
 
     def __init__(self, page: int) -> None:
         self.page = page
-        tail = _Block(0, _ENDLESS, mapped=False)
+        tail = Block(0, _ENDLESS, mapped=False)
         self.free: list[_Key] = []
         """Free mapped blocks by size and address."""
-        self.at: dict[int, _Block] = {}
+        self.at: dict[int, Block] = {}
         """Free mapped blocks by address."""
-        self.unmapped: dict[int, _Block] = {0: tail}
+        self.unmapped: dict[int, Block] = {0: tail}
 
-    def add(self, block: _Block) -> None:
+    def add(self, block: Block) -> None:
+        """Note a free block."""
         insort(self.free, (block.size, block.address))
         self.at[block.address] = block
 
-    def take(self, block: _Block) -> None:
+    def take(self, block: Block) -> None:
+        """Forget a free block."""
         del self.free[bisect_left(self.free, (block.size, block.address))]
         del self.at[block.address]
 
-    def fitting(self, size: int) -> _Block | None:
+    def fitting(self, size: int) -> Block | None:
         """The best fit, a block at an edge counting as large as it can grow."""
         free, at = self.free, self.at
         position = bisect_left(free, (size, -1))
@@ -72,14 +74,14 @@ class _Range:
             block = other
         return block
 
-    def growing(self, size: int) -> _Block:
+    def growing(self, size: int) -> Block:
         """The lowest free or unmapped block from which there is room for the request."""
         for address in sorted(self.unmapped):
             block = self.unmapped[address]
             if block.before is not None and not block.before.used and block.before.mapped:
                 block = block.before
             room = 0
-            each: _Block | None = block
+            each: Block | None = block
             while each is not None and not each.used and room < size:
                 room += each.size
                 each = each.after
@@ -89,7 +91,7 @@ class _Range:
         raise AssertionError(msg)
 
 
-def _growth(block: _Block) -> int:
+def _growth(block: Block) -> int:
     after = block.after
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
@@ -99,7 +101,7 @@ class ExpandableAllocator:
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity = _ENDLESS if capacity_bytes is None else capacity_bytes // _UNIT
-        self.ranges: dict[_Key, _Range] = {}
+        self.ranges: dict[_Key, Range] = {}
         self.reserved = self.allocated = 0
         self.peak_allocated = self.peak_reserved = 0
         self.num_mappings = self.num_flushes = 0
@@ -110,7 +112,7 @@ class ExpandableAllocator:
         >>> ExpandableAllocator().replay([512, ~0])
         """
         streams = streams or {}
-        blocks: dict[int, tuple[_Range, _Block]] = {}
+        blocks = self.blocks_in_use()
         for number, event in enumerate(events):
             if event < 0:
                 self._release(*blocks.pop(~event))
@@ -122,14 +124,18 @@ class ExpandableAllocator:
                 found = self.ranges.get(key)
                 if found is None:
                     page = SMALL_SEGMENT_BYTES if small else MEDIUM_SEGMENT_BYTES
-                    found = self.ranges[key] = _Range(page // _UNIT)
+                    found = self.ranges[key] = Range(page // _UNIT)
                 block = self._allocate(found, (event + _UNIT - 1) // _UNIT)
                 if block is None:
                     return number
                 blocks[number] = found, block
         return None
 
-    def _allocate(self, pool: _Range, size: int) -> _Block | None:
+    def blocks_in_use(self) -> dict[int, tuple[Range, Block]]:
+        """Blocks handed out, by the event that asked for them; who watches a replay has its own."""
+        return {}
+
+    def _allocate(self, pool: Range, size: int) -> Block | None:
         block = pool.fitting(size)
         if block is not None:
             pool.take(block)
@@ -143,7 +149,7 @@ class ExpandableAllocator:
                 return None
         rest = block.size - size
         if rest:
-            other = _Block(block.address + size, rest, mapped=True)
+            other = Block(block.address + size, rest, mapped=True)
             _insert_after(block, other)
             block.size = size
             pool.add(other)
@@ -152,7 +158,7 @@ class ExpandableAllocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def _grow(self, pool: _Range, size: int) -> _Block | None:
+    def _grow(self, pool: Range, size: int) -> Block | None:
         """``try_allocate_expandable_block``."""
         block = pool.growing(size)
         if not block.mapped:
@@ -170,7 +176,7 @@ class ExpandableAllocator:
         pool.take(block)
         return block
 
-    def _map(self, pool: _Range, block: _Block, size: int) -> _Block | None:
+    def _map(self, pool: Range, block: Block, size: int) -> Block | None:
         """Map pages at the beginning of an unmapped block, and join it with its free neighbours."""
         page = pool.page
         end = -(-(block.address + size) // page) * page
@@ -182,14 +188,14 @@ class ExpandableAllocator:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         del pool.unmapped[block.address]
         if size < block.size:
-            rest = _Block(block.address + size, block.size - size, mapped=False)
+            rest = Block(block.address + size, block.size - size, mapped=False)
             _insert_after(block, rest)
             pool.unmapped[rest.address] = rest
             block.size = size
         block.mapped = True
         return self._join(pool, block)
 
-    def _join(self, pool: _Range, block: _Block) -> _Block:
+    def _join(self, pool: Range, block: Block) -> Block:
         """Join a free block with its free mapped neighbours."""
         before, after = block.before, block.after
         if before is not None and before.mapped and not before.used:
@@ -202,7 +208,7 @@ class ExpandableAllocator:
         pool.add(block)
         return block
 
-    def _release(self, pool: _Range, block: _Block) -> None:
+    def _release(self, pool: Range, block: Block) -> None:
         self.allocated -= block.size
         block.used = False
         self._join(pool, block)
@@ -213,7 +219,7 @@ class ExpandableAllocator:
             for block in list(pool.at.values()):
                 self._unmap(pool, block)
 
-    def _unmap(self, pool: _Range, block: _Block) -> None:
+    def _unmap(self, pool: Range, block: Block) -> None:
         page = pool.page
         start = -(-block.address // page) * page
         end = (block.address + block.size) // page * page
@@ -223,11 +229,11 @@ class ExpandableAllocator:
         self.reserved -= end - start
         stop = block.address + block.size
         if stop > end:
-            rest = _Block(end, stop - end, mapped=True)
+            rest = Block(end, stop - end, mapped=True)
             _insert_after(block, rest)
             pool.add(rest)
         if block.address < start:
-            middle = _Block(start, end - start, mapped=False)
+            middle = Block(start, end - start, mapped=False)
             _insert_after(block, middle)
             block.size = start - block.address
             pool.add(block)
@@ -244,14 +250,14 @@ class ExpandableAllocator:
         pool.unmapped[block.address] = block
 
 
-def _insert_after(block: _Block, other: _Block) -> None:
+def _insert_after(block: Block, other: Block) -> None:
     other.before, other.after = block, block.after
     if block.after is not None:
         block.after.before = other
     block.after = other
 
 
-def _absorb(block: _Block, following: _Block) -> None:
+def _absorb(block: Block, following: Block) -> None:
     block.size += following.size
     block.after = following.after
     if following.after is not None:

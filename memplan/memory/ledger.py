@@ -4,10 +4,23 @@ An event is an integer, as ``memplan.memory.allocator`` reads them: a positive o
 bytes, ``~n`` frees what event ``n`` allocated.
 """
 
+from enum import StrEnum
+
+from memplan.graph.segments import Segment
+from memplan.memory.account import ComponentKind
 from memplan.memory.allocator import EMPTY_CACHE
 
 Block = int
 """The number of the event that allocated it."""
+
+
+class Part(StrEnum):
+    """What a run does at a time."""
+
+    LOAD = "load"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    STEP = "step"
 
 
 class Ledger:
@@ -20,8 +33,24 @@ class Ledger:
         self.streams: dict[int, int] = {}
         """Streams of the allocations on another than the main one."""
 
-    def allocate(self, num_bytes: int, stream: int = 0) -> Block:
-        """Ask for a block."""
+    def enter(self, part: Part, step: int = 0) -> None:
+        """A part of the run begins; only ``NamedLedger`` takes note."""
+
+    def reach(self, segment: Segment, repetition: int) -> None:
+        """A segment of the model is reached; only ``NamedLedger`` takes note."""
+
+    def frame(self) -> dict[object, Block]:
+        """Where a walk's keys and their blocks are kept."""
+        return {}
+
+    def allocate(
+        self,
+        num_bytes: int,
+        stream: int = 0,
+        kind: ComponentKind | None = None,  # noqa: ARG002
+        name: object = None,  # noqa: ARG002
+    ) -> Block:
+        """Ask for a block. What it is for, only ``NamedLedger`` notes: a walk's key says it too."""
         events = self.events
         number = len(events)
         events.append(num_bytes)
@@ -29,13 +58,24 @@ class Ledger:
             self.streams[number] = stream
         return number
 
+    def move(self, block: Block, stream: int) -> None:
+        """Let a block be of another stream than the main one, before anything else is asked for."""
+        if stream:
+            self.streams[block] = stream
+
     def free(self, block: Block) -> None:
         """Give a block back."""
         self.events.append(~block)
 
-    def use(self, *sizes: int, stream: int = 0) -> None:
+    def use(
+        self,
+        *sizes: int,
+        stream: int = 0,
+        kind: ComponentKind | None = None,
+        name: object = None,
+    ) -> None:
         """Ask for blocks that are all given back at once, the last one first."""
-        blocks = [self.allocate(size, stream) for size in sizes]
+        blocks = [self.allocate(size, stream, kind, name) for size in sizes]
         for block in reversed(blocks):
             self.free(block)
 

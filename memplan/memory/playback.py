@@ -5,14 +5,41 @@ of one handed to the next, and an engine is called where it takes part: before a
 when a parameter's gradient is ready.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from typing import Protocol
 
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
-from memplan.memory.walk import WORKSPACE
+from memplan.memory.walk import WORKSPACE, Event, Interval
+from memplan.records import dataclass
+
+Act = tuple[int, int]
+"""What an engine does at a stop; the playback hands it over as it is."""
+Acts = Sequence[Act]
+Cut = tuple[int, Acts]
+"""How many events come before a stop, and what is done there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stops:
+    """Where an engine takes part within a segment, by the number of an operation."""
+
+    forward: Mapping[int, Acts] = field(default_factory=dict)
+    """Before it runs; the number of operations: when all have run."""
+    again: Mapping[int, Acts] = field(default_factory=dict)
+    """The same where a checkpointed segment is run again."""
+    before_backward: Mapping[int, Acts] = field(default_factory=dict)
+    """Before its backward pass."""
+    after_backward: Mapping[int, Acts] = field(default_factory=dict)
+    """After it, its weights' gradients handed over."""
+    end: Acts = ()
+    """When the segment's backward pass is over."""
+
 
 Frame = dict[object, Block]
 """What one repetition of a segment holds: the walks' keys and their blocks."""
@@ -22,6 +49,9 @@ Place = tuple[Frame, object]
 
 class Engine(Protocol):
     """What takes part in a step beside the model."""
+
+    sum_stream: int
+    """Where autograd adds up a weight's gradients: the stream of the node that waits for them."""
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """A segment's forward pass begins."""
@@ -37,6 +67,12 @@ class Engine(Protocol):
 
     def gradient_ready(self, weight: tuple[Parameter, int], block: Block) -> None:
         """A gradient is finished, and the engine's."""
+
+    def stops(self, segment: Segment) -> Stops | None:
+        """Where it takes part within a segment; None: nowhere."""
+
+    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
+        """The pass is at one of these stops."""
 
 
 class Playback:
@@ -63,7 +99,7 @@ class Playback:
         """Each of the two threads has a handle with a workspace of its own, made at its first product."""
         missing = self.workspaces[forward]
         if missing:
-            self.ledger.allocate(missing)
+            self.ledger.allocate(missing, 0, ComponentKind.KERNEL_SCRATCH, "cuBLAS workspace")
             self.workspaces[forward] = 0
 
     # -- forward ---------------------------------------------------------------------------------
@@ -90,22 +126,28 @@ class Playback:
         ledger = self.ledger
         kept = self.kept[segment]
         carried = segment.carried if segment.carried not in kept else None
+        stops = self.engine.stops(segment)
+        cuts = [] if stops is None else _forward_cuts(each, stops)
         last_carried: Place | None = None
         given = segment.input.storage if segment.input is not None else None
         for repetition in range(segment.repeat):
+            ledger.reach(segment, repetition)
             self.engine.before_forward(segment, repetition)
-            frame: Frame = {}
+            frame = ledger.frame()
             self.frames[segment.index, repetition] = frame
             source = self._source(repetition, given)
             if source is not None:
                 self.inputs[segment.index, repetition] = source
-            for key, size in each.profile.events:
-                if size:
-                    frame[key] = ledger.allocate(size)
-                elif key is WORKSPACE:
-                    self._need_workspace(forward=True)
-                elif key is not carried:
-                    ledger.free(frame.pop(key))
+            for events, acts in _pieces(each.profile.events, cuts):
+                for key, size in events:
+                    if size:
+                        frame[key] = ledger.allocate(size)
+                    elif key is WORKSPACE:
+                        self._need_workspace(forward=True)
+                    elif key is not carried:
+                        ledger.free(frame.pop(key))
+                if acts:
+                    self.engine.reach(segment, repetition, acts)
             if carried is not None:
                 if last_carried is not None:
                     self._free(last_carried)
@@ -189,11 +231,15 @@ class Playback:
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
         loss = self.tape.segments[-1].output
         if loss is not None:
-            self.flow = self.ledger.allocate(loss.storage.num_bytes)
+            size = loss.storage.num_bytes
+            kind = ComponentKind.LOGITS_AND_LOSS
+            self.flow = self.ledger.allocate(size, 0, kind, "gradient of the loss")
         for each in self.passes.backward:
+            stops = self.engine.stops(each.segment)
+            cuts = None if stops is None else _backward_cuts(each, stops)
             for _ in range(each.repeats):
                 remaining[each.segment.index] -= 1
-                self._backward(each, remaining[each.segment.index])
+                self._backward(each, remaining[each.segment.index], cuts)
             if not remaining[each.segment.index] and not each.segment.checkpointed:
                 self._free_shared(each.segment)
         for leaf in self.tape.leaves:
@@ -207,8 +253,9 @@ class Playback:
                 self.ledger.free(block)
         self.frames.clear()
 
-    def _backward(self, each: BackwardPass, repetition: int) -> None:
+    def _backward(self, each: BackwardPass, repetition: int, cuts: list[list[Cut]] | None) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
+        ledger.reach(segment, repetition)
         engine.before_backward(segment, repetition)
         frame = self.frames[segment.index, repetition]
         source = self.inputs.get((segment.index, repetition))
@@ -222,21 +269,24 @@ class Playback:
                 block = self.shared.pop(tensor, None)
                 if block is not None:
                     frame[buffer] = block
-        for interval in each.intervals:
-            for key, size in interval.events:
-                if size:
-                    if key in frame:
-                        # Made again while the first one is still held by other segments.
-                        frame[repetition, key] = frame[key]
-                    frame[key] = ledger.allocate(size)
-                elif key is WORKSPACE:
-                    self._need_workspace(forward=False)
-                elif key in frame:
-                    ledger.free(frame.pop(key))
-                elif key is given and source is not None:
-                    if segment.checkpointed and not repetition:
-                        self._free_shared(segment)
-                    self._free(source)
+        for number, interval in enumerate(each.intervals):
+            for events, acts in _pieces(interval.events, cuts[number] if cuts else ()):
+                for key, size in events:
+                    if size:
+                        if key in frame:
+                            # Made again while the first one is still held by other segments.
+                            frame[repetition, key] = frame[key]
+                        frame[key] = ledger.allocate(size)
+                    elif key is WORKSPACE:
+                        self._need_workspace(forward=False)
+                    elif key in frame:
+                        ledger.free(frame.pop(key))
+                    elif key is given and source is not None:
+                        if segment.checkpointed and not repetition:
+                            self._free_shared(segment)
+                        self._free(source)
+                if acts:
+                    engine.reach(segment, repetition, acts)
             parameter = interval.parameter
             if parameter is None:
                 continue
@@ -261,6 +311,7 @@ class Playback:
         """
         waiting = self.waiting.pop(weight, None)
         if waiting is not None and block is not None:
+            self.ledger.move(block, self.engine.sum_stream)
             self.ledger.free(waiting)
         present = waiting if block is None else block
         assert present is not None
@@ -292,6 +343,40 @@ class Playback:
                 continue
             if not self._kept_nearby(storage):
                 self._free_any(storage)
+
+
+def _pieces(events: list[Event], cuts: Sequence[Cut]) -> Iterator[tuple[list[Event], Acts | None]]:
+    """Events up to each cut with what is done there, then the rest."""
+    done = 0
+    for position, acts in cuts:
+        yield events[done:position], acts
+        done = position
+    yield (events[done:] if done else events), None
+
+
+def _forward_cuts(each: ForwardPass, stops: Stops) -> list[Cut]:
+    starts = each.profile.starts
+    return [(starts[number], stops.forward[number]) for number in sorted(stops.forward)]
+
+
+def _backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:
+    """For each interval, where its events are cut."""
+    made: list[list[Cut]] = []
+    done: Acts = ()
+    for interval in each.intervals:
+        cuts: list[Cut] = []
+        for position, number in interval.marks:
+            if number < 0:
+                acts = stops.again.get(~number, ())
+            else:
+                acts = [*done, *stops.before_backward.get(number, ())]
+                done = stops.after_backward.get(number, ())
+            if acts:
+                cuts.append((position, acts))
+        made.append(cuts)
+    last: Interval = each.intervals[-1]
+    made[-1].append((len(last.events), [*done, *stops.end]))
+    return made
 
 
 def _saved(segment: Segment) -> frozenset[Storage]:

@@ -1,12 +1,87 @@
-"""What a run requires of a card: its program played out, and replayed through the allocator."""
+"""What a run requires of a card: its program played out, and replayed through the allocator.
+
+Everything that only a replay needs is imported when one is asked for.
+"""
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from memplan.memory.allocator import AllocatorPeaks, least_capacity, replay
-from memplan.memory.expandable import least_expandable_capacity, replay_expandable
-from memplan.memory.ledger import Ledger
-from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
+from memplan.records import dataclass
+from memplan.training.setup import AllocatorKind, TrainingSetup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memplan.graph.tape import Tape
+    from memplan.memory.allocator import AllocatorPeaks
+    from memplan.memory.ledger import Ledger
+    from memplan.memory.step import StepPasses
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunSource:
+    """From which one rank's run is played out."""
+
+    record: "Callable[[], tuple[Tape, StepPasses]]"
+    """Records and walks the model as that card runs it."""
+    setup: TrainingSetup
+    """With every default filled in."""
+    rank: int
+    workspace_bytes: int
+    """cuBLAS's, of one thread."""
+    capacity_bytes: int | None
+    """Of the card; None: there is room for everything."""
+
+    @property
+    def played(self) -> "PlayedRun | None":
+        """The run; None where its engine has no program yet. Kept, since GPUs share it."""
+        return _played(
+            _Walked(*self.record()),
+            self.setup,
+            self.rank,
+            self.workspace_bytes,
+            self.capacity_bytes,
+        )
+
+
+class _Walked:
+    """A recorded model and its walk, told apart by the tape itself."""
+
+    __slots__ = ("passes", "tape")
+
+    def __init__(self, tape: "Tape", passes: "StepPasses") -> None:
+        self.tape = tape
+        self.passes = passes
+
+    def __hash__(self) -> int:
+        return id(self.tape)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Walked) and other.tape is self.tape
+
+
+@lru_cache(maxsize=8)
+def _played(
+    walked: _Walked,
+    setup: TrainingSetup,
+    rank: int,
+    workspace_bytes: int,
+    capacity_bytes: int | None,
+) -> "PlayedRun | None":
+    """Play loading and as many steps as the engine needs."""
+    from memplan.memory.ledger import Ledger
+    from memplan.memory.programs import program_of
+
+    given = RankInput(tape=walked.tape, passes=walked.passes, setup=setup)
+    ledger = Ledger()
+    program = program_of(
+        given, ledger, rank=rank, workspace_bytes=workspace_bytes, capacity_bytes=capacity_bytes
+    )
+    if program is None:
+        return None
+    program.run()
+    return PlayedRun(ledger, expandable=setup.allocator is AllocatorKind.EXPANDABLE)
 
 
 class PlayedRun:
@@ -14,14 +89,14 @@ class PlayedRun:
 
     __slots__ = ("_expandable", "_peaks", "_required", "ledger")
 
-    def __init__(self, ledger: Ledger, *, expandable: bool) -> None:
+    def __init__(self, ledger: "Ledger", *, expandable: bool) -> None:
         self.ledger = ledger
         self._expandable = expandable
         self._peaks: dict[int | None, AllocatorPeaks] = {}
         self._required: int | None = None
 
     @property
-    def peaks(self) -> AllocatorPeaks:
+    def peaks(self) -> "AllocatorPeaks":
         """What is reached on a card with room."""
         return self.on_card(None)
 
@@ -29,26 +104,21 @@ class PlayedRun:
     def required_bytes(self) -> int:
         """The least capacity for the allocator's segments with which the run completes [bytes]."""
         if self._required is None:
+            from memplan.memory.allocator import least_capacity
+            from memplan.memory.expandable import least_expandable_capacity
+
             search = least_expandable_capacity if self._expandable else least_capacity
             self._required = search(self.ledger.events, self.ledger.streams, peaks=self.peaks)
         return self._required
 
-    def on_card(self, capacity_bytes: int | None) -> AllocatorPeaks:
+    def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
         found = self._peaks.get(capacity_bytes)
         if found is None:
+            from memplan.memory.allocator import replay
+            from memplan.memory.expandable import replay_expandable
+
             follow = replay_expandable if self._expandable else replay
             found = follow(self.ledger.events, self.ledger.streams, capacity_bytes=capacity_bytes)
             self._peaks[capacity_bytes] = found
         return found
-
-
-@lru_cache(maxsize=8)
-def play(given: RankInput, *, workspace_bytes: int, expandable: bool = False) -> PlayedRun | None:
-    """Play two steps of a rank's run; None where its engine has no program yet."""
-    ledger = Ledger()
-    program = program_of(given, ledger, workspace_bytes=workspace_bytes)
-    if program is None:
-        return None
-    program.run()
-    return PlayedRun(ledger, expandable=expandable)

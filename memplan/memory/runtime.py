@@ -1,4 +1,4 @@
-"""What no formula knows: CUDA context, NCCL, fragmentation; as ranges with their sources.
+"""What lies outside the allocator, CUDA context and NCCL, as ranges with their sources.
 
 cuBLAS workspaces are known, and are part of the peak.
 """
@@ -6,15 +6,24 @@ cuBLAS workspaces are known, and are part of the peak.
 from memplan.records import dataclass
 from memplan.units import GIB, KIB, MIB
 
-CONTEXT_BYTES = (int(0.4 * GIB), int(1.4 * GIB))
-"""CUDA context with lazily loaded kernels: 0.4-0.6 GiB at start, up to 1.4 GiB in training runs
-(ml-engineering, training/performance and debug/pytorch.md; pytorch issues 107667, 109888)."""
-NCCL_BYTES = (int(0.5 * GIB), int(2.0 * GIB))
-"""NCCL's buffers where there is more than one GPU: 544 MB for two A100s to 1-2 GiB for eight GPUs
+CONTEXT_GIB: dict[int, tuple[float, float]] = {
+    7: (0.1, 1.35), 8: (0.25, 0.8), 9: (0.5, 1.25), 10: (0.7, 1.5), 12: (0.25, 0.8),
+}  # fmt: skip
+"""CUDA context with its kernels, by the major compute capability [GiB]: T4 0.11-0.15 and V100 with
+drivers before lazy loading up to 1.31; RTX 30/40, A100 0.25-0.95; H100, H200 0.48-1.21; B200 0.70
+(Hugging Face's perf_train_gpu_one page; ml-engineering, training/performance; fms-acceleration's
+benchmarks; PEFT's method comparison: nvidia-smi less what is reserved)."""
+UNKNOWN_CONTEXT_GIB = (0.25, 1.5)
+"""The same for cards whose capability is not known."""
+NCCL_GIB = (0.5, 2.0)
+"""NCCL's buffers of the first communicator [GiB]: 544 MB for two A100s to 1-2 GiB for eight GPUs
 (NVIDIA/nccl issues 964 and 864; ml-engineering, debug/pytorch.md)."""
-RESERVED_OVER_ALLOCATED = (1.03, 1.25)
-"""What the caching allocator reserves for each byte allocated at the peak: 1.028-1.093 for
-Megatron on B200 (SimuMax, 19 runs), 1.18-1.36 for eager FSDP on Llama-2-7B (torchtitan #165)."""
+NCCL_FURTHER_GIB = (0.0, 0.65)
+"""Of each further communicator [GiB] (RCCL: 1 GiB, and 0.65 for each further one)."""
+LEAST_OVER_REQUESTED = (1.0, 1.35)
+"""Between what a run asks for at its peak and the least memory for segments with which it completes,
+where the run is not replayed: 1.002-1.28 in 68 runs on one GPU of PyTorch's CUDA build, up to 1.30
+under FSDP2, 1.32 under DeepSpeed (62 runs of engines)."""
 
 WORKSPACE_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
 """cuBLAS workspace of one handle and stream (torch 2.13, CublasHandlePool.cpp)."""
@@ -43,13 +52,25 @@ def workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
     return NUM_HANDLES * each
 
 
-def total_range(peak_bytes: int, *, num_gpus: int) -> ByteRange:
-    """What nvidia-smi would show at the worst moment [bytes].
+def overhead_range(
+    compute_capability: tuple[int, int] | None, *, num_gpus: int, num_communicators: int = 1
+) -> ByteRange:
+    """What lies beside the allocator's segments: context, and NCCL where there are several GPUs [bytes].
 
-    Equation: ``peak x reserved/allocated + context (+ NCCL)``, both ends of every range.
+    >>> overhead_range((8, 0), num_gpus=1)
+    ByteRange(low=268435456, high=858993459)
     """
+    major = compute_capability[0] if compute_capability is not None else 0
     ends = []
-    for end in (0, 1):
-        total = int(peak_bytes * RESERVED_OVER_ALLOCATED[end]) + CONTEXT_BYTES[end]
-        ends.append(total + (NCCL_BYTES[end] if num_gpus > 1 else 0))
+    for end, context in enumerate(CONTEXT_GIB.get(major, UNKNOWN_CONTEXT_GIB)):
+        total = context
+        if num_gpus > 1:
+            total += NCCL_GIB[end] + (num_communicators - 1) * NCCL_FURTHER_GIB[end]
+        ends.append(int(total * GIB))
     return ByteRange(ends[0], ends[1])
+
+
+def bounded_range(requested_bytes: int, overhead: ByteRange) -> ByteRange:
+    """What a run needs of a card, where it is not replayed [bytes]."""
+    low, high = (int(requested_bytes * factor) for factor in LEAST_OVER_REQUESTED)
+    return ByteRange(low + overhead.low, high + overhead.high)

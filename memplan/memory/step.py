@@ -266,6 +266,7 @@ class StepWalk:
             segment,
             walk.saves,
             in_place_sums=not self.tape.decomposed,
+            hooked=self.tape.options.module_hooks,
             accumulated=finished,
             shared=shared,
             again=walk.recompute() if segment.checkpointed else None,

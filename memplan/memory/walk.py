@@ -63,6 +63,8 @@ class ForwardProfile:
     """For each operation, the bytes alive while it runs and after it."""
     events: list[Event]
     """Allocations and frees, in torch's order."""
+    starts: list[int]
+    """How many of them come before each operation, and before the end."""
 
 
 @dataclass(slots=True)
@@ -98,13 +100,13 @@ class Interval:
     """What is alive when it ends, the gradient just finished left out too."""
     events: list[Event]
     """Allocations and frees, in torch's order; the finished gradient stays."""
+    marks: list[tuple[int, int]]
+    """How many of them come before an operation, and its position: that of its backward pass, or
+    ``~position`` for its forward pass, run again."""
     stations: list[Station]
     """Where modules' backward passes begin in it."""
     last_peak_bytes: int
     """The highest level since the last of them."""
-    unsummed_bytes: int
-    """By how much more is alive where a module's hook stands between the gradient of its input and
-    that of its siblings: they are summed only when the parameter's gradient has been dealt with."""
     gradient: object = None
     """The finished gradient's key in the events; None where it was added to another."""
     recomputes: bool = False
@@ -187,7 +189,9 @@ class ForwardWalk:
         live = saved = peak = peak_saved = cached = 0
         levels: list[tuple[int, int]] = []
         events: list[Event] = []
+        starts: list[int] = []
         for position, operation in enumerate(operations):
+            starts.append(len(events))
             highest = 0
             before: Sequence[Change] = ()
             after: Sequence[Change] = ()
@@ -233,6 +237,7 @@ class ForwardWalk:
                 live -= storage.num_bytes
                 events.append((storage, 0))
             levels.append((highest, live))
+        starts.append(len(events))
         given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
             peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
@@ -241,6 +246,7 @@ class ForwardWalk:
             cached_cast_bytes=cached,
             levels=levels,
             events=events,
+            starts=starts,
         )
 
 
@@ -271,17 +277,25 @@ def module_boundaries(segment: Segment) -> frozenset[int]:
     return frozenset(made)
 
 
+def last_recomputed(segment: Segment) -> int:
+    """The operation of a checkpointed segment at which running it again is broken off.
+
+    torch stops at the last tensor to be kept (``set_checkpoint_early_stop``, on by default).
+    """
+    for position in range(len(segment.operations) - 1, -1, -1):
+        if _keeps(segment.operations[position]):
+            return position
+    return 0
+
+
 def recomputation_stop(segment: Segment) -> int:
     """How many operations a checkpointed segment runs again before everything kept is there.
 
-    torch stops recomputing at the last tensor to be kept (``set_checkpoint_early_stop``, on by
-    default): an operation that keeps only inputs is not run itself.
+    An operation that keeps only inputs is not run itself.
     """
-    for position in range(len(segment.operations) - 1, -1, -1):
-        operation = segment.operations[position]
-        if _keeps(operation):
-            return position + 1 if operation.saves_output else position
-    return 0
+    last = last_recomputed(segment)
+    keeps = bool(segment.operations) and _keeps(segment.operations[last])
+    return last + (keeps and segment.operations[last].saves_output)
 
 
 def _keeps(operation: Operation) -> bool:
@@ -316,8 +330,10 @@ class BackwardWalk:
         shared: dict[Tensor, int],
         again: ForwardProfile | None = None,
         device: Multiprocessors | None = None,
+        hooked: bool = False,
     ) -> None:
         self.device = device
+        self.hooked = hooked
         self.segment = segment
         self.saves = dict(saves)
         self.again = again
@@ -336,10 +352,9 @@ class BackwardWalk:
         self.highest = Level()
         """And before that, in the present interval."""
         self.stations: list[Station] = []
-        self.unsummed = 0
-        """What the sums of the present operation have let go."""
         self.intervals: list[Interval] = []
         self.events: list[Event] = []
+        self.marks: list[tuple[int, int]] = []
         self.handed_over: set[Storage] = set()
         self.buffers: dict[Tensor, GradientBuffer] = {}
         self.holders = 0
@@ -365,6 +380,7 @@ class BackwardWalk:
             operation = segment.operations[position]
             if not operation.gradients:
                 continue
+            self.marks.append((len(self.events), position))
             if position in boundaries:
                 self._arrive(position)
             if self.again is not None and _keeps(operation):
@@ -455,10 +471,12 @@ class BackwardWalk:
             self.highest = Level(saved_bytes=saved, other_bytes=highest - saved)
         self.peak = self.highest
         recomputed = again.end.total_bytes
+        before = len(self.events)
+        self.marks += [(before + start, ~number) for number, start in enumerate(again.starts)]
         self.events += again.events
         self.live += recomputed
         self.saved += recomputed
-        stations, self.stations, self.unsummed = self.stations, [], 0
+        stations, self.stations = self.stations, []
         self._close(None, 0, recomputes=True)
         for station in stations:
             station.peak_bytes += recomputed
@@ -493,20 +511,20 @@ class BackwardWalk:
                 gradient_bytes=gradient_bytes,
                 end=Level(saved_bytes=self.saved, other_bytes=other),
                 events=self.events,
+                marks=self.marks,
                 stations=self.stations,
                 last_peak_bytes=last,
-                unsummed_bytes=self.unsummed,
                 gradient=gradient,
                 recomputes=recomputes,
             )
         )
         self.events = []
+        self.marks = []
         self.highest = self.peak
         self.stations = []
 
     def _step(self, operation: Operation) -> None:
         """Call one node: formula, sums and casts, then its inputs and saved variables go."""
-        self.unsummed = 0
         incoming = [
             buffer
             for tensor in operation.outputs
@@ -534,6 +552,9 @@ class BackwardWalk:
         self._let_go_of_given(operation)
         # Next edges are served in the order of the inputs, whatever order the formula went in.
         made.sort(key=lambda each: operation.inputs.index(each[0]))
+        if self.hooked:
+            # A module's hook stands before the gradient of its input, but not before its weights'.
+            made.sort(key=lambda each: not isinstance(each[0], Parameter))
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
 
@@ -600,7 +621,6 @@ class BackwardWalk:
         if present is None:
             self.buffers[tensor] = buffer
             return
-        apart = self.live
         if self.in_place_sums and present.references == 1 and not present.is_view:
             self._release(buffer)
         else:
@@ -609,7 +629,6 @@ class BackwardWalk:
             self._release(present)
             self._release(buffer)
             self.buffers[tensor] = total
-        self.unsummed += apart - self.live
 
     def _accumulate(self, parameter: Parameter, buffer: GradientBuffer) -> None:
         if parameter in self.accumulated:

@@ -136,7 +136,9 @@ def comparison_table(
         groups = shown_groups(row)
         for group in groups:
             first = max(group, key=lambda each: each.peak_bytes)
-            label = setup_label(first.setup) + _apart(group, groups)
+            label = setup_label(first.setup)
+            if len(groups) > 1:
+                label += _apart(group, groups)
             held = {each.gpu.gpu_id: each for each in group if each.gpu is not None}
             cells = [
                 verdict_text(
@@ -334,9 +336,9 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
     nccl = ", NCCL and" if rows[0][0].setup.num_gpus > 1 else " and"
     lines = [
         (
-            f"GiB = 2^30 bytes, allocated by PyTorch. The verdict adds fragmentation{nccl} the CUDA "
-            "context, as a range: fits = its high end does, tight = the GPU's memory is inside it, "
-            "OOM = its low end exceeds the GPU."
+            "GiB = 2^30 bytes, allocated by PyTorch. A card needs what its caching allocator must "
+            f"have to complete the run,{nccl} the CUDA context, as a range: fits = its high end does, "
+            "tight = the GPU's memory is inside it, OOM = its low end exceeds the GPU."
         )
     ]
     lines += precision_lines(rows)

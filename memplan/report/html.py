@@ -22,7 +22,7 @@ from memplan.report.estimate import footnotes, setup_label
 from memplan.report.explain import size_text
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
 from memplan.report.flops import TERA, flops_footnotes
-from memplan.report.svg import gib, lay_out, shapes
+from memplan.report.svg import RESERVED_WORDS, gib, lay_out, shapes
 from memplan.report.timeline import LIFETIME_WORDS
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP
 from memplan.units import GIB, format_count
@@ -181,6 +181,8 @@ def _timeline(found: Estimate) -> str:
         f'<span><i class="swatch {each.value}"></i>{escape(words)}</span>'
         for each, words in LIFETIME_WORDS.items()
     )
+    if any(moment.reserved_bytes for moment in drawing.columns):
+        legend += f'<span><i class="swatch reserved"></i>{escape(RESERVED_WORDS)}</span>'
     canvas = shapes(drawing, width=1000, height=300)
     return (
         '<figure class="timeline" role="img" aria-label="Bytes alive over a training step">'
@@ -474,6 +476,8 @@ figure{margin:1.6rem 0 1rem}
 .line{stroke:var(--red);stroke-width:1.5;stroke-dasharray:6 4;vector-effect:non-scaling-stroke}
 .swatch{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.35em}
 .swatch.long{background:var(--long)}.swatch.medium{background:var(--medium)}
+.reserved{stroke:var(--ink);stroke-width:1.5;fill:none;vector-effect:non-scaling-stroke}
+.swatch.reserved{height:2px;background:var(--ink);vertical-align:middle}
 .swatch.short{background:var(--short)}
 .phases{display:flex;font-size:.8rem;color:var(--soft)}
 .phases span{overflow:hidden;border-left:1px solid var(--edge);padding-left:.25rem}

@@ -33,6 +33,8 @@ COLUMN_MEANINGS: dict[str, str] = {
     "held_bytes": "between steps, once optimizer states exist",
     "kept_after_forward_bytes": "what the forward pass leaves for the backward pass",
     "host_bytes": "CPU RAM of one node, all its ranks together",
+    "reserved_bytes": "segments of the allocator on a card with room; null where not replayed",
+    "required_bytes": "least memory for segments with which it completes; null where not replayed",
     "total_low_bytes": "peak with the runtime's overhead, low end",
     "total_high_bytes": "the same, high end",
     "verdict": "fits, tight, OOM, or states fit",

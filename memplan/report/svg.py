@@ -18,13 +18,17 @@ WIDTH, HEIGHT = 960, 320
 MAX_COLUMNS = 240
 STYLE = """
 .long{fill:#3b6fb6}.medium{fill:#d9822b}.short{fill:#8a8f98}
+.reserved{stroke:#4a4f57;stroke-width:1.5;fill:none;vector-effect:non-scaling-stroke}
 .line{stroke:#b3261e;stroke-width:1.5;stroke-dasharray:6 4;fill:none;vector-effect:non-scaling-stroke}
 .grid{stroke:#8884;stroke-width:1;vector-effect:non-scaling-stroke}
 .words{fill:#1c1e21;font:13px system-ui,sans-serif}
 @media (prefers-color-scheme:dark){@media screen{
 .long{fill:#6f9fe0}.medium{fill:#f0a35c}.short{fill:#a7adb8}
-.line{stroke:#ff8a80}.words{fill:#e8eaed}.back{fill:#15181c}}}
+.reserved{stroke:#c8cdd4}.line{stroke:#ff8a80}.words{fill:#e8eaed}.back{fill:#15181c}}}
 """
+
+
+RESERVED_WORDS = "reserved by the allocator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,9 @@ def lay_out(found: Estimate) -> Timeline:
     capacity = found.gpu.capacity_bytes if found.gpu is not None else 0
     if capacity > 2.5 * peak.total_bytes:
         capacity = 0
-    return Timeline(columns, peak, capacity, int(1.08 * max(peak.total_bytes, capacity)))
+    reserved = max(moment.reserved_bytes for moment in columns)
+    top = int(1.08 * max(peak.total_bytes, capacity, reserved))
+    return Timeline(columns, peak, capacity, top)
 
 
 def shapes(timeline: Timeline, *, width: float, height: float) -> str:
@@ -80,6 +86,10 @@ def shapes(timeline: Timeline, *, width: float, height: float) -> str:
         path = _area(below, above, timeline.top_bytes, width, height)
         parts.append(f'<path class="{lifetime.value}" d="{path}"/>')
         below = above
+    reserved = [moment.reserved_bytes for moment in timeline.columns]
+    if any(reserved):
+        path = _edge(reserved, timeline.top_bytes, width, height)
+        parts.append(f'<path class="reserved" d="{path}"/>')
     if timeline.capacity_bytes:
         y = height * (1 - timeline.capacity_bytes / timeline.top_bytes)
         parts.append(f'<line class="line" x1="0" y1="{y:.1f}" x2="{width:g}" y2="{y:.1f}"/>')
@@ -99,17 +109,29 @@ def _share(moment: Moment, lifetime: Lifetime) -> int:
 def _area(below: list[int], above: list[int], top: int, width: float, height: float) -> str:
     """Steps along the upper edge, and back along the lower one."""
     step = width / len(above)
-    forth = [
-        f"H{(index + 1) * step:.1f}" if index and size == above[index - 1]
-        else f"V{height * (1 - size / top):.1f}H{(index + 1) * step:.1f}"
-        for index, size in enumerate(above)
-    ]  # fmt: skip
     back = [
         f"V{height * (1 - below[index] / top):.1f}H{index * step:.1f}"
         for index in range(len(below) - 1, -1, -1)
     ]
     start = f"M0 {height * (1 - below[0] / top):.1f}"
-    return start + "".join(forth) + "".join(back) + "Z"
+    return start + "".join(_steps(above, top, width, height)) + "".join(back) + "Z"
+
+
+def _steps(sizes: list[int], top: int, width: float, height: float) -> list[str]:
+    """From each size to the next, at right angles."""
+    step = width / len(sizes)
+    return [
+        f"H{(index + 1) * step:.1f}" if index and size == sizes[index - 1]
+        else f"V{height * (1 - size / top):.1f}H{(index + 1) * step:.1f}"
+        for index, size in enumerate(sizes)
+    ]  # fmt: skip
+
+
+def _edge(sizes: list[int], top: int, width: float, height: float) -> str:
+    """A line at these heights, which is not drawn where a size is 0: it is not known there."""
+    known = [size for size in sizes if size]
+    start = f"M0 {height * (1 - known[0] / top):.1f}"
+    return start + "".join(_steps(known, top, width * len(known) / len(sizes), height))
 
 
 def timeline_svg(found: Estimate) -> str:
@@ -138,6 +160,10 @@ def timeline_svg(found: Estimate) -> str:
             f'<rect class="{lifetime.value}" x="{x}" y="{y - 11}" width="12" height="12"/>'
         )
         words.append(_text(x + 18, y, LIFETIME_WORDS[lifetime]))
+    if any(moment.reserved_bytes for moment in timeline.columns):
+        x, y = left + 230 * len(Lifetime), top + HEIGHT + 46
+        words.append(f'<path class="reserved" d="M{x} {y - 5}h12"/>')
+        words.append(_text(x + 18, y, RESERVED_WORDS))
     full_width, full_height = left + WIDTH + 16, top + HEIGHT + bottom
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 0 {full_width + 8} {full_height}" '

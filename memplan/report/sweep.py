@@ -331,12 +331,17 @@ def _precision_notes(results: Sequence[SweepResult]) -> list[str]:
 def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
     """What the reader has to know, each line once."""
     units = (
-        "Peak per GPU in GiB = 2^30 bytes, as PyTorch allocates. The verdict adds fragmentation, "
-        "NCCL and the CUDA context as a range: fits = its high end does, tight = the GPU's "
-        "memory is inside it, OOM = its low end exceeds the GPU."
+        "Peak per GPU in GiB = 2^30 bytes, as PyTorch allocates. A card needs what its caching "
+        "allocator must have to complete the run, NCCL and the CUDA context, as a range: fits = its "
+        "high end does, tight = the GPU's memory is inside it, OOM = its low end exceeds the GPU."
     )
+    lines = [units]
+    if not sweep.exact and any(
+        each.verdict is Verdict.TIGHT for result in results for each in result.estimates
+    ):
+        lines.append("tight is undecided here: runs are not replayed; --exact replays them")
     assumed = [f"Assumed: {text}" for text in sweep.model.assumptions]
-    lines = [units, *assumed, *_precision_notes(results), *kernel_notes(results)]
+    lines += [*assumed, *_precision_notes(results), *kernel_notes(results)]
     if any(loads_under_zero_init(result.setup) for result in results):
         lines.append(ZERO_INIT_LINE)
     for result in results:

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from memplan.estimator import Estimate
 from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.estimator.named_run import play_estimate
 from memplan.memory.account import ComponentKind, Lifetime, Phase
+from memplan.memory.levels import RunLevel, run_levels
+from memplan.memory.named import NamedRun
 from memplan.memory.step import Height, StepPasses
 from memplan.records import dataclass
 from memplan.training.precision import Engine
@@ -17,6 +20,8 @@ NUM_ROWS = 14
 """Lines of the drawing."""
 NUM_COLUMNS = 76
 FILLS = {Lifetime.LONG: "█", Lifetime.MEDIUM: "▒", Lifetime.SHORT: "░"}
+RESERVED = "·"
+"""What the allocator holds, above what is alive."""
 LIFETIME_WORDS = {
     Lifetime.LONG: "long: the whole run",
     Lifetime.MEDIUM: "medium: forward to backward",
@@ -38,6 +43,8 @@ class Moment:
     long_bytes: int
     medium_bytes: int
     short_bytes: int
+    reserved_bytes: int = 0
+    """What the allocator holds by then; 0: it is not known."""
 
     @property
     def total_bytes(self) -> int:
@@ -46,11 +53,38 @@ class Moment:
 
 
 def step_moments(found: Estimate) -> tuple[Moment, ...]:
-    """Every event of a step, loading first.
+    """Every event of a step, loading first: of each layer its fullest moment, then what it leaves.
 
-    On one GPU without an engine each figure is exact. Elsewhere the engine's own buffers stand at
-    the height that they have at their phase's peak, under the walk of the activations.
+    They are those of the run as it is played block by block. Where an engine's is not known so, its
+    own buffers stand at the height that they have at their phase's peak, under the activations.
     """
+    run = play_estimate(found)
+    return _laid_moments(found) if run is None else _played_moments(found, run)
+
+
+def _played_moments(found: Estimate, run: NamedRun) -> tuple[Moment, ...]:
+    moments = [_moment_of(level) for level in run_levels(run)]
+    if "save" in found.phases:
+        moments.append(_flat("save", found.phases["save"]))
+    return tuple(moment for moment in moments if moment.phase in found.phases)
+
+
+def _moment_of(level: RunLevel) -> Moment:
+    totals = dict.fromkeys(Lifetime, 0)
+    for kind, num_bytes in level.components.items():
+        totals[kind.lifetime] += num_bytes
+    stretch = level.stretch
+    return Moment(
+        stretch.part.value,
+        stretch.segment.name if stretch.segment is not None else "",
+        totals[Lifetime.LONG],
+        totals[Lifetime.MEDIUM],
+        totals[Lifetime.SHORT],
+        level.reserved_bytes,
+    )
+
+
+def _laid_moments(found: Estimate) -> tuple[Moment, ...]:
     _, passes = record_and_walk(found.model, tape_options(found.setup, found.gpu))
     phases = found.phases
     moments = [_flat("load", phases["load"])] if "load" in phases else []
@@ -186,17 +220,22 @@ def timeline_lines(found: Estimate, *, width: int = NUM_COLUMNS) -> list[str]:
     peak = max(columns, key=lambda moment: moment.total_bytes)
     capacity = found.gpu.capacity_bytes if found.gpu is not None else 0
     shown = 0 < capacity <= 2 * peak.total_bytes
-    top = max(peak.total_bytes, capacity if shown else 0) * 1.02
+    reserved = max(moment.reserved_bytes for moment in columns)
+    top = max(peak.total_bytes, reserved, capacity if shown else 0) * 1.02
     lines = []
     for row in reversed(range(NUM_ROWS)):
         low, high = top * row / NUM_ROWS, top * (row + 1) / NUM_ROWS
         line = shown and low <= capacity < high
         cells = "".join(
-            _cell(moment, (low + high) / 2) or ("╌" if line else " ") for moment in columns
+            _cell(moment, (low + high) / 2)
+            or (RESERVED if low <= moment.reserved_bytes < high else "╌" if line else " ")
+            for moment in columns
         )
         label = f"{high / GIB:7.1f} ┤" if row % 3 == (NUM_ROWS - 1) % 3 else " " * 8 + "│"
-        name = f" {found.gpu.gpu_id}" if line and found.gpu is not None else ""
-        lines.append((label + cells).rstrip() + name)
+        names = [found.gpu.gpu_id] if line and found.gpu is not None else []
+        if reserved and low <= reserved < high:
+            names.append(f"{RESERVED} reserved")
+        lines.append((label + cells).rstrip() + (" " + ", ".join(names) if names else ""))
     lines.append(f"{0:7.1f} ┼" + "─" * len(columns))
     lines.append(" " * 9 + _phase_labels(columns))
     lines.insert(0, _peak_line(columns, peak))

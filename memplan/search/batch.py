@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.runtime import RESERVED_OVER_ALLOCATED
+from memplan.memory.runtime import LEAST_OVER_REQUESTED
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 
@@ -58,7 +58,7 @@ def room_bytes(answer: Estimate) -> int:
 def likely_size(known: Estimate) -> int:
     """Where the largest micro-batch is to be looked for first, by what one sequence keeps."""
     size = known.setup.micro_batch_size
-    each = RESERVED_OVER_ALLOCATED[1] * max(1, known.activations_bytes // size)
+    each = LEAST_OVER_REQUESTED[1] * max(1, known.activations_bytes // size)
     return max(1, size + int(room_bytes(known) / each))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, estimate
+from memplan.estimator import Estimate, estimate, settled
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
@@ -30,8 +30,17 @@ class Sweep:
     Iterating raises ``SetupError`` at its end where not a single setup could be trained.
     """
 
-    def __init__(self, model: ModelSpec, grid: Grid, gpus: Sequence[GpuSpec] = ()) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        grid: Grid,
+        gpus: Sequence[GpuSpec] = (),
+        *,
+        exact: bool = False,
+    ) -> None:
         self.model = model
+        self.exact = exact
+        """Verdicts that bounds leave open are settled by replaying the run."""
         self.grid = grid
         self.gpus = tuple(gpus)
         self.num_combinations = grid.num_combinations
@@ -69,12 +78,16 @@ class Sweep:
             estimates = estimate_on_gpus(self.model, combination, self.gpus)
         except SetupError as error:
             return Impossible(str(error))
+        if self.exact:
+            estimates = tuple(settled(each) for each in estimates)
         return SweepResult(estimates=estimates)
 
 
-def sweep(model: ModelSpec, grid: Grid, gpus: Sequence[GpuSpec] = ()) -> Sweep:
+def sweep(
+    model: ModelSpec, grid: Grid, gpus: Sequence[GpuSpec] = (), *, exact: bool = False
+) -> Sweep:
     """Estimate every setup of a grid, on every GPU; nothing is computed until it is iterated."""
-    return Sweep(model, grid, gpus)
+    return Sweep(model, grid, gpus, exact=exact)
 
 
 def estimate_on_gpus(

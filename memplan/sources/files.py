@@ -67,7 +67,25 @@ def _refuse(label: str, problem: str) -> NoReturn:
     raise ConfigError(msg) from None
 
 
+def read_bytes(path: str | Path, *, max_bytes: int, kind: str) -> bytes:
+    """Read a file whole.
+
+    ``kind`` is what it should be, for messages. Raises ``ConfigError`` when it cannot be read or is too
+    large.
+    """
+    return _read(Path(path), label=str(path), max_bytes=max_bytes, expected=f"{kind} is smaller")
+
+
 def _read_text(path: Path, *, label: str, max_bytes: int) -> str:
+    expected = "a config or spec is a few kilobytes of text"
+    data = _read(path, label=label, max_bytes=max_bytes, expected=expected)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        _refuse(label, f"is not text: byte {error.start + 1} is not UTF-8")
+
+
+def _read(path: Path, *, label: str, max_bytes: int, expected: str) -> bytes:
     try:
         num_bytes, data = _open_and_read(path, max_bytes)
     except FileNotFoundError:
@@ -82,11 +100,8 @@ def _read_text(path: Path, *, label: str, max_bytes: int) -> str:
         _refuse(label, f"cannot be read: {getattr(error, 'strerror', None) or error}")
     if max(num_bytes, len(data)) > max_bytes:
         limit = f"{max_bytes // MIB} MiB"
-        _refuse(label, f"is larger than {limit}: a config or spec is a few kilobytes of text")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        _refuse(label, f"is not text: byte {error.start + 1} is not UTF-8")
+        _refuse(label, f"is larger than {limit}: {expected}")
+    return data
 
 
 class _NotAFileError(Exception):

@@ -73,6 +73,15 @@ class PipelineSchedule(Enum):
     DUALPIPEV = "dualpipev"
 
 
+class AllocatorKind(Enum):
+    """How torch's caching allocator has memory (``PYTORCH_CUDA_ALLOC_CONF``)."""
+
+    DEFAULT = "default"
+    """In segments, which are stranded where no block fits them any more."""
+    EXPANDABLE = "expandable"
+    """``expandable_segments:True``: in pages, mapped where they are needed."""
+
+
 class Recomputation(Enum):
     """Which activations are dropped in forward and computed again in backward."""
 
@@ -147,6 +156,7 @@ class TrainingSetup:
     """accelerate's mixed precision copies the outputs to fp32 (HF Trainer with ``bf16=True``)."""
     compiled: bool = False
     """torch.compile is asked for. It is not modelled: the result says so."""
+    allocator: AllocatorKind = AllocatorKind.DEFAULT
     left_out: tuple[str, ...] | str = ()
     """What the job holds beside what is counted, such as a reference model, in words: the figures
     are lower bounds then, and no verdict says fits."""
@@ -269,7 +279,7 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "precision": Precision, "optimizer": Optimizer, "attention": AttentionKernel,
     "norm": NormKernel, "mlp": FeedForwardKernel, "loss": LossKernel,
     "offload_optimizer": Offload, "offload_param": Offload,
-    "pipeline_schedule": PipelineSchedule,
+    "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind,
 }  # fmt: skip
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))

@@ -1,13 +1,26 @@
 """A record of PyTorch's own CUDA build as a training setup, with the kernels that users get."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from memplan.errors import SetupError
 from memplan.estimator import estimate
-from memplan.estimator.estimation import record_and_walk, tape_options, with_workspaces
+from memplan.estimator.estimation import (
+    record_and_walk,
+    shared_options,
+    tape_options,
+    with_workspaces,
+)
+from memplan.hardware.gpu import num_multiprocessors, threads_per_multiprocessor
 from memplan.memory.account import ComponentKind, RankAccount
 from memplan.memory.deepspeed import deepspeed_account
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.programs import program_of
+from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
-from memplan.memory.runtime import workspace_bytes
+from memplan.memory.required import PlayedRun
+from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -101,3 +114,62 @@ def _peak_without_states(account: RankAccount) -> int:
 def predict(record: dict[str, Any]) -> dict[str, int]:
     """The record's figures, as memplan estimates them."""
     return {"requested_peak": peak_of(record)}
+
+
+def played(record: dict[str, Any]) -> PlayedRun | None:
+    """The record's run of rank 0, played out; None where its engine cannot be yet."""
+    settings = record["settings"]
+    model = load_model(record["config"], TASKS[record.get("task", "causal")])
+    gpu = load_gpu(GPUS[settings["gpu"]])
+    setup = setup_of(settings)
+    if engine_of(settings) == "fsdp2":
+        options = {**dict(setup.engine_options), "init_device": "meta"}
+        setup = replace(setup, engine_options=options)
+    resolved = setup.resolve(model.context_length, has_bf16=True)
+    options = replace(
+        shared_options(model, tape_options(resolved, gpu)),
+        multiprocessors=num_multiprocessors(gpu),
+        threads_per_multiprocessor=threads_per_multiprocessor(gpu),
+    )
+    tape, passes = record_and_walk(model, options)
+    given = RankInput(tape=tape, passes=passes, setup=resolved)
+    ledger = Ledger()
+    workspace = workspace_bytes(gpu.compute_capability) // NUM_HANDLES
+    program = program_of(given, ledger, workspace_bytes=workspace)
+    if program is None:
+        return None
+    num_steps = NUM_MICRO_BATCHES
+    if engine_of(settings) == "deepspeed":
+        program.load_weights = partial(_cast_weights, program)  # type: ignore[method-assign]
+        num_steps = max(1, NUM_MICRO_BATCHES // setup.gradient_accumulation_steps)
+    program.run(num_steps=num_steps)
+    return PlayedRun(ledger, expandable=False)
+
+
+def _cast_weights(program: Program) -> dict[Weight, Block]:
+    """These records make the model in fp32 on the GPU, and cast it weight by weight."""
+    ledger = program.ledger
+    whole = {each: ledger.allocate(4 * each[0].numel) for each in program.weights}
+    made = {}
+    for each in program.weights:
+        made[each] = ledger.allocate(each[0].storage.num_bytes)
+        ledger.free(whole[each])
+    return made
+
+
+def replayed(record: dict[str, Any]) -> dict[str, int]:
+    """What the allocator reserves for the record's run."""
+    run = played(record)
+    if run is None:
+        msg = "its engine's run cannot be played out yet"
+        raise SetupError(msg)
+    return {"reserved_peak": run.peaks.reserved_bytes}
+
+
+def searched(record: dict[str, Any]) -> dict[str, int]:
+    """The same, and the least capacity with which it completes."""
+    run = played(record)
+    if run is None:
+        msg = "its engine's run cannot be played out yet"
+        raise SetupError(msg)
+    return {"reserved_peak": run.peaks.reserved_bytes, "least_capacity": run.required_bytes}

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from memplan.estimator import Estimate, estimate
-from memplan.memory.runtime import RESERVED_OVER_ALLOCATED
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
 from tests.accuracy.comparison import remember
@@ -46,14 +45,20 @@ def allocated_error(measurement: dict[str, Any]) -> float:
 
 
 def reserved_ratio(measurement: dict[str, Any]) -> float:
-    """Measured reserved memory over the allocated peak that memplan counts."""
-    ratio: float = measurement["measured_bytes"] / fullest_bytes(measurement)
+    """Measured reserved memory over what the replayed run reserves."""
+    reserved = estimate_of(measurement).reserved_bytes
+    assert reserved is not None
+    ratio: float = measurement["measured_bytes"] / reserved
     return ratio
 
 
-def is_in_range(ratio: float) -> bool:
-    """Never below what is allocated, nor above the range that the verdict uses."""
-    return 1 <= ratio <= RESERVED_OVER_ALLOCATED[1]
+CLOSE = 0.08
+"""How far off a replay may be without a reason."""
+
+
+def is_close(ratio: float) -> bool:
+    """Whether the replay agrees, but for what the sources leave open."""
+    return abs(ratio - 1) <= CLOSE
 
 
 def ids(rows: list[dict[str, Any]]) -> list[Any]:
@@ -75,9 +80,9 @@ def test_allocated(measurement: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("measurement", ids(counted("reserved")))
 def test_reserved(measurement: dict[str, Any]) -> None:
-    """In the range, or named with its ratio and what is known of why."""
+    """Within 8 % of the replay, or named with its ratio and what is known of why."""
     ratio = reserved_ratio(measurement)
-    assert is_in_range(ratio) is ("outside" not in measurement), f"{ratio:.4f}"
+    assert is_close(ratio) is ("outside" not in measurement), f"{ratio:.4f}"
     if "outside" in measurement:
         assert ratio == pytest.approx(measurement["outside"]["ratio"], abs=0.005)
         assert measurement["outside"]["why"]
@@ -108,8 +113,9 @@ def test_the_readme_shows_them(pytestconfig: pytest.Config) -> None:
         },
         "reserved": {
             "records": len(reserved),
-            "inside": sum(is_in_range(reserved_ratio(each)) for each in reserved),
-            "inside_as_stated": sum(is_in_range(reserved_ratio(as_stated(e))) for e in reserved),
+            "inside": sum(is_close(reserved_ratio(each)) for each in reserved),
+            "inside_as_stated": sum(is_close(reserved_ratio(as_stated(e))) for e in reserved),
+            "close": sum(abs(reserved_ratio(each) - 1) <= 0.03 for each in reserved),
         },
     }
     remember("measured on GPUs", rows, update=pytestconfig.getoption("--update-accuracy"))

@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from memplan.estimator import Estimate, estimate
+from memplan.estimator.named_run import play_estimate
 from memplan.memory.account import Lifetime
 from memplan.report.explanation import Node, explain_estimate, walk_nodes
 from memplan.report.timeline import columns_of, step_moments, timeline_lines
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
+
+SCALARS_BYTES = 2048
+"""Scalars that the run has block by block and the account sums up otherwise: the loss, DeepSpeed's norms."""
 
 MODELS = ("llama-3.2-1b", "gpt2", "t5-small", "bert-base-uncased", "mixtral-8x7b", "gemma-2-2b")
 SETUPS: dict[str, dict[str, Any]] = {
@@ -96,15 +101,16 @@ def test_a_checkpointed_layer_keeps_its_input() -> None:
 @pytest.mark.parametrize("setup", [*SETUPS.values(), *({"num_gpus": 8, **each} for each in ENGINES.values())], ids=[*SETUPS, *ENGINES])  # fmt: skip
 def test_timeline_reaches_each_phase_s_peak_and_no_higher(setup: dict[str, Any]) -> None:
     found = answer("llama-3.2-1b", **setup)
-    plain = found.setup.num_gpus == 1
     moments = step_moments(found)
+    # ZeRO's account has a flat copy in backward that its program leaves out for some ranks.
+    exact = play_estimate(found) is not None and found.setup.chosen_engine is not Engine.DEEPSPEED
 
     assert {moment.phase for moment in moments} == set(found.phases)
     for name, phase in found.phases.items():
         highest = max(moment.total_bytes for moment in moments if moment.phase == name)
-        assert highest <= phase.peak_bytes
-        if plain:
-            assert highest == phase.peak_bytes
+        assert highest <= phase.peak_bytes + SCALARS_BYTES
+        if exact:
+            assert highest >= phase.peak_bytes - SCALARS_BYTES
     assert max(moment.total_bytes for moment in columns_of(moments, 40)) == max(
         moment.total_bytes for moment in moments
     )
@@ -133,9 +139,29 @@ def test_lifetimes_of_the_peak() -> None:
     for entry in found.account.peak.entries:
         by_lifetime[entry.kind.lifetime] += entry.num_bytes
 
-    assert fullest.long_bytes == by_lifetime[Lifetime.LONG]
-    assert fullest.medium_bytes == by_lifetime[Lifetime.MEDIUM]
-    assert fullest.short_bytes == by_lifetime[Lifetime.SHORT]
+    drawn = {
+        Lifetime.LONG: fullest.long_bytes,
+        Lifetime.MEDIUM: fullest.medium_bytes,
+        Lifetime.SHORT: fullest.short_bytes,
+    }
+    total = sum(by_lifetime.values())
+    assert sum(drawn.values()) == pytest.approx(total, abs=SCALARS_BYTES)
+    # The tied weight's gradient of the head, which waits for that of the embedding, is one: the
+    # account has it among the head's bytes and what is on its way.
+    waiting = 128256 * 2048 * 2
+    assert drawn[Lifetime.LONG] == by_lifetime[Lifetime.LONG] + waiting
+
+
+@pytest.mark.parametrize("setup", [{}, {"num_gpus": 8, "engine": "fsdp"}], ids=str)
+def test_what_is_reserved_stands_above_what_is_alive(setup: dict[str, Any]) -> None:
+    moments = step_moments(answer("llama-3.2-1b", **setup))
+
+    assert all(
+        moment.reserved_bytes >= moment.total_bytes for moment in moments if moment.phase != "save"
+    )
+    lines = timeline_lines(answer("llama-3.2-1b", **setup))
+    (line,) = [line for line in lines if line.endswith("· reserved")]
+    assert line.count("·") > 5
 
 
 def test_json(run: Callable[..., Any]) -> None:

@@ -142,7 +142,13 @@ def test_svg_is_xml() -> None:
     assert "forward" in words
     assert any("peak" in (word or "") for word in words)
     paths = list(root.iter("{http://www.w3.org/2000/svg}path"))
-    assert [path.get("class") for path in paths] == ["long", "medium", "short"]
+    assert [path.get("class") for path in paths] == [
+        "long",
+        "medium",
+        "short",
+        "reserved",
+        "reserved",
+    ]
 
 
 @pytest.mark.parametrize("name", ["report.html", "timeline.svg"])

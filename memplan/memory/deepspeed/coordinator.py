@@ -38,7 +38,7 @@ class FetchSettings:
         return self.num_ranks > 1 or self.offloaded
 
 
-class _Handle:
+class Handle:
     """One all-gather under way."""
 
     __slots__ = ("copied", "flat_bytes", "members", "waiting")
@@ -58,19 +58,23 @@ class Coordinator:
     ) -> None:
         self.settings = settings
         self.numels = numels
-        self.trace = trace
-        """For each step, the parameters of the module that runs, in order."""
         self.gathered_bytes = 0
         self.high_bytes = 0
         """The highest that the last fetch rose to: parameters, flat buffers and, from the CPU,
         the shards on their way."""
+        self.sizes: dict[int, int] = {}
+        """Bytes of each gathered parameter; 0 while it is in a flat buffer only."""
+        self.handles: dict[int, Handle] = {}
+        self.begin(trace)
+
+    def begin(self, trace: Sequence[Sequence[int]]) -> None:
+        """Forward and backward of a micro-batch begin."""
+        self.trace = trace
+        """For each step, the parameters of the module that runs, in order."""
         self.step = 0
         self.available = 0
         """Elements gathered, as the engine counts them."""
-        self.sizes: dict[int, int] = {}
-        """Bytes of each gathered parameter; 0 while it is in a flat buffer only."""
-        self.handles: dict[int, _Handle] = {}
-        self.fetched_for = [-1] * len(numels)
+        self.fetched_for = [-1] * len(self.numels)
         """The last step that a parameter has been fetched for, or passed over for."""
         self.queue = [(weight, step) for step, needed in enumerate(trace) for weight in needed]
         self.head = 0
@@ -143,7 +147,7 @@ class Coordinator:
                 and weight in self.sizes
                 and not self._is_used_soon(weight, step)
             ):
-                self.gathered_bytes -= self.sizes.pop(weight)
+                self.drop(weight)
                 self.available -= self.numels[weight]
 
     def _is_used_soon(self, weight: int, step: int) -> bool:
@@ -163,14 +167,11 @@ class Coordinator:
         self.available += sum(self.numels[weight] for weight in weights)
         if settings.num_ranks == 1 or settings.sequential or len(weights) == 1:
             for weight in weights:
-                size = self._padded_bytes(self.numels[weight])
-                self.sizes[weight] = size
-                self.gathered_bytes += size
+                self.hold(weight, self._padded_bytes(self.numels[weight]))
         else:
             padded = sum(shard_numel(self.numels[weight], settings.num_ranks) for weight in weights)
-            flat = self._padded_bytes(padded * settings.num_ranks)
-            handle = _Handle(sorted(weights), flat)
-            self.gathered_bytes += flat
+            handle = Handle(sorted(weights), self._padded_bytes(padded * settings.num_ranks))
+            self.hold_flat(handle)
             for weight in weights:
                 self.sizes[weight] = 0
                 self.handles[weight] = handle
@@ -184,13 +185,30 @@ class Coordinator:
         if not handle.copied:
             handle.copied = True
             for member in handle.members:
-                size = _rounded(self.numels[member] * self.settings.weight_bytes)
-                self.sizes[member] = size
-                self.gathered_bytes += size
+                self.hold(member, _rounded(self.numels[member] * self.settings.weight_bytes))
             self.high_bytes = max(self.high_bytes, self.gathered_bytes)
         handle.waiting -= 1
         if not handle.waiting:
-            self.gathered_bytes -= handle.flat_bytes
+            self.drop_flat(handle)
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def hold(self, weight: int, num_bytes: int) -> None:
+        """A gathered parameter has memory of its own."""
+        self.sizes[weight] = num_bytes
+        self.gathered_bytes += num_bytes
+
+    def drop(self, weight: int) -> None:
+        """It goes."""
+        self.gathered_bytes -= self.sizes.pop(weight)
+
+    def hold_flat(self, handle: Handle) -> None:
+        """Several parameters arrive in one buffer."""
+        self.gathered_bytes += handle.flat_bytes
+
+    def drop_flat(self, handle: Handle) -> None:
+        """It goes with the last of them."""
+        self.gathered_bytes -= handle.flat_bytes
 
     def _padded_bytes(self, numel: int) -> int:
         ranks = self.settings.num_ranks

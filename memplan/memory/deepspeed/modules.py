@@ -14,14 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field
 from enum import IntEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.memory.deepspeed.partition import ModelWeights
 from memplan.memory.deepspeed.recording import REMEMBERED, Keyed
+from memplan.memory.playback import Stops
 from memplan.memory.step import StepPasses
-from memplan.memory.walk import ForwardWalk, Interval
+from memplan.memory.walk import ForwardWalk, Interval, last_recomputed
 from memplan.records import dataclass
 
 
@@ -40,6 +42,9 @@ class Act(IntEnum):
     """It ends, maybe with a gradient; the operand is its number."""
     HAND_OVER = 5
     """A module that is taken as a whole hands all of its gradients over; the operand is it."""
+    DETACH = 6
+    """As RELEASE where a checkpointed layer is run again: the graph's own references to what was
+    gathered stay until the backward pass has used them."""
 
 
 @dataclass(slots=True)
@@ -71,6 +76,38 @@ def write_scripts(
         _Writer(segment, intervals.get(segment.index, ()), weights, persistent).write()
         for segment in tape.segments
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStops:
+    """Where a segment's hooks stand, and the modules they are of."""
+
+    stops: Stops
+    modules: list[Module]
+
+
+class FoundStops(list[SegmentStops]):
+    """Those of all segments, in the tape's order."""
+
+    delayed: frozenset[int] = frozenset()
+    """Parameters whose gradients wait for others of their module."""
+
+
+def find_stops(tape: Tape, weights: ModelWeights) -> FoundStops:
+    """Where hooks stand in all segments; the small parameters' modules are among them."""
+    found = FoundStops()
+    delayed: set[int] = set()
+    for segment in tape.segments:
+        writer = _Writer(segment, (), weights, frozenset())
+        found.append(SegmentStops(writer.stops(), writer.script.modules))
+        delayed |= {
+            first + stride * copy
+            for module in writer.script.modules
+            for first, stride in module.delayed
+            for copy in range(segment.repeat)
+        }
+    found.delayed = frozenset(delayed)
+    return found
 
 
 class ScriptShape:
@@ -143,7 +180,7 @@ class _Stretch:
         """The highest level since the last fetch, of stations where nothing was."""
         self._station = 0
 
-    def reach(self, position: int, fetched: Sequence[int]) -> None:
+    def reach(self, position: int, fetched: Sequence[tuple[Act, int]]) -> None:
         """Modules' backward passes begin before this operation's."""
         interval = self.interval
         if interval is not None and self._station < len(interval.stations):
@@ -154,7 +191,7 @@ class _Stretch:
                 if fetched:
                     self._write(self._passed)
                     self.acts.append((Act.LEVEL, station.level_bytes))
-        self.acts += [(Act.FETCH, module) for module in fetched]
+        self.acts += fetched
 
     def finish(self, parameter: Parameter) -> None:
         """Go on where the present interval ends with this parameter's gradient."""
@@ -188,6 +225,12 @@ class _Stretch:
             self.acts.append((Act.PEAK, self.number))
         else:
             self.acts.append((Act.LEVEL, peak_bytes))
+
+
+class _BackwardStops(NamedTuple):
+    before: dict[int, list[tuple[Act, int]]]
+    after: dict[int, list[tuple[Act, int]]]
+    end: list[tuple[Act, int]]
 
 
 class _Writer:
@@ -275,82 +318,151 @@ class _Writer:
         stride = own.stride if self.segment.num_copies > 1 else 0
         return own.first + position, stride
 
-    def _run(self, levels: list[tuple[int, int]], stop: int, *, cut: bool) -> list[tuple[Act, int]]:
-        """Forward: fetch, the levels in between, release; ``cut`` short before ``stop``'s module
-        is over."""
+    def forward_stops(self, stop: int, *, cut: bool) -> dict[int, list[tuple[Act, int]]]:
+        """What hooks do before each operation of a forward pass; at the end under their number.
+
+        ``cut`` short before ``stop``'s module is over.
+        """
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for position, modules in enumerate(self.modules_of[: stop + cut]):
             for module in modules:
                 first.setdefault(module, position)
                 last[module] = position
-        acts: list[tuple[Act, int]] = []
-        peak = 0
+        stops: dict[int, list[tuple[Act, int]]] = {}
+        released: list[tuple[Act, int]] = []
         for position, modules in enumerate(self.modules_of[: stop + cut]):
             fetched = [*self.entered.get(position, ())]
             fetched += [module for module in modules if first[module] == position]
-            if fetched and peak:
-                acts.append((Act.LEVEL, peak))
-                peak = 0
-            acts += [(Act.FETCH, module) for module in fetched]
+            acts = [*released, *((Act.FETCH, module) for module in fetched)]
+            if acts:
+                stops[position] = acts
+            closing = [module for module in modules if last[module] == position]
+            released = self._released(closing) if position < stop else []
+        if not cut:
+            released = [*released, *((Act.FETCH, each) for each in self.entered.get(stop, ()))]
+        if released:
+            stops[stop] = [*stops.get(stop, ()), *released]
+        return stops
+
+    def _run(self, levels: list[tuple[int, int]], stop: int, *, cut: bool) -> list[tuple[Act, int]]:
+        """Forward: what hooks do, and the levels in between."""
+        stops = self.forward_stops(stop, cut=cut)
+        acts: list[tuple[Act, int]] = []
+        peak = 0
+        for position in range(stop + 1):
+            let_go = False
+            for act in stops.get(position, ()):
+                if peak and (act[0] is Act.FETCH or not let_go):
+                    acts.append((Act.LEVEL, peak))
+                    peak = 0
+                if act[0] is Act.RELEASE:
+                    let_go, peak = True, levels[position - 1][1]
+                acts.append(act)
             if position < len(levels):
                 peak = max(peak, levels[position][0])
-            closing = [module for module in modules if last[module] == position]
-            if closing and position < stop:
-                acts.append((Act.LEVEL, peak))
-                peak = levels[position][1]
-                acts += self._released(closing)
         if peak:
             acts.append((Act.LEVEL, peak))
-        if not cut:
-            acts += [(Act.FETCH, module) for module in self.entered.get(stop, ())]
         return acts
 
     def _released(self, modules: list[int]) -> list[tuple[Act, int]]:
         """Let go of what these modules gathered; empty ones gathered nothing."""
         return [(Act.RELEASE, module) for module in modules if self.script.modules[module].weights]
 
-    def _back(self) -> list[tuple[Act, int]]:
-        segment = self.segment
+    def backward_stops(self) -> _BackwardStops:
+        """What hooks do before and after each operation's backward pass."""
+        operations = self.segment.operations
         first: dict[int, int] = {}
         final: dict[int, int] = {}
-        order = range(len(segment.operations) - 1, -1, -1)
+        order = [
+            number for number in reversed(range(len(operations))) if operations[number].gradients
+        ]
         for position in order:
-            if segment.operations[position].gradients:
-                for module in self.modules_of[position]:
-                    first.setdefault(module, position)
-                    final[module] = position
+            for module in self.modules_of[position]:
+                first.setdefault(module, position)
+                final[module] = position
+        before: dict[int, list[tuple[Act, int]]] = {}
+        after: dict[int, list[tuple[Act, int]]] = {}
+        for position in order:
+            modules = self.modules_of[position]
+            fetched = [*self.left.get(position + 1, ())]
+            fetched += [module for module in modules if first[module] == position]
+            if fetched:
+                before[position] = [(Act.FETCH, module) for module in fetched]
+            closing = [each for each in modules if final[each] == position]
+            delayed = [each for each in closing if self.script.modules[each].delayed]
+            acts = [*((Act.HAND_OVER, each) for each in delayed), *self._released(closing)]
+            if acts:
+                after[position] = acts
+        end = [(Act.FETCH, module) for module in self.left.get(0, ())]
+        return _BackwardStops(before, after, end)
+
+    def stops(self) -> Stops:
+        """All of a repetition's."""
+        operations = self.segment.operations
+        again: dict[int, list[tuple[Act, int]]] = {}
+        if self.segment.checkpointed:
+            stop, cut = self._end_of_recomputation()
+            again = self._inside_layer(self.forward_stops(stop, cut=cut))
+        backward = self.backward_stops()
+        return Stops(
+            forward=self.forward_stops(len(operations), cut=False),
+            again=again,
+            before_backward=backward.before,
+            after_backward=backward.after,
+            end=backward.end,
+        )
+
+    def _end_of_recomputation(self) -> tuple[int, bool]:
+        """The operation that it ends at, and whether the modules around that are never left."""
+        if self.segment.kept_outputs:
+            return len(self.segment.operations), False
+        return last_recomputed(self.segment), True
+
+    def _inside_layer(
+        self, stops: dict[int, list[tuple[Act, int]]]
+    ) -> dict[int, list[tuple[Act, int]]]:
+        """Those of what is run again: the layer's own hooks are outside of it."""
+        layer = self.names.get("")
+        detached = {Act.RELEASE: Act.DETACH}
+        return {
+            position: [(detached.get(act, act), each) for act, each in acts if each != layer]
+            for position, acts in stops.items()
+        }
+
+    def _back(self) -> list[tuple[Act, int]]:
+        segment = self.segment
+        stops = self.backward_stops()
         acts: list[tuple[Act, int]] = []
-        again = self._recompute() if segment.checkpointed else []
+        again: list[tuple[Act, int]] = []
+        if segment.checkpointed:
+            again = self._recompute()
         # What runs again has its own acts.
         own = enumerate(self.intervals)
         intervals = ((number, each) for number, each in own if not each.recomputes)
         stretch = _Stretch(acts, intervals)
-        for position in order:
+        for position in range(len(segment.operations) - 1, -1, -1):
             operation = segment.operations[position]
             if not operation.gradients:
                 continue
-            fetched = [*self.left.get(position + 1, ())]
-            fetched += [module for module in self.modules_of[position] if first[module] == position]
-            stretch.reach(position, fetched)
+            stretch.reach(position, stops.before.get(position, ()))
             if again and (operation.saved or self.modules_of[position]):
                 acts += again
                 again = []
             for tensor in operation.inputs:
                 if isinstance(tensor, Parameter):
                     stretch.finish(tensor)
-            closing = [each for each in self.modules_of[position] if final[each] == position]
-            acts += [(Act.HAND_OVER, each) for each in closing if self.script.modules[each].delayed]
-            acts += self._released(closing)
+            acts += stops.after.get(position, ())
         acts += again
         stretch.finish_all()
-        acts += [(Act.FETCH, module) for module in self.left.get(0, ())]
+        acts += stops.end
         return acts
 
     def _recompute(self) -> list[tuple[Act, int]]:
         """The forward pass again; the layer's own hooks are outside of what is run again."""
         levels = ForwardWalk(self.segment, keep=True).recompute().levels
-        acts = self._run(levels, len(levels), cut=len(levels) < len(self.segment.operations))
+        stop, cut = self._end_of_recomputation()
+        acts = self._run(levels, stop, cut=cut)
         layer = self.names.get("")
         return [each for each in acts if each[0] is Act.LEVEL or each[1] != layer]
 

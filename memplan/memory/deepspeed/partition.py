@@ -66,6 +66,15 @@ class ModelWeights:
             parts.get(segment.index, _Part()).as_segment_weights() for segment in tape.segments
         ]
 
+    def number(self, parameter: Parameter, copy: int) -> int:
+        """Where a parameter of one copy of its segment stands among all."""
+        owner = self.owners[parameter]
+        return owner + self._strides[parameter] * copy
+
+    @cached_property
+    def _strides(self) -> dict[Parameter, int]:
+        return {each: own.stride for own in self.segments for each in own.positions}
+
     @cached_property
     def trained_numels(self) -> list[int]:
         """Elements of the parameters that are trained."""

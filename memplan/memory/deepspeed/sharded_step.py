@@ -129,7 +129,7 @@ class StepReplay:
         self.gathers = fetching.gathers
         self.members = [
             [
-                [_numbers(module.weights, copy) for module in script.modules]
+                [module_numbers(module.weights, copy) for module in script.modules]
                 for copy in range(segment.repeat)
             ]
             for script, segment in zip(scripts, segments, strict=True)
@@ -152,7 +152,7 @@ class StepReplay:
             for script, segment in zip(scripts, segments, strict=True)
             for module in script.modules
             for copy in range(segment.repeat)
-            for place in _numbers(module.delayed, copy)
+            for place in module_numbers(module.delayed, copy)
         }
         """Parameters whose gradients wait for others of their module."""
         self.arrived: dict[int, int] = {}
@@ -380,7 +380,7 @@ def backward_peak(
         if spot == Spot.PEAK:
             base = moment.peak_bytes
         elif spot == Spot.END:
-            base = moment.end_bytes + moment.unsummed_bytes
+            base = moment.end_bytes
         else:
             start, change, acts = runs[moment.place]
             base = start + moment.repetition * change
@@ -398,16 +398,14 @@ def _take(peak: Peak, timeline: BackwardTimeline, offer: BackwardOffer, level: i
     """Make an offer the peak, with what the model itself holds there."""
     moment = timeline.moments[offer.number]
     if offer.spot in (Spot.PEAK, Spot.END):
-        is_end = offer.spot == Spot.END
-        apart = moment.unsummed_bytes if is_end else 0
         peak.offer(
-            level - apart,
-            gradients=offer.gradients + apart,
+            level,
+            gradients=offer.gradients,
             buckets=offer.buckets,
             temporaries=offer.temporaries,
             gathered=offer.gathered,
             moment=moment,
-            at_end=is_end,
+            at_end=offer.spot == Spot.END,
         )
         return
     height = timeline.start(moment)
@@ -448,7 +446,7 @@ def _offload_copies(settings: ScatterSettings, shards: Sequence[int]) -> int:
     return copies + (sum(shards) * MASTER_BYTES if settings.swaps else 0)
 
 
-def _numbers(weights: Sequence[tuple[int, int]], copy: int) -> list[int]:
+def module_numbers(weights: Sequence[tuple[int, int]], copy: int) -> list[int]:
     """A module's parameters in one repetition, in the order of the model's."""
     return sorted([first + stride * copy for first, stride in weights])
 

@@ -107,13 +107,13 @@ def _forward(plan: _Plan, height: Height) -> Peak:
     return peak
 
 
-def _plan(job: Job) -> _Plan:
+def reduction_settings(job: Job, partition: FlatPartition) -> ReductionSettings:
+    """How gradients are reduced."""
     options = job.options
-    partition = job.partition(round_robin=options.round_robin_gradients)
     stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
     compact = job.accumulates_apart and job.gradient_bytes == COMPACT_BYTES
     keeps_whole = not compact and not job.offloads_optimizer
-    settings = ReductionSettings(
+    return ReductionSettings(
         bucket_numel=options.reduce_bucket_size,
         num_buckets=2 if options.overlap_comm else 1,
         element_bytes=job.weight_bytes if stage2 else job.gradient_bytes,
@@ -126,6 +126,12 @@ def _plan(job: Job) -> _Plan:
         owned_element_bytes=job.weight_bytes if keeps_whole else 0,
         owned_part_bytes=rounded(COMPACT_BYTES * partition.size) if compact else 0,
     )
+
+
+def _plan(job: Job) -> _Plan:
+    partition = job.partition(round_robin=job.options.round_robin_gradients)
+    stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
+    settings = reduction_settings(job, partition)
     owned = settings.owned_bytes(partition.whole_numel)
     carried = buckets = 0
     if job.accumulates:
@@ -173,7 +179,7 @@ def _load(job: Job, plan: _Plan) -> list[Entry]:
     part = 0 if job.offloads_optimizer else job.master_bytes * plan.partition.size
     flat = job.weight_bytes * plan.partition.numel
     weights = Entry(ComponentKind.PARAMETERS, flat + job.frozen_bytes, "the flat buffer")
-    copy = job.trained_bytes if _flattens_on_gpu(job, plan) else 0
+    copy = job.trained_bytes if flattens_on_gpu(job, plan.partition.numel) else 0
     if 2 * part > copy:
         return [
             weights,
@@ -292,7 +298,7 @@ def _host(job: Job, plan: _Plan) -> HostMemory:
     partition = plan.partition
     if not job.offloads_optimizer:
         # The model, and where it is flattened on the CPU a copy of it beside the flat buffer.
-        copies = 1 if _flattens_on_gpu(job, plan) else 2
+        copies = 1 if flattens_on_gpu(job, plan.partition.numel) else 2
         return HostMemory(
             load_bytes=copies * job.model_bytes,
             save_bytes=saved_bytes(job, part_numel=partition.size),
@@ -304,9 +310,9 @@ def _host(job: Job, plan: _Plan) -> HostMemory:
     return replicated_host(job, part_numel=partition.size, accumulated_bytes=accumulated)
 
 
-def _flattens_on_gpu(job: Job, plan: _Plan) -> bool:
+def flattens_on_gpu(job: Job, numel: int) -> bool:
     """Whether the GPU has room for the weights and their flat copy."""
     if job.capacity_bytes is None:
         return True
     free = job.capacity_bytes - job.model_bytes
-    return free >= job.weight_bytes * plan.partition.numel
+    return free >= job.weight_bytes * numel

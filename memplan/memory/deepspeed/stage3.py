@@ -9,6 +9,7 @@ each sub-group flattens its gradients (WP') and casts them to fp32 (4P').
 
 from functools import lru_cache
 
+from memplan.dtypes import DType
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, RankAccount, make_phase
 from memplan.memory.deepspeed.coordinator import FetchSettings
@@ -29,9 +30,12 @@ from memplan.memory.deepspeed.sharded_step import (
 from memplan.records import dataclass
 from memplan.training.setup import Offload
 
+FLAG_BYTES = DType.BOOL.num_bytes
+"""What says of one gradient whether it overflowed."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
+class ShardPlan:
     """Sizes that the phases share."""
 
     shards: list[int]
@@ -52,15 +56,17 @@ class _Plan:
 
 def sharded_account(job: Job) -> RankAccount:
     """The account of stage 3."""
-    plan = _plan(job)
+    plan = shard_plan(job)
     made = _made(job, plan)
     held = [*made, *_after_step(job, plan)]
     passes, timeline = job.given.passes, job.timeline
     scripts = remembered_scripts(
         Keyed(job.given.tape), Keyed(passes), Keyed(job.weights), plan.persistent
     )
-    fetching = _fetching(job)
-    offers = _offers(Keyed((job, scripts), job.shape), scripts.shape, fetching, _scattering(job))
+    fetching = fetch_settings(job)
+    offers = _offers(
+        Keyed((job, scripts), job.shape), scripts.shape, fetching, scatter_settings(job)
+    )
     forward = forward_peak(passes, scripts.segments, offers, gathers=fetching.gathers)
     backward = backward_peak(passes, timeline, scripts.segments, offers)
     phases = (
@@ -98,12 +104,13 @@ def _offers(
     ).run()
 
 
-def _plan(job: Job) -> _Plan:
+def shard_plan(job: Job) -> ShardPlan:
+    """Sizes of this rank's shards and of what is made from them."""
     weights = job.weights
     shards = [shard_numel(numel, job.num_ranks) for numel in weights.numels]
     trained = [shard for shard, kept in zip(shards, weights.trainable, strict=True) if kept]
     persistent, persistent_bytes = _persistent(job)
-    return _Plan(
+    return ShardPlan(
         shards=shards,
         trained=trained,
         groups=sub_groups(trained, limit=job.options.sub_group_size),
@@ -138,7 +145,7 @@ def _persistent(job: Job) -> tuple[frozenset[Parameter], int]:
     return frozenset(kept), size if gathers else 0
 
 
-def _made(job: Job, plan: _Plan) -> list[Entry]:
+def _made(job: Job, plan: ShardPlan) -> list[Entry]:
     """What is there once the engine is set up."""
     shards = 0 if job.offloads_param else sum(plan.shards)
     states = 0 if job.offloads_optimizer else plan.total
@@ -162,7 +169,7 @@ def _made(job: Job, plan: _Plan) -> list[Entry]:
     ]
 
 
-def _after_step(job: Job, plan: _Plan) -> list[Entry]:
+def _after_step(job: Job, plan: ShardPlan) -> list[Entry]:
     """What the first step adds; the last entry is what the next one lets go at first."""
     states = 0 if job.offloads_optimizer else job.num_states * job.master_bytes * plan.total
     return [
@@ -179,7 +186,8 @@ def _after_step(job: Job, plan: _Plan) -> list[Entry]:
     ]
 
 
-def _fetching(job: Job) -> FetchSettings:
+def fetch_settings(job: Job) -> FetchSettings:
+    """What the coordinator goes by."""
     options = job.options
     return FetchSettings(
         num_ranks=job.num_ranks,
@@ -192,7 +200,8 @@ def _fetching(job: Job) -> FetchSettings:
     )
 
 
-def _scattering(job: Job) -> ScatterSettings:
+def scatter_settings(job: Job) -> ScatterSettings:
+    """How gradients are reduced."""
     return ScatterSettings(
         num_ranks=job.num_ranks,
         bucket_numel=job.options.reduce_bucket_size,
@@ -206,7 +215,7 @@ def _scattering(job: Job) -> ScatterSettings:
     )
 
 
-def _load(job: Job, plan: _Plan, made: list[Entry]) -> list[Entry]:
+def _load(job: Job, plan: ShardPlan, made: list[Entry]) -> list[Entry]:
     """The highest of: the model sharded parameter by parameter, the fp32 copies, the hooks."""
     candidates = [_hooks(job, plan, made), _master(job, plan)]
     if not job.options.zero_init:
@@ -214,7 +223,7 @@ def _load(job: Job, plan: _Plan, made: list[Entry]) -> list[Entry]:
     return max(candidates, key=lambda entries: sum(each.num_bytes for each in entries))
 
 
-def _hooks(job: Job, plan: _Plan, made: list[Entry]) -> list[Entry]:
+def _hooks(job: Job, plan: ShardPlan, made: list[Entry]) -> list[Entry]:
     """Hooks are hung on each parameter while it is gathered."""
     largest = shard_numel(job.weights.largest_trained, job.num_ranks) * job.num_ranks
     gathered = Entry(
@@ -230,7 +239,7 @@ def _hooks(job: Job, plan: _Plan, made: list[Entry]) -> list[Entry]:
     return [*made, gathered, arriving]
 
 
-def _master(job: Job, plan: _Plan) -> list[Entry]:
+def _master(job: Job, plan: ShardPlan) -> list[Entry]:
     """Each sub-group's fp32 copy is cloned; then there is one fp32 gradient of the largest."""
     if job.offloads_optimizer or not job.given.formats.master_weights:
         return []
@@ -253,7 +262,7 @@ def _master(job: Job, plan: _Plan) -> list[Entry]:
     ]
 
 
-def _sharding(job: Job, plan: _Plan) -> list[Entry]:
+def _sharding(job: Job, plan: ShardPlan) -> list[Entry]:
     """Without zero.Init the whole model comes to the GPU and is cut up there."""
     whole = highest = job.model_bytes
     width = job.weight_bytes
@@ -272,11 +281,19 @@ def _sharding(job: Job, plan: _Plan) -> list[Entry]:
     ]
 
 
-def _step(job: Job, plan: _Plan) -> Peak:
+def looks_for_overflow(job: Job) -> bool:
+    """Whether the step goes through all gradients at once first: their absolute values, and a flag
+    for each (stage3.py, ``has_overflow``)."""
+    return job.given.formats.weights is DType.FP16
+
+
+def _step(job: Job, plan: ShardPlan) -> Peak:
     peak = Peak()
     peak.offer(0, gathered=plan.persistent_bytes)
     if job.offloads_optimizer:
         return peak
+    if looks_for_overflow(job):
+        peak.offer(0, temporaries=(job.gradient_bytes + FLAG_BYTES) * plan.total)
     peak.offer(0, temporaries=rounded(NORM_BYTES * max(plan.trained, default=0)))
     largest = max(plan.groups, default=0)
     cast = 0 if job.gradient_bytes == job.master_bytes else job.master_bytes * largest

@@ -19,8 +19,6 @@ class Moment(NamedTuple):
     """The highest level in it, finished gradients left out."""
     end_bytes: int
     """The level when it ends, the gradient that ends it left out."""
-    unsummed_bytes: int
-    """Gradients beside that, while modules' hooks keep those of one tensor apart (stage 3)."""
     weight: int
     """Whose gradient is ready for the engine; -1: none."""
     gradient_bytes: int
@@ -68,7 +66,7 @@ def expand_backward(passes: StepPasses, weights: ModelWeights) -> BackwardTimeli
         for repetition in range(stage.repeats):
             base = start + repetition * change
             copy = max(0, last - done - repetition)
-            for number, (peak, end, unsummed, first, stride, gradient) in enumerate(steps):
+            for number, (peak, end, first, stride, gradient) in enumerate(steps):
                 held = total_waiting
                 weight, size = -1, 0
                 if first >= 0:
@@ -85,7 +83,6 @@ def expand_backward(passes: StepPasses, weights: ModelWeights) -> BackwardTimeli
                     Moment(
                         base + peak,
                         base + end,
-                        unsummed,
                         weight,
                         size,
                         held,
@@ -122,20 +119,19 @@ def _locate(stage: BackwardPass, parameter: Parameter, weights: ModelWeights) ->
     return own.first + position, own.stride
 
 
-def _steps(stage: BackwardPass, weights: ModelWeights) -> list[tuple[int, int, int, int, int, int]]:
+def _steps(stage: BackwardPass, weights: ModelWeights) -> list[tuple[int, int, int, int, int]]:
     return [_step(stage, interval, weights) for interval in stage.intervals]
 
 
 def _step(
     stage: BackwardPass, interval: Interval, weights: ModelWeights
-) -> tuple[int, int, int, int, int, int]:
+) -> tuple[int, int, int, int, int]:
     first, stride = -1, 0
     if interval.parameter is not None:
         first, stride = _locate(stage, interval.parameter, weights)
     return (
         interval.peak.total_bytes,
         interval.end.total_bytes,
-        interval.unsummed_bytes,
         first,
         stride,
         interval.gradient_bytes,

@@ -31,7 +31,7 @@ def fsdp1_account(given: RankInput, *, rank: int | None = None) -> RankAccount:
 
     Raises ``SetupError`` for options that do not exist or cannot be.
     """
-    wrapped = _wrap(given)
+    wrapped = wrap(given)
     options, formats, units = wrapped.options, wrapped.formats, wrapped.units
     offloaded = formats.offloaded
     forward, backward = _passes(given, wrapped)
@@ -80,7 +80,7 @@ def fsdp1_account(given: RankInput, *, rank: int | None = None) -> RankAccount:
 
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     """All ranks, those together whose optimizers keep the same."""
-    wrapped = _wrap(given)
+    wrapped = wrap(given)
     degree, num_ranks = wrapped.formats.degree, given.setup.data_parallel
     return [
         in_every_replica(own.places, degree=degree, num_ranks=num_ranks)
@@ -89,7 +89,7 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Wrapped:
+class WrappedModel:
     """The model as it is wrapped."""
 
     options: Fsdp1Options
@@ -99,7 +99,11 @@ class _Wrapped:
     """Parameters stay gathered from forward to backward (SHARD_GRAD_OP)."""
 
 
-def _wrap(given: RankInput) -> _Wrapped:
+def wrap(given: RankInput) -> WrappedModel:
+    """Read the options, and sort the parameters into flat ones.
+
+    Raises ``SetupError`` for options that do not exist or cannot be.
+    """
     options = Fsdp1Options.of(given.setup)
     check_degrees(given)
     keeps_whole = given.setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP
@@ -112,10 +116,10 @@ def _wrap(given: RankInput) -> _Wrapped:
         offloaded=given.setup.offload_param is Offload.CPU,
     )
     units = find_flat_units(given.tape, options, formats, keeps_whole=keeps_whole)
-    return _Wrapped(options=options, formats=formats, units=units, keeps_whole=keeps_whole)
+    return WrappedModel(options=options, formats=formats, units=units, keeps_whole=keeps_whole)
 
 
-def _passes(given: RankInput, wrapped: _Wrapped) -> tuple[Moments, Moments]:
+def _passes(given: RankInput, wrapped: WrappedModel) -> tuple[Moments, Moments]:
     options, units = wrapped.options, wrapped.units
     replays = []
     for gradients in micro_batches(given, sync_each_batch=options.sync_each_batch):

@@ -7,7 +7,7 @@ rank, but for what the optimizer keeps of each original parameter.
 from dataclasses import field
 
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import allocated_bytes
+from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options
 from memplan.memory.fsdp2.units import ROOT, OwnStates, Unit, UnitFormats, Units, is_layer
 from memplan.records import dataclass
@@ -30,6 +30,10 @@ class FlatUnit(Unit):
     sharded: bool = True
     shard_numel: int = 0
     """Elements of a rank's part, padding included."""
+    compute_shard_bytes: int = 0
+    """That part in the compute format."""
+    padded_bytes: int = 0
+    """The flat parameter in the format it is kept in, padded to a multiple of the ranks."""
     trained: list[tuple[int, int]] = field(default_factory=list)
     """Where what the optimizer steps on begins and ends in the flat parameter."""
 
@@ -76,6 +80,9 @@ def _measure(unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats) -> Non
     mixed = compute is not kept
     unit.shard_bytes = allocated_bytes(shard, kept)
     unit.shards = [shard * kept.num_bytes]
+    unit.shard_numel = shard
+    unit.compute_shard_bytes = allocated_bytes(shard, compute)
+    unit.padded_bytes = allocated_bytes(shard * degree, kept)
     unit.whole_bytes = allocated_bytes(flat, kept)
     unit.largest_bytes = unit.whole_bytes
     if unit.sharded:
@@ -96,7 +103,6 @@ def _measure(unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats) -> Non
         unit.padded_gradient_bytes = allocated_bytes(shard * degree, reduce)
     unit.reduce_output_bytes = allocated_bytes(shard, reduce)
     unit.gradient_shard_bytes = allocated_bytes(shard, kept)
-    unit.shard_numel = shard
     unit.trained = _trained(unit, options, formats)
 
 
@@ -109,6 +115,24 @@ def _trained(unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats) -> lis
     for parameter in unit.parameters:
         if parameter.requires_grad:
             found.append((begin, begin + parameter.numel))
+        begin += round_up(parameter.numel, step)
+    return found
+
+
+def flat_places(
+    unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats, place: int = 0
+) -> list[tuple[Parameter, int, int]]:
+    """Of each of a unit's parameters, and each copy of it there: the elements in one rank's part."""
+    found = []
+    seen: dict[Parameter, int] = {}
+    begin = 0
+    step = ALIGNMENT_BYTES // formats.compute.num_bytes if options.use_orig_params else 1
+    own = place * unit.shard_numel
+    for parameter in unit.parameters:
+        copy = seen[parameter] = seen.get(parameter, -1) + 1
+        end = begin + parameter.numel
+        numel = min(end, own + unit.shard_numel) - max(begin, own)
+        found.append((parameter, copy, max(numel, 0)))
         begin += round_up(parameter.numel, step)
     return found
 

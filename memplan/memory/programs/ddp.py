@@ -8,14 +8,19 @@ which gradients come is known, the buckets are made again, before the second for
 """
 
 from memplan.graph.tensors import Parameter, allocated_bytes
-from memplan.memory.ddp import DdpOptions
+from memplan.memory.account import ComponentKind
+from memplan.memory.ddp import DdpOptions, compressed_format
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.rank import RankInput
 from memplan.units import MIB
 
+_BUFFERS, _BUCKET = ComponentKind.COMMUNICATION_BUFFERS, "gradient bucket"
+_SENT = "parameters sent to all ranks"
+
 BROADCAST_BYTES = 250 * MIB
 """Parameters sent in one piece (torch/nn/parallel/distributed.py, ``broadcast_bucket_size``)."""
+BROADCASTS_ON_THE_WAY = 2
 FIRST_BUCKET_BYTES = 1 * MIB
 """Cap of the first bucket (``_DEFAULT_FIRST_BUCKET_BYTES``)."""
 
@@ -23,49 +28,113 @@ FIRST_BUCKET_BYTES = 1 * MIB
 class DdpProgram(Program):
     """One rank of several."""
 
+    num_steps = 3
+    """The buckets of the second step are not those of the first."""
+
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         self.options = DdpOptions.of(given.setup)
         self.buckets: list[Block] = []
         self.arrived: list[Weight] = []
         self.rebuilt = False
-        self.in_buckets: set[Weight] = set()
-        """Gradients that are views of the buckets."""
+        self.reduces = True
+        """This micro-batch reduces its gradients."""
+        self.compressed = compressed_format(self.options, given.formats)
+        self.waiting: list[int] = []
+        """Gradients in each bucket that is not reduced yet."""
+        self.lengths: list[int] = []
+        """Gradients in each bucket, in the order in which they come."""
+        self.filled = 0
+        """Bytes in the bucket that is being filled."""
 
     def load(self) -> None:
         """The model; its parameters sent in pieces; one bucket for all gradients."""
         super().load()
+        self._broadcast()
+        trained = [gradient_bytes(weight[0]) for weight in self.weights if is_trained(weight[0])]
+        if self._keeps_first_buckets:
+            pieces = coalesced(trained, [FIRST_BUCKET_BYTES, self._cap_bytes])
+        else:
+            pieces = [trained]
+        # The last parameters' gradients come first.
+        self._make_buckets(pieces[::-1])
+
+    @property
+    def _keeps_first_buckets(self) -> bool:
+        """Buckets have their caps at once, and stay, where the order of gradients may change."""
+        return self.options.find_unused_parameters and not self.options.static_graph
+
+    @property
+    def _cap_bytes(self) -> int:
+        return int(self.options.bucket_cap_mb * MIB)
+
+    def _make_buckets(self, pieces: list[list[int]]) -> None:
+        self.buckets = [
+            self.ledger.allocate(allocated(sum(piece)), 0, _BUFFERS, _BUCKET) for piece in pieces
+        ]
+        self.lengths = [len(piece) for piece in pieces]
+
+    def _broadcast(self) -> None:
+        """Parameters flattened in pieces, two of them on their way; one alone needs no copy.
+
+        (``torch/csrc/distributed/c10d/comm.cpp``, ``broadcast_coalesced``)
+        """
         ledger = self.ledger
         sizes = [gradient_bytes(parameter) for parameter, _ in self.weights]
+        on_the_way: list[Block | None] = []
         for piece in coalesced(sizes, [BROADCAST_BYTES]):
-            ledger.use(allocated(sum(piece)))
-        trained = [gradient_bytes(weight[0]) for weight in self.weights if is_trained(weight[0])]
-        self.buckets = [ledger.allocate(allocated(sum(trained)))]
+            if len(on_the_way) == BROADCASTS_ON_THE_WAY:
+                self._arrive(on_the_way.pop(0))
+            flat = (
+                ledger.allocate(allocated(sum(piece)), 0, _BUFFERS, _SENT)
+                if len(piece) > 1
+                else None
+            )
+            on_the_way.append(flat)
+        for block in on_the_way:
+            self._arrive(block)
+
+    def _arrive(self, block: Block | None) -> None:
+        if block is not None:
+            self.ledger.free(block)
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
-        """Before the second step's forward pass the buckets are made in the gradients' order."""
-        if step == 1 and first:
+        """The last one reduces, or each; after the first that did the buckets are made again."""
+        if self.arrived and not self.rebuilt and not self._keeps_first_buckets:
             self._rebuild()
+        self.reduces = last or self.options.sync_each_batch
+        self.waiting = list(self.lengths)
         super().micro_batch(step, first=first, last=last)
 
     def _rebuild(self) -> None:
-        ledger = self.ledger
         for block in self.buckets:
-            ledger.free(block)
-        cap = int(self.options.bucket_cap_mb * MIB)
+            self.ledger.free(block)
         sizes = [gradient_bytes(parameter) for parameter, _ in self.arrived]
-        pieces = coalesced(sizes, [FIRST_BUCKET_BYTES, cap])
-        self.buckets = [ledger.allocate(allocated(sum(piece))) for piece in pieces]
+        self._make_buckets(coalesced(sizes, [FIRST_BUCKET_BYTES, self._cap_bytes]))
         self.rebuilt = True
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
-        """The gradient is copied into its bucket, and with views replaced by one."""
+        """Copied into its bucket, where it is reduced, and with views replaced by one."""
+        super().gradient_ready(weight, block)
+        if not self.reduces:
+            return
         if not self.rebuilt:
             self.arrived.append(weight)
         if self.options.gradient_as_bucket_view:
-            self.ledger.free(block)
+            self.ledger.free(self.gradients.pop(weight))
+        self._fill(weight[0])
+
+    def _fill(self, parameter: Parameter) -> None:
+        """A full bucket is reduced; a hook that compresses makes a copy of it."""
+        self.filled += gradient_bytes(parameter)
+        self.waiting[0] -= 1
+        if self.waiting[0]:
             return
-        super().gradient_ready(weight, block)
+        self.waiting.pop(0)
+        if self.compressed is not None:
+            element_bytes = self.given.formats.gradients.num_bytes
+            self.ledger.use(allocated_bytes(self.filled // element_bytes, self.compressed))
+        self.filled = 0
 
 
 def gradient_bytes(parameter: Parameter) -> int:

@@ -1,18 +1,43 @@
 """DeepSpeed's allocations by stage (0.19.8); each stage is a program of its own."""
 
-from memplan.memory.deepspeed.job import prepare_job
+from memplan.memory.deepspeed.bf16_optimizer import uses_bf16_optimizer
+from memplan.memory.deepspeed.job import Job, prepare_job
 from memplan.memory.ledger import Ledger
+from memplan.memory.programs.bf16_optimizer import Bf16OptimizerProgram
 from memplan.memory.programs.program import Program
+from memplan.memory.programs.zero0 import ReplicatedProgram
+from memplan.memory.programs.zero3 import ShardedParametersProgram
 from memplan.memory.programs.zero12 import ShardedStatesProgram
 from memplan.memory.rank import RankInput
 from memplan.training.setup import ZeroStage
 
 
 def deepspeed_program(
-    given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0, rank: int = 0
-) -> Program | None:
-    """The program of a setup's stage; None where it has none yet."""
-    job = prepare_job(given, rank=rank)
-    if given.setup.zero_stage in {ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS}:
-        return ShardedStatesProgram(job, ledger, workspace_bytes=workspace_bytes)
-    return None
+    given: RankInput,
+    ledger: Ledger,
+    *,
+    workspace_bytes: int = 0,
+    rank: int = 0,
+    capacity_bytes: int | None = None,
+) -> Program:
+    """The program of a setup's stage.
+
+    ``capacity_bytes`` of the GPU, where it is known, decides where stages 1 and 2 flatten the weights.
+    """
+    job = prepare_job(given, rank=rank, capacity_bytes=capacity_bytes)
+    return _kind(job)(job, ledger, workspace_bytes=workspace_bytes)
+
+
+def _kind(
+    job: Job,
+) -> type[
+    ReplicatedProgram | ShardedStatesProgram | ShardedParametersProgram | Bf16OptimizerProgram
+]:
+    stage = job.given.setup.zero_stage
+    if stage is ZeroStage.NONE:
+        return ReplicatedProgram
+    if stage is ZeroStage.PARAMETERS:
+        return ShardedParametersProgram
+    if stage is ZeroStage.OPTIMIZER and uses_bf16_optimizer(job):
+        return Bf16OptimizerProgram
+    return ShardedStatesProgram

@@ -1,24 +1,26 @@
 """FSDP2's allocations (torch 2.13, torch/distributed/fsdp/_fully_shard).
 
-Three streams take part: the main one, that of the all-gather's copies, and that of the reduction. A
+Three streams take part: the main one, that of the all-gather's copies, and that of the reduction;
+with replicas a fourth, which adds up over them. A
 block stays with the stream on which it was made, so each has segments of its own. The order is that
 of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward``,
 ``_backward_prefetch``), ``_fsdp_collectives.py`` (``foreach_all_gather``, ``foreach_reduce``) and
 ``_fsdp_state.py`` (``_root_post_backward_final_callback``).
 """
 
-from collections.abc import Iterator
-
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
 from memplan.memory.fsdp2.units import Unit, UnitFormats, find_units, shard_numel
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Program, Weight, is_trained, step_optimizer
+from memplan.memory.programs.program import Weight, is_trained, step_optimizer
+from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
 from memplan.training.setup import Offload
 
-GATHER_STREAM, REDUCE_STREAM = 1, 2
+GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
+_BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
 
 class UnitUse:
@@ -44,41 +46,23 @@ class UnitUse:
         """Its backward pass is over."""
 
 
-class Fsdp2Program(Program):
-    """One rank of ``fully_shard``."""
+class Fsdp2Program(ShardedProgram[UnitUse]):
+    """One rank of ``fully_shard``, the first of its group."""
 
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
-        super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         self.options = Fsdp2Options.of(given.setup)
         self.offloaded = given.setup.offload_param is Offload.CPU
         self.formats = UnitFormats.of(given, self.options, offloaded=self.offloaded)
-        self.units = find_units(given.tape, self.options, self.formats)
-        self.singles = {id(unit): UnitUse(unit, 0) for unit in self.units.single()}
-        self.layers = {
-            index: [UnitUse(unit, copy) for copy in range(unit.num_copies)]
-            for index, unit in self.units.layers.items()
-            if unit.parameters
-        }
+        units = find_units(given.tape, self.options, self.formats)
+        super().__init__(given, ledger, units, UnitUse, workspace_bytes=workspace_bytes)
         self.root = self._single(self.units.root)
         self.tail = self._single(self.units.tail)
         self.embedding = self._single(self.units.embedding)
         self.kept_all_gather: Block | None = None
         self.reduce_inputs: list[Block] = []
-        self.order: list[UnitUse] = []
-        """Uses in the order in which their forward pass ended."""
-        self.reduces = True
-
-    def _single(self, unit: Unit | None) -> UnitUse | None:
-        return None if unit is None else self.singles.get(id(unit))
-
-    def _uses(self) -> Iterator[UnitUse]:
-        yield from self.singles.values()
-        for uses in self.layers.values():
-            yield from uses
-
-    def _layer(self, segment: Segment, repetition: int) -> UnitUse | None:
-        uses = self.layers.get(segment.index)
-        return None if uses is None else uses[repetition % len(uses)]
+        self.replicated = self.options.data_parallel_replicate_degree > 1
+        self.all_reduced: list[Block] = []
+        """Added up over the replicas and cast; held until the backward pass is over."""
 
     # -- loading and stepping --------------------------------------------------------------------
 
@@ -88,17 +72,16 @@ class Fsdp2Program(Program):
         if self.options.init_device is not InitDevice.META:
             self._load_units()
             return
-        for parameter, _ in self.weights:
+        for weight in self.weights:
             if not self.offloaded:
-                ledger.allocate(self._shard_bytes(parameter))
+                ledger.allocate(self._shard_bytes(weight[0]), 0, ComponentKind.PARAMETERS, weight)
         self.load_buffers()
 
     def _load_units(self) -> None:
         """Layer by layer, the root last: moved to the GPU whole, then cut (``_init_sharded_param``)."""
         ledger = self.ledger
         cuda = self.options.init_device is InitDevice.CUDA
-        layers = [use for uses in self.layers.values() for use in uses]
-        uses = [*layers, *reversed(self.singles.values())]
+        uses = [*self._layer_uses(), *reversed(self.singles.values())]
         whole: dict[UnitUse, list[Block]] = {}
         if cuda:
             whole = {use: self._whole(use) for use in uses}
@@ -106,14 +89,21 @@ class Fsdp2Program(Program):
             blocks = whole.get(use) or self._whole(use)
             for parameter, block in zip(use.unit.parameters, blocks, strict=True):
                 if not self.offloaded:
-                    ledger.allocate(self._shard_bytes(parameter))
+                    weight = parameter, use.copy
+                    size = self._shard_bytes(parameter)
+                    ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
                 ledger.free(block)
         self.load_buffers()
 
     def _whole(self, use: UnitUse) -> list[Block]:
         kept = self.formats.kept
         return [
-            self.ledger.allocate(allocated_bytes(parameter.numel, kept))
+            self.ledger.allocate(
+                allocated_bytes(parameter.numel, kept),
+                0,
+                ComponentKind.PARAMETERS,
+                (parameter, use.copy),
+            )
             for parameter in use.unit.parameters
         ]
 
@@ -148,11 +138,6 @@ class Fsdp2Program(Program):
         last = use.unit.parameters[-1]
         return self.positions[last, use.copy]
 
-    @property
-    def positions(self) -> dict[Weight, int]:
-        """Where each weight stands among all."""
-        return {weight: position for position, weight in enumerate(self.weights)}
-
     # -- gathering -------------------------------------------------------------------------------
 
     def _copy_in(self, use: UnitUse) -> None:
@@ -160,10 +145,15 @@ class Fsdp2Program(Program):
         unit, ledger = use.unit, self.ledger
         copies = []
         if unit.copy_in_bytes:
-            copies.append(ledger.allocate(unit.copy_in_bytes, GATHER_STREAM))
+            copies.append(
+                ledger.allocate(unit.copy_in_bytes, GATHER_STREAM, _BUFFERS, "shards to gather")
+            )
         if unit.upload_bytes:
-            ledger.use(unit.upload_bytes, stream=GATHER_STREAM)
-        use.all_gather = ledger.allocate(unit.all_gather_bytes, GATHER_STREAM)
+            name = "shards from the CPU"
+            ledger.use(unit.upload_bytes, stream=GATHER_STREAM, kind=_BUFFERS, name=name)
+        use.all_gather = ledger.allocate(
+            unit.all_gather_bytes, GATHER_STREAM, _GATHERED, "result of an all-gather"
+        )
         for block in copies:
             ledger.free(block)
 
@@ -171,7 +161,8 @@ class Fsdp2Program(Program):
         compute, degree = self.formats.compute, self.formats.degree
         for parameter in use.unit.parameters:
             size = allocated_bytes(shard_numel(parameter, degree) * degree, compute)
-            use.gathered.append(self.ledger.allocate(size))
+            weight = parameter, use.copy
+            use.gathered.append(self.ledger.allocate(size, 0, _GATHERED, weight))
 
     def _drop_kept(self) -> None:
         if self.kept_all_gather is not None:
@@ -213,9 +204,6 @@ class Fsdp2Program(Program):
         for single in (self.embedding, self.tail):
             if single is not None and self._owns(single, segment):
                 self._unshard_forward(single)
-
-    def _owns(self, use: UnitUse, segment: Segment) -> bool:
-        return any(self.units.of_parameter[each] is use.unit for each in segment.parameters)
 
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """Let the layer's parameters go."""
@@ -277,16 +265,6 @@ class Fsdp2Program(Program):
         else:
             use.gradients[weight[0]] = block
 
-    def _use_of(self, weight: Weight) -> UnitUse:
-        parameter, copy = weight
-        unit = self.units.of_parameter[parameter]
-        single = self.singles.get(id(unit))
-        if single is not None:
-            return single
-        return next(
-            uses[copy] for index, uses in self.layers.items() if self.units.layers[index] is unit
-        )
-
     def after_backward(self, segment: Segment, repetition: int) -> None:
         """Reduce the layer's gradients."""
         use = self._layer(segment, repetition)
@@ -307,6 +285,9 @@ class Fsdp2Program(Program):
         for block in self.reduce_inputs:
             self.ledger.free(block)
         self.reduce_inputs.clear()
+        for block in self.all_reduced:
+            self.ledger.free(block)
+        self.all_reduced.clear()
         for use in self._uses():
             use.done = False
         self.order.clear()
@@ -324,7 +305,9 @@ class Fsdp2Program(Program):
         gradients = {**use.gradients, **use.whole}
         if not unit.num_trained or not gradients:
             return
-        self.reduce_inputs.append(ledger.allocate(unit.reduce_input_bytes))
+        self.reduce_inputs.append(
+            ledger.allocate(unit.reduce_input_bytes, 0, _BUFFERS, "gradients to reduce")
+        )
         last = [parameter for parameter in unit.parameters if parameter in gradients][-1]
         for parameter in reversed(unit.parameters):
             if parameter in gradients and parameter is not last:
@@ -343,17 +326,24 @@ class Fsdp2Program(Program):
         for parameter, block in list(use.gradients.items()):
             if parameter not in use.whole:
                 size = allocated_bytes(parameter.numel, self.formats.reduce)
-                use.whole[parameter] = ledger.allocate(size)
+                weight = parameter, use.copy
+                use.whole[parameter] = ledger.allocate(size, 0, ComponentKind.GRADIENTS, weight)
             ledger.free(block)
         use.gradients.clear()
 
     def _keep_shards(self, use: UnitUse, *, after: Block) -> None:
         """The reduced shards, cast to the kept format; the last whole gradient goes afterwards."""
         unit, ledger = use.unit, self.ledger
-        reduced = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM)
+        gradients = ComponentKind.GRADIENTS
+        name = "reduced gradients"
+        reduced = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM, gradients, name)
         if self.formats.reduce is not self.formats.kept:
-            cast = ledger.allocate(unit.gradient_shard_bytes, REDUCE_STREAM)
-            ledger.free(reduced)
+            stream = REPLICA_STREAM if self.replicated else REDUCE_STREAM
+            cast = ledger.allocate(unit.gradient_shard_bytes, stream, gradients, name)
+            if self.replicated:
+                self.all_reduced.append(reduced)
+            else:
+                ledger.free(reduced)
             reduced = cast
         if self.offloaded or use.gradient_shards is not None:
             ledger.free(reduced)

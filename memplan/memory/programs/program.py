@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
-from memplan.memory.ledger import Block, Ledger
-from memplan.memory.playback import Playback
+from memplan.memory.account import ComponentKind
+from memplan.memory.ledger import Block, Ledger, Part
+from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.rank import RankInput
 from memplan.training.optimizers import OPTIMIZERS
 
@@ -23,6 +24,11 @@ COUNTER_BYTES = ALLOCATION_ROUNDING
 class Program:
     """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
 
+    sum_stream = 0
+    num_steps = 4
+    """Steps of a run. Two give the reserved peak of 66 of 68 runs of PyTorch's CUDA build, and the least
+    capacity of fewer."""
+
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         self.given = given
         self.ledger = ledger
@@ -35,17 +41,18 @@ class Program:
 
     # -- a run -----------------------------------------------------------------------------------
 
-    def run(self, *, num_steps: int = 2) -> None:
-        """Load, then train; the optimizer's states come with the first step.
-
-        Two steps give what any number gives: of 68 runs on the CUDA build 66 reserved no more in later ones.
-        """
+    def run(self, *, num_steps: int | None = None) -> None:
+        """Load, then train; the optimizer's states come with the first step."""
+        self.ledger.enter(Part.LOAD)
         self.load()
-        self.ledger.allocate(max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING))
-        for step in range(num_steps):
+        self.ledger.enter(Part.FORWARD)
+        inputs_bytes = max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING)
+        self.ledger.allocate(inputs_bytes, 0, ComponentKind.INPUTS, "token ids and labels")
+        for step in range(num_steps or self.num_steps):
             for micro_batch in range(self.given.setup.gradient_accumulation_steps):
                 last = micro_batch == self.given.setup.gradient_accumulation_steps - 1
                 self.micro_batch(step, first=not micro_batch, last=last)
+            self.ledger.enter(Part.STEP, step)
             self.optimizer_step(first=step == 0)
             self.zero_grad()
 
@@ -57,18 +64,24 @@ class Program:
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
         return {
-            weight: self.ledger.allocate(weight[0].storage.num_bytes) for weight in self.weights
+            weight: self.ledger.allocate(
+                weight[0].storage.num_bytes, 0, ComponentKind.PARAMETERS, weight
+            )
+            for weight in self.weights
         }
 
     def load_buffers(self) -> None:
         """Tables that the model keeps beside its weights."""
         if self.given.tape.buffers_bytes:
-            self.ledger.allocate(self.given.tape.buffers_bytes)
+            size = self.given.tape.buffers_bytes
+            self.ledger.allocate(size, 0, ComponentKind.BUFFERS, "tables beside the weights")
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
         """Forward and backward once."""
+        self.ledger.enter(Part.FORWARD, step)
         self.playback.forward()
         self.end_forward()
+        self.ledger.enter(Part.BACKWARD, step)
         self.begin_backward()
         self.playback.backward()
         self.end_backward()
@@ -112,6 +125,13 @@ class Program:
     def end_backward(self) -> None:
         """All gradients are there."""
 
+    def stops(self, segment: Segment) -> Stops | None:  # noqa: ARG002
+        """Where it takes part within a segment; None: nowhere."""
+        return None
+
+    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
+        """A pass is at one of these stops."""
+
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Take a gradient that autograd finished; one that is there already takes it up."""
         if weight in self.gradients:
@@ -141,8 +161,9 @@ def step_optimizer(
     if first:
         for size in state_sizes:
             if optimizer.has_step_counter:
-                ledger.allocate(COUNTER_BYTES)
+                ledger.allocate(COUNTER_BYTES, 0, ComponentKind.OPTIMIZER_STATES, "step counter")
             for _ in range(optimizer.num_states):
-                ledger.allocate(size)
+                ledger.allocate(size, 0, ComponentKind.OPTIMIZER_STATES, "optimizer state")
     if optimizer.num_step_copies:
-        ledger.use(*state_sizes * optimizer.num_step_copies)
+        copies = state_sizes * optimizer.num_step_copies
+        ledger.use(*copies, kind=ComponentKind.TEMPORARIES, name="the optimizer's copy of a state")

@@ -1,28 +1,27 @@
 """Stages 1 and 2 of ZeRO (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py)."""
 
-from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.memory.deepspeed.job import MASTER_BYTES, Job
+from memplan.memory.deepspeed.job import Job, rounded
+from memplan.memory.deepspeed.reduction import COMPACT_BYTES, NORM_BYTES
+from memplan.memory.deepspeed.stage12 import flattens_on_gpu, reduction_settings
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Program, Weight, step_optimizer
+from memplan.memory.programs.program import Weight, step_optimizer
+from memplan.memory.programs.zero import DeepSpeedProgram
 from memplan.training.setup import ZeroStage
-from memplan.units import round_up
 
-NORM_BYTES = 8
-"""Of an element while a gradient's norm is taken: fp64 (runtime/utils.py, ``get_norm_dtype``)."""
+REDUCE_STREAM = 1
 
 
-class ShardedStatesProgram(Program):
+class ShardedStatesProgram(DeepSpeedProgram):
     """One rank whose weights are views of one flat buffer."""
 
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
-        super().__init__(job.given, ledger, workspace_bytes=workspace_bytes)
-        self.job = job
+        super().__init__(job, ledger, workspace_bytes=workspace_bytes)
         self.partition = job.partition(round_robin=job.options.round_robin_gradients)
         self.buffer = self.partition.buffer
         self.slices = dict(self.partition.kind.slices)
         """Elements of each parameter inside this rank's part."""
         self.stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
-        self.element_bytes = job.weight_bytes if self.stage2 else job.gradient_bytes
+        self.settings = reduction_settings(job, self.partition)
         self.while_backward = self.stage2 or job.options.overlap_comm
         self.buckets: list[Block] = []
         self.waiting: list[int] = []
@@ -31,23 +30,15 @@ class ShardedStatesProgram(Program):
         self.large: list[Block] = []
         """Gradients larger than the bucket, in their own memory."""
         self.stale: list[Block] = []
-        """Such gradients that stage 1 lets go with the epilogue."""
+        """Reduced gradients, and buckets they are views of, that are let go later."""
+        self.bucket = 0
+        """The number of the bucket that is filled."""
+        self.viewed: set[int] = set()
+        """Buckets that other ranks' gradients are views of."""
         self.owned: Block | None = None
         """This rank's gradients of this backward pass."""
         self.accumulated: Block | None = None
         """Those of earlier micro-steps."""
-        self.last = True
-
-    def number(self, weight: Weight) -> int:
-        """Where a weight stands among all parameters."""
-        parameter, copy = weight
-        for own in self.job.weights.segments:
-            if parameter in own.positions:
-                return own.first + own.stride * copy + own.positions[parameter]
-        raise KeyError(parameter.name)
-
-    def _allocate(self, num_bytes: int) -> Block:
-        return self.ledger.allocate(round_up(num_bytes, ALLOCATION_ROUNDING))
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -56,102 +47,135 @@ class ShardedStatesProgram(Program):
         job, ledger = self.job, self.ledger
         loaded = self.load_weights()
         self.load_buffers()
+        whole = [block for weight, block in loaded.items() if weight[0].requires_grad]
+        if not flattens_on_gpu(job, self.partition.numel):
+            self.free_all(whole)
         ledger.empty_cache()
-        self._allocate(job.weight_bytes * self.partition.numel)
-        for weight, block in loaded.items():
-            if weight[0].requires_grad:
-                ledger.free(block)
+        self.allocate(job.weight_bytes * self.partition.numel)
+        self.free_all(whole)
         if job.offloads_optimizer:
-            self._allocate(job.largest_bytes)
+            self.allocate(job.largest_bytes)
             return
         part = self.partition.size
-        clone = self._allocate(job.weight_bytes * part)
-        self._allocate(MASTER_BYTES * part)
-        ledger.free(clone)
-        zeros = self._allocate(MASTER_BYTES * part)
-        ledger.free(zeros)
+        clone = self.allocate(job.weight_bytes * part)
+        if job.weight_bytes != job.master_bytes:
+            self.allocate(job.master_bytes * part)
+            ledger.free(clone)
+        self.use(job.master_bytes * part)
 
     # -- backward --------------------------------------------------------------------------------
 
-    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
-        """Note whether the optimizer steps after it."""
-        self.last = last
-        super().micro_batch(step, first=first, last=last)
-
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Into the bucket at once, or beside the others until all are there."""
+        settings = self.settings
         if not self.buckets:
-            size = self.job.options.reduce_bucket_size * self.element_bytes
-            count = 2 if self.job.options.overlap_comm else 1
-            self.buckets = [self._allocate(size) for _ in range(count)]
-        if not self.while_backward:
+            self.buckets = [
+                self.ledger.allocate(settings.bucket_bytes) for _ in range(settings.num_buckets)
+            ]
+        if settings.casts:
+            cast = self.allocate(settings.element_bytes * weight[0].numel)
+            self.ledger.free(block)
+            block = cast
+        if not self.while_backward or not (self.stage2 or self.last):
             super().gradient_ready(weight, block)
             return
+        earlier = self.gradients.pop(weight, None)
+        if earlier is not None:
+            self.ledger.free(block)
+            block = earlier
         self._add(self.number(weight), block)
 
     def _add(self, index: int, block: Block) -> None:
         """Take a gradient, reducing what is there where it does not fit in."""
-        numel = self.buffer.numels[index]
-        bucket_numel = self.job.options.reduce_bucket_size
+        numel, ledger = self.buffer.numels[index], self.ledger
+        bucket_numel = self.settings.bucket_numel
         if self.filled + numel > bucket_numel:
             self._reduce()
+            self.bucket = (self.bucket + 1) % self.settings.num_buckets
         if numel > bucket_numel:
+            if self.settings.offloads:
+                # A clone of its own, since the copy to the CPU may still run when autograd goes on.
+                clone = self.allocate(self.settings.element_bytes * numel)
+                ledger.free(block)
+                block = clone
             self.large.append(block)
         else:
-            self.ledger.free(block)
+            ledger.free(block)
         self.waiting.append(index)
         self.filled += numel
 
     def _reduce(self) -> None:
-        """All-reduce through a flat copy; this rank's gradients move into their buffer."""
+        """All-reduce through copies; this rank's gradients move into their buffer."""
         if not self.waiting:
             return
-        job, ledger, partition = self.job, self.ledger, self.partition
-        copy = self._flat_copy_numel() * self.element_bytes
-        if copy:
-            # With overlap_comm it is made on the stream of the reduction.
-            stream = 1 if job.options.overlap_comm else 0
-            size = round_up(copy, ALLOCATION_ROUNDING)
-            ledger.free(ledger.allocate(size, stream))
-        slices = [self.slices.get(index, 0) for index in self.waiting]
-        largest = max(slices, default=0)
-        if job.offloads_optimizer:
+        settings = self.settings
+        slices = [self.slices[index] for index in self.waiting if self.slices.get(index)]
+        if settings.compact and slices and self.owned is None:
+            self.owned = self.ledger.allocate(settings.owned_part_bytes)
+        self._sum_over_ranks(slices)
+        if settings.offloads:
             for numel in slices:
-                if numel:
-                    ledger.free(self._allocate(NORM_BYTES * numel))
-        elif largest and self.owned is None:
-            self.owned = self._allocate(job.weight_bytes * partition.whole_numel)
-        if self.stage2 or largest:
-            for block in self.large:
-                ledger.free(block)
-        else:
-            self.stale += self.large
-        self.large = []
+                self.use(NORM_BYTES * numel)
+        elif slices and self.owned is None:
+            whole = self.partition.whole_numel
+            self.owned = self.allocate(settings.owned_element_bytes * whole)
+        self._let_go(is_own=bool(slices))
         self.waiting = []
         self.filled = 0
 
-    def _flat_copy_numel(self) -> int:
-        """Elements of the flat copy: flattening one tensor is no copy."""
-        buffer, waiting = self.buffer, self.waiting
-        ranks = {buffer.first_rank[index] for index in waiting}
-        ranks |= {buffer.last_rank[index] for index in waiting}
-        if len(ranks) == 1:
-            return 0
-        bucket_numel = self.job.options.reduce_bucket_size
-        if self.filled <= bucket_numel:
-            return self.filled
-        largest = filled = count = 0
-        for piece in buffer.cuts(waiting[0]):
-            filled += piece
-            count += 1
-            if filled > bucket_numel:
-                largest = max(largest, filled if count > 1 else 0)
-                filled = count = 0
-        return max(largest, filled if count > 1 else 0)
+    def _sum_over_ranks(self, slices: list[int]) -> None:
+        """Piece by piece through a flat copy, and a cast where they travel in another dtype."""
+        settings, ledger = self.settings, self.ledger
+        # With overlap_comm the copies are made on the stream of the reduction.
+        stream = REDUCE_STREAM if self.job.options.overlap_comm else 0
+        is_cast = settings.communication_bytes != settings.element_bytes
+        for numel, is_copied in self._pieces():
+            copies = []
+            if is_copied and settings.scatters:
+                copies.append(self.allocate(settings.element_bytes * numel, stream))
+            if is_cast:
+                copies.append(self.allocate(settings.communication_bytes * numel, stream))
+                self.free_all(copies[:-1])
+                copies = copies[-1:]
+            if settings.compact and settings.communication_bytes != COMPACT_BYTES:
+                for own in slices:
+                    self.use(COMPACT_BYTES * own, stream=stream)
+            for block in copies:
+                ledger.free(block)
+
+    def _pieces(self) -> list[tuple[int, bool]]:
+        """What is summed at once: elements, and whether they are more than one slice."""
+        buffer, waiting, limit = self.buffer, self.waiting, self.settings.bucket_numel
+        if self.filled <= limit:
+            ranks = {buffer.first_rank[index] for index in waiting}
+            ranks |= {buffer.last_rank[index] for index in waiting}
+            is_apart = self.settings.compact and ranks == {self.job.rank} and len(waiting) > 1
+            return [(self.filled, len(ranks) > 1 or is_apart)]
+        parts: list[tuple[int, bool]] = []
+        piece: list[int] = []
+        for numel in buffer.cuts(waiting[0]):
+            piece.append(numel)
+            if sum(piece) > limit:
+                parts.append((sum(piece), len(piece) > 1))
+                piece = []
+        return [*parts, (sum(piece), len(piece) > 1)] if piece else parts
+
+    def _let_go(self, *, is_own: bool) -> None:
+        """Gradients that no name holds any more; others stay stale, or views of their bucket."""
+        settings = self.settings
+        stays = settings.compact and not settings.offloads if self.stage2 else True
+        if self.large and is_own == self.stage2 and stays:
+            self.stale += self.large
+            self.large = []
+        elif not self.large and settings.casts:
+            kinds = (self.buffer.first_rank, self.buffer.last_rank)
+            own = {kind[index] for kind in kinds for index in self.waiting} == {self.job.rank}
+            if not own:
+                self.viewed.add(self.bucket)
+        self.free_all(self.large)
 
     def end_backward(self) -> None:
         """The epilogue: what waits is reduced, then the buckets go."""
-        ledger = self.ledger
         if not self.while_backward:
             if not self.last:
                 return
@@ -159,12 +183,13 @@ class ShardedStatesProgram(Program):
         if self.stage2 or self.last:
             self._reduce()
         self._accumulate()
-        for block in self.stale:
-            ledger.free(block)
-        self.stale = []
+        if not self.settings.casts:
+            self.free_all(self.stale)
         if self.stage2 or self.last:
-            for block in self.buckets:
-                ledger.free(block)
+            kept = [block for number, block in enumerate(self.buckets) if number in self.viewed]
+            self.free_all([block for block in self.buckets if block not in kept])
+            self.stale += kept
+            self.viewed.clear()
             self.buckets = []
 
     def _reduce_in_order(self) -> None:
@@ -177,7 +202,7 @@ class ShardedStatesProgram(Program):
 
     def _accumulate(self) -> None:
         """Stage 2 adds this micro-step's gradients to those of earlier ones."""
-        if self.owned is None or not self.stage2:
+        if self.owned is None or not self.stage2 or self.settings.compact:
             return
         if self.accumulated is None:
             self.accumulated, self.owned = self.owned, None
@@ -190,24 +215,26 @@ class ShardedStatesProgram(Program):
     def optimizer_step(self, *, first: bool) -> None:
         """The norm gradient by gradient, then one flat fp32 gradient, then the update."""
         job, ledger, partition = self.job, self.ledger, self.partition
-        if job.offloads_optimizer:
-            return
-        part = partition.size
-        if job.options.check_gradient_norm:
-            for numel in self.slices.values():
-                if numel:
-                    ledger.free(self._allocate(NORM_BYTES * numel))
-        flat = None
-        if len(partition.owned) > 1:
-            flat = self._allocate(job.weight_bytes * part)
-        cast = self._allocate(MASTER_BYTES * part)
-        if flat is not None:
-            ledger.free(flat)
-        for block in (self.accumulated, self.owned):
-            if block is not None:
-                ledger.free(block)
+        owned = [block for block in (self.accumulated, self.owned) if block is not None]
         self.accumulated = self.owned = None
-        step_optimizer(
-            self.given, ledger, [round_up(MASTER_BYTES * part, ALLOCATION_ROUNDING)], first=first
-        )
-        ledger.free(cast)
+        if job.offloads_optimizer:
+            self.free_all(self.stale)
+            self.free_all(owned)
+            return
+        part = rounded(job.master_bytes * partition.size)
+        if job.options.check_gradient_norm:
+            for _, numel in partition.kind.slices:
+                if numel:
+                    self.use(NORM_BYTES * numel)
+        self.free_all(self.stale)
+        gradient: list[Block] = []
+        if not self.settings.compact:
+            if len(partition.owned) > 1:
+                gradient = [self.allocate(job.weight_bytes * partition.size)]
+            if job.weight_bytes != job.master_bytes:
+                cast = ledger.allocate(part)
+                self.free_all(gradient)
+                gradient = [cast]
+            self.free_all(owned)
+        step_optimizer(self.given, ledger, [part], first=first)
+        self.free_all([*gradient, *owned])

@@ -1,0 +1,49 @@
+"""Verdicts that bounds leave open, settled by a replay of the run through torch's allocator."""
+
+from dataclasses import replace
+
+from memplan.estimator.estimate import Estimate, Verdict
+from memplan.training.setup import AllocatorKind
+
+EXPANDABLE_NOTE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it fit on {gpu} (--allocator expandable)"
+
+
+def settled(answer: Estimate, *, always: bool = False) -> Estimate:
+    """The answer with its run replayed where bounds leave the verdict open, or ``always``.
+
+    Where it does not fit then, expandable segments are tried, and named where they help.
+    """
+    if not always and answer.verdict is not Verdict.TIGHT:
+        return answer
+    bounded = answer.verdict
+    found = replace(answer, is_replayed=True)
+    if bounded is not Verdict.TIGHT or found.run is None:
+        return found
+    notes = [*found.notes]
+    if found.verdict is not Verdict.FITS and _fits_expandable(found):
+        notes.append(EXPANDABLE_NOTE.format(gpu=_gpu_of(found)))
+    if found.verdict is Verdict.FITS and found.num_flushes > FEW_FLUSHES:
+        notes.append(FLUSHES_NOTE.format(gpu=_gpu_of(found)))
+    return replace(found, notes=tuple(notes))
+
+
+def _gpu_of(answer: Estimate) -> str:
+    return answer.gpu.gpu_id if answer.gpu is not None else ""
+
+
+FLUSHES_NOTE = (
+    "on {gpu} the allocator gives cached memory back and takes it again in every step, which is slow: "
+    "it holds what is needed, not what would be reserved"
+)
+FEW_FLUSHES = 2
+"""Flushes of loading and of the first step, which do not recur."""
+
+
+def _fits_expandable(answer: Estimate) -> bool:
+    source = answer.run_source
+    setup = answer.setup
+    if source is None or setup.allocator is AllocatorKind.EXPANDABLE:
+        return False
+    other = replace(setup, allocator=AllocatorKind.EXPANDABLE)
+    again = replace(source, setup=other)
+    return replace(answer, setup=other, run_source=again).verdict is Verdict.FITS

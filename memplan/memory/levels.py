@@ -1,0 +1,90 @@
+"""What is alive over a run, layer by layer: the fold of a named run's events that a timeline draws."""
+
+from collections.abc import Iterator
+
+from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.memory.account import ComponentKind
+from memplan.memory.ledger import Block, Part
+from memplan.memory.named import NamedRun, Stretch
+from memplan.memory.tracing import Action, trace
+from memplan.records import dataclass
+from memplan.units import round_up
+
+_GAINS = {
+    Action.SEGMENT_ALLOC: 1, Action.SEGMENT_MAP: 1,
+    Action.SEGMENT_FREE: -1, Action.SEGMENT_UNMAP: -1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLevel:
+    """A moment of a run."""
+
+    stretch: Stretch
+    components: dict[ComponentKind, int]
+    """Bytes alive, each block rounded up to ``ALLOCATION_ROUNDING``."""
+    reserved_bytes: int
+    """What the allocator holds by then."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All that is alive."""
+        return sum(self.components.values())
+
+
+def run_levels(run: NamedRun, *, expandable: bool = False) -> list[RunLevel]:
+    """Loading, then the last micro-batch of the last step and its update, layer by layer.
+
+    Of each stretch of a layer there is the fullest moment, and what it leaves.
+    """
+    return [level for level in _levels(run, expandable=expandable) if _is_drawn(run, level)]
+
+
+def _is_drawn(run: NamedRun, level: RunLevel) -> bool:
+    stretches = run.ledger.stretches
+    last = max(
+        stretch.start
+        for stretch in stretches
+        if stretch.part is Part.FORWARD and stretch.segment is None
+    )
+    return level.stretch.part is Part.LOAD or level.stretch.start >= last
+
+
+def _levels(run: NamedRun, *, expandable: bool) -> Iterator[RunLevel]:
+    ledger = run.ledger
+    reserved_at = _reserved(run, expandable=expandable)
+    components: dict[ComponentKind, int] = {}
+    sizes: dict[Block, int] = {}
+    reserved = total = 0
+    ends = [*(stretch.start for stretch in ledger.stretches[1:]), len(ledger.events)]
+    for stretch, end in zip(ledger.stretches, ends, strict=True):
+        fullest, highest = dict(components), total
+        for number in range(stretch.start, end):
+            event = ledger.events[number]
+            if event > 0:
+                size = sizes[number] = round_up(event, ALLOCATION_ROUNDING)
+                kind = run.labels[number].kind
+                reserved = reserved_at[number]
+            elif event < 0:
+                size = -sizes.pop(~event)
+                kind = run.labels[~event].kind
+            else:
+                continue
+            components[kind] = components.get(kind, 0) + size
+            total += size
+            if total > highest:
+                fullest, highest = dict(components), total
+        left = [dict(components)] if stretch.segment is not None else []
+        for moment in (fullest, *left):
+            yield RunLevel(stretch=stretch, components=moment, reserved_bytes=reserved)
+
+
+def _reserved(run: NamedRun, *, expandable: bool) -> dict[Block, int]:
+    """What is reserved once a block is there."""
+    found: dict[Block, int] = {}
+    reserved = 0
+    for entry in trace(run.ledger.events, run.ledger.streams, expandable=expandable).entries:
+        reserved += _GAINS.get(entry.action, 0) * entry.num_bytes
+        if entry.action is Action.ALLOC:
+            found[entry.block] = reserved
+    return found

@@ -1,0 +1,378 @@
+"""FSDP1's allocations (torch 2.13, torch/distributed/fsdp).
+
+Four streams take part beside the main one: shards in the compute format are made on one
+(``_pre_unshard_stream``), gathered on the next (``_unshard_stream``), where autograd also joins their
+gradients, since the views of a flat parameter were made there; gradients are cast, padded and scattered
+on a third (``_post_backward_stream``), and with replicas added up on a fourth (``_all_reduce_stream``).
+The order is that of ``_init_utils.py`` (``_init_param_handle_from_module``), ``_flat_param.py``
+(``shard``, ``init_flat_param_attributes``, ``pre_unshard``, ``unshard``) and ``_runtime_utils.py``
+(``_pre_backward_hook``, ``_post_backward_hook``, ``_reduce_grad``).
+
+FSDP1 marks blocks that another stream reads (``record_stream``): they are free when that stream has
+come so far. Here they are free at once, as if nothing ran late; ``limit_all_gathers`` bounds how far
+from it a run can be.
+"""
+
+from memplan.graph.segments import Segment
+from memplan.graph.tensors import allocated_bytes
+from memplan.memory.fsdp1.account import wrap
+from memplan.memory.fsdp1.options import Prefetch
+from memplan.memory.fsdp1.units import FlatUnit, flat_places
+from memplan.memory.fsdp2.options import InitDevice
+from memplan.memory.fsdp2.units import Unit
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.programs.program import Weight, is_trained, step_optimizer
+from memplan.memory.programs.sharded import ShardedProgram
+from memplan.memory.rank import RankInput
+
+SHARD_STREAM, GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3, 4
+
+
+class FlatUse:
+    """One flat parameter."""
+
+    __slots__ = (
+        "copy", "done", "gathered", "gradient", "gradients", "prefetched", "shard_gradient", "unit",
+    )  # fmt: skip
+
+    def __init__(self, unit: Unit, copy: int) -> None:
+        assert isinstance(unit, FlatUnit)
+        self.unit: FlatUnit = unit
+        self.copy = copy
+        self.gathered: Block | None = None
+        """The flat parameter, whole."""
+        self.prefetched = False
+        """Gathered, or only looked at, before its turn."""
+        self.gradients: dict[Weight, Block] = {}
+        """Of its views, in this backward pass."""
+        self.gradient: Block | None = None
+        """Those of micro-batches that did not reduce, joined; without sharding the reduced one."""
+        self.shard_gradient: Block | None = None
+        self.done = False
+        """Its backward pass is over."""
+
+
+class Fsdp1Program(ShardedProgram[FlatUse]):
+    """One rank of ``FullyShardedDataParallel``, the first of its group."""
+
+    sum_stream = GATHER_STREAM
+
+    def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+        wrapped = wrap(given)
+        super().__init__(given, ledger, wrapped.units, FlatUse, workspace_bytes=workspace_bytes)
+        self.options = wrapped.options
+        self.formats = wrapped.formats
+        self.keeps_whole = wrapped.keeps_whole
+        self.sharded = wrapped.formats.degree > 1
+        self.mixed = wrapped.formats.compute is not wrapped.formats.kept
+        self.root = self._single(wrapped.units.root)
+        self.begun = False
+        """The first forward pass has begun."""
+        self.ran = False
+        """It has ended: from then on it is known which unit comes next."""
+        self.entered = False
+        """The root's forward pass has begun."""
+        self.late: FlatUse | None = None
+        """A layer whose backward pass is over, but whose gradients are not joined yet."""
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Unit by unit, the root last: moved to the GPU, joined into a flat parameter, then cut."""
+        ledger = self.ledger
+        uses = [*self._layer_uses(), *self.singles.values()]
+        whole: dict[FlatUse, list[Block]] = {}
+        if self.options.init_device is InitDevice.CUDA:
+            whole = {use: self._load_whole(use) for use in reversed(uses)}
+            self.load_buffers()
+        for use in uses:
+            parts = whole.get(use) or self._load_whole(use)
+            if use is uses[-1] and not whole:
+                self.load_buffers()
+            flat = ledger.allocate(use.unit.whole_bytes)
+            kept = flat
+            if self.sharded:
+                kept = ledger.allocate(use.unit.shard_bytes)
+                ledger.free(flat)
+            if self.formats.offloaded:
+                ledger.free(kept)
+            for block in parts:
+                ledger.free(block)
+
+    def _load_whole(self, use: FlatUse) -> list[Block]:
+        kept = self.formats.kept
+        return [
+            self.ledger.allocate(allocated_bytes(parameter.numel, kept))
+            for parameter in use.unit.parameters
+        ]
+
+    def _begin(self) -> None:
+        """What will be needed is made once and emptied at once (``init_flat_param_attributes``)."""
+        self.begun = True
+        for use in [*self.singles.values(), *self._layer_uses()]:
+            unit, ledger = use.unit, self.ledger
+            if self.mixed:
+                ledger.use(unit.compute_shard_bytes)
+            if self.sharded:
+                ledger.use(unit.gathered_bytes)
+                if self.mixed:
+                    ledger.use(unit.padded_bytes)
+
+    # -- gathering -------------------------------------------------------------------------------
+
+    def _gather(self, use: FlatUse) -> None:
+        """A shard in the compute format, the padded whole; then the shard's copy goes."""
+        unit, ledger = use.unit, self.ledger
+        if not unit.gathered_bytes:
+            return
+        if not self.sharded:
+            if use.gathered is None:
+                use.gathered = ledger.allocate(unit.gathered_bytes, SHARD_STREAM)
+            return
+        there = use.gathered is not None
+        if there and not self.formats.offloaded:
+            return
+        shard = None
+        if unit.copy_in_bytes:
+            shard = ledger.allocate(unit.copy_in_bytes, SHARD_STREAM)
+        if unit.upload_bytes:
+            ledger.use(unit.upload_bytes, stream=SHARD_STREAM)
+        if not there:
+            use.gathered = ledger.allocate(unit.gathered_bytes, GATHER_STREAM)
+        if shard is not None:
+            ledger.free(shard)
+
+    def _reshard(self, use: FlatUse, *, frees: bool) -> None:
+        use.prefetched = False
+        if use.gathered is not None and (frees or not self.sharded):
+            self.ledger.free(use.gathered)
+            use.gathered = None
+
+    def _prefetch(self, use: FlatUse | None) -> None:
+        if use is not None and not use.prefetched:
+            use.prefetched = True
+            self._gather(use)
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
+        """The last micro-batch reduces, or each does."""
+        self.reduces = last or self.options.sync_each_batch
+        if not self.begun:
+            self._begin()
+        if first:
+            self._drop_gradients()
+        super().micro_batch(step, first=first, last=last)
+        self.ran = True
+
+    def before_forward(self, segment: Segment, repetition: int) -> None:
+        """Gather what the segment needs; the root comes first."""
+        if not self.entered and self.root is not None:
+            self._pre_forward(self.root)
+        self.entered = True
+        use = self._layer(segment, repetition)
+        if use is not None:
+            self._pre_forward(use)
+
+    def _pre_forward(self, use: FlatUse) -> None:
+        if not use.prefetched:
+            self._gather(use)
+        if self.options.forward_prefetch and self.ran:
+            chain = [*self.singles.values(), *self._layer_uses()]
+            following = chain[chain.index(use) + 1 :]
+            self._prefetch(following[0] if following else None)
+
+    def after_forward(self, segment: Segment, repetition: int) -> None:
+        """Let the layer's parameters go."""
+        use = self._layer(segment, repetition)
+        if use is not None:
+            self._reshard(use, frees=not self.keeps_whole)
+            self.order.append(use)
+
+    def end_forward(self) -> None:
+        """The root stays gathered."""
+        self.entered = False
+        if self.root is not None:
+            self._reshard(self.root, frees=False)
+            self.order.append(self.root)
+
+    # -- backward --------------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        """The root's hook comes first."""
+        if self.root is not None:
+            self._pre_backward(self.root)
+
+    def before_backward(self, segment: Segment, repetition: int) -> None:
+        """Gather what the segment needs."""
+        use = self._layer(segment, repetition)
+        if use is not None and segment.output is not None and segment.output.requires_grad:
+            self._pre_backward(use)
+
+    def _pre_backward(self, use: FlatUse) -> None:
+        if not use.prefetched:
+            self._gather(use)
+        if self.options.backward_prefetch is Prefetch.PRE:
+            self._prefetch_before(use)
+
+    def _prefetch_before(self, use: FlatUse) -> None:
+        """Gather the unit whose forward pass ended before this one's."""
+        position = self.order.index(use)
+        self._prefetch(self.order[position - 1] if position else None)
+
+    def gradient_ready(self, weight: Weight, block: Block) -> None:
+        """It waits for those of its flat parameter's other views."""
+        self._use_of(weight).gradients[weight] = block
+
+    def after_backward(self, segment: Segment, repetition: int) -> None:
+        """Reduce the layer's gradients, one layer late where forward gathered ahead.
+
+        Then a layer's views were made before the layer below it ran, and autograd, which goes back in
+        the order of making, joins their gradients after that layer's.
+        """
+        use = self._layer(segment, repetition)
+        if use is None:
+            return
+        if not (self.options.forward_prefetch and self.ran):
+            self._post_backward(use)
+            return
+        late, self.late = self.late, use
+        if late is not None:
+            self._post_backward(late)
+
+    def end_backward(self) -> None:
+        """The root's gradients are joined last; then offloaded ones let go."""
+        late, self.late = self.late, None
+        if late is not None:
+            self._post_backward(late)
+        for use in self._uses():
+            if not use.done:
+                self._post_backward(use)
+        for use in self._uses():
+            use.done = use.prefetched = False
+            if self.formats.offloaded and use.shard_gradient is not None:
+                self.ledger.free(use.shard_gradient)
+                use.shard_gradient = None
+        self.order.clear()
+
+    def _post_backward(self, use: FlatUse) -> None:
+        """Join the gradients of the views; let the parameters go; reduce, or keep for later."""
+        use.done = True
+        unit, ledger = use.unit, self.ledger
+        if not use.gradients:
+            self._reshard(use, frees=self.reduces or not self.keeps_whole)
+            return
+        joined = ledger.allocate(unit.flat_gradient_bytes, GATHER_STREAM)
+        self._reshard(use, frees=self.reduces or not self.keeps_whole)
+        for weight in [*use.gradients]:
+            ledger.free(use.gradients.pop(weight))
+        added = None
+        if use.gradient is None:
+            use.gradient = joined
+        else:
+            added = joined
+        if self.options.backward_prefetch is Prefetch.POST:
+            self._prefetch_before(use)
+        if not self.reduces:
+            if added is None:
+                self._show_gradients(use)
+        elif self.sharded:
+            self._reduce(use)
+        else:
+            self._reduce_whole(use, is_sum=added is not None)
+        if added is not None:
+            ledger.free(added)
+
+    def _show_gradients(self, use: FlatUse) -> None:
+        """Each original parameter gets a gradient as small as its shard, then a view of the whole."""
+        if not self.options.use_orig_params or not self.sharded or self.formats.offloaded:
+            return
+        for _, _, numel in flat_places(use.unit, self.options, self.formats):
+            if numel:
+                self.ledger.use(allocated_bytes(numel, self.formats.kept), stream=GATHER_STREAM)
+
+    def _reduce(self, use: FlatUse) -> None:
+        """Cast, pad and scatter; then the shard is cast to the format it is kept in."""
+        unit, ledger = use.unit, self.ledger
+        copies = [
+            ledger.allocate(size, REDUCE_STREAM)
+            for size in (unit.cast_gradient_bytes, unit.padded_gradient_bytes)
+            if size
+        ]
+        shard = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM)
+        if self.formats.reduce is not self.formats.kept:
+            replicas = self.options.data_parallel_replicate_degree > 1
+            stream = REPLICA_STREAM if replicas else REDUCE_STREAM
+            cast = ledger.allocate(unit.gradient_shard_bytes, stream)
+            ledger.free(shard)
+            shard = cast
+        if use.shard_gradient is None:
+            use.shard_gradient = shard
+        else:
+            ledger.free(shard)
+        for block in reversed(copies):
+            ledger.free(block)
+        assert use.gradient is not None
+        ledger.free(use.gradient)
+        use.gradient = None
+
+    def _reduce_whole(self, use: FlatUse, *, is_sum: bool) -> None:
+        """All-reduce in place; the result is cast to the format it is kept in.
+
+        A sum with what an earlier micro-batch reduced has that format: it is cast there and back.
+        """
+        unit, ledger = use.unit, self.ledger
+        found = self.formats.compute
+        if is_sum and self.options.sync_each_batch:
+            found = self.formats.kept
+        before = use.gradient
+        assert before is not None
+        now = before
+        if found is not self.formats.reduce:
+            size = unit.cast_gradient_bytes or unit.flat_gradient_bytes
+            now = ledger.allocate(size, REDUCE_STREAM)
+        if self.formats.reduce is not self.formats.kept:
+            cast = ledger.allocate(unit.gradient_shard_bytes, REDUCE_STREAM)
+            if now is not before:
+                ledger.free(now)
+            now = cast
+        if now is not before:
+            ledger.free(before)
+        use.gradient = now
+
+    # -- the update ------------------------------------------------------------------------------
+
+    def optimizer_step(self, *, first: bool) -> None:
+        """States of what this rank holds: flat shards, or its pieces of the original parameters."""
+        if not self.formats.offloaded:
+            step_optimizer(self.given, self.ledger, self._state_sizes(), first=first)
+
+    def _state_sizes(self) -> list[int]:
+        states = self.formats.states
+        if not self.options.use_orig_params:
+            return [
+                allocated_bytes(use.unit.shard_numel, states)
+                for use in self._uses()
+                if use.unit.flat_gradient_bytes
+            ]
+        numels: dict[Weight, int] = {}
+        for use in self._uses():
+            for parameter, copy, numel in flat_places(use.unit, self.options, self.formats):
+                numels[parameter, copy + use.copy] = numel
+        return [
+            allocated_bytes(numels[weight], states)
+            for weight in self.weights
+            if is_trained(weight[0]) and numels[weight]
+        ]
+
+    def zero_grad(self) -> None:
+        """Flat gradients go; views of them do not let go of it before the next forward pass."""
+        if not self.options.use_orig_params:
+            self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for use in self._uses():
+            for block in (use.gradient, use.shard_gradient):
+                if block is not None:
+                    self.ledger.free(block)
+            use.gradient = use.shard_gradient = None

@@ -1,0 +1,88 @@
+"""What programs share whose parameters are gathered and reduced in units."""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+from memplan.graph.segments import Segment
+from memplan.memory.fsdp2.units import Unit, Units
+from memplan.memory.ledger import Ledger
+from memplan.memory.programs.program import Program, Weight
+from memplan.memory.rank import RankInput
+
+
+class Use(Protocol):
+    """One unit's parameters: of a run of layers there are as many as layers."""
+
+    @property
+    def unit(self) -> Unit:
+        """What it is one of."""
+
+    @property
+    def copy(self) -> int:
+        """Which of them."""
+
+
+UseT = TypeVar("UseT", bound=Use)
+
+
+class ShardedProgram(Program, Generic[UseT]):
+    """A rank whose parameters come in units: each layer, and what lies beside the layers."""
+
+    num_steps = 4
+    """Blocks of several streams take longer to find their places (15 recorded runs: four do)."""
+
+    def __init__(
+        self,
+        given: RankInput,
+        ledger: Ledger,
+        units: Units,
+        make_use: Callable[[Unit, int], UseT],
+        *,
+        workspace_bytes: int = 0,
+    ) -> None:
+        super().__init__(given, ledger, workspace_bytes=workspace_bytes)
+        self.units = units
+        self.singles = {id(unit): make_use(unit, 0) for unit in units.single()}
+        self.layers = {
+            index: [make_use(unit, copy) for copy in range(unit.num_copies)]
+            for index, unit in units.layers.items()
+            if unit.parameters
+        }
+        self.uses_of_unit = {
+            id(self.layers[index][0].unit): self.layers[index] for index in self.layers
+        }
+        self.order: list[UseT] = []
+        """Uses in the order in which their forward pass ended."""
+        self.reduces = True
+        """This micro-batch reduces its gradients."""
+
+    def _single(self, unit: Unit | None) -> UseT | None:
+        return None if unit is None else self.singles.get(id(unit))
+
+    def _layer_uses(self) -> Iterator[UseT]:
+        for uses in self.layers.values():
+            yield from uses
+
+    def _uses(self) -> Iterator[UseT]:
+        yield from self.singles.values()
+        yield from self._layer_uses()
+
+    def _layer(self, segment: Segment, repetition: int) -> UseT | None:
+        uses = self.layers.get(segment.index)
+        return None if uses is None else uses[repetition % len(uses)]
+
+    def _use_of(self, weight: Weight) -> UseT:
+        """The use that owns a weight."""
+        parameter, copy = weight
+        unit = id(self.units.of_parameter[parameter])
+        single = self.singles.get(unit)
+        return self.uses_of_unit[unit][copy] if single is None else single
+
+    def _owns(self, use: UseT, segment: Segment) -> bool:
+        return any(self.units.of_parameter[each] is use.unit for each in segment.parameters)
+
+    @cached_property
+    def positions(self) -> dict[Weight, int]:
+        """Where each weight stands among all."""
+        return {weight: position for position, weight in enumerate(self.weights)}

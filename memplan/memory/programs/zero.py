@@ -1,0 +1,52 @@
+"""What the programs of all of DeepSpeed's stages share."""
+
+from memplan.graph.tensors import allocated_bytes
+from memplan.memory.deepspeed.job import Job, rounded
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.programs.program import Program, Weight
+
+
+class DeepSpeedProgram(Program):
+    """One rank of DeepSpeed, whatever its stage."""
+
+    num_steps = 3
+    """On a card that is just too small a run can die in its third step: 4 of 13 on the CUDA build."""
+
+    def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+        super().__init__(job.given, ledger, workspace_bytes=workspace_bytes)
+        self.job = job
+        self.last = True
+        """The optimizer steps after this micro-batch."""
+
+    def number(self, weight: Weight) -> int:
+        """Where a weight stands among all parameters."""
+        return self.job.weights.number(*weight)
+
+    @property
+    def trained(self) -> list[Weight]:
+        """What the optimizer steps, as the model declares it."""
+        kept = [weight for weight in self.weights if weight[0].requires_grad]
+        return sorted(kept, key=self.number)
+
+    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
+        """Note whether the optimizer steps after it."""
+        self.last = last
+        super().micro_batch(step, first=first, last=last)
+
+    def allocate(self, num_bytes: int, stream: int = 0) -> Block:
+        """Ask for a block, rounded up as the allocator does."""
+        return self.ledger.allocate(rounded(num_bytes), stream)
+
+    def use(self, *sizes: int, stream: int = 0) -> None:
+        """Ask for blocks that are all given back at once."""
+        self.ledger.use(*[rounded(size) for size in sizes if size], stream=stream)
+
+    def free_all(self, blocks: list[Block]) -> None:
+        """Give blocks back, the first one first."""
+        for block in blocks:
+            self.ledger.free(block)
+        blocks.clear()
+
+    def copied(self, weight: Weight) -> int:
+        """A copy of a weight in its own dtype [bytes]."""
+        return allocated_bytes(weight[0].numel, self.given.formats.weights)

@@ -1,0 +1,436 @@
+"""Stage 3 of ZeRO (DeepSpeed 0.19.8, runtime/zero/stage3.py).
+
+Three streams take part where ``overlap_comm`` is on: the main one, that of the all-gathers, whose
+gathered parameters are made on it too, and that of the reduction. The first micro-batch has no trace
+yet: each module gathers its own parameters and lets them go at once, the small ones that are to stay
+included (``partitioned_param_coordinator.py``). A block that another stream uses is free when that
+stream has come past it (``record_stream``); here at once, as in a run whose streams keep up.
+"""
+
+from collections.abc import Sequence
+
+from memplan.graph.segments import Segment
+from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
+from memplan.memory.deepspeed.job import Job, rounded
+from memplan.memory.deepspeed.modules import Act, find_stops
+from memplan.memory.deepspeed.partition import shard_numel
+from memplan.memory.deepspeed.reduction import NORM_BYTES
+from memplan.memory.deepspeed.sharded_step import NORM_CHUNK, module_numbers
+from memplan.memory.deepspeed.stage3 import (
+    FLAG_BYTES,
+    fetch_settings,
+    looks_for_overflow,
+    scatter_settings,
+    shard_plan,
+)
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.playback import Acts, Stops
+from memplan.memory.programs.program import Weight, step_optimizer
+from memplan.memory.programs.zero import DeepSpeedProgram
+
+GATHER_STREAM, REDUCE_STREAM = 1, 2
+
+
+class PlayedCoordinator(Coordinator):
+    """The coordinator, with its gathered parameters in a ledger.
+
+    What a first pass fetches becomes the trace of all later ones.
+    """
+
+    def __init__(
+        self,
+        settings: FetchSettings,
+        numels: Sequence[int],
+        ledger: Ledger,
+        *,
+        stream: int,
+        persistent: frozenset[int],
+    ) -> None:
+        super().__init__(settings, numels, [])
+        self.ledger = ledger
+        self.stream = stream
+        self.persistent = persistent
+        self.blocks: dict[int, Block] = {}
+        self.flat: dict[Handle, Block] = {}
+        self.recorded: list[Sequence[int]] = []
+        self.has_trace = False
+        self.is_detaching = False
+        """What is let go stays alive as long as the graph needs it."""
+        self.detached: dict[int, list[Block]] = {}
+
+    def restart(self) -> None:
+        """``reset_step``: a forward pass begins."""
+        for weight in list(self.handles):
+            self._wait(weight)
+            self.drop(weight)
+        self.has_trace = bool(self.recorded)
+        self.begin(self.recorded)
+
+    def visit(self, needed: Sequence[int]) -> None:
+        """A module is about to run."""
+        if self.has_trace:
+            self.enter()
+            return
+        self.recorded.append(needed)
+        missing = [weight for weight in needed if weight not in self.sizes]
+        if missing:
+            self._gather(missing)
+        for weight in needed:
+            if weight in self.handles:
+                self._wait(weight)
+
+    def leave(self, weights: Sequence[int]) -> None:
+        """A module has run."""
+        if self.has_trace:
+            self.release([weight for weight in weights if weight not in self.persistent])
+            return
+        for weight in weights:
+            if weight in self.sizes:
+                self.drop(weight)
+
+    def let_go(self, weights: Sequence[int]) -> None:
+        """Whatever the trace says of them."""
+        for weight in weights:
+            if weight in self.handles:
+                self._wait(weight)
+            if weight in self.sizes:
+                self.drop(weight)
+
+    def detach(self, weights: Sequence[int]) -> None:
+        """A module has run again; its backward pass holds its parameters."""
+        self.is_detaching = True
+        self.leave(weights)
+        self.is_detaching = False
+
+    def free_detached(self, weight: int) -> None:
+        """The backward pass is done with it."""
+        for block in self.detached.pop(weight, ()):
+            self.ledger.free(block)
+
+    def keep(self, weights: Sequence[int]) -> None:
+        """Gather what stays, one by one, on the main stream."""
+        for weight in weights:
+            if weight not in self.sizes:
+                size = self._padded_bytes(self.numels[weight])
+                super().hold(weight, size)
+                self.blocks[weight] = self.ledger.allocate(size)
+
+    def hold(self, weight: int, num_bytes: int) -> None:
+        """Made on the stream of the all-gathers."""
+        super().hold(weight, num_bytes)
+        self.blocks[weight] = self.ledger.allocate(num_bytes, self.stream)
+        if weight not in self.handles:
+            self._bring([weight])
+
+    def drop(self, weight: int) -> None:
+        """Free it."""
+        super().drop(weight)
+        block = self.blocks.pop(weight)
+        if self.is_detaching:
+            self.detached.setdefault(weight, []).append(block)
+        else:
+            self.ledger.free(block)
+
+    def hold_flat(self, handle: Handle) -> None:
+        """The buffer, then the shards that are joined into this rank's part of it."""
+        super().hold_flat(handle)
+        self.flat[handle] = self.ledger.allocate(handle.flat_bytes, self.stream)
+        self._bring(handle.members)
+
+    def drop_flat(self, handle: Handle) -> None:
+        """Free it."""
+        super().drop_flat(handle)
+        self.ledger.free(self.flat.pop(handle))
+
+    def _bring(self, weights: Sequence[int]) -> None:
+        """Shards from the CPU."""
+        settings = self.settings
+        if settings.offloaded and settings.num_ranks > 1:
+            shards = [shard_numel(self.numels[each], settings.num_ranks) for each in weights]
+            sizes = [rounded(shard * settings.weight_bytes) for shard in shards]
+            self.ledger.use(*sizes, stream=self.stream)
+
+
+class ShardedParametersProgram(DeepSpeedProgram):
+    """One rank that holds shards of everything."""
+
+    def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+        super().__init__(job, ledger, workspace_bytes=workspace_bytes)
+        self.plan = shard_plan(job)
+        self.settings = scatter_settings(job)
+        self.numels = job.weights.numels
+        self.shards = self.plan.shards
+        self.reduce_stream = REDUCE_STREAM if job.options.overlap_comm else 0
+        self.order = sorted(self.weights, key=self.number)
+        """Weights as the model declares them."""
+        self.persistent = [
+            self.number(weight) for weight in self.order if weight[0] in self.plan.persistent
+        ]
+        fetching = fetch_settings(job)
+        self.gathers = fetching.gathers
+        self.coordinator = PlayedCoordinator(
+            fetching,
+            self.numels,
+            ledger,
+            stream=GATHER_STREAM if job.options.overlap_comm else 0,
+            persistent=frozenset(self.persistent),
+        )
+        self.found = find_stops(job.given.tape, job.weights)
+        self.waiting: list[tuple[int, Block | None]] = []
+        """Parameters to be reduced next, and their gradients that lie outside the bucket."""
+        self.filled = 0
+        """Their elements."""
+        self.delayed: dict[int, Block] = {}
+        """Gradients that wait for others of their module."""
+        self.unreleased: dict[int, None] = {}
+        """Parameters that no hook lets go of in this backward pass."""
+        self.in_backward = False
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """The model is sharded, the shards laid out flat; then masters, the bucket and gradients."""
+        job, ledger, plan = self.job, self.ledger, self.plan
+        trained = [weight for weight in self.order if weight[0].requires_grad]
+        shards = self._load_shards()
+        if not job.offloads_param:
+            for weight in trained:
+                ledger.free(shards[weight])
+            ledger.empty_cache()
+            self.allocate(job.weight_bytes * plan.total)
+        if not job.offloads_optimizer:
+            self._make_masters()
+        if plan.bucket_bytes:
+            self.allocate(plan.bucket_bytes)
+        if not job.offloads_optimizer:
+            self.allocate(job.gradient_bytes * plan.total)
+        for weight in trained:
+            # Each is gathered to hang a hook on it, on one rank too.
+            shard = job.weight_bytes * self.shards[self.number(weight)]
+            self.use(shard * job.num_ranks, shard if job.offloads_param else 0)
+
+    def _load_shards(self) -> dict[Weight, Block]:
+        """The whole model at once, or with zero.Init module by module, cut parameter by parameter."""
+        shards: dict[Weight, Block] = {}
+        if not self.job.options.zero_init:
+            whole = self.load_weights()
+            self.load_buffers()
+            for weight in self.order:
+                self._cut(weight, whole[weight], shards)
+            return shards
+        modules: dict[tuple[str, int, int], list[Weight]] = {}
+        for weight in self.order:
+            parameter, copy = weight
+            key = (parameter.module, copy, self.job.weights.owners[parameter] - self._place(weight))
+            modules.setdefault(key, []).append(weight)
+        for weights in modules.values():
+            blocks = [self.ledger.allocate(weight[0].storage.num_bytes) for weight in weights]
+            for weight, block in zip(weights, blocks, strict=True):
+                self._cut(weight, block, shards)
+        self.load_buffers()
+        return shards
+
+    def _place(self, weight: Weight) -> int:
+        """Its position within its segment."""
+        parameter = weight[0]
+        return next(
+            own.positions[parameter]
+            for own in self.job.weights.segments
+            if parameter in own.positions
+        )
+
+    def _cut(self, weight: Weight, whole: Block, shards: dict[Weight, Block]) -> None:
+        if not self.job.offloads_param:
+            shard = self.shards[self.number(weight)]
+            shards[weight] = self.allocate(self.job.weight_bytes * shard)
+        self.ledger.free(whole)
+
+    def _make_masters(self) -> None:
+        """Each sub-group is cast and cloned; the variable of the cast is only then set anew."""
+        job, ledger = self.job, self.ledger
+        if job.given.formats.master_weights:
+            cast: Block | None = None
+            for group in self.plan.groups:
+                size = job.master_bytes * group
+                before, cast = cast, self.allocate(size)
+                if before is not None:
+                    ledger.free(before)
+                self.allocate(size)
+            if cast is not None:
+                ledger.free(cast)
+        self.use(job.master_bytes * max(self.plan.groups, default=0))
+
+    # -- modules ---------------------------------------------------------------------------------
+
+    def stops(self, segment: Segment) -> Stops | None:
+        """Where modules begin and end."""
+        return self.found[segment.index].stops
+
+    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
+        """Fetch and release, in the order of the hooks."""
+        modules = self.found[segment.index].modules
+        for act, number in acts:
+            if act == Act.HAND_OVER:
+                for index in sorted(self.delayed):
+                    self._take(index, self.delayed.pop(index))
+                continue
+            if not self.gathers:
+                continue
+            members = module_numbers(modules[number].weights, repetition)
+            if act == Act.FETCH:
+                self.coordinator.visit(members)
+            elif act == Act.DETACH:
+                self.coordinator.detach(members)
+            elif self.in_backward and not _has_gradient(segment):
+                self.unreleased.update(dict.fromkeys(members))
+            else:
+                self.coordinator.leave(members)
+
+    # -- a micro-batch ---------------------------------------------------------------------------
+
+    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
+        """The coordinator starts anew."""
+        if self.gathers:
+            self.coordinator.restart()
+        super().micro_batch(step, first=first, last=last)
+
+    def begin_backward(self) -> None:
+        """Hooks of forward passes, run again, let go as in any other."""
+        self.in_backward = True
+
+    def gradient_ready(self, weight: Weight, block: Block) -> None:
+        """Into the bucket, or after all others of a module that is taken as a whole."""
+        number = self.number(weight)
+        self.coordinator.free_detached(number)
+        if number in self.found.delayed:
+            self.delayed[number] = block
+        else:
+            self._take(number, block)
+
+    def _take(self, number: int, block: Block) -> None:
+        numel, limit = self.numels[number], self.settings.bucket_numel
+        if self.filled and self.filled + numel > limit:
+            self._reduce()
+        if self.settings.is_contiguous and self.filled + numel <= limit:
+            self.ledger.free(block)
+            self.waiting.append((number, None))
+        else:
+            self.waiting.append((number, block))
+        self.filled += numel
+
+    def _reduce(self) -> None:
+        """Reduce-scatter what waits, through casts and a flat copy; then the shards are taken."""
+        if not self.waiting:
+            return
+        ledger = self.ledger
+        copies = self._communicate()
+        for number, block in self.waiting:
+            self._take_shard(number)
+            if block is not None:
+                ledger.free(block)
+        for block in copies:
+            ledger.free(block)
+        self.waiting = []
+        self.filled = 0
+
+    def _communicate(self) -> list[Block]:
+        """The copies that are left when this rank's shards have come."""
+        settings, stream, ledger = self.settings, self.reduce_stream, self.ledger
+        width, ranks = settings.communication_bytes, settings.num_ranks
+        numels = [self.numels[number] for number, _ in self.waiting]
+        outside = [self.numels[number] for number, block in self.waiting if block is not None]
+        casts: list[Block] = []
+        flat: Block | None = None
+        reduced = [self.shards[number] for number, _ in self.waiting]
+        if settings.is_contiguous and not settings.scatters and not outside:
+            reduced = [sum(numels)]
+            if ranks > 1:
+                flat = self.allocate(width * sum(numels), stream)
+        else:
+            if width != settings.weight_bytes:
+                casts = [self.allocate(width * numel, stream) for numel in outside]
+            if len(numels) > 1 or numels[0] % ranks:
+                flat = self.allocate(width * sum(reduced) * ranks, stream)
+        if width == settings.accumulated_bytes:
+            return [*([] if flat is None else [flat]), *casts]
+        recast = [self.allocate(settings.accumulated_bytes * numel, stream) for numel in reduced]
+        for block in ([] if flat is None else [flat]) + casts:
+            ledger.free(block)
+        return recast
+
+    def _take_shard(self, number: int) -> None:
+        """Into its place; with offload it comes back from the CPU to be added to and measured."""
+        if not self.settings.offloads:
+            return
+        stream, shard = self.reduce_stream, self.shards[number]
+        arrived = self.allocate(self.settings.accumulated_bytes * shard, stream)
+        if self.last:
+            self.use(NORM_BYTES * min(shard, NORM_CHUNK), stream=stream)
+            if self.settings.accumulated_bytes != self.job.master_bytes:
+                self.use(self.job.master_bytes * shard, stream=stream)
+        self.ledger.free(arrived)
+
+    def end_backward(self) -> None:
+        """What waits is reduced; then what no hook let go of goes, but for what stays."""
+        self._reduce()
+        stays = self.coordinator.persistent
+        self.coordinator.let_go([each for each in self.unreleased if each not in stays])
+        for number in list(self.coordinator.detached):
+            self.coordinator.free_detached(number)
+        self.unreleased.clear()
+        self.in_backward = False
+
+    # -- the update ------------------------------------------------------------------------------
+
+    def optimizer_step(self, *, first: bool) -> None:
+        """All is let go; norms one by one, sub-group by sub-group; then what stays is gathered."""
+        if self.gathers:
+            self.coordinator.let_go(range(len(self.numels)))
+        if not self.job.offloads_optimizer:
+            if looks_for_overflow(self.job):
+                self._look_for_overflow()
+            for shard in self.plan.trained:
+                self.use(NORM_BYTES * shard)
+            for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
+                self._step_group(group, is_alone=count == 1, first=first)
+        if self.gathers:
+            self.coordinator.keep(self.persistent)
+
+    def _look_for_overflow(self) -> None:
+        """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not."""
+        ledger, numel, stream = self.ledger, self.plan.total, self.reduce_stream
+        absolute = self.allocate(self.job.gradient_bytes * numel, stream)
+        found = self.allocate(FLAG_BYTES * numel, stream)
+        ledger.free(absolute)
+        ledger.free(found)
+        self.use(FLAG_BYTES * numel, stream=stream)
+
+    def _group_counts(self) -> list[int]:
+        """Parameters of each sub-group."""
+        counts: list[int] = []
+        shards = iter(self.plan.trained)
+        for group in self.plan.groups:
+            filled = count = 0
+            while filled < group:
+                filled += next(shards)
+                count += 1
+            counts.append(count)
+        return counts
+
+    def _step_group(self, group: int, *, is_alone: bool, first: bool) -> None:
+        """Flatten, cast, step: a single tensor is flat, and fp32 needs no cast."""
+        job, ledger = self.job, self.ledger
+        size = rounded(job.master_bytes * group)
+        gradient = None if is_alone else self.allocate(job.gradient_bytes * group)
+        if job.gradient_bytes != job.master_bytes:
+            flat, gradient = gradient, ledger.allocate(size)
+            if flat is not None:
+                ledger.free(flat)
+        step_optimizer(self.given, ledger, [size], first=first)
+        if gradient is not None:
+            ledger.free(gradient)
+
+
+def _has_gradient(segment: Segment) -> bool:
+    """Whether a module's input has one, which sets the hook after its backward pass off."""
+    return segment.input is not None and segment.input.requires_grad

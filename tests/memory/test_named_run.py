@@ -1,0 +1,108 @@
+"""A named run is the plain run, and every block of it has a name."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from memplan.errors import SetupError
+from memplan.estimator import estimate
+from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.estimator.named_run import named_run
+from memplan.memory.account import ComponentKind
+from memplan.memory.ledger import Ledger, Part
+from memplan.memory.named import NamedRun
+from memplan.memory.programs import program_of
+from memplan.memory.rank import RankInput
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+SETUPS = [
+    pytest.param("gpt2", {}, id="one GPU, amp"),
+    pytest.param("gpt2", {"precision": "bf16", "checkpointing": "full"}, id="checkpointing"),
+    pytest.param("t5-small", {"gradient_accumulation_steps": 2}, id="encoder and decoder"),
+    pytest.param("gpt2", {"num_gpus": 2, "engine": "ddp"}, id="ddp"),
+    pytest.param("gpt2", {"num_gpus": 4, "engine": "fsdp"}, id="fsdp"),
+    pytest.param("gpt2", {"num_gpus": 4, "engine": "deepspeed", "zero_stage": 2}, id="zero2"),
+    pytest.param("gpt2", {"num_gpus": 4, "engine": "deepspeed", "zero_stage": 1}, id="zero1"),
+]
+
+
+def run_of(model: str, options: dict[str, Any]) -> NamedRun:
+    return named_run(estimate(load_model(model), TrainingSetup(seq_len=64, **options)))
+
+
+@pytest.mark.parametrize(("model", "options"), SETUPS)
+def test_a_named_run_has_the_events_of_a_plain_one(model: str, options: dict[str, Any]):
+    spec = load_model(model)
+    found = estimate(spec, TrainingSetup(seq_len=64, **options))
+    tape, passes = record_and_walk(spec, shared_options(spec, tape_options(found.setup, None)))
+    plain = Ledger()
+    given = RankInput(tape=tape, passes=passes, setup=found.setup)
+    workspace = named_run(found).ledger
+    size = next(
+        workspace.events[block]
+        for block, label in named_run(found).labels.items()
+        if label.kind is ComponentKind.KERNEL_SCRATCH
+    )
+    program = program_of(given, plain, workspace_bytes=size)
+    assert program is not None
+    program.run()
+    assert plain.events == workspace.events
+    assert plain.streams == workspace.streams
+
+
+@pytest.mark.parametrize(("model", "options"), SETUPS)
+def test_every_block_has_a_name(model: str, options: dict[str, Any]):
+    run = run_of(model, options)
+    blocks = [number for number, event in enumerate(run.ledger.events) if event > 0]
+    assert list(run.labels) == blocks
+    assert not [label for label in run.labels.values() if label.name == "engine"]
+    assert {label.part for label in run.labels.values()} == set(Part)
+
+
+def test_blocks_are_named_after_what_made_them():
+    run = run_of("gpt2", {"precision": "bf16"})
+    names = {label.name for label in run.labels.values() if label.place == "decoder.layers.3"}
+    assert "mlp.down_proj.weight" in names
+    assert "linear mlp.down_proj" in names
+    assert "backward of linear mlp.down_proj" in names
+    sizes: Counter[ComponentKind] = Counter()
+    for block, label in run.labels.items():
+        if label.step == 0:
+            sizes[label.kind] += run.ledger.events[block]
+    spec = load_model("gpt2")
+    weights = estimate(spec, TrainingSetup(precision="bf16")).num_params * 2
+    assert sizes[ComponentKind.PARAMETERS] == pytest.approx(weights, rel=1e-3)
+    assert sizes[ComponentKind.GRADIENTS] >= weights
+    assert sizes[ComponentKind.OPTIMIZER_STATES] == pytest.approx(2 * weights, rel=1e-3)
+
+
+def test_what_stays_for_backward_is_the_accounts_activations():
+    """At the end of the forward pass, the blocks by name are what the account's walk keeps."""
+    options = {"precision": "bf16", "dropout": 0.0}
+    found = estimate(load_model("gpt2"), TrainingSetup(seq_len=64, **options))
+    run = named_run(found)
+    end = next(
+        stretch.start
+        for stretch in run.ledger.stretches
+        if stretch.part is Part.BACKWARD and stretch.step == 0
+    )
+    alive: dict[int, int] = {}
+    for number, event in enumerate(run.ledger.events[:end]):
+        if event > 0:
+            alive[number] = event
+        elif event < 0:
+            del alive[~event]
+    kept = sum(
+        size
+        for block, size in alive.items()
+        if run.labels[block].kind in {ComponentKind.ACTIVATIONS, ComponentKind.LOGITS_AND_LOSS}
+    )
+    assert kept == found.activations_bytes
+
+
+def test_an_engine_without_a_program_says_so():
+    found = estimate(load_model("gpt2"), TrainingSetup(num_gpus=2, engine="fsdp1"))
+    with pytest.raises(SetupError, match="engine: fsdp1: its allocations are not known"):
+        named_run(found)

@@ -1,0 +1,197 @@
+"""DeepSpeed's programs against its accounts, and against real runs.
+
+A program plays a run out block by block, an account finds its peaks by arithmetic; both describe the
+same engine, so they must agree.
+"""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.errors import SetupError
+from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.memory.allocator import least_capacity, replay
+from memplan.memory.deepspeed.account import deepspeed_account
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.programs.deepspeed import deepspeed_program
+from memplan.memory.programs.program import Program, Weight
+from memplan.memory.rank import RankInput
+from memplan.memory.runtime import workspace_bytes
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+from memplan.units import round_up
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 700, "vocab_size": 4001,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 4001,
+    "n_positions": 512,
+}  # fmt: skip
+MODELS = {"llama": LLAMA, "tied": {**LLAMA, "tie_word_embeddings": True}, "gpt2": GPT2}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "checkpointing": {"checkpointing": "full"},
+    "optimizer-offload": {"offload_optimizer": "cpu"},
+    "offload": {"offload_optimizer": "cpu", "offload_param": "cpu"},
+    "fp32-gradients": {"engine_options": {"grad_accum_dtype": "fp32"}},
+    "fp32-communication": {"engine_options": {"communication_data_type": "fp32"}},
+    "overlap": {"engine_options": {"overlap_comm": True}},
+    "torch-adam": {"engine_options": {"torch_adam": True}},
+    "whole-model": {"engine_options": {"zero_init": False}},
+    "nothing-kept": {
+        "engine_options": {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+    },
+}
+RANKS = ((1, 0), (2, 1), (8, 5))
+"""GPUs, and which of them."""
+MOST = 0.003
+
+
+def given_for(model: str, **fields: Any) -> RankInput:
+    options = {"reduce_bucket_size": 800_000, **fields.pop("engine_options", {})}
+    fields |= {"engine": "deepspeed", "seq_len": 128, "engine_options": options}
+    setup = TrainingSetup(**fields)
+    spec = load_model(MODELS[model], "causal-lm")
+    resolved = setup.resolve()
+    tape, passes = record_and_walk(spec, shared_options(spec, tape_options(resolved, None)))
+    return RankInput(tape=tape, passes=passes, setup=resolved)
+
+
+def played(program: Program) -> tuple[int, int]:
+    """The peaks of loading and of training [bytes]."""
+    events = program.ledger.events
+    load, loaded = program.load, []
+
+    def and_note() -> None:
+        load()
+        loaded.append(len(events))
+
+    program.load = and_note  # type: ignore[method-assign]
+    program.run()
+    live = 0
+    highest = [0, 0]
+    for number, event in enumerate(events):
+        size = events[~event] if event < 0 else event
+        live += round_up(size, ALLOCATION_ROUNDING) * (-1 if event < 0 else 1)
+        trains = number >= loaded[0]
+        highest[trains] = max(highest[trains], live)
+    return highest[0], highest[1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_played_as_accounted(model: str, variant: str) -> None:
+    num_compared = 0
+    for stage, (num_gpus, rank), precision in product(
+        range(4), RANKS, ("bf16-master", "fp16-master")
+    ):
+        fields = VARIANTS[variant]
+        try:
+            given = given_for(
+                model, zero_stage=stage, num_gpus=num_gpus, precision=precision, **fields
+            )
+            account = deepspeed_account(given, rank=rank)
+        except SetupError:
+            continue
+        load, train = played(deepspeed_program(given, Ledger(), rank=rank))
+        peaks = {phase.name: phase.peak_bytes for phase in account.phases}
+        assert load == pytest.approx(peaks["load"], rel=MOST), (stage, num_gpus, rank, precision)
+        highest = max(peaks["forward"], peaks["backward"], peaks["step"])
+        assert train == pytest.approx(highest, rel=MOST), (stage, num_gpus, rank, precision)
+        num_compared += 1
+    assert num_compared >= 4
+
+
+def test_every_block_is_freed_once() -> None:
+    for stage in range(4):
+        ledger = Ledger()
+        deepspeed_program(given_for("llama", zero_stage=stage, num_gpus=4), ledger).run()
+        freed = [~event for event in ledger.events if event < 0]
+        assert len(freed) == len(set(freed))
+        assert all(ledger.events[block] > 0 for block in freed)
+
+
+def test_flattening_without_room_goes_by_the_cpu() -> None:
+    """The weights leave the GPU before their flat copy comes."""
+    given = given_for("llama", zero_stage=1, num_gpus=16, num_nodes=2)
+    roomy = played(deepspeed_program(given, Ledger()))[0]
+    tight = played(deepspeed_program(given, Ledger(), capacity_bytes=1 << 20))[0]
+    assert tight < roomy
+
+
+RUNS = json.loads((Path(__file__).parents[1] / "data" / "allocator.json").read_text())
+
+
+def _real_runs() -> list[Any]:
+    runs = [run for run in RUNS["runs"] if run["settings"].get("engine") == "deepspeed"]
+    return [
+        pytest.param(run, id=f"zero{run['settings']['stage']}-{number}")
+        for number, run in enumerate(runs)
+        if run["model"] in RUNS["models"]
+    ]
+
+
+def _program(run: dict[str, Any]) -> Program:
+    settings = run["settings"]
+    zero = dict(settings.get("ds", {}).get("zero_optimization", {}))
+    gpus = {"h100": "h100-sxm-80gb", "a100": "a100-80gb"}
+    gpu = load_gpu(gpus[settings["gpu"]])
+    fields: dict[str, Any] = {
+        "engine": "deepspeed",
+        "zero_stage": settings["stage"],
+        "micro_batch_size": settings["b"],
+        "seq_len": settings["s"],
+        "num_gpus": settings["world"],
+        "num_nodes": max(1, settings["world"] // 8),
+        "checkpointing": "full" if settings.get("ckpt") else "none",
+        "gradient_accumulation_steps": settings.get("ga", 1),
+        "precision": f"{settings.get('prec', 'bf16')}-master",
+        "engine_options": {"zero_init": False, **zero},
+    }
+    setup = TrainingSetup(**fields)
+    spec = load_model(RUNS["models"][run["model"]], f"{run['task']}-lm")
+    resolved = setup.resolve()
+    tape, passes = record_and_walk(spec, shared_options(spec, tape_options(resolved, gpu)))
+    given = RankInput(tape=tape, passes=passes, setup=resolved)
+    workspace = workspace_bytes(gpu.compute_capability) // 2
+    return deepspeed_program(given, Ledger(), workspace_bytes=workspace)
+
+
+def _loads_in_fp32(program: Program) -> None:
+    """These runs built the model in fp32 on the GPU, and cast it weight by weight."""
+    ledger = program.ledger
+
+    def load_weights() -> dict[Weight, Block]:
+        full = {weight: ledger.allocate(weight[0].numel * 4) for weight in program.weights}
+        cast: dict[Weight, Block] = {}
+        for weight in program.weights:
+            cast[weight] = ledger.allocate(weight[0].storage.num_bytes)
+            ledger.free(full[weight])
+        return cast
+
+    program.load_weights = load_weights  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("run", _real_runs())
+def test_as_the_real_run(run: dict[str, Any]) -> None:
+    program = _program(run)
+    _loads_in_fp32(program)
+    steps = run["settings"].get("ga", 1)
+    # Four of its micro-batches were run.
+    program.num_steps = 1 if steps == 4 else 3
+    _, train = played(program)
+    peaks = replay(program.ledger.events, program.ledger.streams)
+    least = least_capacity(program.ledger.events, program.ledger.streams, peaks=peaks)
+    assert train == pytest.approx(run["requested_peak"], rel=1e-4)
+    assert peaks.reserved_bytes == pytest.approx(run["reserved_peak"], rel=0.02)
+    assert least == pytest.approx(run["least_capacity"], rel=1e-3)
+    assert peaks.num_mallocs == pytest.approx(run["mallocs"], abs=1)

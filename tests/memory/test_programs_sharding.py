@@ -1,0 +1,150 @@
+"""FSDP1, FSDP2 and DDP as programs over the ledger: against real runs, and against the accounts."""
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.estimator import estimate
+from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.memory.allocator import AllocatorPeaks, least_capacity, replay
+from memplan.memory.ledger import Ledger
+from memplan.memory.programs import program_of
+from memplan.memory.rank import RankInput
+from memplan.memory.runtime import workspace_bytes
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.sources.registry import builtin_config
+from memplan.training.setup import TrainingSetup
+from tests.accuracy.allocator_records import GPUS, TASKS, setup_of
+
+DATA = Path(__file__).parent.parent / "data"
+RUNS: dict[str, Any] = json.loads((DATA / "sharded_runs.json").read_text())
+RECORDS: dict[str, Any] = json.loads((DATA / "allocator.json").read_text())
+
+
+def play(
+    config: dict[str, Any],
+    setup: TrainingSetup,
+    gpu_name: str,
+    *,
+    task: str = "causal-lm",
+    num_steps: int | None = None,
+) -> tuple[AllocatorPeaks, Ledger]:
+    """Play a run; what it reaches on a card with room."""
+    model, gpu = load_model(config, task), load_gpu(gpu_name)
+    resolved = setup.resolve(model.context_length)
+    tape, passes = record_and_walk(model, shared_options(model, tape_options(resolved, gpu)))
+    ledger = Ledger()
+    given = RankInput(tape=tape, passes=passes, setup=resolved)
+    # Each of the two threads has a workspace of its own.
+    each = workspace_bytes(gpu.compute_capability) // 2
+    program = program_of(given, ledger, workspace_bytes=each)
+    assert program is not None
+    program.run(num_steps=num_steps)
+    return replay(ledger.events, ledger.streams), ledger
+
+
+def name_of(run: dict[str, Any]) -> str:
+    setup = run["setup"]
+    return f"{setup['engine']} {run['model']} x{setup['num_gpus']}"
+
+
+LEAST_CAPACITY_BAR = 0.055
+"""A run near its least capacity turns on a single block's place: one in 42 is 5.2 % off (FSDP2 with a
+foreach optimizer, six small layers), the next 1.9 %."""
+
+
+@pytest.mark.parametrize("run", [pytest.param(each, id=name_of(each)) for each in RUNS["runs"]])
+def test_as_the_real_run(run: dict[str, Any]) -> None:
+    setup = TrainingSetup(**run["setup"])
+    peaks, ledger = play(
+        RUNS["models"][run["model"]], setup, run["gpu"], num_steps=run["num_steps"]
+    )
+    assert peaks.requested_bytes == pytest.approx(run["requested_bytes"], rel=1e-4)
+    assert peaks.reserved_bytes == pytest.approx(run["reserved_bytes"], rel=0.005)
+    least = least_capacity(ledger.events, ledger.streams, peaks=peaks)
+    assert least == pytest.approx(run["least_capacity_bytes"], rel=LEAST_CAPACITY_BAR)
+
+
+def sharded_records() -> list[dict[str, Any]]:
+    """Those of DDP and FSDP2 whose model is built in or the file's own."""
+    found = []
+    for run in RECORDS["runs"]:
+        if run["settings"].get("engine") not in ("ddp", "fsdp2"):
+            continue
+        builtin = builtin_config(run["model"])
+        config = RECORDS["models"].get(run["model"]) or (builtin and dict(builtin[1]))
+        if config:
+            found.append({**run, "config": config})
+    return found
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(each, id=f"{each['settings']['engine']} {each['model']} {index}")
+        for index, each in enumerate(sharded_records())
+    ],
+)
+def test_as_the_record(run: dict[str, Any]) -> None:
+    settings = run["settings"]
+    setup = setup_of(settings)
+    if settings["engine"] == "fsdp2":
+        options = {**dict(setup.engine_options), "init_device": "meta"}
+        setup = replace(setup, engine_options=options)
+    gpu, task = GPUS[settings["gpu"]], TASKS[run["task"]]
+    peaks, ledger = play(run["config"], setup, gpu, task=task)
+    assert peaks.requested_bytes == pytest.approx(run["requested_peak"], rel=1e-4)
+    assert peaks.reserved_bytes == pytest.approx(run["reserved_peak"], rel=0.01)
+    least = least_capacity(ledger.events, ledger.streams, peaks=peaks)
+    assert least == pytest.approx(run["least_capacity"], rel=0.035)
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408,
+        "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "vocab_size": 8000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    },
+    "gpt2": {
+        "model_type": "gpt2", "n_embd": 512, "n_layer": 3, "n_head": 8, "vocab_size": 8000,
+        "n_positions": 1024,
+    },
+    "qwen2": {
+        "model_type": "qwen2", "hidden_size": 512, "intermediate_size": 1408,
+        "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "vocab_size": 8000, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+PRECISIONS = {
+    "ddp": ("bf16", "bf16-amp", "fp32"),
+    "fsdp": ("bf16", "bf16-mixed", "fp32"),
+    "fsdp1": ("bf16", "bf16-mixed", "fp32"),
+}
+AGREEMENT = 0.003
+WAITING_GRADIENT = 0.02
+"""The account lets a tied table's first gradient go where whole gradients are added to in place;
+autograd holds it until it has the second one."""
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("engine", list(PRECISIONS))
+def test_the_played_peak_is_the_accounts(engine: str, family: str) -> None:
+    config = FAMILIES[family]
+    model = load_model(config, "causal-lm")
+    gpu = load_gpu("a100-sxm4-80gb")
+    cases = product(PRECISIONS[engine], ("none", "full"), ((1, True), (2, False), (3, True)))
+    for precision, checkpointing, (steps, synced) in cases:
+        fields: dict[str, Any] = {
+            "engine": engine, "precision": precision, "checkpointing": checkpointing,
+            "gradient_accumulation_steps": steps, "engine_options": {"sync_each_batch": synced},
+        }  # fmt: skip
+        setup = TrainingSetup(num_gpus=4, micro_batch_size=2, seq_len=512, **fields)
+        peaks, _ = play(config, setup, "a100-sxm4-80gb")
+        error = peaks.requested_bytes / estimate(model, setup, gpu).worst_bytes - 1
+        waits = engine == "fsdp" and family != "llama" and not synced and precision != "bf16-mixed"
+        assert -AGREEMENT <= error <= (WAITING_GRADIENT if waits else AGREEMENT), setup
