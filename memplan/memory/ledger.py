@@ -5,10 +5,16 @@ bytes, ``~n`` frees what event ``n`` allocated.
 """
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind
 from memplan.memory.allocator import EMPTY_CACHE
+
+if TYPE_CHECKING:
+    from memplan.graph.tape import Tape
+    from memplan.memory.playback import Engine, Playback
+    from memplan.memory.step import StepPasses
 
 Block = int
 """The number of the event that allocated it."""
@@ -32,6 +38,14 @@ class Ledger:
         self.events: list[int] = []
         self.streams: dict[int, int] = {}
         """Streams of the allocations on another than the main one."""
+
+    def playback(
+        self, tape: "Tape", passes: "StepPasses", engine: "Engine", *, workspace_bytes: int
+    ) -> "Playback":
+        """What writes the model's own blocks into this ledger."""
+        from memplan.memory.playback import Playback
+
+        return Playback(tape, passes, self, engine, workspace_bytes=workspace_bytes)
 
     def enter(self, part: Part, step: int = 0) -> None:
         """A part of the run begins; only ``NamedLedger`` takes note."""

@@ -127,7 +127,7 @@ class Playback:
         kept = self.kept[segment]
         carried = segment.carried if segment.carried not in kept else None
         stops = self.engine.stops(segment)
-        cuts = [] if stops is None else _forward_cuts(each, stops)
+        cuts = [] if stops is None else forward_cuts(each, stops)
         last_carried: Place | None = None
         given = segment.input.storage if segment.input is not None else None
         for repetition in range(segment.repeat):
@@ -226,7 +226,7 @@ class Playback:
 
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
-        self.uses = self._count_uses()
+        self.uses = count_uses(self.tape, self.passes)
         self.waiting: dict[tuple[Parameter, int], Block] = {}
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
         loss = self.tape.segments[-1].output
@@ -236,7 +236,7 @@ class Playback:
             self.flow = self.ledger.allocate(size, 0, kind, "gradient of the loss")
         for each in self.passes.backward:
             stops = self.engine.stops(each.segment)
-            cuts = None if stops is None else _backward_cuts(each, stops)
+            cuts = None if stops is None else backward_cuts(each, stops)
             for _ in range(each.repeats):
                 remaining[each.segment.index] -= 1
                 self._backward(each, remaining[each.segment.index], cuts)
@@ -321,21 +321,6 @@ class Playback:
         else:
             self.engine.gradient_ready(weight, present)
 
-    def _count_uses(self) -> dict[tuple[Parameter, int], int]:
-        """How often each weight's gradient is computed."""
-        uses: dict[tuple[Parameter, int], int] = {}
-        remaining = {segment.index: segment.repeat for segment in self.tape.segments}
-        for each in self.passes.backward:
-            own = each.segment.parameters
-            for _ in range(each.repeats):
-                remaining[each.segment.index] -= 1
-                for interval in each.intervals:
-                    parameter = interval.parameter
-                    if parameter is not None:
-                        copy = remaining[each.segment.index] if parameter in own else 0
-                        uses[parameter, copy] = uses.get((parameter, copy), 0) + 1
-        return uses
-
     def _free_shared(self, segment: Segment) -> None:
         for storage in kept_by(segment):
             self.keepers[storage] -= 1
@@ -343,6 +328,22 @@ class Playback:
                 continue
             if not self._kept_nearby(storage):
                 self._free_any(storage)
+
+
+def count_uses(tape: Tape, passes: StepPasses) -> dict[tuple[Parameter, int], int]:
+    """How often each weight's gradient is computed."""
+    uses: dict[tuple[Parameter, int], int] = {}
+    remaining = {segment.index: segment.repeat for segment in tape.segments}
+    for each in passes.backward:
+        own = each.segment.parameters
+        for _ in range(each.repeats):
+            remaining[each.segment.index] -= 1
+            for interval in each.intervals:
+                parameter = interval.parameter
+                if parameter is not None:
+                    copy = remaining[each.segment.index] if parameter in own else 0
+                    uses[parameter, copy] = uses.get((parameter, copy), 0) + 1
+    return uses
 
 
 def _pieces(events: list[Event], cuts: Sequence[Cut]) -> Iterator[tuple[list[Event], Acts | None]]:
@@ -354,12 +355,13 @@ def _pieces(events: list[Event], cuts: Sequence[Cut]) -> Iterator[tuple[list[Eve
     yield (events[done:] if done else events), None
 
 
-def _forward_cuts(each: ForwardPass, stops: Stops) -> list[Cut]:
+def forward_cuts(each: ForwardPass, stops: Stops) -> list[Cut]:
+    """Where its events are cut."""
     starts = each.profile.starts
     return [(starts[number], stops.forward[number]) for number in sorted(stops.forward)]
 
 
-def _backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:
+def backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:
     """For each interval, where its events are cut."""
     made: list[list[Cut]] = []
     done: Acts = ()

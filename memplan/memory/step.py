@@ -50,12 +50,16 @@ class Height:
 
     def plus(self, level: Level, *, loss: bool) -> "Height":
         """With a segment's level on top."""
-        if loss:
-            return replace(self, loss_bytes=self.loss_bytes + level.total_bytes)
-        return replace(
-            self,
-            activations_bytes=self.activations_bytes + level.saved_bytes,
-            temporaries_bytes=self.temporaries_bytes + level.other_bytes,
+        saved, other = level.saved_bytes, level.other_bytes
+        return Height(
+            activations_bytes=self.activations_bytes
+            + level.earlier_bytes
+            + (0 if loss else saved),
+            loss_bytes=self.loss_bytes + (saved + other if loss else 0),
+            gradients_bytes=self.gradients_bytes,
+            temporaries_bytes=self.temporaries_bytes
+            + level.passed_bytes
+            + (0 if loss else other),
         )
 
     def with_gradients(self, num_bytes: int) -> "Height":
@@ -84,15 +88,19 @@ class ForwardPass:
         """Whether its bytes are the head's."""
         return self.segment.component == LOSS_COMPONENT
 
+    def start_of(self, repetition: int) -> Height:
+        """What is alive before a repetition."""
+        if not repetition:
+            return self.start
+        risen = self.first_bytes + (repetition - 1) * self.later_bytes
+        return self.start.plus(Level(saved_bytes=risen), loss=self.loss)
+
     def heights(self) -> list[Height]:
         """The peak of the first and of the last repetition."""
-        found = [self.start.plus(self.peak, loss=self.loss)]
-        last = self.segment.repeat - 1
-        if last:
-            risen = self.first_bytes + (last - 1) * self.later_bytes
-            moved = self.start.plus(Level(saved_bytes=risen), loss=self.loss)
-            found.append(moved.plus(self.peak, loss=self.loss))
-        return found
+        return [
+            self.start_of(repetition).plus(self.peak, loss=self.loss)
+            for repetition in {0, self.segment.repeat - 1}
+        ]
 
 
 @dataclass(slots=True)
@@ -125,9 +133,12 @@ class BackwardPass:
 
     def start_of(self, repetition: int) -> Height:
         """What is alive before a repetition, counted from 0 in the order they run."""
+        change = self.change
         moved = Level(
-            saved_bytes=repetition * self.change.saved_bytes,
-            other_bytes=repetition * self.change.other_bytes,
+            saved_bytes=repetition * change.saved_bytes,
+            other_bytes=repetition * change.other_bytes,
+            earlier_bytes=repetition * change.earlier_bytes,
+            passed_bytes=repetition * change.passed_bytes,
         )
         return self.start.plus(moved, loss=self.loss)
 
@@ -209,7 +220,8 @@ class StepWalk:
         self.passes.forward.append(made)
         casts = profile.cached_cast_bytes * segment.repeat
         stays = first + later * (segment.repeat - 1) - casts
-        self._lower(Level(saved_bytes=stays), loss=made.loss)
+        spent = given.num_bytes if given is not None and first < profile.end.total_bytes else 0
+        self._lower(Level(saved_bytes=stays + spent, earlier_bytes=-spent), loss=made.loss)
         self._lower(Level(other_bytes=casts), loss=False)
         self.cached_casts_bytes += casts
         for storage in segment.releases:
@@ -239,6 +251,9 @@ class StepWalk:
     def _backward(self) -> None:
         accumulated: dict[Parameter, bool] = {}
         shared: dict[Tensor, int] = {}
+        loss = self.tape.segments[-1].output
+        if loss is not None:
+            self._lower(Level(other_bytes=loss.storage.num_bytes), loss=True)
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
             own = frozenset(segment.parameters)

@@ -33,11 +33,15 @@ class Level:
     """Kept for the backward pass."""
     other_bytes: int = 0
     """Everything else: outputs, temporaries, gradients on their way."""
+    earlier_bytes: int = 0
+    """Kept by this segment, made by earlier ones: a backward pass lets it go."""
+    passed_bytes: int = 0
+    """Gradients that wait for earlier segments when a backward pass ends, less those it was given."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.saved_bytes + self.other_bytes
+        return self.saved_bytes + self.other_bytes + self.earlier_bytes + self.passed_bytes
 
 
 Event = tuple[object, int]
@@ -347,6 +351,8 @@ class BackwardWalk:
         self.live = 0
         """Bytes alive, finished gradients of parameters left out."""
         self.saved = 0
+        self.earlier = 0
+        """What earlier segments made of it."""
         self.peak = Level()
         """The highest level since the last station."""
         self.highest = Level()
@@ -397,11 +403,20 @@ class BackwardWalk:
         for tensor in [each for each in self.shared if each not in self.buffers]:
             del self.shared[tensor]
         self._close(None, 0)
-        return BackwardProfile(
-            intervals=self.intervals,
-            end=Level(saved_bytes=self.saved, other_bytes=self.live - self.saved),
-            given=given,
-            left=left,
+        end = self._level()
+        passed = _total(left) - _total(
+            {each: buffer for each, buffer in given.items() if each is not segment.output}
+        )
+        end.passed_bytes = passed
+        end.other_bytes -= passed
+        return BackwardProfile(intervals=self.intervals, end=end, given=given, left=left)
+
+    def _level(self) -> Level:
+        """What is alive now; ``saved`` counts what earlier segments made too."""
+        return Level(
+            saved_bytes=self.saved - self.earlier,
+            other_bytes=self.live - self.saved,
+            earlier_bytes=self.earlier,
         )
 
     def _arrive(self, position: int) -> None:
@@ -412,13 +427,13 @@ class BackwardWalk:
         """Begin to look for a highest level anew."""
         if self.peak.total_bytes > self.highest.total_bytes:
             self.highest = self.peak
-        self.peak = Level(saved_bytes=self.saved, other_bytes=self.live - self.saved)
+        self.peak = self._level()
 
     def _allocate(self, key: object, num_bytes: int) -> None:
         self.live += num_bytes
         self.events.append((key, num_bytes))
         if self.live > self.peak.total_bytes:
-            self.peak = Level(saved_bytes=self.saved, other_bytes=self.live - self.saved)
+            self.peak = self._level()
 
     def _free(self, key: object, num_bytes: int) -> None:
         self.live -= num_bytes
@@ -448,6 +463,8 @@ class BackwardWalk:
         self.saves[storage] = count
         if count == 0 and storage not in self.handed_over:
             self.saved -= storage.num_bytes
+            if storage.segment != self.segment.index:
+                self.earlier -= storage.num_bytes
             self._free(storage, storage.num_bytes)
 
     def _let_go_of_given(self, operation: Operation) -> None:
@@ -467,8 +484,11 @@ class BackwardWalk:
         self._leave_stretch()
         highest = self.live + again.peak.total_bytes
         if highest > self.highest.total_bytes:
-            saved = self.saved + again.peak.saved_bytes
-            self.highest = Level(saved_bytes=saved, other_bytes=highest - saved)
+            saved = self.saved - self.earlier + again.peak.saved_bytes
+            other = highest - saved - self.earlier
+            self.highest = Level(
+                saved_bytes=saved, other_bytes=other, earlier_bytes=self.earlier
+            )
         self.peak = self.highest
         recomputed = again.end.total_bytes
         before = len(self.events)
@@ -501,7 +521,6 @@ class BackwardWalk:
         recomputes: bool = False,
     ) -> None:
         self.live -= gradient_bytes
-        other = self.live - self.saved
         last = self.peak.total_bytes
         self._leave_stretch()
         self.intervals.append(
@@ -509,7 +528,7 @@ class BackwardWalk:
                 peak=self.highest,
                 parameter=parameter,
                 gradient_bytes=gradient_bytes,
-                end=Level(saved_bytes=self.saved, other_bytes=other),
+                end=self._level(),
                 events=self.events,
                 marks=self.marks,
                 stations=self.stations,
@@ -649,6 +668,10 @@ class BackwardWalk:
             self._release(buffer)
             buffer = copy
         self._close(parameter, buffer.num_bytes, buffer)
+
+
+def _total(buffers: "dict[Tensor, GradientBuffer]") -> int:
+    return sum(buffer.num_bytes for buffer in buffers.values())
 
 
 def _gradient_bytes(tensor: Tensor) -> int:

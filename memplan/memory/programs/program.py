@@ -10,7 +10,7 @@ from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.playback import Acts, Playback, Stops
+from memplan.memory.playback import Acts, Stops
 from memplan.memory.rank import RankInput
 from memplan.training.optimizers import OPTIMIZERS
 
@@ -32,8 +32,8 @@ class Program:
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         self.given = given
         self.ledger = ledger
-        self.playback = Playback(
-            given.tape, given.passes, ledger, self, workspace_bytes=workspace_bytes
+        self.playback = ledger.playback(
+            given.tape, given.passes, self, workspace_bytes=workspace_bytes
         )
         self.weights: list[Weight] = list(weights_of(given))
         """In the order of ``named_parameters()``."""
@@ -43,18 +43,26 @@ class Program:
 
     def run(self, *, num_steps: int | None = None) -> None:
         """Load, then train; the optimizer's states come with the first step."""
+        self.start()
+        for step in range(num_steps or self.num_steps):
+            self.train(step, num_micro_batches=self.given.setup.gradient_accumulation_steps)
+
+    def start(self) -> None:
+        """Load, and fetch the first batch."""
         self.ledger.enter(Part.LOAD)
         self.load()
         self.ledger.enter(Part.FORWARD)
         inputs_bytes = max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING)
         self.ledger.allocate(inputs_bytes, 0, ComponentKind.INPUTS, "token ids and labels")
-        for step in range(num_steps or self.num_steps):
-            for micro_batch in range(self.given.setup.gradient_accumulation_steps):
-                last = micro_batch == self.given.setup.gradient_accumulation_steps - 1
-                self.micro_batch(step, first=not micro_batch, last=last)
-            self.ledger.enter(Part.STEP, step)
-            self.optimizer_step(first=step == 0)
-            self.zero_grad()
+
+    def train(self, step: int, *, num_micro_batches: int) -> None:
+        """One step: every micro-batch, and the update."""
+        for micro_batch in range(num_micro_batches):
+            last = micro_batch == num_micro_batches - 1
+            self.micro_batch(step, first=not micro_batch, last=last)
+        self.ledger.enter(Part.STEP, step)
+        self.optimizer_step(first=step == 0)
+        self.zero_grad()
 
     def load(self) -> None:
         """Every weight, then the buffers."""
