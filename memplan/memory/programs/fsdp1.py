@@ -114,7 +114,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         kept = self.formats.kept
         return [
             self.ledger.allocate(
-                allocated_bytes(parameter.numel, kept), 0, _PARAMETERS, (parameter, use.copy)
+                allocated_bytes(parameter.numel, kept), 0, _GATHERED, (parameter, use.copy)
             )
             for parameter in use.unit.parameters
         ]
