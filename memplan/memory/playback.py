@@ -144,7 +144,8 @@ class Playback:
                         frame[key] = ledger.allocate(size)
                     elif key is WORKSPACE:
                         self._need_workspace(forward=True)
-                    elif key is not carried:
+                    elif key is not carried and key in frame:
+                        # An empty tensor's event has no bytes either: torch asks for nothing.
                         ledger.free(frame.pop(key))
                 if acts:
                     self.engine.reach(segment, repetition, acts)

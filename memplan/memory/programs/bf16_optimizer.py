@@ -1,9 +1,12 @@
 """Stage 1 with fp32 accumulation in bf16: ``BF16_Optimizer`` (runtime/bf16_optimizer.py)."""
 
+from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, step_optimizer
 from memplan.memory.programs.zero import DeepSpeedProgram
+
+_CAST = "all gradients, cast to be summed over the ranks"
 
 
 class Bf16OptimizerProgram(DeepSpeedProgram):
@@ -18,18 +21,22 @@ class Bf16OptimizerProgram(DeepSpeedProgram):
         job, partition = self.job, self.partition
         loaded = self.load_weights()
         self.load_buffers()
-        self.allocate(job.weight_bytes * partition.numel)
+        flat = job.weight_bytes * partition.numel
+        self.allocate(flat, ComponentKind.PARAMETERS, "the flat buffer")
         self.free_all([loaded[weight] for weight in self.trained])
-        clone = self.allocate(job.weight_bytes * partition.size)
-        self.allocate(MASTER_BYTES * partition.size)
+        own = "this rank's part before it is cast"
+        clone = self.allocate(job.weight_bytes * partition.size, ComponentKind.TEMPORARIES, own)
+        part, name = MASTER_BYTES * partition.size, "fp32, this rank's part"
+        self.allocate(part, ComponentKind.MASTER_WEIGHTS, name)
         self.ledger.free(clone)
-        self.allocate(MASTER_BYTES * partition.numel)
+        name = "fp32, one for each parameter, kept between steps"
+        self.allocate(MASTER_BYTES * partition.numel, ComponentKind.GRADIENTS, name)
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """It stays for the end of backward, or is cast and added at once."""
         super().gradient_ready(weight, block)
         if self.job.options.immediate_grad_update:
-            self.use(MASTER_BYTES * weight[0].numel)
+            self._add(weight)
             self.ledger.free(self.gradients.pop(weight))
 
     def end_backward(self) -> None:
@@ -37,9 +44,15 @@ class Bf16OptimizerProgram(DeepSpeedProgram):
         job = self.job
         for weight in self.trained:
             if weight in self.gradients:
-                self.use(MASTER_BYTES * weight[0].numel)
+                self._add(weight)
         if self.last and job.communication_bytes != MASTER_BYTES:
-            self.use(job.communication_bytes * self.partition.numel)
+            size = job.communication_bytes * self.partition.numel
+            self.use(size, kind=ComponentKind.COMMUNICATION_BUFFERS, name=_CAST)
+
+    def _add(self, weight: Weight) -> None:
+        """Cast a gradient to fp32, to be added to what is kept."""
+        size = MASTER_BYTES * weight[0].numel
+        self.use(size, kind=ComponentKind.TEMPORARIES, name="a gradient cast to fp32")
 
     def optimizer_step(self, *, first: bool) -> None:
         """This rank's part of the gradients is a view of the buffer."""

@@ -133,7 +133,8 @@ class DdpProgram(Program):
         self.waiting.pop(0)
         if self.compressed is not None:
             element_bytes = self.given.formats.gradients.num_bytes
-            self.ledger.use(allocated_bytes(self.filled // element_bytes, self.compressed))
+            size = allocated_bytes(self.filled // element_bytes, self.compressed)
+            self.ledger.use(size, kind=_BUFFERS, name="a bucket, compressed")
         self.filled = 0
 
 

@@ -15,6 +15,7 @@ from it a run can be.
 
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import allocated_bytes
+from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp1.account import wrap
 from memplan.memory.fsdp1.options import Prefetch
 from memplan.memory.fsdp1.units import FlatUnit, flat_places
@@ -26,6 +27,15 @@ from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
 
 SHARD_STREAM, GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3, 4
+_PARAMETERS, _GATHERED = ComponentKind.PARAMETERS, ComponentKind.GATHERED_PARAMETERS
+_BUFFERS, _GRADIENTS = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GRADIENTS
+_FLAT = "flat shards"
+_JOINED = "parameters being joined and sharded"
+_WHOLE = "gathered parameters"
+_PADDED = "gathered parameters, padded"
+_SHARD = "shards to gather"
+_REDUCED = "reduced gradients"
+_CAST = "gradients to reduce"
 
 
 class FlatUse:
@@ -89,10 +99,11 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             parts = whole.get(use) or self._load_whole(use)
             if use is uses[-1] and not whole:
                 self.load_buffers()
-            flat = ledger.allocate(use.unit.whole_bytes)
-            kept = flat
+            # Without sharding the joined parameters are what is kept.
+            kind, name = (_GATHERED, _JOINED) if self.sharded else (_PARAMETERS, _FLAT)
+            kept = flat = ledger.allocate(use.unit.whole_bytes, 0, kind, name)
             if self.sharded:
-                kept = ledger.allocate(use.unit.shard_bytes)
+                kept = ledger.allocate(use.unit.shard_bytes, 0, _PARAMETERS, _FLAT)
                 ledger.free(flat)
             if self.formats.offloaded:
                 ledger.free(kept)
@@ -102,7 +113,9 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
     def _load_whole(self, use: FlatUse) -> list[Block]:
         kept = self.formats.kept
         return [
-            self.ledger.allocate(allocated_bytes(parameter.numel, kept))
+            self.ledger.allocate(
+                allocated_bytes(parameter.numel, kept), 0, _GATHERED, (parameter, use.copy)
+            )
             for parameter in use.unit.parameters
         ]
 
@@ -112,11 +125,11 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         for use in [*self.singles.values(), *self._layer_uses()]:
             unit, ledger = use.unit, self.ledger
             if self.mixed:
-                ledger.use(unit.compute_shard_bytes)
+                ledger.use(unit.compute_shard_bytes, kind=_BUFFERS, name=_SHARD)
             if self.sharded:
-                ledger.use(unit.gathered_bytes)
+                ledger.use(unit.gathered_bytes, kind=_GATHERED, name=_WHOLE)
                 if self.mixed:
-                    ledger.use(unit.padded_bytes)
+                    ledger.use(unit.padded_bytes, kind=_GATHERED, name=_PADDED)
 
     # -- gathering -------------------------------------------------------------------------------
 
@@ -127,18 +140,21 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             return
         if not self.sharded:
             if use.gathered is None:
-                use.gathered = ledger.allocate(unit.gathered_bytes, SHARD_STREAM)
+                size = unit.gathered_bytes
+                use.gathered = ledger.allocate(size, SHARD_STREAM, _GATHERED, _WHOLE)
             return
         there = use.gathered is not None
         if there and not self.formats.offloaded:
             return
         shard = None
         if unit.copy_in_bytes:
-            shard = ledger.allocate(unit.copy_in_bytes, SHARD_STREAM)
+            shard = ledger.allocate(unit.copy_in_bytes, SHARD_STREAM, _BUFFERS, _SHARD)
         if unit.upload_bytes:
-            ledger.use(unit.upload_bytes, stream=SHARD_STREAM)
+            name = "shards from the CPU"
+            ledger.use(unit.upload_bytes, stream=SHARD_STREAM, kind=_BUFFERS, name=name)
         if not there:
-            use.gathered = ledger.allocate(unit.gathered_bytes, GATHER_STREAM)
+            size = unit.gathered_bytes
+            use.gathered = ledger.allocate(size, GATHER_STREAM, _GATHERED, _WHOLE)
         if shard is not None:
             ledger.free(shard)
 
@@ -262,7 +278,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         if not use.gradients:
             self._reshard(use, frees=self.reduces or not self.keeps_whole)
             return
-        joined = ledger.allocate(unit.flat_gradient_bytes, GATHER_STREAM)
+        size, name = unit.flat_gradient_bytes, "gradients of a unit, joined"
+        joined = ledger.allocate(size, GATHER_STREAM, _GRADIENTS, name)
         self._reshard(use, frees=self.reduces or not self.keeps_whole)
         for weight in [*use.gradients]:
             ledger.free(use.gradients.pop(weight))
@@ -289,21 +306,23 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             return
         for _, _, numel in flat_places(use.unit, self.options, self.formats):
             if numel:
-                self.ledger.use(allocated_bytes(numel, self.formats.kept), stream=GATHER_STREAM)
+                size, name = allocated_bytes(numel, self.formats.kept), "gradients of shards"
+                self.ledger.use(size, stream=GATHER_STREAM, kind=_GRADIENTS, name=name)
 
     def _reduce(self, use: FlatUse) -> None:
         """Cast, pad and scatter; then the shard is cast to the format it is kept in."""
         unit, ledger = use.unit, self.ledger
         copies = [
-            ledger.allocate(size, REDUCE_STREAM)
+            ledger.allocate(size, REDUCE_STREAM, _BUFFERS, _CAST)
             for size in (unit.cast_gradient_bytes, unit.padded_gradient_bytes)
             if size
         ]
-        shard = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM)
+        size = unit.reduce_output_bytes
+        shard = ledger.allocate(size, REDUCE_STREAM, _GRADIENTS, _REDUCED)
         if self.formats.reduce is not self.formats.kept:
             replicas = self.options.data_parallel_replicate_degree > 1
             stream = REPLICA_STREAM if replicas else REDUCE_STREAM
-            cast = ledger.allocate(unit.gradient_shard_bytes, stream)
+            cast = ledger.allocate(unit.gradient_shard_bytes, stream, _GRADIENTS, _REDUCED)
             ledger.free(shard)
             shard = cast
         if use.shard_gradient is None:
@@ -330,9 +349,10 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         now = before
         if found is not self.formats.reduce:
             size = unit.cast_gradient_bytes or unit.flat_gradient_bytes
-            now = ledger.allocate(size, REDUCE_STREAM)
+            now = ledger.allocate(size, REDUCE_STREAM, _BUFFERS, _CAST)
         if self.formats.reduce is not self.formats.kept:
-            cast = ledger.allocate(unit.gradient_shard_bytes, REDUCE_STREAM)
+            size = unit.gradient_shard_bytes
+            cast = ledger.allocate(size, REDUCE_STREAM, _GRADIENTS, _REDUCED)
             if now is not before:
                 ledger.free(now)
             now = cast

@@ -101,7 +101,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             self.ledger.allocate(
                 allocated_bytes(parameter.numel, kept),
                 0,
-                ComponentKind.PARAMETERS,
+                _GATHERED,
                 (parameter, use.copy),
             )
             for parameter in use.unit.parameters
@@ -152,7 +152,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             name = "shards from the CPU"
             ledger.use(unit.upload_bytes, stream=GATHER_STREAM, kind=_BUFFERS, name=name)
         use.all_gather = ledger.allocate(
-            unit.all_gather_bytes, GATHER_STREAM, _GATHERED, "result of an all-gather"
+            unit.all_gather_bytes, GATHER_STREAM, _BUFFERS, "result of an all-gather"
         )
         for block in copies:
             ledger.free(block)

@@ -1,6 +1,7 @@
 """What the programs of all of DeepSpeed's stages share."""
 
 from memplan.graph.tensors import allocated_bytes
+from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight
@@ -33,13 +34,16 @@ class DeepSpeedProgram(Program):
         self.last = last
         super().micro_batch(step, first=first, last=last)
 
-    def allocate(self, num_bytes: int, stream: int = 0) -> Block:
+    def allocate(
+        self, num_bytes: int, kind: ComponentKind, name: str | Weight, *, stream: int = 0
+    ) -> Block:
         """Ask for a block, rounded up as the allocator does."""
-        return self.ledger.allocate(rounded(num_bytes), stream)
+        return self.ledger.allocate(rounded(num_bytes), stream, kind, name)
 
-    def use(self, *sizes: int, stream: int = 0) -> None:
+    def use(self, *sizes: int, kind: ComponentKind, name: str | Weight, stream: int = 0) -> None:
         """Ask for blocks that are all given back at once."""
-        self.ledger.use(*[rounded(size) for size in sizes if size], stream=stream)
+        kept = [rounded(size) for size in sizes if size]
+        self.ledger.use(*kept, stream=stream, kind=kind, name=name)
 
     def free_all(self, blocks: list[Block]) -> None:
         """Give blocks back, the first one first."""

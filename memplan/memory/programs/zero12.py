@@ -1,5 +1,6 @@
 """Stages 1 and 2 of ZeRO (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py)."""
 
+from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.reduction import COMPACT_BYTES, NORM_BYTES
 from memplan.memory.deepspeed.stage12 import flattens_on_gpu, reduction_settings
@@ -9,6 +10,11 @@ from memplan.memory.programs.zero import DeepSpeedProgram
 from memplan.training.setup import ZeroStage
 
 REDUCE_STREAM = 1
+_BUFFERS, _GRADIENTS = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GRADIENTS
+_TEMPORARIES = ComponentKind.TEMPORARIES
+_KEPT = "kept by this rank"
+_FLAT_COPY = "the flat copy of a bucket while it is reduced"
+_NORM = "a gradient in fp32, for its norm"
 
 
 class ShardedStatesProgram(DeepSpeedProgram):
@@ -51,17 +57,28 @@ class ShardedStatesProgram(DeepSpeedProgram):
         if not flattens_on_gpu(job, self.partition.numel):
             self.free_all(whole)
         ledger.empty_cache()
-        self.allocate(job.weight_bytes * self.partition.numel)
+        flat = job.weight_bytes * self.partition.numel
+        self.allocate(flat, ComponentKind.PARAMETERS, "the flat buffer")
         self.free_all(whole)
         if job.offloads_optimizer:
-            self.allocate(job.largest_bytes)
+            staging = "a staging buffer of the largest parameter's size"
+            self.allocate(job.largest_bytes, _BUFFERS, staging)
             return
-        part = self.partition.size
-        clone = self.allocate(job.weight_bytes * part)
-        if job.weight_bytes != job.master_bytes:
-            self.allocate(job.master_bytes * part)
-            ledger.free(clone)
-        self.use(job.master_bytes * part)
+        self._make_masters()
+
+    def _make_masters(self) -> None:
+        """A clone of this rank's part, which fp32 masters keep; a first gradient of zeros."""
+        job, part = self.job, self.partition.size
+        masters = f"{job.master_name}, this rank's part of the flat buffer"
+        if job.weight_bytes == job.master_bytes:
+            self.allocate(job.master_bytes * part, ComponentKind.MASTER_WEIGHTS, masters)
+        else:
+            clone = "this rank's part before it is cast"
+            cloned = self.allocate(job.weight_bytes * part, _TEMPORARIES, clone)
+            self.allocate(job.master_bytes * part, ComponentKind.MASTER_WEIGHTS, masters)
+            self.ledger.free(cloned)
+        zeros = f"{job.master_name} zeros, for a moment"
+        self.use(job.master_bytes * part, kind=_GRADIENTS, name=zeros)
 
     # -- backward --------------------------------------------------------------------------------
 
@@ -70,10 +87,11 @@ class ShardedStatesProgram(DeepSpeedProgram):
         settings = self.settings
         if not self.buckets:
             self.buckets = [
-                self.ledger.allocate(settings.bucket_bytes) for _ in range(settings.num_buckets)
+                self.ledger.allocate(settings.bucket_bytes, 0, _BUFFERS, "reduce bucket")
+                for _ in range(settings.num_buckets)
             ]
         if settings.casts:
-            cast = self.allocate(settings.element_bytes * weight[0].numel)
+            cast = self.allocate(settings.element_bytes * weight[0].numel, _GRADIENTS, weight)
             self.ledger.free(block)
             block = cast
         if not self.while_backward or not (self.stage2 or self.last):
@@ -95,7 +113,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
         if numel > bucket_numel:
             if self.settings.offloads:
                 # A clone of its own, since the copy to the CPU may still run when autograd goes on.
-                clone = self.allocate(self.settings.element_bytes * numel)
+                size = self.settings.element_bytes * numel
+                clone = self.allocate(size, _GRADIENTS, "a copy on its way to the CPU")
                 ledger.free(block)
                 block = clone
             self.large.append(block)
@@ -111,14 +130,14 @@ class ShardedStatesProgram(DeepSpeedProgram):
         settings = self.settings
         slices = [self.slices[index] for index in self.waiting if self.slices.get(index)]
         if settings.compact and slices and self.owned is None:
-            self.owned = self.ledger.allocate(settings.owned_part_bytes)
+            self.owned = self.ledger.allocate(settings.owned_part_bytes, 0, _GRADIENTS, _KEPT)
         self._sum_over_ranks(slices)
         if settings.offloads:
             for numel in slices:
-                self.use(NORM_BYTES * numel)
+                self.use(NORM_BYTES * numel, kind=_TEMPORARIES, name=_NORM)
         elif slices and self.owned is None:
             whole = self.partition.whole_numel
-            self.owned = self.allocate(settings.owned_element_bytes * whole)
+            self.owned = self.allocate(settings.owned_element_bytes * whole, _GRADIENTS, _KEPT)
         self._let_go(is_own=bool(slices))
         self.waiting = []
         self.filled = 0
@@ -132,14 +151,17 @@ class ShardedStatesProgram(DeepSpeedProgram):
         for numel, is_copied in self._pieces():
             copies = []
             if is_copied and settings.scatters:
-                copies.append(self.allocate(settings.element_bytes * numel, stream))
+                size = settings.element_bytes * numel
+                copies.append(self.allocate(size, _BUFFERS, _FLAT_COPY, stream=stream))
             if is_cast:
-                copies.append(self.allocate(settings.communication_bytes * numel, stream))
+                size, name = settings.communication_bytes * numel, "a bucket cast to be reduced"
+                copies.append(self.allocate(size, _BUFFERS, name, stream=stream))
                 self.free_all(copies[:-1])
                 copies = copies[-1:]
             if settings.compact and settings.communication_bytes != COMPACT_BYTES:
                 for own in slices:
-                    self.use(COMPACT_BYTES * own, stream=stream)
+                    size, name = COMPACT_BYTES * own, "reduced gradients cast to be added"
+                    self.use(size, kind=_TEMPORARIES, name=name, stream=stream)
             for block in copies:
                 ledger.free(block)
 
@@ -225,14 +247,16 @@ class ShardedStatesProgram(DeepSpeedProgram):
         if job.options.check_gradient_norm:
             for _, numel in partition.kind.slices:
                 if numel:
-                    self.use(NORM_BYTES * numel)
+                    self.use(NORM_BYTES * numel, kind=_TEMPORARIES, name=_NORM)
         self.free_all(self.stale)
         gradient: list[Block] = []
         if not self.settings.compact:
             if len(partition.owned) > 1:
-                gradient = [self.allocate(job.weight_bytes * partition.size)]
+                size, name = job.weight_bytes * partition.size, "this rank's gradients, flattened"
+                gradient = [self.allocate(size, _TEMPORARIES, name)]
             if job.weight_bytes != job.master_bytes:
-                cast = ledger.allocate(part)
+                name = f"this rank's gradients, cast to {job.master_name}"
+                cast = ledger.allocate(part, 0, _TEMPORARIES, name)
                 self.free_all(gradient)
                 gradient = [cast]
             self.free_all(owned)

@@ -10,6 +10,7 @@ stream has come past it (``record_stream``); here at once, as in a run whose str
 from collections.abc import Sequence
 
 from memplan.graph.segments import Segment
+from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.modules import Act, find_stops
@@ -29,6 +30,10 @@ from memplan.memory.programs.program import Weight, step_optimizer
 from memplan.memory.programs.zero import DeepSpeedProgram
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
+_BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
+_GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
+_NORM = "a gradient in fp32, for its norm"
+_OVERFLOW = "flags that look for overflow"
 
 
 class PlayedCoordinator(Coordinator):
@@ -113,12 +118,14 @@ class PlayedCoordinator(Coordinator):
             if weight not in self.sizes:
                 size = self._padded_bytes(self.numels[weight])
                 super().hold(weight, size)
-                self.blocks[weight] = self.ledger.allocate(size)
+                name = "small parameters that stay gathered (stage3_param_persistence_threshold)"
+                self.blocks[weight] = self.ledger.allocate(size, 0, _GATHERED, name)
 
     def hold(self, weight: int, num_bytes: int) -> None:
         """Made on the stream of the all-gathers."""
         super().hold(weight, num_bytes)
-        self.blocks[weight] = self.ledger.allocate(num_bytes, self.stream)
+        name = "gathered parameters"
+        self.blocks[weight] = self.ledger.allocate(num_bytes, self.stream, _GATHERED, name)
         if weight not in self.handles:
             self._bring([weight])
 
@@ -134,7 +141,8 @@ class PlayedCoordinator(Coordinator):
     def hold_flat(self, handle: Handle) -> None:
         """The buffer, then the shards that are joined into this rank's part of it."""
         super().hold_flat(handle)
-        self.flat[handle] = self.ledger.allocate(handle.flat_bytes, self.stream)
+        size, name = handle.flat_bytes, "flat buffers that gathered parameters come in"
+        self.flat[handle] = self.ledger.allocate(size, self.stream, _GATHERED, name)
         self._bring(handle.members)
 
     def drop_flat(self, handle: Handle) -> None:
@@ -148,7 +156,8 @@ class PlayedCoordinator(Coordinator):
         if settings.offloaded and settings.num_ranks > 1:
             shards = [shard_numel(self.numels[each], settings.num_ranks) for each in weights]
             sizes = [rounded(shard * settings.weight_bytes) for shard in shards]
-            self.ledger.use(*sizes, stream=self.stream)
+            name = "shards from the CPU"
+            self.ledger.use(*sizes, stream=self.stream, kind=_BUFFERS, name=name)
 
 
 class ShardedParametersProgram(DeepSpeedProgram):
@@ -197,17 +206,27 @@ class ShardedParametersProgram(DeepSpeedProgram):
             for weight in trained:
                 ledger.free(shards[weight])
             ledger.empty_cache()
-            self.allocate(job.weight_bytes * plan.total)
+            flat = job.weight_bytes * plan.total
+            self.allocate(flat, ComponentKind.PARAMETERS, "this rank's shards")
         if not job.offloads_optimizer:
             self._make_masters()
         if plan.bucket_bytes:
-            self.allocate(plan.bucket_bytes)
+            self.allocate(plan.bucket_bytes, _BUFFERS, "the reduce bucket, allocated once")
         if not job.offloads_optimizer:
-            self.allocate(job.gradient_bytes * plan.total)
+            size, name = job.gradient_bytes * plan.total, "one for each shard, allocated once"
+            self.allocate(size, _GRADIENTS, name)
         for weight in trained:
-            # Each is gathered to hang a hook on it, on one rank too.
-            shard = job.weight_bytes * self.shards[self.number(weight)]
-            self.use(shard * job.num_ranks, shard if job.offloads_param else 0)
+            self._hang_hook(weight)
+
+    def _hang_hook(self, weight: Weight) -> None:
+        """A parameter is gathered to hang a hook on it, on one rank too."""
+        job = self.job
+        shard = job.weight_bytes * self.shards[self.number(weight)]
+        name = "a parameter gathered to hang a hook on it"
+        gathered = self.allocate(shard * job.num_ranks, _GATHERED, name)
+        if job.offloads_param:
+            self.use(shard, kind=_BUFFERS, name="shards from the CPU")
+        self.ledger.free(gathered)
 
     def _load_shards(self) -> dict[Weight, Block]:
         """The whole model at once, or with zero.Init module by module, cut parameter by parameter."""
@@ -224,7 +243,12 @@ class ShardedParametersProgram(DeepSpeedProgram):
             key = (parameter.module, copy, self.job.weights.owners[parameter] - self._place(weight))
             modules.setdefault(key, []).append(weight)
         for weights in modules.values():
-            blocks = [self.ledger.allocate(weight[0].storage.num_bytes) for weight in weights]
+            blocks = [
+                self.ledger.allocate(
+                    weight[0].storage.num_bytes, 0, ComponentKind.PARAMETERS, weight
+                )
+                for weight in weights
+            ]
             for weight, block in zip(weights, blocks, strict=True):
                 self._cut(weight, block, shards)
         self.load_buffers()
@@ -242,23 +266,27 @@ class ShardedParametersProgram(DeepSpeedProgram):
     def _cut(self, weight: Weight, whole: Block, shards: dict[Weight, Block]) -> None:
         if not self.job.offloads_param:
             shard = self.shards[self.number(weight)]
-            shards[weight] = self.allocate(self.job.weight_bytes * shard)
+            size = self.job.weight_bytes * shard
+            shards[weight] = self.allocate(size, ComponentKind.PARAMETERS, weight)
         self.ledger.free(whole)
 
     def _make_masters(self) -> None:
         """Each sub-group is cast and cloned; the variable of the cast is only then set anew."""
         job, ledger = self.job, self.ledger
         if job.given.formats.master_weights:
+            masters = f"{job.master_name}, of the same shards"
             cast: Block | None = None
             for group in self.plan.groups:
                 size = job.master_bytes * group
-                before, cast = cast, self.allocate(size)
+                before, cast = cast, self.allocate(size, _TEMPORARIES, "a sub-group cast")
                 if before is not None:
                     ledger.free(before)
-                self.allocate(size)
+                self.allocate(size, ComponentKind.MASTER_WEIGHTS, masters)
             if cast is not None:
                 ledger.free(cast)
-        self.use(job.master_bytes * max(self.plan.groups, default=0))
+        largest = job.master_bytes * max(self.plan.groups, default=0)
+        zeros = f"{job.master_name} zeros of the largest sub-group"
+        self.use(largest, kind=_GRADIENTS, name=zeros)
 
     # -- modules ---------------------------------------------------------------------------------
 
@@ -339,21 +367,32 @@ class ShardedParametersProgram(DeepSpeedProgram):
         width, ranks = settings.communication_bytes, settings.num_ranks
         numels = [self.numels[number] for number, _ in self.waiting]
         outside = [self.numels[number] for number, block in self.waiting if block is not None]
+        flat_name = "the flat copy of gradients to reduce"
+        cast_name, recast_name = "gradients cast to be reduced", "reduced gradients cast to be kept"
         casts: list[Block] = []
         flat: Block | None = None
         reduced = [self.shards[number] for number, _ in self.waiting]
         if settings.is_contiguous and not settings.scatters and not outside:
             reduced = [sum(numels)]
             if ranks > 1:
-                flat = self.allocate(width * sum(numels), stream)
+                flat = self.allocate(width * sum(numels), _BUFFERS, flat_name, stream=stream)
         else:
             if width != settings.weight_bytes:
-                casts = [self.allocate(width * numel, stream) for numel in outside]
+                casts = [
+                    self.allocate(width * numel, _BUFFERS, cast_name, stream=stream)
+                    for numel in outside
+                ]
             if len(numels) > 1 or numels[0] % ranks:
-                flat = self.allocate(width * sum(reduced) * ranks, stream)
+                size = width * sum(reduced) * ranks
+                flat = self.allocate(size, _BUFFERS, flat_name, stream=stream)
         if width == settings.accumulated_bytes:
             return [*([] if flat is None else [flat]), *casts]
-        recast = [self.allocate(settings.accumulated_bytes * numel, stream) for numel in reduced]
+        recast = [
+            self.allocate(
+                settings.accumulated_bytes * numel, _GRADIENTS, recast_name, stream=stream
+            )
+            for numel in reduced
+        ]
         for block in ([] if flat is None else [flat]) + casts:
             ledger.free(block)
         return recast
@@ -363,11 +402,14 @@ class ShardedParametersProgram(DeepSpeedProgram):
         if not self.settings.offloads:
             return
         stream, shard = self.reduce_stream, self.shards[number]
-        arrived = self.allocate(self.settings.accumulated_bytes * shard, stream)
+        size, name = self.settings.accumulated_bytes * shard, "gradient shards from the CPU"
+        arrived = self.allocate(size, _GRADIENTS, name, stream=stream)
         if self.last:
-            self.use(NORM_BYTES * min(shard, NORM_CHUNK), stream=stream)
+            size = NORM_BYTES * min(shard, NORM_CHUNK)
+            self.use(size, kind=_TEMPORARIES, name=_NORM, stream=stream)
             if self.settings.accumulated_bytes != self.job.master_bytes:
-                self.use(self.job.master_bytes * shard, stream=stream)
+                size, name = self.job.master_bytes * shard, "gradient shards cast for the optimizer"
+                self.use(size, kind=_TEMPORARIES, name=name, stream=stream)
         self.ledger.free(arrived)
 
     def end_backward(self) -> None:
@@ -390,7 +432,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
             if looks_for_overflow(self.job):
                 self._look_for_overflow()
             for shard in self.plan.trained:
-                self.use(NORM_BYTES * shard)
+                self.use(NORM_BYTES * shard, kind=_TEMPORARIES, name=_NORM)
             for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
@@ -399,11 +441,12 @@ class ShardedParametersProgram(DeepSpeedProgram):
     def _look_for_overflow(self) -> None:
         """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not."""
         ledger, numel, stream = self.ledger, self.plan.total, self.reduce_stream
-        absolute = self.allocate(self.job.gradient_bytes * numel, stream)
-        found = self.allocate(FLAG_BYTES * numel, stream)
+        size, name = self.job.gradient_bytes * numel, "absolute values of all gradients"
+        absolute = self.allocate(size, _TEMPORARIES, name, stream=stream)
+        found = self.allocate(FLAG_BYTES * numel, _TEMPORARIES, _OVERFLOW, stream=stream)
         ledger.free(absolute)
         ledger.free(found)
-        self.use(FLAG_BYTES * numel, stream=stream)
+        self.use(FLAG_BYTES * numel, kind=_TEMPORARIES, name=_OVERFLOW, stream=stream)
 
     def _group_counts(self) -> list[int]:
         """Parameters of each sub-group."""
@@ -421,9 +464,13 @@ class ShardedParametersProgram(DeepSpeedProgram):
         """Flatten, cast, step: a single tensor is flat, and fp32 needs no cast."""
         job, ledger = self.job, self.ledger
         size = rounded(job.master_bytes * group)
-        gradient = None if is_alone else self.allocate(job.gradient_bytes * group)
+        gradient = None
+        if not is_alone:
+            flat_bytes, name = job.gradient_bytes * group, "a sub-group's gradients, flattened"
+            gradient = self.allocate(flat_bytes, _TEMPORARIES, name)
         if job.gradient_bytes != job.master_bytes:
-            flat, gradient = gradient, ledger.allocate(size)
+            name = f"a sub-group's gradients, cast to {job.master_name}"
+            flat, gradient = gradient, ledger.allocate(size, 0, _TEMPORARIES, name)
             if flat is not None:
                 ledger.free(flat)
         step_optimizer(self.given, ledger, [size], first=first)
