@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.heads import HeadSpec

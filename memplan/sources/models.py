@@ -24,8 +24,8 @@ from memplan.errors import (
     UsageError,
     did_you_mean,
 )
+from memplan.fast_dataclass import dataclass
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 from memplan.text import one_line
 
 if TYPE_CHECKING:

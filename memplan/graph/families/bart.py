@@ -6,6 +6,7 @@ counted as run.
 
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.graph.families.t5 import named_activation, read_classifier
 from memplan.model.attention import AttentionSpec
@@ -22,7 +23,6 @@ from memplan.model.layers import (
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ All are counted: what sets them apart, attention to windows, blocks or several f
 not written down as operations. A row of ``VARIATIONS`` says which weights each type has.
 """
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.counted import (
     CLASSIFIED,
     attention,
@@ -16,7 +17,6 @@ from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

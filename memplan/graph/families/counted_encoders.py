@@ -6,6 +6,7 @@ adds its own weights to BERT's layer or replaces parts of it; a row of ``FORMS``
 
 from collections.abc import Callable
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.counted import (
     CLASSIFIED,
     attention,
@@ -21,7 +22,6 @@ from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 WORDS = "word_embeddings"
 """The token table, which the output matrix is tied to."""

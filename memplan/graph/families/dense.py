@@ -6,6 +6,7 @@ read below.
 
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.llama import (
     Variation,
     decoder_model,
@@ -21,7 +22,6 @@ from memplan.model.layers import EmbeddingSpec, LayerSpec, NormPlacement, StackS
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """What ``layer_types`` calls layers without and with a window."""

@@ -8,6 +8,7 @@ heads. What sets the types apart is a row of ``VARIATIONS``.
 from collections.abc import Callable
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.llama import Variation as DecoderVariation
 from memplan.graph.families.llama import read_activation, read_attention
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
@@ -26,7 +27,6 @@ from memplan.model.layers import (
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
 """``torch.nn.LayerNorm`` with weight and bias, as every one of them has it but EuroBERT."""

@@ -6,6 +6,7 @@ StableLM, StarCoder 2, Nemotron and Falcon. What sets the types apart is a row o
 
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.attention import AttentionForm, AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
@@ -21,7 +22,6 @@ from memplan.model.layers import (
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ are weights only (``memplan.graph.families.state_space``).
 from collections.abc import Callable
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.llama import (
     DECODER_TASKS,
     Variation,
@@ -38,7 +39,6 @@ from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 NORM = NormSpec(kind=NormKind.RMS)
 

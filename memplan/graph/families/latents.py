@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.llama import decoder_model, join_runs, read_activation
 from memplan.graph.families.mixture_types import (
     DEEPSEEK_ROUTER,
@@ -22,7 +23,6 @@ from memplan.model.mixtures import RouterSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 
 NORM = NormSpec(kind=NormKind.RMS)
 

@@ -6,6 +6,7 @@ What sets the types apart is a row of ``VARIATIONS``.
 from collections.abc import Callable
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
@@ -14,7 +15,6 @@ from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 DECODER_TASKS = (Task.CAUSAL_LM, Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 """What a decoder's classes are trained for."""

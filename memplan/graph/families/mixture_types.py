@@ -5,13 +5,13 @@ Rows are read by ``memplan.graph.families.mixtures``.
 
 from collections.abc import Callable
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.llama import Variation
 from memplan.model.attention import OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.mixtures import Normalization, RouterScore, RouterSpec
 from memplan.model.norms import NormKind, NormSpec
-from memplan.records import dataclass
 
 DEEPSEEK_ROUTER = RouterSpec(
     score=RouterScore.SIGMOID,

@@ -10,13 +10,13 @@ from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.nesting import Part, PartSpec, read_part
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

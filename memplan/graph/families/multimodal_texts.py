@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from types import MappingProxyType
 
+from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
-from memplan.records import dataclass
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 

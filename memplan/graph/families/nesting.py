@@ -5,10 +5,10 @@ from dataclasses import field
 from types import MappingProxyType
 
 from memplan.errors import ConfigError
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.request import ReadRequest
 from memplan.model.config import ConfigReader
 from memplan.model.read_log import DefaultRead, Retyped
-from memplan.records import dataclass
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
 

@@ -5,6 +5,7 @@ Norms, residual sums and what else is a usual operation are written down; the re
 
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.hybrids import (
     LEGACY_KINDS,
     Hybrid,
@@ -31,7 +32,6 @@ from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 
 NORM = NormSpec(kind=NormKind.RMS)
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)

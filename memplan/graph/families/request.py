@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
+from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.spec import Task
-from memplan.records import dataclass
 
 _DTYPES = {
     "float32": DType.FP32, "float": DType.FP32, "float16": DType.FP16, "half": DType.FP16,

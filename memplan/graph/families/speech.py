@@ -5,12 +5,12 @@ They are counted: convolutions of the signal are not written down as operations.
 
 from collections.abc import Callable
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.counted import attention, counted_model, feed_forward
 from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 TOKENS = "decoder.embed_tokens"
 """The token table, which the output matrix is tied to."""

@@ -4,9 +4,9 @@ Their operations are not written down: selective scans run in kernels of other p
 (mamba-ssm, causal-conv1d) where those are installed, and in long loops where they are not.
 """
 
+from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.records import dataclass
 
 MAX_EXPANSION = 1024.0
 """No mixer is wider than this many times the hidden size."""

@@ -8,6 +8,7 @@ hold an output matrix of their own, which transformers 4 trained apart.
 
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.attention import AttentionSpec, PositionBias
 from memplan.model.config import ConfigReader
@@ -16,7 +17,6 @@ from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerRun, LayerSpec, 
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task, Tying
-from memplan.records import dataclass
 
 TASKS = (Task.SEQ2SEQ_LM, Task.BASE, Task.SEQUENCE_CLASSIFICATION)
 """What the classes of this module are trained for."""

@@ -4,13 +4,13 @@ Both are counted: LongT5's attention in blocks and Switch's routing by capacity 
 down as operations.
 """
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.counted import attention, counted_model, feed_forward, shared_table
 from memplan.graph.families.request import ReadRequest, reject_task
 from memplan.graph.families.t5 import read_feed_forward
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task, Tying
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """A transformer layer of towers in its variants, and perceptrons behind it."""
 
+from memplan.fast_dataclass import dataclass
 from memplan.model.parameters import ParameterTable
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,10 +2,10 @@
 
 import math
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.towers.sizes import at_least_one, each_stage, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.records import dataclass
 
 STEM_CHANNELS, TOP_CHANNELS = 32, 1280
 """Of the first and the last convolution, before they are widened (``EfficientNetEmbeddings``)."""

@@ -7,11 +7,11 @@ a row of ``PATCH_VITS`` (``modeling_*.py`` of each type, transformers 5.23).
 
 from collections.abc import Callable
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.towers.blocks import TowerLayer, declare_layers, perceptron
 from memplan.graph.families.towers.sizes import ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

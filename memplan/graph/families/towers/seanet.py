@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.towers.sizes import few
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.records import dataclass
 
 DeclareConvolution = Callable[[ParameterTable, str, int, int, int], None]
 """Declares a convolution: name, channels in and out, kernel size."""

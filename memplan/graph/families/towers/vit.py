@@ -1,11 +1,11 @@
 """The Vision Transformer and its kin, as towers for images."""
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention
 from memplan.graph.families.towers.sizes import pair, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

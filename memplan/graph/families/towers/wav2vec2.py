@@ -1,11 +1,11 @@
 """wav2vec 2.0 and its kin: convolutions of the signal, then a transformer or a Conformer."""
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.families.towers.layers import perceptron
 from memplan.graph.families.towers.parts import attention
 from memplan.graph.families.towers.sizes import at_least_one, each_stage
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.records import dataclass
 
 GATE_WIDTH = 8
 """Outputs of the gate on WavLM's position bias (``WavLMAttention``)."""
