@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
+    from memplan.api import estimate, plan, sweep
     from memplan.errors import MemplanError
     from memplan.estimator.estimate import Estimate, Verdict
-    from memplan.facade import estimate, plan, sweep
     from memplan.hardware.gpu import GpuSpec
     from memplan.model.spec import ModelSpec
     from memplan.search.grid import Grid
@@ -31,11 +31,11 @@ _HOMES = {
     "ModelSpec": "memplan.model.spec",
     "TrainingSetup": "memplan.training.setup",
     "Verdict": "memplan.estimator.estimate",
-    "estimate": "memplan.facade",
+    "estimate": "memplan.api",
     "load_gpu": "memplan.sources.catalog",
     "load_model": "memplan.sources.models",
-    "plan": "memplan.facade",
-    "sweep": "memplan.facade",
+    "plan": "memplan.api",
+    "sweep": "memplan.api",
 }
 """Public name -> the module that defines it."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import UsageError
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from enum import Enum
 from fractions import Fraction
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Gradient, Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
@@ -21,7 +22,6 @@ from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 
 
 class ScoreCount(Enum):

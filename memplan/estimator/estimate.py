@@ -4,11 +4,11 @@ from dataclasses import field, fields
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.runtime import ByteRange, bounded_range, overhead_range
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 from memplan.training.setup import FsdpStrategy, TrainingSetup
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 from memplan.errors import SetupError
 from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import Estimate
+from memplan.fast_dataclass import dataclass
 from memplan.graph.counts import total_parameters, trainable_parameters
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
@@ -22,7 +23,6 @@ from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel, SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.sdpa import (

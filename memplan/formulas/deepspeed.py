@@ -25,7 +25,7 @@ References
 from enum import Enum
 
 from memplan.errors import SetupError
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 ADDITIONAL_BUFFER_FACTOR = 1.5
 """DeepSpeed's default for k, "to be conservative" about CPU memory ([1]_, [2]_)."""

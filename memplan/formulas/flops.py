@@ -18,7 +18,7 @@ References
 .. [6] mosaicml/llm-foundry, ``scripts/train/benchmarking/README.md``.
 """
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

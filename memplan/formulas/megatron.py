@@ -13,8 +13,8 @@ References
 
 from fractions import Fraction
 
+from memplan.fast_dataclass import dataclass
 from memplan.formulas.flops import FormulaShape
-from memplan.records import dataclass
 
 BYTES_PER_PARAMETER = 18
 """16-bit weight 2, fp32 gradient 4, fp32 master weight and two moments 12 ([2]_)."""

@@ -1,1 +1,1 @@
-"""Models as operations on symbolic tensors: the tape, its operations, blocks and families."""
+"""Models as operations on symbolic tensors: the tape, its operations and the blocks made of them."""

@@ -5,13 +5,13 @@ the memory-efficient kernel keeps the mask too; math keeps s x s tensors.
 """
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
 from memplan.graph.operations import dropout, dropout_probability, softmax
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
-from memplan.records import dataclass
 from memplan.training.kernels import AttentionKernel
 from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
 from memplan.units import round_up

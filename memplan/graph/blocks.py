@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.attention import Shape, as_heads, attend, splits_heads
 from memplan.graph.operations import activation_module, clamp, dropout, linear, norm
 from memplan.graph.output_gate import gate_states, gated_output, gated_projections
@@ -13,7 +14,6 @@ from memplan.graph.segments import Gradient
 from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate, Projection
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
-from memplan.records import dataclass
 from memplan.training.kernels import FeedForwardKernel
 
 if TYPE_CHECKING:

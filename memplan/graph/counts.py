@@ -3,13 +3,13 @@
 from collections import Counter
 from dataclasses import replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ solves a triangular system for each chunk and then walks over the chunks with on
 """
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
 from memplan.graph.attention import batched_matmul
 from memplan.graph.blocks import StackContext
 from memplan.graph.convolution import causal_convolution, turned
@@ -15,7 +16,6 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.mixers import DeltaRuleSpec
 from memplan.model.networks import Activation
-from memplan.records import dataclass
 
 CHUNK = 64
 """Tokens of a chunk: the default of ``torch_chunk_gated_delta_rule``."""

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.fast_dataclass import dataclass
 from memplan.graph.blocks import DIRECT_FORMS, StackContext, decoder_layer
 from memplan.graph.embeddings import module_embeddings
 from memplan.graph.heads import (
@@ -36,7 +37,6 @@ from memplan.model.heads import HeadSpec
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 from memplan.training.freezing import ALL_LAYERS, FrozenParts
 from memplan.training.kernels import AttentionKernel
 

@@ -2,9 +2,9 @@
 
 from dataclasses import field
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
-from memplan.records import dataclass
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """What decides how a model's operations are written down."""
 
 from memplan.dtypes import DType
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import field
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
 from memplan.graph.attention import Shape, batched_matmul, merged_heads
 from memplan.graph.blocks import StackContext, project
 from memplan.graph.operations import dropout, linear, rotary, softmax
@@ -16,7 +17,6 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, Projection
-from memplan.records import dataclass
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from enum import IntEnum
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import Parameter, Storage, Tensor
-from memplan.records import dataclass
 
 
 class Gradient(IntEnum):

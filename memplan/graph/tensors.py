@@ -5,7 +5,7 @@ Sizes are rounded up to 512 bytes, the smallest block of torch's caching allocat
 """
 
 from memplan.dtypes import DType
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 ALLOCATION_ROUNDING = 512
 """Bytes to which torch's allocator rounds every block up."""

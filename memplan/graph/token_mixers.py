@@ -30,7 +30,7 @@ def other_mixer(
 
         return short_convolution(t, x, spec, context)
     if isinstance(spec, LightningSpec):
-        from memplan.graph.lightning import lightning_attention  # only for MiniMax
+        from memplan.graph.lightning_attention import lightning_attention  # only for MiniMax
 
         return lightning_attention(t, x, spec, context)
     if isinstance(spec, DeltaRuleSpec):

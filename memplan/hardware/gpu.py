@@ -8,7 +8,7 @@ be derived.
 from enum import Enum
 
 from memplan.errors import InputError
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.units import GIB, MIB, format_gib
 
 FLASH_ATTENTION_COMPUTE_CAPABILITY = (8, 0)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from enum import Enum
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 
 class Lifetime(Enum):

@@ -12,8 +12,8 @@ Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.records import dataclass
 from memplan.units import MIB, ceil_div
 
 SMALL_REQUEST_BYTES = 1 * MIB

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.engine_options import OptionReader, option_names
@@ -23,7 +24,6 @@ from memplan.memory.states import (
 )
 from memplan.memory.step import BackwardPass
 from memplan.memory.walk import Interval
-from memplan.records import dataclass
 from memplan.training.optimizers import OPTIMIZERS
 from memplan.training.precision import PrecisionFormats
 from memplan.training.setup import TrainingSetup

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Part
 from memplan.memory.named import NamedRun, Stretch
 from memplan.memory.tracing import Action, trace
-from memplan.records import dataclass
 from memplan.units import round_up
 
 _GAINS = {

@@ -1,9 +1,9 @@
 """Finding the fullest moment of a phase while an engine's buffers are laid over the passes."""
 
+from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.step import BackwardPass, ForwardPass, Height
 from memplan.memory.walk import Interval, Level
-from memplan.records import dataclass
 
 _NOTHING = Level()
 

@@ -7,6 +7,7 @@ allocation, and the walk's key where a walk made it; ``block_labels`` turns both
 from collections.abc import Iterator
 from dataclasses import field
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage
@@ -16,7 +17,6 @@ from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
 from memplan.memory.step import LOSS_COMPONENT, StepPasses
 from memplan.memory.walk import WORKSPACE, Event
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

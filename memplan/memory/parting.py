@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from memplan.fast_dataclass import dataclass
 from memplan.memory.recorded import RecordedBlock, Recording, RunPart, Stack
 from memplan.memory.snapshot import OWN_FILE
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

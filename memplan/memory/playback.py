@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Protocol
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
@@ -16,7 +17,6 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
 from memplan.memory.walk import WORKSPACE, Event, Interval
-from memplan.records import dataclass
 
 Act = tuple[int, int]
 """What an engine does at a stop; the playback hands it over as it is."""

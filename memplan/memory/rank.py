@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tape import Tape
 from memplan.memory.step import StepPasses
-from memplan.records import dataclass
 from memplan.training.precision import PRECISIONS, PrecisionFormats
 from memplan.training.setup import TrainingSetup
 

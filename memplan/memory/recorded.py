@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from memplan.errors import InputError
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.snapshot import OWN_FILE
-from memplan.records import dataclass
 from memplan.text import shown
 from memplan.units import round_up
 

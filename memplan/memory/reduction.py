@@ -6,8 +6,8 @@ themselves in semaphores (aten/src/ATen/native/cuda/Reduce.cuh: ``setReduceConfi
 a hundred times larger than the partial sums in it.
 """
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.records import dataclass
 from memplan.units import ceil_div, round_up
 
 MAX_THREADS = 512

@@ -6,8 +6,8 @@ Everything that only a replay needs is imported when one is asked for.
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from memplan.fast_dataclass import dataclass
 from memplan.memory.rank import RankInput
-from memplan.records import dataclass
 from memplan.training.setup import AllocatorKind, TrainingSetup
 
 if TYPE_CHECKING:

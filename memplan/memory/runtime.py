@@ -3,7 +3,7 @@
 cuBLAS workspaces are known, and are part of the peak.
 """
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.units import GIB, KIB, MIB
 
 CONTEXT_GIB: dict[int, tuple[float, float]] = {

@@ -10,6 +10,7 @@ over them. ``plain_step`` is the account of a loop without an engine, where grad
 
 from dataclasses import field, replace
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Gradient, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
@@ -22,7 +23,6 @@ from memplan.memory.walk import (
     Interval,
     Level,
 )
-from memplan.records import dataclass
 
 LOSS_COMPONENT = "logits_and_loss"
 """``Segment.component`` of the head."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.allocator import SMALL_SEGMENT_BYTES, CachingAllocator
 from memplan.memory.expandable import Block as Piece
 from memplan.memory.expandable import ExpandableAllocator, Range
 from memplan.memory.ledger import Block
-from memplan.records import dataclass
 
 _UNIT = ALLOCATION_ROUNDING
 FIRST_ADDRESS = 0x7F00_0000_0000

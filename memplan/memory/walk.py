@@ -12,6 +12,7 @@ repeated by arithmetic.
 
 from collections.abc import Sequence
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import (
     Change,
     Gradient,
@@ -22,7 +23,6 @@ from memplan.graph.segments import (
 )
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
 from memplan.memory.reduction import Multiprocessors, column_sum_scratch
-from memplan.records import dataclass
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.latent import DistanceSpec

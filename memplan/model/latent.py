@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, RotarySpec
-from memplan.records import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.norms import NormSpec

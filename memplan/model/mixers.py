@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.records import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 
 class Activation(Enum):

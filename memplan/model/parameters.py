@@ -8,7 +8,7 @@ so.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ sizes of the answer are not the file's.
 
 from collections.abc import Mapping
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 A ``ModelSpec`` is put together from parts that families share: how its tokens are embedded, one or
 two stacks of layers, each layer's attention and feed-forward network, the norms around them, and
-the head that the task needs. A family's reader (``memplan.graph.families``) fills the parts in from
+the head that the task needs. A family's reader (``memplan.families``) fills the parts in from
 a config; the blocks of ``memplan.graph`` write the operations.
 
 Names are those of Hugging Face's configs: ``hidden_size``, ``num_heads``
@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.heads import HeadSpec

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from memplan.dtypes import DType
 from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, estimate
+from memplan.fast_dataclass import dataclass
 from memplan.formulas.activations import (
     layer_activation_bytes,
     layer_elements_bytes,
@@ -39,7 +40,6 @@ from memplan.graph.counts import ParameterCounts, count_parameters
 from memplan.memory.account import Lifetime
 from memplan.model.norms import NormKind
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import common_layer, formula_shape, shape_notes
 from memplan.training.optimizers import OPTIMIZERS

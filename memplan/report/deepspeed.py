@@ -9,6 +9,7 @@ prints ``OffloadDeviceEnum.cpu`` where its documentation has ``cpu``.
 from typing import TYPE_CHECKING
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import dataclass
 from memplan.formulas.deepspeed import (
     DeepSpeedCase,
     DeepSpeedFormula,
@@ -20,7 +21,6 @@ from memplan.formulas.deepspeed import (
     zero3_pinned_bytes,
     zero3_table,
 )
-from memplan.records import dataclass
 from memplan.units import GIB, MIB
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from memplan.compute.flops import layers_of
 from memplan.estimator import Estimate
 from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
@@ -14,7 +15,6 @@ from memplan.memory.step import LOSS_COMPONENT
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 from memplan.report.shape import scores_of
 from memplan.report.timeline import LIFETIME_WORDS
 from memplan.training.precision import PRECISIONS

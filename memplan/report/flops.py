@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from memplan.compute.flops import ScoreCount, StepFlops
 from memplan.errors import UnsupportedOperationError
+from memplan.fast_dataclass import dataclass
 from memplan.formulas.flops import (
     FormulaShape,
     kaplan_flops,
@@ -18,7 +19,6 @@ from memplan.graph.counts import active_parameters, component_parameters, total_
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 from memplan.report.estimate import print_assumptions
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes

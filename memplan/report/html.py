@@ -10,8 +10,8 @@ from html import escape
 from memplan.compute.flops import StepFlops
 from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, Verdict, estimate
+from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Phase
-from memplan.records import dataclass
 from memplan.report.compare import (
     MethodRow,
     assumed_bytes_line,

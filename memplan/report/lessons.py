@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.errors import UsageError, did_you_mean
+from memplan.fast_dataclass import dataclass
 from memplan.graph.attention import Shape, attend
 from memplan.graph.blocks import feed_forward
 from memplan.graph.losses import language_model_loss
@@ -30,7 +31,6 @@ from memplan.graph.tensors import Storage, Tensor
 from memplan.memory.step import StepWalk
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation, FeedForwardSpec
-from memplan.records import dataclass
 from memplan.training.kernels import (
     AttentionKernel,
     FeedForwardKernel,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memplan.estimator.assumptions import tying_note
+from memplan.fast_dataclass import dataclass
 from memplan.graph.counts import ParameterCounts
 from memplan.graph.module_tree import ModuleNode
 from memplan.model.spec import ModelSpec, Tying
-from memplan.records import dataclass
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.units import format_count
 

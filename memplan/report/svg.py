@@ -3,8 +3,8 @@
 from html import escape
 
 from memplan.estimator import Estimate
+from memplan.fast_dataclass import dataclass
 from memplan.memory.account import Lifetime
-from memplan.records import dataclass
 from memplan.report.timeline import (
     LIFETIME_WORDS,
     Moment,

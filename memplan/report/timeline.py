@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from memplan.estimator import Estimate
 from memplan.estimator.estimation import record_and_walk, tape_options
 from memplan.estimator.named_run import play_estimate
+from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Lifetime, Phase
 from memplan.memory.levels import RunLevel, run_levels
 from memplan.memory.named import NamedRun
 from memplan.memory.step import Height, StepPasses
-from memplan.records import dataclass
 from memplan.training.precision import Engine
 from memplan.units import GIB
 

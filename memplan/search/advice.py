@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate
+from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 from memplan.search.batch import largest_micro_batch
 from memplan.training.precision import Engine, carried_precision
 from memplan.training.setup import (

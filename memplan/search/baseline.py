@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from memplan.estimator.estimate import ROW_QUESTIONS
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 Row = Mapping[str, object]
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from memplan.errors import SetupError
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.training.precision import Engine, engines_with
 from memplan.training.setup import Offload, TrainingSetup, ZeroStage
 

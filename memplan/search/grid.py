@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import product
 
 from memplan.errors import SetupError
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.text import shown
 from memplan.training.precision import Engine, Precision, engines_with
 from memplan.training.setup import SETUP_FIELDS, Offload, TrainingSetup, unknown_field

@@ -12,11 +12,11 @@ from enum import Enum
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate
+from memplan.fast_dataclass import dataclass
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 from memplan.search.batch import LargestFit, largest_of
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
 from memplan.training.kernels import KernelPreset

@@ -7,8 +7,8 @@ to the host. It ranks setups; it is no forecast of tokens per second.
 """
 
 from memplan.estimator import Estimate
+from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
-from memplan.records import dataclass
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup, ZeroStage

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate, settled
+from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
-from memplan.records import dataclass
 from memplan.search.grid import Grid, Impossible
 from memplan.training.setup import TrainingSetup
 

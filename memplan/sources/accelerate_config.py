@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from memplan.errors import ConfigError, did_you_mean
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.sources.deepspeed_keys import is_comment
 
 _IGNORED = frozenset({

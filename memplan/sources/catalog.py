@@ -35,7 +35,7 @@ def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
     """Find a GPU by catalog id, alias or printed device name, or read a YAML description.
 
     Raises ``GpuNotFoundError`` with the nearest name, and ``ConfigError`` for a description that
-    is wrong (see ``memplan.sources.cardfile``).
+    is wrong (see ``memplan.sources.gpu_file``).
 
     >>> load_gpu("h100").gpu_id, load_gpu("NVIDIA A100 80GB PCIe").gpu_id, load_gpu("A10").gpu_id
     ('h100-sxm-80gb', 'a100-pcie-80gb', 'a10-24gb')
@@ -45,7 +45,7 @@ def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
     if gpu_id is not None:
         return _catalog_entry(gpu_id)
     if text.lower().endswith(_CARD_FILE_SUFFIXES):
-        from memplan.sources.cardfile import read_card
+        from memplan.sources.gpu_file import read_card
 
         return read_card(Path(text))
     raise GpuNotFoundError(_not_found_message(text))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TypeAlias
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 
 class Kind(Enum):

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 _DATA_FOLDER = Path(__file__).parent.parent / "data"
 

@@ -19,7 +19,7 @@ from memplan.errors import (
     HubOfflineError,
     HubRateLimitError,
 )
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.sources.files import MAX_JSON_BYTES, read_json_mapping
 from memplan.units import MIB
 

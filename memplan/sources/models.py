@@ -24,8 +24,8 @@ from memplan.errors import (
     UsageError,
     did_you_mean,
 )
+from memplan.fast_dataclass import dataclass
 from memplan.model.spec import ModelSpec, Task
-from memplan.records import dataclass
 from memplan.text import one_line
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class _Guess:
     @property
     def refusal(self) -> str:
         """What to say when guessing is not allowed."""
-        from memplan.graph.families import supported_families
+        from memplan.families import supported_families
 
         known = supported_families()
         return (
@@ -204,7 +204,7 @@ def _read(found: _Found, asked: _Asked) -> ModelSpec:
 def _read_with(
     found: _Found, asked: _Asked, defaults: Mapping[str, Mapping[str, object]], log: "ReadLog"
 ) -> ModelSpec:
-    from memplan.graph.families import read_model
+    from memplan.families import read_model
     from memplan.sources.parameter_order import declared_order
 
     spec = read_model(
@@ -368,7 +368,7 @@ def _from_spec(spec: Mapping[str, object], *, source: str, name: str) -> _Found:
 def _nearest_family(config: Mapping[str, object]) -> str:
     """Return the family that reads most of a config's keys; of equals, the commonest, then the one
     whose own keys the config leaves out least."""
-    from memplan.graph.families import supported_families
+    from memplan.families import supported_families
     from memplan.sources.defaults import known_keys
 
     def likeness(family: str) -> tuple[int, bool, int]:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from memplan.errors import nearest
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.sources.entry_file import EntryFile
 
 _FILE = EntryFile(file_name="models.json", section="models", indent=4)

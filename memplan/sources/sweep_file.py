@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memplan.errors import ConfigError, SetupError, UsageError, did_you_mean
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.search.grid import Grid
 from memplan.search.ranges import parse_range
 from memplan.sources.setup_file import check_field, setup_from_mapping

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import ConfigError
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 _FILE = Path(__file__).parent.parent / "data" / "training_arguments.json"
 

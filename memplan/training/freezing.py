@@ -1,7 +1,7 @@
 """Which parameters are not trained."""
 
 from memplan.errors import SetupError, did_you_mean
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 ALL_LAYERS = 10**9
 """Where a range of layers ends that was written ``layers``."""

@@ -7,7 +7,7 @@ a whole code base.
 
 from enum import Enum
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 
 class AttentionKernel(Enum):

@@ -6,7 +6,7 @@ foreach and fused forms. Adding an optimizer is adding a row.
 
 from enum import Enum
 
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 
 class Optimizer(Enum):

@@ -6,7 +6,7 @@ The table of ``PRECISIONS`` is the whole truth about a precision: adding one is 
 from enum import Enum
 
 from memplan.dtypes import DType
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 
 class Engine(Enum):

@@ -10,8 +10,8 @@ data-centre Blackwell alone), flash, memory-efficient, math. What each card's ke
 from enum import Enum
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
-from memplan.records import dataclass
 
 MAX_FLASH_HEAD_DIM = 256
 """Largest head that flash attention takes (csrc/flash_attn/flash_api.cpp)."""

@@ -6,7 +6,7 @@ from enum import Enum, IntEnum
 from typing import TypeVar
 
 from memplan.errors import SetupError, did_you_mean
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.text import shown
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from memplan.facade import estimate
+from memplan.api import estimate
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.comparison import Comparison, read_records, remember

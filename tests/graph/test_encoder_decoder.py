@@ -11,7 +11,7 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
-from memplan.graph.families import read_model
+from memplan.families import read_model
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.memory.step import StepWalk, plain_step

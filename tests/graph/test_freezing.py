@@ -2,8 +2,8 @@
 
 import pytest
 
+from memplan.api import estimate
 from memplan.errors import SetupError
-from memplan.facade import estimate
 from memplan.training.freezing import FrozenParts
 from memplan.training.setup import TrainingSetup
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memplan.dtypes import DType
-from memplan.graph.families import read_model
+from memplan.families import read_model
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.memory.step import PlainStep, StepWalk, plain_step

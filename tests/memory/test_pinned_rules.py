@@ -8,10 +8,10 @@ import pytest
 import memplan
 from memplan.estimator import Estimate
 from memplan.estimator.estimate import Verdict
+from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import gpu_from_memory
 from memplan.memory.account import ComponentKind, Entry, Phase
 from memplan.memory.deepspeed.partition import FlatBuffer
-from memplan.records import dataclass
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, MIB
 

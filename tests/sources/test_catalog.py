@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from memplan.errors import ConfigError, GpuNotFoundError
 from memplan.hardware.gpu import BF16_COMPUTE_CAPABILITY, GpuSpec, Vendor
-from memplan.sources import cardfile, catalog
-from memplan.sources.cardfile import card_from_mapping
+from memplan.sources import catalog, gpu_file
 from memplan.sources.catalog import all_gpus, load_gpu
+from memplan.sources.gpu_file import card_from_mapping
 from memplan.units import GB, GIB, MIB
 
 DATA = json.loads((Path(catalog.__file__).parents[1] / "data" / "gpus.json").read_text("utf-8"))
@@ -189,7 +189,7 @@ def test_unverified_names_keys_of_the_data() -> None:
 def test_the_catalog_is_not_read_when_it_is_imported() -> None:
     script = (
         "import sys, memplan.sources.catalog as catalog\n"
-        "heavy = {'json', 'yaml', 'rich', 'typer', 'difflib', 'memplan.sources.cardfile'}\n"
+        "heavy = {'json', 'yaml', 'rich', 'typer', 'difflib', 'memplan.sources.gpu_file'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "assert catalog._catalog.cache_info().currsize == 0\n"
     )
@@ -310,7 +310,7 @@ _ANYTHING = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(cardfile._KEYS), _ANYTHING))
+@given(st.dictionaries(st.sampled_from(gpu_file._KEYS), _ANYTHING))
 def test_a_description_is_read_or_refused(card: dict[str, object]) -> None:
     try:
         gpu = card_from_mapping(card, source="card.yaml")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memplan.errors import ConfigError, ExitCode, MemplanError
-from memplan.graph.families import supported_families
+from memplan.families import supported_families
 from memplan.sources.defaults import class_defaults
 from memplan.sources.models import load_model
 from tests.sources.slips import (

@@ -65,7 +65,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> list[Reading]:
         readings.append(Reading(config, source, name, task, family, num_labels))
         return replace(SPEC, name=name, family=model_type, source=source)
 
-    monkeypatch.setattr("memplan.graph.families.read_model", read_model)
+    monkeypatch.setattr("memplan.families.read_model", read_model)
     return readings
 
 

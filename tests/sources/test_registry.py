@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from memplan.families import supported_families
 from memplan.graph.counts import count_parameters
-from memplan.graph.families import supported_families
 from memplan.sources import entry_file
 from memplan.sources.defaults import class_defaults, known_keys
 from memplan.sources.models import load_model

@@ -13,9 +13,9 @@ buffer lives until the module of the last of them has run.
 
 from collections.abc import Sequence
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.partition import shard_numel
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

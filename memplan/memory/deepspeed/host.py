@@ -8,10 +8,10 @@ records of fake tensors, and so ``kernel_scratch=False``, do not count.
 from collections.abc import Sequence
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import dataclass
 from memplan.memory.account import HostMemory
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.host import pinned_bytes
-from memplan.records import dataclass
 from memplan.training.setup import Offload
 
 

@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind, Entry, Phase, make_phase
@@ -14,7 +15,6 @@ from memplan.memory.deepspeed.timeline import BackwardTimeline, expand_backward
 from memplan.memory.rank import RankInput
 from memplan.memory.states import height_entries
 from memplan.memory.step import Height, StepPasses
-from memplan.records import dataclass
 from memplan.training.optimizers import OPTIMIZERS
 from memplan.training.setup import Offload, ZeroStage
 

@@ -16,6 +16,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
@@ -24,7 +25,6 @@ from memplan.memory.deepspeed.recording import REMEMBERED, Keyed
 from memplan.memory.playback import Stops
 from memplan.memory.step import StepPasses
 from memplan.memory.walk import ForwardWalk, Interval, last_recomputed
-from memplan.records import dataclass
 
 
 class Act(IntEnum):

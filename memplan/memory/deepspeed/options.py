@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.training.setup import Offload, TrainingSetup, ZeroStage
 
 AUTO = "auto"

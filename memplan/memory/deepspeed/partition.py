@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
-from memplan.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The highest moment of a replay, and what it is made of."""
 
+from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.deepspeed.timeline import Moment
 from memplan.memory.step import Height
-from memplan.records import dataclass
 
 
 @dataclass(slots=True)

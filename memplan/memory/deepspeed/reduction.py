@@ -21,12 +21,12 @@ that smaller ones are views of.
 
 from collections.abc import Iterable
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.kept import KeptGradients
 from memplan.memory.deepspeed.partition import FlatBuffer, RankKinds
 from memplan.memory.deepspeed.peak import Peak
 from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
-from memplan.records import dataclass
 
 NORM_BYTES = 8
 """Bytes of an element while a gradient's norm is taken: fp64 (runtime/utils.py,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Segment
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings
 from memplan.memory.deepspeed.job import MASTER_BYTES
@@ -25,7 +26,6 @@ from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.deepspeed.timeline import BackwardTimeline, Moment
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.walk import Level
-from memplan.records import dataclass
 
 NORM_CHUNK = 250_000_000
 """Elements whose norm is taken at once with offload (``_constant_buffered_norm2``)."""

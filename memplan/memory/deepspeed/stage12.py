@@ -12,6 +12,7 @@ neither, and, while the norm is taken, what stage 1 left (``Reduction.left_bytes
 from dataclasses import replace
 from functools import lru_cache
 
+from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry, HostMemory, RankAccount, make_phase
 from memplan.memory.deepspeed.host import replicated_host, saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
@@ -34,7 +35,6 @@ from memplan.memory.deepspeed.reduction import (
 )
 from memplan.memory.deepspeed.timeline import BackwardTimeline
 from memplan.memory.step import Height
-from memplan.records import dataclass
 from memplan.training.setup import ZeroStage
 
 

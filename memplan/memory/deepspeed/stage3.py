@@ -10,6 +10,7 @@ each sub-group flattens its gradients (WP') and casts them to fp32 (4P').
 from functools import lru_cache
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, Entry, RankAccount, make_phase
 from memplan.memory.deepspeed.coordinator import FetchSettings
@@ -27,7 +28,6 @@ from memplan.memory.deepspeed.sharded_step import (
     backward_peak,
     forward_peak,
 )
-from memplan.records import dataclass
 from memplan.training.setup import Offload
 
 FLAG_BYTES = DType.BOOL.num_bytes

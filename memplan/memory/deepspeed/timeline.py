@@ -5,11 +5,11 @@ Repetitions of a run are written out here because ZeRO's buckets do not stop at 
 
 from typing import NamedTuple
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import Parameter
 from memplan.memory.deepspeed.partition import ModelWeights
 from memplan.memory.step import BackwardPass, Height, StepPasses
 from memplan.memory.walk import Interval
-from memplan.records import dataclass
 
 
 class Moment(NamedTuple):

@@ -1,5 +1,6 @@
 """The account of one rank under FSDP1."""
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tape import Tape
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount, make_phase
 from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options
@@ -19,7 +20,6 @@ from memplan.memory.fsdp2.units import ROOT, OwnStates, UnitFormats, Units
 from memplan.memory.moments import Moments
 from memplan.memory.rank import RankInput, in_every_replica
 from memplan.memory.states import buffer_entry
-from memplan.records import dataclass
 from memplan.training.setup import FsdpStrategy, Offload
 
 

@@ -6,11 +6,11 @@ rank, but for what the optimizer keeps of each original parameter.
 
 from dataclasses import field
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options
 from memplan.memory.fsdp2.units import ROOT, OwnStates, Unit, UnitFormats, Units, is_layer
-from memplan.records import dataclass
 from memplan.units import ceil_div, round_up
 
 ALIGNMENT_BYTES = 16

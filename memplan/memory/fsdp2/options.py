@@ -4,12 +4,12 @@ from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import (
     OptionReader,
     option_names,
     reduces_each_micro_batch,
 )
-from memplan.records import dataclass
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup
 

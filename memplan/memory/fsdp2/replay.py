@@ -8,13 +8,13 @@ Traces of real runs gave the order in which each buffer comes and goes.
 
 from enum import Enum
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter
 from memplan.memory.fsdp2.units import Unit, UnitFormats, Units
 from memplan.memory.moments import Held, Moments, crest_of, moved_backward, moved_forward
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.walk import Interval, Level
-from memplan.records import dataclass
 
 _NOTHING = Level()
 

@@ -7,12 +7,12 @@ Parameters are split along their first dimension into equal chunks, the last one
 from dataclasses import field
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
 from memplan.memory.rank import RankInput
-from memplan.records import dataclass
 from memplan.units import ceil_div
 
 ROOT, EMBEDDING, TAIL = "root", "embedding", "tail"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from memplan.errors import SetupError
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 from memplan.training.setup import TrainingSetup
 
 

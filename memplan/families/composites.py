@@ -1,0 +1,65 @@
+"""Models around a multimodal model: a retriever on top of it, a voice beside it."""
+
+from dataclasses import replace
+
+from memplan.families.multimodal import Multimodal, Whole, declared, read_whole
+from memplan.families.multimodal_types import MULTIMODALS, OWN
+from memplan.families.nesting import PartSpec, read_part
+from memplan.families.projectors import omni, omni_speech
+from memplan.families.request import ReadRequest
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+from memplan.model.spec import ModelSpec, Task
+
+OMNI_THINKER = Multimodal(declare=omni, text=OWN, left_out="the towers, the talker and its vocoder")
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of any type here."""
+    return _READERS[request.model_type](reader, request)
+
+
+RETRIEVED = {"colpali": "paligemma", "colqwen2": "qwen2_vl"}
+"""What stands inside a retriever whose ``vlm_config`` does not say."""
+
+
+def _read_retriever(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """A base model whose tokens a linear layer makes short vectors of (``ColPaliForRetrieval``)."""
+    inside = PartSpec(key="vlm_config", model_type=RETRIEVED[request.model_type])
+    part = read_part(reader, request, inside)
+    kind = MULTIMODALS.get(part.model_type)
+    if kind is None:
+        error = part.reader.fail("model_type", f"{part.model_type!r} is not supported here")
+        raise error
+    inner = replace(request, model_type=part.model_type, task=Task.BASE)
+    base = read_whole(part.reader, inner, kind)
+    table = ParameterTable()
+    with table.block("embedding_head"):
+        table.linear("embedding_proj_layer", base.hidden_size, reader.integer("embedding_dim"))
+    return replace(
+        base,
+        family=request.model_type,
+        task=Task.BASE if request.task is Task.BASE else Task.OTHER,
+        head=replace(base.head, tied=False),
+        tables=(*base.tables, *table.blocks()),
+    )
+
+
+def _read_omni(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """A thinker, and a talker where ``enable_audio_output`` asks for it."""
+    thinker = read_part(reader, request, PartSpec(key="thinker_config"))
+    inner = replace(request, model_type=thinker.model_type)
+    model = read_whole(thinker.reader, inner, OMNI_THINKER)
+    model = replace(model, family=request.model_type)
+    if not reader.flag("enable_audio_output"):
+        return model
+    whole = Whole(reader=reader, request=request, text=model)
+    speech = declared(omni_speech, whole)
+    return replace(model, tables=(*model.tables, *speech))
+
+
+_READERS = {
+    "colpali": _read_retriever,
+    "colqwen2": _read_retriever,
+    "qwen2_5_omni": _read_omni,
+}

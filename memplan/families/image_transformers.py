@@ -1,0 +1,221 @@
+"""Transformers over the patches of an image or a video: ViT and its kin, and ViLT with a text."""
+
+from collections.abc import Callable
+
+from memplan.families.classes import BARE, classifier, dispatch, whole_model
+from memplan.families.request import ReadRequest
+from memplan.families.towers.bert import bert_embeddings
+from memplan.families.towers.layers import perceptron
+from memplan.families.towers.parts import attention, fused_attention, transformer_layer
+from memplan.families.towers.sizes import pair
+from memplan.families.towers.vit import (
+    VIT_TOWERS,
+    num_patches,
+    patch_projection,
+    vit_tower,
+)
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+from memplan.model.spec import ModelSpec
+
+IMAGES = "ForImageClassification"
+TEACHER = "ForImageClassificationWithTeacher"
+MASKED_IMAGES = "ForMaskedImageModeling"
+VIDEOS = "ForVideoClassification"
+PRETRAINING = "ForPreTraining"
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of any type of this module."""
+    return dispatch(_READERS, reader, request)
+
+
+def _vit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """ViT, DeiT, I-JEPA and DINOv2; a class with a head has no pooler."""
+    kind = VIT_TOWERS[request.model_type]
+    size = reader.integer("hidden_size")
+    features = size * (2 if kind.scaled else 1)
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        bare = ending == BARE
+        masked = ending == MASKED_IMAGES
+        vit_tower(table, "model", reader, kind, pooled=kind.pooled and bare, masked=masked)
+        if ending in {IMAGES, TEACHER}:
+            classifier(table, "classifier", features, request.labels(reader))
+        if ending == TEACHER:
+            classifier(table, "distillation_classifier", features, request.labels(reader))
+        if masked:
+            pixels = reader.integer("encoder_stride") ** 2 * reader.integer("num_channels")
+            with table.block("head"):
+                table.convolution("decoder", size, pixels, 1, 1)
+
+    return whole_model(
+        reader, request, _VIT_CLASSES.get(request.model_type, (IMAGES, BARE)), declare,
+        hidden_size=size, context_length=num_patches(reader),
+    )  # fmt: skip
+
+
+_VIT_CLASSES: dict[str, tuple[str, ...]] = {
+    "vit": (IMAGES, BARE, MASKED_IMAGES),
+    "deit": (IMAGES, BARE, MASKED_IMAGES, TEACHER),
+}
+
+
+def _videomae(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """VideoMAE: positions are fixed, keys have no bias; pretraining has a narrow decoder."""
+    size = reader.integer("hidden_size")
+    tubelet = reader.integer("tubelet_size")
+    mean_pooling = reader.flag("use_mean_pooling", default=True)
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        with table.block("embed"):
+            patch_projection(table, reader, size, tubelet)
+        with table.block("layers", count=reader.layers("num_hidden_layers")):
+            _videomae_layer(table, reader, size, reader.integer("intermediate_size"))
+        if not mean_pooling or ending == VIDEOS:
+            with table.block("norm"):
+                table.norm("layernorm", size)
+        if ending == VIDEOS:
+            classifier(table, "classifier", size, request.labels(reader))
+        if ending == PRETRAINING:
+            _videomae_decoder(table, reader, size, tubelet)
+
+    frames = reader.integer("num_frames") // tubelet
+    return whole_model(
+        reader, request, (VIDEOS, BARE, PRETRAINING), declare,
+        hidden_size=size, context_length=max(1, num_patches(reader) * frames),
+    )  # fmt: skip
+
+
+def _videomae_layer(table: ParameterTable, reader: ConfigReader, size: int, inner: int) -> None:
+    bias = reader.flag("qkv_bias", "qv_bias", default=True)
+    attention(table, "self_attn", size, bias=bias, key_bias=False)
+    table.norm("layernorm_before", size)
+    table.norm("layernorm_after", size)
+    perceptron(table, "mlp", size, inner)
+
+
+def _videomae_decoder(table: ParameterTable, reader: ConfigReader, size: int, tubelet: int) -> None:
+    """``VideoMAEDecoder``: layers of their own sizes, then the pixels of a tube of patches."""
+    width = reader.integer("decoder_hidden_size")
+    height, across = pair(reader, "patch_size")
+    with table.block("decoder.embed"):
+        table.linear("encoder_to_decoder", size, width, bias=False)
+        table.parameter("model", "mask_token", 1, 1, width)
+    with table.block("decoder.layers", count=reader.layers("decoder_num_hidden_layers")):
+        _videomae_layer(table, reader, width, reader.integer("decoder_intermediate_size"))
+    with table.block("head"):
+        table.norm("norm", width)
+        table.linear("head", width, reader.integer("num_channels") * tubelet * height * across)
+
+
+def _timesformer(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """TimeSformer: where space and time are divided, each layer attends over frames first."""
+    size = reader.integer("hidden_size")
+    kind = reader.choice(
+        "attention_type", reader.text("attention_type"),
+        ("divided_space_time", "space_only", "joint_space_time"),
+    )  # fmt: skip
+    bias = reader.flag("qkv_bias", default=True)
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        with table.block("embed"):
+            table.parameter("embeddings", "cls_token", 1, 1, size)
+            table.parameter("embeddings", "position_embeddings", 1, num_patches(reader) + 1, size)
+            if kind != "space_only":
+                frames = reader.integer("num_frames")
+                table.parameter("embeddings", "time_embeddings", 1, frames, size)
+            patch_projection(table, reader, size)
+        with table.block("layers", count=reader.layers("num_hidden_layers")):
+            fused_attention(table, "self_attn", size, bias=bias)
+            table.norm("layernorm_before", size)
+            table.norm("layernorm_after", size)
+            perceptron(table, "mlp", size, reader.integer("intermediate_size"))
+            if kind == "divided_space_time":
+                fused_attention(table, "temporal_attn", size, bias=bias)
+                table.norm("temporal_layernorm", size)
+                table.linear("temporal_dense", size, size)
+        with table.block("norm"):
+            table.norm("layernorm", size)
+        if ending == VIDEOS:
+            classifier(table, "classifier", size, request.labels(reader))
+
+    return whole_model(
+        reader, request, (VIDEOS, BARE), declare,
+        hidden_size=size, context_length=num_patches(reader) * reader.integer("num_frames"),
+    )  # fmt: skip
+
+
+RETRIEVAL = "ForImageAndTextRetrieval"
+TWO_IMAGES = "ForImagesAndTextClassification"
+QUESTIONS = "ForQuestionAnswering"
+TOKENS = "ForTokenClassification"
+MASKED_TEXT = "ForMaskedLM"
+
+
+def _vilt(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """ViLT: one transformer over a text's tokens and an image's patches.
+
+    Its config ties the output matrix whatever the file says (``ViltConfig.__post_init__``).
+    """
+    size = reader.integer("hidden_size")
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        with table.block("embed"):
+            table.parameter("embeddings", "cls_token", 1, 1, size)
+            table.parameter("embeddings", "position_embeddings", 1, num_patches(reader) + 1, size)
+            bert_embeddings(table, reader)
+            patch_projection(table, reader, size)
+            kinds = reader.integer("modality_type_vocab_size")
+            table.embedding("modality_embeddings", kinds, size)
+        with table.block("layers", count=reader.layers("num_hidden_layers")):
+            bias = reader.flag("qkv_bias", default=True)
+            inner = reader.integer("intermediate_size")
+            transformer_layer(table, size, inner, qkv_bias=bias)
+        with table.block("norm"):
+            table.norm("layernorm", size)
+            if ending != TOKENS:
+                table.linear("pooler.dense", size, size)
+        _vilt_head(table, reader, request, ending)
+
+    return whole_model(
+        reader, request,
+        (MASKED_TEXT, BARE, RETRIEVAL, TWO_IMAGES, QUESTIONS, TOKENS), declare,
+        hidden_size=size, vocab_size=reader.integer("vocab_size"),
+        context_length=reader.integer("max_position_embeddings"),
+        tied=True,
+    )  # fmt: skip
+
+
+def _vilt_head(
+    table: ParameterTable, reader: ConfigReader, request: ReadRequest, ending: str
+) -> None:
+    size, labels = reader.integer("hidden_size"), request.labels(reader)
+    images = reader.integer("num_images", default=1) if ending == TWO_IMAGES else 1
+    with table.block("head"):
+        match ending:
+            case "ForImageAndTextRetrieval":
+                table.linear("rank_output", size, 1)
+            case "ForTokenClassification":
+                table.linear("classifier", size, labels)
+            case "ForQuestionAnswering" | "ForImagesAndTextClassification":
+                inner = size * (2 if ending == QUESTIONS else images)
+                table.linear("classifier.0", size * images, inner)
+                table.norm("classifier.1", inner)
+                table.linear("classifier.3", inner, labels)
+            case "ForMaskedLM":
+                vocab_size = reader.integer("vocab_size")
+                table.linear("mlm_score.transform.dense", size, size)
+                table.norm("mlm_score.transform.norm", size)
+                table.tied("mlm_score.decoder", "word_embeddings.weight", vocab_size, size)
+                table.parameter("mlm_score.decoder", "bias", vocab_size)
+            case _:
+                pass
+
+
+_READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
+    **dict.fromkeys(VIT_TOWERS, _vit),
+    "videomae": _videomae,
+    "timesformer": _timesformer,
+    "vilt": _vilt,
+}

@@ -1,0 +1,188 @@
+"""Dense decoders built like Llama: RMS norms, rotary positions, gated feed-forward.
+
+What sets the types apart is a row of ``VARIATIONS``.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
+from memplan.fast_dataclass import dataclass
+from memplan.model.attention import AttentionSpec, Projection, RotarySpec
+from memplan.model.config import ConfigReader
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task
+
+DECODER_TASKS = (Task.CAUSAL_LM, Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+"""What a decoder's classes are trained for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variation:
+    """How one type differs from Llama, where its config does not say so."""
+
+    qkv_bias: bool | None = None
+    """Fixed by the class; None reads ``attention_bias``."""
+    output_bias: bool | None = None
+    """Fixed by the class; None follows ``attention_bias``."""
+    feed_forward_bias: bool | None = None
+    """Fixed by the class; None reads ``mlp_bias``."""
+    query_key_norm: NormKind | None = None
+    norm: NormKind = NormKind.RMS
+
+
+VARIATIONS: dict[str, Variation] = {
+    "llama": Variation(),
+    "mistral": Variation(qkv_bias=False, output_bias=False, feed_forward_bias=False),
+    "qwen2": Variation(qkv_bias=True, output_bias=False, feed_forward_bias=False),
+    "qwen3": Variation(query_key_norm=NormKind.RMS, feed_forward_bias=False),
+}
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of any type in ``VARIATIONS``."""
+    variation = VARIATIONS[request.model_type]
+    norm = NormSpec(kind=variation.norm)
+    hidden_size = reader.integer("hidden_size")
+    layer = LayerSpec(
+        attention=read_attention(reader, variation, hidden_size),
+        feed_forward=read_feed_forward(reader, bias=variation.feed_forward_bias),
+        norm=norm,
+    )
+    runs = window_runs(reader, layer, sliding=uses_window(reader, request.model_type))
+    stack = StackSpec(
+        name="decoder",
+        runs=runs,
+        embedding=EmbeddingSpec(embedding_size=hidden_size),
+        final_norm=norm,
+    )
+    return decoder_model(reader, request, stack, hidden_size=hidden_size)
+
+
+def decoder_model(
+    reader: ConfigReader,
+    request: ReadRequest,
+    stack: StackSpec,
+    *,
+    hidden_size: int,
+    head: HeadSpec | None = None,
+    tied_by_default: bool = True,
+) -> ModelSpec:
+    """A decoder-only model around its one stack."""
+    tied = reader.flag("tie_word_embeddings", default=tied_by_default)
+    return ModelSpec(
+        name=request.name,
+        family=request.model_type,
+        task=reject_task(reader, request, *DECODER_TASKS),
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=hidden_size,
+        context_length=reader.integer("max_position_embeddings", default=2048),
+        stacks=(stack,),
+        head=replace(head or HeadSpec(), tied=tied),
+        num_labels=request.labels(reader),
+        checkpoint_dtype=checkpoint_dtype(reader),
+        source=reader.source,
+    )
+
+
+def read_attention(reader: ConfigReader, variation: Variation, hidden_size: int) -> AttentionSpec:
+    """Heads, biases, rotary dimensions."""
+    num_heads = reader.integer("num_attention_heads")
+    num_kv_heads = reader.integer("num_key_value_heads", default=num_heads)
+    reader.divide("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
+    head_dim = reader.optional_integer("head_dim")
+    if head_dim is None:
+        head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
+    bias = reader.flag("attention_bias") if variation.qkv_bias is None else variation.qkv_bias
+    output_bias = bias if variation.output_bias is None else variation.output_bias
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        projection=Projection.SEPARATE,
+        query_bias=bias,
+        key_bias=bias,
+        value_bias=bias,
+        output_bias=output_bias,
+        rotary=RotarySpec(dim=head_dim),
+        query_key_norm=(
+            NormSpec(kind=variation.query_key_norm) if variation.query_key_norm else None
+        ),
+        dropout=reader.number("attention_dropout"),
+    )
+
+
+def read_activation(reader: ConfigReader, *keys: str) -> Activation:
+    """An activation by transformers' name."""
+    name = reader.text(*keys, default="silu")
+    name = ACTIVATION_NAMES.get(name, name)
+    known = {each.value: each for each in Activation}
+    return known[reader.choice(keys[0], name, known)]
+
+
+ACTIVATION_NAMES = {"swish": "silu", "gelu_pytorch": "gelu"}
+"""Other names of the same function (transformers' ACT2FN)."""
+
+
+def read_feed_forward(reader: ConfigReader, *, bias: bool | None = None) -> FeedForwardSpec:
+    """A gated feed-forward network; ``bias`` where the class fixes it."""
+    return FeedForwardSpec(
+        intermediate_size=reader.integer("intermediate_size"),
+        activation=read_activation(reader, "hidden_act", "hidden_activation"),
+        gated=True,
+        bias=reader.flag("mlp_bias") if bias is None else bias,
+    )
+
+
+def uses_window(reader: ConfigReader, model_type: str) -> bool:
+    """Whether the config switches sliding windows on (Qwen has a flag beside the size)."""
+    if model_type.startswith("qwen"):
+        return reader.flag("use_sliding_window")
+    return True
+
+
+def window_runs(
+    reader: ConfigReader,
+    layer: LayerSpec,
+    *,
+    sliding: bool = True,
+    pattern: Callable[[int], bool] | None = None,
+) -> tuple[LayerRun, ...]:
+    """Runs of layers with and without a sliding window.
+
+    ``layer_types`` says which ones have it; where it is absent ``pattern`` does, and without a
+    pattern all of them (Mistral) when the config names a window.
+    """
+    count = reader.layers("num_hidden_layers")
+    window = reader.optional_integer("sliding_window") if sliding else None
+    if window is None:
+        return (LayerRun(count=count, layer=layer),)
+    types = reader.texts("layer_types")
+    if types and len(types) < count:
+        error = reader.fail("layer_types", f"names {len(types)} layers of {count}")
+        raise error
+    assert isinstance(layer.attention, AttentionSpec)
+    local = replace(layer, attention=replace(layer.attention, sliding_window=window))
+    flags = [
+        types[index] == "sliding_attention" if types else pattern is None or pattern(index)
+        for index in range(count)
+    ]
+    return join_runs([local if flag else layer for flag in flags])
+
+
+def join_runs(layers: list[LayerSpec]) -> tuple[LayerRun, ...]:
+    """Put equal neighbours together.
+
+    >>> join_runs([])
+    ()
+    """
+    runs: list[LayerRun] = []
+    for layer in layers:
+        if runs and (runs[-1].layer is layer or runs[-1].layer == layer):
+            runs[-1] = LayerRun(count=runs[-1].count + 1, layer=layer)
+        else:
+            runs.append(LayerRun(count=1, layer=layer))
+    return tuple(runs)

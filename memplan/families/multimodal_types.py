@@ -1,0 +1,160 @@
+"""The types of language models with towers, one row each.
+
+Sources: ``modeling_*.py`` and ``configuration_*.py`` of each type in transformers 5.23.
+"""
+
+from collections.abc import Mapping
+
+from memplan.families import projectors
+from memplan.families.multimodal import Multimodal, Ties
+from memplan.families.nesting import PartSpec
+
+TEXT = projectors.TEXT
+
+LLAMA = PartSpec(key=TEXT, model_type="llama")
+QWEN2 = PartSpec(key=TEXT, model_type="qwen2")
+COHERE2 = PartSpec(key=TEXT, model_type="cohere2")
+OWN = PartSpec(key=TEXT)
+"""The outer class says which class reads the text."""
+FLAT = PartSpec(key=TEXT, flat=True)
+"""Published files have the text's keys in the outer config."""
+OPT = PartSpec(key=TEXT, model_type="opt")
+GRANITE = PartSpec(key=TEXT, model_type="granite")
+
+MISTRAL_SMALL: Mapping[str, object] = {
+    "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768,
+    "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 40,
+    "num_key_value_heads": 8, "sliding_window": None, "vocab_size": 131072,
+}  # fmt: skip
+GOT_QWEN: Mapping[str, object] = {
+    "vocab_size": 151860, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+}  # fmt: skip
+GLM_ASR_TEXT: Mapping[str, object] = {
+    "vocab_size": 59264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+VOXTRAL_TEXT: Mapping[str, object] = {
+    "vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
+    "num_key_value_heads": 8, "max_position_embeddings": 131072, "head_dim": 128,
+}  # fmt: skip
+GEMMA_2B: Mapping[str, object] = {
+    "vocab_size": 257152, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18,
+    "num_attention_heads": 8, "num_key_value_heads": 1,
+}  # fmt: skip
+
+SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
+
+MULTIMODALS: dict[str, Multimodal] = {
+    "llava": Multimodal(
+        declare=projectors.llava,
+        text=PartSpec(key=TEXT, model_type="llama", flat=True),
+        ties=Ties.EITHER,
+    ),
+    "vipllava": Multimodal(declare=projectors.vip_llava, text=LLAMA),
+    "llava_next": Multimodal(declare=projectors.llava_next, text=LLAMA),
+    "llava_next_video": Multimodal(declare=projectors.llava_next, text=LLAMA, ties=Ties.EITHER),
+    "llava_onevision": Multimodal(declare=projectors.llava_onevision, text=QWEN2, ties=Ties.EITHER),
+    "video_llava": Multimodal(declare=projectors.video_llava, text=LLAMA),
+    "mistral3": Multimodal(
+        declare=projectors.mistral3,
+        text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
+    ),
+    "aya_vision": Multimodal(declare=projectors.aya_vision, text=COHERE2),
+    "cohere2_vision": Multimodal(declare=projectors.cohere2_vision, text=COHERE2),
+    "gemma3": Multimodal(declare=projectors.gemma3, text=OWN),
+    "paligemma": Multimodal(
+        declare=projectors.paligemma,
+        text=PartSpec(key=TEXT, model_type="gemma", fills=GEMMA_2B),
+    ),
+    "deepseek_vl": Multimodal(declare=projectors.deepseek_vl, text=LLAMA),
+    "idefics3": Multimodal(declare=projectors.idefics3, text=LLAMA),
+    "smolvlm": Multimodal(declare=projectors.idefics3, text=LLAMA),
+    "modernvbert": Multimodal(
+        declare=projectors.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
+    ),
+    "internvl": Multimodal(declare=projectors.internvl, text=QWEN2),
+    "lfm2_vl": Multimodal(declare=projectors.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
+    "qwen2_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER),
+    "qwen2_5_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER),
+    "qwen3_vl": Multimodal(declare=projectors.visual, text=OWN),
+    "qwen3_vl_moe": Multimodal(declare=projectors.visual, text=OWN),
+    "qwen3_5": Multimodal(declare=projectors.visual, text=OWN),
+    "qwen3_5_moe": Multimodal(declare=projectors.visual, text=OWN),
+    "glm4v": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
+    "glm4v_moe": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
+    "glm_ocr": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
+    "exaone4_5": Multimodal(
+        declare=projectors.visual, text=PartSpec(key=TEXT, model_type="exaone4")
+    ),
+    "kimi_k25": Multimodal(
+        declare=projectors.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3")
+    ),
+    "paddleocr_vl": Multimodal(declare=projectors.paddle, text=FLAT, ties=Ties.EITHER),
+    "video_llama_3": Multimodal(declare=projectors.video_llama3, text=QWEN2, ties=Ties.EITHER),
+    "minicpmv4_6": Multimodal(
+        declare=projectors.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
+    ),
+    "muse_glimmer": Multimodal(declare=projectors.muse, text=OWN),
+    "ovis2": Multimodal(
+        declare=projectors.ovis2,
+        text=QWEN2,
+        output_rows=lambda whole, _: whole.integer("vocab_size"),
+    ),
+    "aria": Multimodal(declare=projectors.aria, text=OWN),
+    "instructblip": Multimodal(
+        declare=projectors.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
+    ),
+    "instructblipvideo": Multimodal(
+        declare=projectors.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
+    ),
+    "blip-2": Multimodal(
+        declare=projectors.blip2,
+        text=OPT,
+        ties=Ties.INNER,
+        head_in_base=True,
+        left_out=QUERIED,
+    ),
+    "qwen2_audio": Multimodal(declare=projectors.qwen2_audio, text=QWEN2, left_out=SOUND),
+    "voxtral": Multimodal(
+        declare=projectors.voxtral,
+        text=PartSpec(key=TEXT, model_type="llama", fills=VOXTRAL_TEXT, always_fills=True),
+        left_out=SOUND,
+    ),
+    "glmasr": Multimodal(
+        declare=projectors.glm_asr,
+        text=PartSpec(key=TEXT, model_type="llama", fills=GLM_ASR_TEXT, always_fills=True),
+        left_out=SOUND,
+    ),
+    "granite_speech": Multimodal(
+        declare=projectors.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
+    ),
+    "deepseek_vl_hybrid": Multimodal(
+        declare=projectors.deepseek_vl_hybrid, text=LLAMA, left_out="the vision towers"
+    ),
+    "got_ocr2": Multimodal(
+        declare=projectors.got_ocr2, text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN)
+    ),
+    "janus": Multimodal(
+        declare=projectors.janus, text=LLAMA, left_out="the vision tower and the VQGAN"
+    ),
+    "glm_image": Multimodal(
+        declare=projectors.glm_image,
+        text=OWN,
+        ties=Ties.NEVER,
+        output_rows=lambda _, text: text.integer("vision_vocab_size"),
+    ),
+    "llama4": Multimodal(declare=projectors.llama4, text=OWN, ties=Ties.INNER, head_in_base=True),
+    "mllama": Multimodal(declare=projectors.mllama, text=OWN),
+    "step3p7": Multimodal(declare=projectors.step, text=OWN),
+    "kosmos-2.5": Multimodal(declare=projectors.kosmos, text=OWN, ties=Ties.INNER),
+    "gemma4": Multimodal(declare=projectors.gemma4, text=OWN, left_out="the towers"),
+    "florence2": Multimodal(
+        declare=projectors.florence2, text=PartSpec(key=TEXT, model_type="bart")
+    ),
+    "granite_speech_plus": Multimodal(
+        declare=projectors.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
+    ),
+}

@@ -1,0 +1,295 @@
+"""Segment Anything: SAM, SAM-HQ and SAM 2 for videos, and PP-FormulaNet on SAM's encoder."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from memplan.families.classes import BARE, dispatch, whole_model
+from memplan.families.nesting import PartSpec, read_part
+from memplan.families.request import ReadRequest
+from memplan.families.towers.parts import attention
+from memplan.families.towers.sam import sam2_vision, sam_vision
+from memplan.families.towers.sizes import few
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+from memplan.model.spec import ModelSpec
+
+MASK_CHANNELS = 16
+"""``mask_input_channels`` where the config has none (``SamPromptEncoderConfig``)."""
+MEMORY_WIDTH = 64
+"""Of what SAM 2's memory attention reads, written out in ``Sam2VideoMemoryAttentionLayer``."""
+GENERATION = "ForConditionalGeneration"
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of any type of this module."""
+    return dispatch(_READERS, reader, request)
+
+
+def _parts(reader: ConfigReader, request: ReadRequest, *keys: str) -> list[ConfigReader]:
+    """Readers of nested configs; SAM 2's vision part may be of any type, and usually is its own."""
+    return [
+        read_part(
+            reader, request, PartSpec(key=f"{key}_config", model_type="sam2_vision_model")
+        ).reader
+        for key in keys
+    ]
+
+
+def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    vision, prompts, masks = _parts(reader, request, "vision", "prompt_encoder", "mask_decoder")
+
+    def declare(table: ParameterTable, _ending: str) -> None:
+        sam_vision(table, "vision_encoder", vision)
+        with table.block("prompt_encoder"):
+            features = vision.integer("num_pos_feats")
+            table.parameter("shared_image_embedding", "positional_embedding", 2, features)
+            _prompt_encoder(table, prompts)
+        with table.block("prompt_encoder.points", count=prompts.integer("num_point_embeddings")):
+            table.embedding("point_embed", 1, prompts.integer("hidden_size"))
+        _two_way_transformer(table, masks, "mlp", 2)
+        _mask_decoder(table, masks)
+        if request.model_type == "sam_hq":
+            _high_quality(table, masks)
+
+    return whole_model(
+        reader, request, (BARE,), declare,
+        hidden_size=vision.integer("hidden_size"), context_length=1,
+    )  # fmt: skip
+
+
+def _prompt_encoder(table: ParameterTable, reader: ConfigReader) -> None:
+    """Convolutions of a mask, and embeddings for where there is none."""
+    size = reader.integer("hidden_size")
+    wide = reader.integer("mask_input_channels", default=MASK_CHANNELS)
+    narrow = wide // 4
+    table.convolution("mask_embed.conv1", 1, narrow, 2, 2)
+    table.convolution("mask_embed.conv2", narrow, wide, 2, 2)
+    table.convolution("mask_embed.conv3", wide, size, 1, 1)
+    table.norm("mask_embed.layer_norm1", narrow)
+    table.norm("mask_embed.layer_norm2", 4 * narrow)
+    table.embedding("no_mask_embed", 1, size)
+    table.embedding("not_a_point_embed", 1, size)
+
+
+def _deep(
+    table: ParameterTable, name: str, size: int, inner: int, out: int, num_layers: int
+) -> None:
+    """``SamFeedForward``: two linear layers at least."""
+    table.linear(f"{name}.proj_in", size, inner)
+    for index in range(num_layers - 2):
+        table.linear(f"{name}.layers.{index}", inner, inner)
+    table.linear(f"{name}.proj_out", inner, out)
+
+
+def _two_way_transformer(
+    table: ParameterTable, reader: ConfigReader, network: str, network_layers: int
+) -> None:
+    """Points attend to the image and the image to them, at a narrower width."""
+    size = reader.integer("hidden_size")
+    narrow = size // reader.integer("attention_downsample_rate")
+    with table.block("mask_decoder.layers", count=reader.layers("num_hidden_layers")):
+        attention(table, "self_attn", size)
+        attention(table, "cross_attn_token_to_image", size, inner=narrow)
+        attention(table, "cross_attn_image_to_token", size, inner=narrow)
+        _deep(table, network, size, reader.integer("mlp_dim"), size, network_layers)
+        for index in range(4):
+            table.norm(f"layer_norm{index + 1}", size)
+    with table.block("mask_decoder.final"):
+        attention(table, "final_attn_token_to_image", size, inner=narrow)
+        table.norm("layer_norm_final_attn", size)
+
+
+def _mask_decoder(table: ParameterTable, reader: ConfigReader) -> None:
+    size = reader.integer("hidden_size")
+    tokens = reader.integer("num_multimask_outputs") + 1
+    with table.block("mask_decoder"):
+        table.embedding("iou_token", 1, size)
+        table.embedding("mask_tokens", tokens, size)
+        table.convolution("upscale_conv1", size, size // 4, 2, 2)
+        table.convolution("upscale_conv2", size // 4, size // 8, 2, 2)
+        table.norm("upscale_layer_norm", size // 4)
+        inner, depth = reader.integer("iou_head_hidden_dim"), few(reader, "iou_head_depth")
+        _deep(table, "iou_prediction_head", size, inner, tokens, depth)
+    with table.block("mask_decoder.hypernetworks", count=tokens):
+        _deep(table, "output_hypernetworks_mlp", size, size, size // 8, 3)
+
+
+def _high_quality(table: ParameterTable, reader: ConfigReader) -> None:
+    """``SamHQMaskDecoder``: one more mask, from the encoder's early and late features."""
+    size, vision = reader.integer("hidden_size"), reader.integer("vit_dim")
+    with table.block("mask_decoder.high_quality"):
+        table.embedding("hq_token", 1, size)
+        _deep(table, "hq_mask_mlp", size, size, size // 8, 3)
+        table.convolution("compress_vit_conv1", vision, size, 2, 2)
+        table.norm("compress_vit_norm", size)
+        table.convolution("compress_vit_conv2", size, size // 8, 2, 2)
+        table.convolution("encoder_conv1", size, size // 4, 2, 2)
+        table.norm("encoder_norm", size // 4)
+        table.convolution("encoder_conv2", size // 4, size // 8, 2, 2)
+        table.convolution("mask_conv1", size // 8, size // 4, 3, 3)
+        table.norm("mask_norm", size // 4)
+        table.convolution("mask_conv2", size // 4, size // 8, 3, 3)
+
+
+def _sam2_video(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """SAM 2: Hiera, and a memory of earlier frames."""
+    vision, prompts, masks = _parts(reader, request, "vision", "prompt_encoder", "mask_decoder")
+    nested = replace(request, model_type="sam2_vision_model")
+    backbone = read_part(
+        vision, nested, PartSpec(key="backbone_config", model_type="sam2_hiera_det_model")
+    ).reader
+
+    def declare(table: ParameterTable, _ending: str) -> None:
+        sam2_vision(table, "vision_encoder", vision, backbone)
+        with table.block("prompt_encoder"):
+            _prompt_encoder(table, prompts)
+            points = prompts.integer("num_point_embeddings")
+            table.embedding("point_embed", points, prompts.integer("hidden_size"))
+        _two_way_transformer(table, masks, "mlp", few(masks, "num_hidden_layers"))
+        _mask_decoder(table, masks)
+        _object_scores(table, masks)
+        _memory_attention(table, reader)
+        _memory_encoder(table, reader)
+        _memory(table, reader, vision.integer("fpn_hidden_size"))
+
+    return whole_model(
+        reader, request, (BARE,), declare,
+        hidden_size=vision.integer("fpn_hidden_size"), context_length=1,
+    )  # fmt: skip
+
+
+def _object_scores(table: ParameterTable, reader: ConfigReader) -> None:
+    size = reader.integer("hidden_size")
+    with table.block("mask_decoder.objects"):
+        table.convolution("conv_s0", size, size // 8, 1, 1)
+        table.convolution("conv_s1", size, size // 4, 1, 1)
+        table.embedding("obj_score_token", 1, size)
+        _deep(table, "pred_obj_score_head", size, size, 1, 3)
+
+
+def _memory_attention(table: ParameterTable, reader: ConfigReader) -> None:
+    size = reader.integer("memory_attention_hidden_size")
+    width = size // reader.integer("memory_attention_downsample_rate")
+    inner = reader.integer("memory_attention_feed_forward_hidden_size")
+    with table.block("memory_attention.layers", count=reader.layers("memory_attention_num_layers")):
+        attention(table, "self_attn", size, inner=width)
+        attention(table, "cross_attn_image", size, inner=width, source=MEMORY_WIDTH)
+        table.linear("linear1", size, inner)
+        table.linear("linear2", inner, size)
+        for index in range(3):
+            table.norm(f"layer_norm{index + 1}", size)
+    with table.block("memory_attention.norm"):
+        table.norm("layer_norm", size)
+
+
+def _memory_encoder(table: ParameterTable, reader: ConfigReader) -> None:
+    """A mask made small step by step, joined with the frame's features.
+
+    The defaults are ``Sam2VideoConfig``'s.
+    """
+    size, out = (
+        reader.integer(f"memory_encoder_{key}") for key in ("hidden_size", "output_channels")
+    )
+    kernel = reader.integer("mask_downsampler_kernel_size", default=3)
+    stride = reader.integer("mask_downsampler_stride", default=2, minimum=2)
+    steps = int(
+        math.log2(reader.integer("mask_downsampler_total_stride", default=16)) // math.log2(stride)
+    )
+    with table.block("memory_encoder"):
+        channels = 1
+        for index in range(steps):
+            table.convolution(f"mask.{index}", channels, channels * stride**2, kernel, kernel)
+            channels *= stride**2
+            table.norm(f"mask.{index}.layer_norm", channels)
+        width = reader.integer("mask_downsampler_embed_dim", default=256)
+        table.convolution("mask.final_conv", channels, width, 1, 1)
+        table.convolution("feature_projection", size, size, 1, 1)
+        table.convolution("projection", size, out, 1, 1)
+    width, inner = (
+        reader.integer(f"memory_fuser_{key}") for key in ("embed_dim", "intermediate_dim")
+    )
+    across = reader.integer("memory_fuser_kernel_size")
+    with table.block("memory_encoder.fuser", count=reader.layers("memory_fuser_num_layers")):
+        table.parameter("memory_fuser", "scale", width)
+        table.convolution("depthwise_conv", width, width, across, across, groups=width)
+        table.norm("layer_norm", width)
+        table.linear("pointwise_conv1", width, inner)
+        table.linear("pointwise_conv2", inner, width)
+
+
+def _memory(table: ParameterTable, reader: ConfigReader, size: int) -> None:
+    """What ``Sam2VideoModel`` owns itself."""
+    width = reader.integer("memory_encoder_output_channels")
+    with table.block("memory"):
+        table.parameter("model", "no_memory_embedding", 1, 1, size)
+        table.parameter("model", "no_memory_positional_encoding", 1, 1, size)
+        frames = reader.integer("num_maskmem")
+        table.parameter("model", "memory_temporal_positional_encoding", frames, 1, 1, width)
+        table.parameter("model", "no_object_pointer", 1, size)
+        if reader.flag("enable_occlusion_spatial_embedding"):
+            table.parameter("model", "occlusion_spatial_embedding_parameter", 1, width)
+        if reader.flag("enable_temporal_pos_encoding_for_object_pointers"):
+            table.linear("temporal_positional_encoding_projection_layer", size, width)
+        table.convolution("mask_downsample", 1, 1, 4, 4)
+        _deep(table, "object_pointer_proj", size, size, size, 3)
+
+
+def _formula_net(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """PP-FormulaNet: SAM's encoder, two more convolutions, and mBART's decoder.
+
+    Its class ties nothing, whatever the flags say (``_tied_weights_keys``).
+    """
+    vision, text = _parts(reader, request, "vision", "text")
+    size = text.integer("d_model")
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        sam_vision(table, "encoder", vision)
+        _formula_projector(table, vision)
+        _formula_decoder(table, text, size)
+        if ending == GENERATION:
+            with table.block("head"):
+                table.linear("lm_head", size, text.integer("vocab_size"), bias=False)
+
+    return whole_model(
+        reader, request, (GENERATION, BARE), declare,
+        hidden_size=size, vocab_size=text.integer("vocab_size"),
+        context_length=text.integer("max_position_embeddings"),
+    )  # fmt: skip
+
+
+def _formula_projector(table: ParameterTable, vision: ConfigReader) -> None:
+    before, middle, after = (
+        vision.integer(f"post_conv_{key}_channels") for key in ("in", "mid", "out")
+    )
+    with table.block("projector"):
+        table.convolution("conv1", before, middle, 3, 3, bias=False)
+        table.convolution("conv2", middle, after, 3, 3, bias=False)
+        table.linear("linear_1", after, after)
+        table.linear("linear_2", after, vision.integer("decoder_hidden_size"))
+
+
+def _formula_decoder(table: ParameterTable, text: ConfigReader, size: int) -> None:
+    """``PPFormulaNetTextModel``; positions begin at 2, as BART's do."""
+    with table.block("decoder.embed"):
+        table.embedding("embed_tokens", text.integer("vocab_size"), size)
+        table.embedding("embed_positions", text.integer("max_position_embeddings") + 2, size)
+        table.norm("layernorm_embedding", size)
+    inner = text.integer("decoder_ffn_dim")
+    with table.block("decoder.layers", count=text.layers("decoder_layers")):
+        for name in ("self_attn", "encoder_attn"):
+            attention(table, name, size)
+            table.norm(f"{name}_layer_norm", size)
+        table.linear("fc1", size, inner)
+        table.linear("fc2", inner, size)
+        table.norm("final_layer_norm", size)
+    with table.block("decoder.norm"):
+        table.norm("layer_norm", size)
+
+
+_READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
+    "sam": _sam,
+    "sam_hq": _sam,
+    "sam2_video": _sam2_video,
+    "pp_formulanet": _formula_net,
+}

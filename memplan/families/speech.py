@@ -1,0 +1,268 @@
+"""Whisper, Speech2Text, Moonshine and SpeechT5: speech in, text out, or the other way round.
+
+They are counted: convolutions of the signal are not written down as operations.
+"""
+
+from collections.abc import Callable
+
+from memplan.families.counted import attention, counted_model, feed_forward
+from memplan.families.request import ReadRequest, reject_task
+from memplan.fast_dataclass import dataclass
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+from memplan.model.spec import ModelSpec, Task
+
+TOKENS = "decoder.embed_tokens"
+"""The token table, which the output matrix is tied to."""
+Declare = Callable[[ParameterTable, ConfigReader, Task], None]
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of any type in ``BODIES``."""
+    body, context_key, tasks = BODIES[request.model_type]
+    task = reject_task(reader, request, *tasks)
+
+    def declare(table: ParameterTable, task: Task) -> None:
+        body(table, reader, task)
+
+    return counted_model(
+        reader, request, declare,
+        task=task, vocab_size=reader.integer("vocab_size"),
+        hidden_size=reader.integer("d_model", "hidden_size"),
+        context_length=reader.integer(context_key),
+        tied=reader.flag("tie_word_embeddings", default=True),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """An encoder or a decoder of BART's layers."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    inner_size: int
+    key_bias: bool = True
+
+
+def _stack(reader: ConfigReader, name: str, *, key_bias: bool = True) -> Stack:
+    hidden_size = reader.integer("d_model", "hidden_size")
+    heads_key = f"{name}_attention_heads"
+    reader.divide("d_model", hidden_size, heads_key, reader.integer(heads_key))
+    return Stack(
+        name=name,
+        num_layers=reader.layers(f"{name}_layers"),
+        hidden_size=hidden_size,
+        inner_size=reader.integer(f"{name}_ffn_dim"),
+        key_bias=key_bias,
+    )
+
+
+def declare_stack(table: ParameterTable, stack: Stack, *, final_norm: bool = True) -> None:
+    """Self-attention, cross attention in a decoder, feed-forward; a norm for each."""
+    hidden, key_bias = stack.hidden_size, stack.key_bias
+    with table.block(f"{stack.name}.layers", count=stack.num_layers):
+        attention(table, "self_attn", hidden, key_bias=key_bias)
+        table.norm("self_attn_layer_norm", hidden)
+        if stack.name.endswith("decoder"):
+            attention(table, "cross_attn", hidden, key_bias=key_bias)
+            table.norm("cross_attn_layer_norm", hidden)
+        feed_forward(table, hidden, stack.inner_size)
+        table.norm("final_layer_norm", hidden)
+    with table.block(f"{stack.name}.norm"):
+        if final_norm:
+            table.norm("layer_norm", hidden)
+
+
+def _tokens(table: ParameterTable, reader: ConfigReader, hidden_size: int) -> None:
+    table.embedding(TOKENS, reader.integer("vocab_size"), hidden_size)
+
+
+def _output(table: ParameterTable, reader: ConfigReader, hidden_size: int, task: Task) -> None:
+    if task is Task.SEQ2SEQ_LM:
+        with table.block("head"):
+            rows = reader.integer("vocab_size")
+            table.tied("lm_head", f"{TOKENS}.weight", rows, hidden_size)
+
+
+# -- Whisper and Speech2Text -----------------------------------------------------------------------
+
+
+def _whisper(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
+    """Two convolutions of length 3; the encoder's positions are sinusoids that are not trained."""
+    encoder = _stack(reader, "encoder", key_bias=False)
+    decoder = _stack(reader, "decoder", key_bias=False)
+    hidden = encoder.hidden_size
+    with table.block("encoder.embed"):
+        table.convolution("conv1", reader.integer("num_mel_bins"), hidden, 3)
+        table.convolution("conv2", hidden, hidden, 3)
+        rows = reader.integer("max_source_positions")
+        table.untrained("embed_positions", "weight", rows, hidden)
+    declare_stack(table, encoder)
+    with table.block("decoder.embed"):
+        _tokens(table, reader, hidden)
+        table.embedding("embed_positions", reader.integer("max_target_positions"), hidden)
+    declare_stack(table, decoder)
+    _output(table, reader, hidden, task)
+
+
+def _speech_to_text(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
+    """Gated convolutions halve the signal; positions are sinusoids, and no parameters."""
+    encoder, decoder = _stack(reader, "encoder"), _stack(reader, "decoder")
+    hidden, middle = encoder.hidden_size, reader.integer("conv_channels")
+    kernels = reader.integers("conv_kernel_sizes", minimum=1)
+    if len(kernels) != reader.integer("num_conv_layers"):
+        key = "conv_kernel_sizes"
+        raise reader.fail(key, "must have num_conv_layers entries")
+    inputs = reader.integer("input_feat_per_channel") * reader.integer("input_channels")
+    with table.block("encoder.embed"):
+        for index, kernel in enumerate(kernels):
+            last = index == len(kernels) - 1
+            table.convolution(f"conv.{index}", inputs, 2 * hidden if last else middle, kernel)
+            inputs = middle // 2
+    declare_stack(table, encoder)
+    with table.block("decoder.embed"):
+        _tokens(table, reader, hidden)
+    declare_stack(table, decoder)
+    _output(table, reader, hidden, task)
+
+
+# -- Moonshine --------------------------------------------------------------------------------------
+
+
+def _moonshine(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
+    """Three convolutions of the raw signal (``MoonshineEncoder``); only the decoder is gated."""
+    hidden = reader.integer("hidden_size")
+    with table.block("encoder.embed"):
+        table.convolution("conv1", 1, hidden, 127, bias=False)
+        table.convolution("conv2", hidden, 2 * hidden, 7)
+        table.convolution("conv3", 2 * hidden, hidden, 3)
+        table.norm("groupnorm", hidden)
+    _moonshine_stack(table, reader, "encoder", hidden)
+    with table.block("decoder.embed"):
+        _tokens(table, reader, hidden)
+    _moonshine_stack(table, reader, "decoder", hidden)
+    _output(table, reader, hidden, task)
+
+
+def _moonshine_stack(table: ParameterTable, reader: ConfigReader, name: str, hidden: int) -> None:
+    """The encoder's layers overwrite the decoder's numbers of heads in the config that both share
+    (``MoonshineAttention.__init__``), so that those in the file come to nothing."""
+    heads_key = "encoder_num_attention_heads"
+    num_heads = reader.integer(heads_key)
+    head_dim = reader.divide("hidden_size", hidden, heads_key, num_heads)
+    num_kv_heads = reader.integer("encoder_num_key_value_heads", default=num_heads)
+    narrow, bias = num_kv_heads * head_dim, reader.flag("attention_bias")
+    inner, decoder = reader.integer("intermediate_size"), name == "decoder"
+    with table.block(f"{name}.layers", count=reader.layers(f"{name}_num_hidden_layers")):
+        for part in ("self_attn", "cross_attn") if decoder else ("self_attn",):
+            attention(table, part, hidden, key_value_width=narrow, bias=bias, output_bias=False)
+            table.norm(f"{part}_layer_norm", hidden, bias=False)
+        table.linear("mlp.fc1", hidden, 2 * inner if decoder else inner)
+        table.linear("mlp.fc2", inner, hidden)
+        table.norm("final_layer_norm", hidden, bias=False)
+    with table.block(f"{name}.norm"):
+        table.norm("layer_norm", hidden, bias=False)
+
+
+# -- SpeechT5 ---------------------------------------------------------------------------------------
+
+
+def _speecht5(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
+    """One encoder and one decoder; what stands before and behind them depends on the class.
+
+    The base model (``SpeechT5Model``) has nothing before or behind.
+    """
+    encoder, decoder = _stack(reader, "encoder"), _stack(reader, "decoder")
+    hidden = encoder.hidden_size
+    heads = reader.integer("encoder_attention_heads")
+    text_in = task is Task.OTHER and not _hears(reader)
+    with table.block("encoder.embed"):
+        if text_in:
+            table.embedding("encoder.embed_tokens", reader.integer("vocab_size"), hidden)
+            table.parameter("encode_positions", "alpha")
+        elif task is not Task.BASE:
+            _speech_features(table, reader, hidden)
+        rows = 2 * reader.integer("encoder_max_relative_position")
+        table.embedding("embed_positions", rows, hidden // heads)
+        table.norm("embed_norm", hidden)
+    declare_stack(table, encoder, final_norm=False)
+    with table.block("decoder.embed"):
+        if task is Task.SEQ2SEQ_LM:
+            _tokens(table, reader, hidden)
+        elif task is Task.OTHER:
+            _spectrum_features(table, reader, hidden)
+    declare_stack(table, decoder, final_norm=False)
+    if task is Task.OTHER:
+        _spectrum(table, reader, hidden)
+    _output(table, reader, hidden, task)
+
+
+def _hears(reader: ConfigReader) -> bool:
+    return any("ForSpeechTo" in each for each in reader.texts("architectures"))
+
+
+def _speech_features(table: ParameterTable, reader: ConfigReader, hidden: int) -> None:
+    """wav2vec 2.0's convolutions, of which a group norm follows the first or a norm each."""
+    channels = reader.integers("conv_dim", minimum=1)
+    kernels = reader.integers("conv_kernel", minimum=1)
+    if len(channels) != len(kernels):
+        key = "conv_kernel"
+        raise reader.fail(key, f"has {len(kernels)} entries, conv_dim {len(channels)}")
+    known = ("group", "layer")
+    each = reader.choice("feat_extract_norm", reader.text("feat_extract_norm"), known) == "layer"
+    inputs = 1
+    for index, (outputs, kernel) in enumerate(zip(channels, kernels, strict=True)):
+        bias = reader.flag("conv_bias")
+        table.convolution(f"conv.{index}", inputs, outputs, kernel, bias=bias)
+        if each or index == 0:
+            table.norm(f"conv.{index}.norm", outputs)
+        inputs = outputs
+    table.norm("feature_norm", inputs)
+    table.linear("feature_projection", inputs, hidden)
+    kernel = reader.integer("num_conv_pos_embeddings")
+    groups = reader.integer("num_conv_pos_embedding_groups")
+    rows = reader.divide("hidden_size", hidden, "num_conv_pos_embedding_groups", groups)
+    table.parameter("position_conv", "bias", hidden)
+    table.parameter("position_conv.weight", "length", 1, 1, kernel)
+    table.parameter("position_conv.weight", "direction", hidden, rows, kernel)
+    # Probabilities of masking that are not in the file are not zero (``SpeechT5Config``).
+    if reader.number("mask_time_prob", default=0.05) or reader.number("mask_feature_prob"):
+        table.parameter("masked_spectrum", "embedding", hidden)
+
+
+def _spectrum_features(table: ParameterTable, reader: ConfigReader, hidden: int) -> None:
+    """``SpeechT5SpeechDecoderPrenet``: a small network on each frame, and the speaker."""
+    inputs, units = reader.integer("num_mel_bins"), reader.integer("speech_decoder_prenet_units")
+    for index in range(reader.layers("speech_decoder_prenet_layers")):
+        table.linear(f"prenet.{index}", inputs, units)
+        inputs = units
+    table.linear("prenet.final", units, hidden)
+    table.parameter("encode_positions", "alpha")
+    table.linear("speaker", reader.integer("speaker_embedding_dim") + hidden, hidden)
+
+
+def _spectrum(table: ParameterTable, reader: ConfigReader, hidden: int) -> None:
+    """``SpeechT5SpeechDecoderPostnet``: frames, their end, and convolutions with batch norms."""
+    bins, frames = reader.integer("num_mel_bins"), reader.integer("reduction_factor")
+    units, kernel = (reader.integer(f"speech_decoder_postnet_{key}") for key in ("units", "kernel"))
+    count = reader.layers("speech_decoder_postnet_layers")
+    with table.block("head"):
+        table.linear("feat_out", hidden, bins * frames)
+        table.linear("prob_out", hidden, frames)
+        for index in range(count):
+            inputs = bins if index == 0 else units
+            outputs = bins if index == count - 1 else units
+            table.convolution(f"postnet.{index}", inputs, outputs, kernel, bias=False)
+            table.norm(f"postnet.{index}.norm", outputs)
+
+
+_RECOGNITION = (Task.SEQ2SEQ_LM, Task.BASE)
+
+BODIES: dict[str, tuple[Declare, str, tuple[Task, ...]]] = {
+    "whisper": (_whisper, "max_target_positions", _RECOGNITION),
+    "speech_to_text": (_speech_to_text, "max_target_positions", _RECOGNITION),
+    "moonshine": (_moonshine, "max_position_embeddings", _RECOGNITION),
+    "speecht5": (_speecht5, "max_text_positions", (*_RECOGNITION, Task.OTHER)),
+}
+"""What declares each type, the key of its longest text, and its tasks."""

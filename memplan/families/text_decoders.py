@@ -1,0 +1,369 @@
+"""Text models of one multimodal type each, whose layers are partly counted.
+
+Gemma 4, Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or
+experts work as no other family's do. Such parts are counted, the others written down
+(``modeling_*.py`` of each type, transformers 5.23).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from memplan.families.hybrids import Hybrid, counted, read_hybrid
+from memplan.families.llama import Variation, read_activation, read_attention
+from memplan.families.request import ReadRequest
+from memplan.families.towers.blocks import perceptron
+from memplan.families.towers.parts import attention
+from memplan.model.attention import OutputGate
+from memplan.model.config import ConfigReader
+from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.mixers import CountedSpec
+from memplan.model.networks import FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.parameters import ParameterBlock, ParameterTable
+from memplan.model.spec import ModelSpec
+
+RMS = NormSpec(kind=NormKind.RMS)
+LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
+FULL, SLIDING = "full_attention", "sliding_attention"
+CROSS, DENSE, SPARSE = "cross", "dense", "sparse"
+REUSING = " reusing"
+"""Said of a Gemma 4 layer that takes keys and values from an earlier one."""
+
+MLLAMA_CROSS_LAYERS = (3, 8, 13, 18, 23, 28, 33, 38)
+"""Where ``MllamaTextConfig`` has cross attention unless told otherwise."""
+MLLAMA_IMAGE_ROWS = 8
+"""Rows for image tokens beside the vocabulary's (``MllamaTextModel``)."""
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of any type in ``DECODERS``."""
+    model = read_hybrid(reader, request, DECODERS[request.model_type])
+    beside = BESIDE.get(request.model_type)
+    if beside is None:
+        return model
+    return replace(model, tables=beside(reader))
+
+
+def listed_kinds(reader: ConfigReader, full: Callable[[int], bool]) -> list[str]:
+    """``layer_types``, or what the class makes: ``full`` says which layers have no window."""
+    count = reader.layers("num_hidden_layers")
+    listed = reader.texts("layer_types")
+    if not listed:
+        return [FULL if full(index) else SLIDING for index in range(count)]
+    if len(listed) != count:
+        error = reader.fail("layer_types", f"names {len(listed)} layers of {count}")
+        raise error
+    for kind in listed:
+        reader.choice("layer_types", kind, (FULL, SLIDING))
+    return listed
+
+
+def _gated(reader: ConfigReader, key: str = "intermediate_size", times: int = 1) -> FeedForwardSpec:
+    return FeedForwardSpec(
+        intermediate_size=times * reader.integer(key),
+        activation=read_activation(reader, "hidden_act", "hidden_activation"),
+        gated=True,
+        bias=reader.flag("mlp_bias"),
+    )
+
+
+def _per_token(reader: ConfigReader, key: str, num_experts: int) -> int:
+    """Experts of a token; an error where there are not so many."""
+    found = reader.integer(key)
+    if found > num_experts:
+        raise reader.fail(key, f"{found} of {num_experts} experts")
+    return found
+
+
+# -- Gemma 4 -------------------------------------------------------------------------------------
+
+GEMMA4_PERIOD = 6
+"""Every how many layers one has no window, unless ``layer_types`` says."""
+GEMMA4_GLOBAL_HEAD = 512
+"""Size of a head in those layers (``Gemma4TextConfig``)."""
+
+
+def _gemma4_kinds(reader: ConfigReader) -> list[str]:
+    """With or without a window; the last layers reuse keys and values of earlier ones."""
+    kinds = listed_kinds(reader, lambda index: (index + 1) % GEMMA4_PERIOD == 0)
+    kinds[-1] = FULL
+    reusing = reader.integer("num_kv_shared_layers", minimum=0)
+    if reusing >= len(kinds):
+        error = reader.fail("num_kv_shared_layers", f"{reusing} of {len(kinds)} layers")
+        raise error
+    first = len(kinds) - reusing
+    return [*kinds[:first], *(kind + REUSING for kind in kinds[first:])]
+
+
+def _gemma4_layer(reader: ConfigReader, kind: str) -> LayerSpec:
+    wide = kind.endswith(REUSING) and reader.flag("use_double_wide_mlp")
+    dense = _gated(reader, times=2 if wide else 1)
+    feed_forward = _gemma4_experts(reader, dense) if reader.flag("enable_moe_block") else dense
+    return LayerSpec(
+        attention=counted(lambda table: _gemma4_attention(table, reader, kind)),
+        feed_forward=feed_forward,
+        norm=RMS,
+        placement=NormPlacement.SANDWICH,
+    )
+
+
+def _gemma4_attention(table: ParameterTable, reader: ConfigReader, kind: str) -> None:
+    """Attention, and the gate by which the layer's own embedding of the token enters."""
+    size, bias = reader.integer("hidden_size"), reader.flag("attention_bias")
+    heads, head_size, narrow = _gemma4_heads(reader, full=kind.startswith(FULL))
+    table.linear("self_attn.q_proj", size, heads * head_size, bias=bias)
+    table.norm("self_attn.q_norm", head_size, bias=False)
+    if not kind.endswith(REUSING):
+        table.linear("self_attn.k_proj", size, narrow * head_size, bias=bias)
+        table.norm("self_attn.k_norm", head_size, bias=False)
+        if not (reader.flag("attention_k_eq_v") and kind.startswith(FULL)):
+            table.linear("self_attn.v_proj", size, narrow * head_size, bias=bias)
+    table.linear("self_attn.o_proj", heads * head_size, size, bias=bias)
+    own = reader.integer("hidden_size_per_layer_input", minimum=0)
+    if own:
+        table.linear("per_layer_input_gate", size, own, bias=False)
+        table.linear("per_layer_projection", own, size, bias=False)
+        table.norm("post_per_layer_input_norm", size, bias=False)
+
+
+def _gemma4_heads(reader: ConfigReader, *, full: bool) -> tuple[int, int, int]:
+    """Query heads, their size, key/value heads."""
+    heads, narrow = reader.integer("num_attention_heads"), reader.integer("num_key_value_heads")
+    if not full:
+        return heads, reader.integer("head_dim"), narrow
+    own = _gemma4_override(reader)
+    head_size = own.integer("head_dim", default=reader.integer(
+        "global_head_dim", default=GEMMA4_GLOBAL_HEAD
+    ))  # fmt: skip
+    if reader.flag("attention_k_eq_v"):
+        narrow = reader.integer("num_global_key_value_heads", default=narrow)
+    return heads, head_size, own.integer("num_key_value_heads", default=narrow)
+
+
+def _gemma4_override(reader: ConfigReader) -> ConfigReader:
+    """What a file saved by transformers 5 says of each layer without a window."""
+    layers = reader.mapping("per_layer_config") or {}
+    found = next((each for each in layers.values() if isinstance(each, Mapping)), {})
+    return reader.nested(found, f"{reader.path}per_layer_config.")
+
+
+def _gemma4_experts(reader: ConfigReader, dense: FeedForwardSpec) -> CountedSpec:
+    """Experts beside the dense network, each with norms of its own."""
+    size, inner = reader.integer("hidden_size"), reader.integer("moe_intermediate_size")
+    experts = reader.integer("num_experts")
+    active = _per_token(reader, "top_k_experts", experts)
+
+    def declare(table: ParameterTable) -> None:
+        perceptron(table, "mlp", size, dense.intermediate_size, gated=True, bias=False)
+        table.parameter("router", "scale", size)
+        table.parameter("router", "per_expert_scale", experts)
+        table.linear("router.proj", size, experts, bias=False)
+        _experts(table, experts, size, inner, active)
+        for place in ("post_feedforward_1", "post_feedforward_2", "pre_feedforward_2"):
+            table.norm(f"{place}_norm", size, bias=False)
+
+    return counted(declare)
+
+
+def _experts(table: ParameterTable, count: int, size: int, inner: int, active: int) -> None:
+    """Gated experts, their matrices stacked."""
+    table.experts("mlp.experts", "gate_up_proj", count, 2 * inner, size, active=active, matrices=2)
+    table.experts("mlp.experts", "down_proj", count, size, inner, active=active)
+
+
+def _gemma4_beside(reader: ConfigReader) -> tuple[ParameterBlock, ...]:
+    """The token table that holds a vector for every layer."""
+    own = reader.integer("hidden_size_per_layer_input", minimum=0)
+    table = ParameterTable()
+    if own:
+        width = own * reader.layers("num_hidden_layers")
+        with table.block("per_layer_embed"):
+            rows = reader.integer("vocab_size_per_layer_input")
+            table.embedding("embed_tokens_per_layer", rows, width)
+            size = reader.integer("hidden_size")
+            table.linear("per_layer_model_projection", size, width, bias=False)
+            table.norm("per_layer_projection_norm", own, bias=False)
+    return table.blocks()
+
+
+# -- Llama 4 -------------------------------------------------------------------------------------
+
+
+def _llama4_kinds(reader: ConfigReader) -> list[str]:
+    count = reader.layers("num_hidden_layers")
+    every = reader.integer("interleave_moe_layer_step")
+    listed = reader.raw("moe_layers") is not None
+    sparse = set(reader.integers("moe_layers") if listed else range(every - 1, count, every))
+    return [SPARSE if number in sparse else DENSE for number in range(count)]
+
+
+def _llama4_layer(reader: ConfigReader, kind: str) -> LayerSpec:
+    sparse = kind == SPARSE
+    return LayerSpec(
+        attention=read_attention(reader, Variation(), reader.integer("hidden_size")),
+        feed_forward=_llama4_experts(reader) if sparse else _gated(reader, "intermediate_size_mlp"),
+        norm=RMS,
+    )
+
+
+def _llama4_experts(reader: ConfigReader) -> CountedSpec:
+    """Every expert multiplies every token; a shared one stands beside them."""
+    size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
+    experts = reader.integer("num_local_experts")
+    active = _per_token(reader, "num_experts_per_tok", experts)
+
+    def declare(table: ParameterTable) -> None:
+        table.linear("mlp.router", size, experts, bias=False)
+        _experts(table, experts, size, inner, active)
+        perceptron(table, "mlp.shared_expert", size, inner, gated=True, bias=False)
+
+    return counted(declare)
+
+
+# -- Llama 3.2 Vision ----------------------------------------------------------------------------
+
+
+def _mllama_kinds(reader: ConfigReader) -> list[str]:
+    crossing = set(reader.integers("cross_attention_layers") or MLLAMA_CROSS_LAYERS)
+    count = reader.layers("num_hidden_layers")
+    return [CROSS if number in crossing else FULL for number in range(count)]
+
+
+def _mllama_layer(reader: ConfigReader, kind: str) -> LayerSpec:
+    bare = Variation(qkv_bias=False, output_bias=False)
+    spec = read_attention(reader, bare, reader.integer("hidden_size"))
+
+    def declare(table: ParameterTable) -> None:
+        size, head_size = reader.integer("hidden_size"), spec.head_dim
+        width, narrow = spec.num_heads * head_size, spec.num_kv_heads * head_size
+        for name, inputs, outputs in (
+            ("q_proj", size, width), ("k_proj", size, narrow), ("v_proj", size, narrow),
+            ("o_proj", width, size),
+        ):  # fmt: skip
+            table.linear(f"cross_attn.{name}", inputs, outputs, bias=False)
+        table.norm("cross_attn.q_norm", head_size, bias=False)
+        table.norm("cross_attn.k_norm", head_size, bias=False)
+        table.parameter("layer", "cross_attn_attn_gate", 1)
+        table.parameter("layer", "cross_attn_mlp_gate", 1)
+
+    return LayerSpec(
+        attention=counted(declare) if kind == CROSS else spec,
+        feed_forward=replace(_gated(reader), bias=False),
+        norm=RMS,
+    )
+
+
+# -- Muse Glimmer --------------------------------------------------------------------------------
+
+
+MUSE_PERIOD = 4
+"""Every how many layers, counted from the last, one has no window (``MuseGlimmerTextConfig``)."""
+
+
+def _muse_kinds(reader: ConfigReader) -> list[str]:
+    count = reader.layers("num_hidden_layers")
+    return listed_kinds(reader, lambda index: (count - 1 - index) % MUSE_PERIOD == 0)
+
+
+def _muse_layer(reader: ConfigReader, kind: str) -> LayerSpec:
+    window = reader.optional_integer("sliding_window") if kind == SLIDING else None
+    spec = read_attention(reader, Variation(), reader.integer("hidden_size"))
+    return LayerSpec(
+        attention=replace(spec, sliding_window=window, output_gate=OutputGate.SIGMOID),
+        feed_forward=replace(_gated(reader), bias=False),
+        norm=RMS,
+        placement=NormPlacement.SANDWICH,
+    )
+
+
+# -- Aria ----------------------------------------------------------------------------------------
+
+
+def _aria_layer(reader: ConfigReader, _: str) -> LayerSpec:
+    size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
+    experts, shared = reader.integer("moe_num_experts"), reader.integer("moe_num_shared_experts")
+    active = _per_token(reader, "moe_topk", experts)
+    bias = reader.flag("mlp_bias")
+
+    def declare(table: ParameterTable) -> None:
+        table.linear("mlp.router", size, experts, bias=False)
+        _experts(table, experts, size, inner, active)
+        perceptron(table, "mlp.shared_experts", size, shared * inner, gated=True, bias=bias)
+
+    return LayerSpec(
+        attention=read_attention(reader, Variation(), size),
+        feed_forward=counted(declare),
+        norm=RMS,
+    )
+
+
+# -- Kosmos-2.5 ----------------------------------------------------------------------------------
+
+
+def _kosmos_layer(reader: ConfigReader, _: str) -> LayerSpec:
+    """BART's layer before its norms, with one more inside the feed-forward network."""
+    size, inner = reader.integer("embed_dim"), reader.integer("ffn_dim")
+
+    def declare(table: ParameterTable) -> None:
+        perceptron(table, "ffn", size, inner)
+        table.norm("ffn.ffn_layernorm", inner)
+
+    return LayerSpec(
+        attention=counted(lambda table: attention(table, "self_attn", size)),
+        feed_forward=counted(declare),
+        norm=LAYER_NORM,
+    )
+
+
+def _kosmos_beside(reader: ConfigReader) -> tuple[ParameterBlock, ...]:
+    """Tokens of text and of images are told apart."""
+    table = ParameterTable()
+    with table.block("segment_embed"):
+        table.embedding("segment_emb", 2, reader.integer("embed_dim"))
+    return table.blocks()
+
+
+def _alike(reader: ConfigReader) -> list[str]:
+    return [FULL] * reader.layers("num_hidden_layers")
+
+
+DECODERS: dict[str, Hybrid] = {
+    "gemma4_text": Hybrid(
+        kinds=_gemma4_kinds,
+        layer=_gemma4_layer,
+        left_out="its attention, experts and embeddings for each layer",
+        embedding_scaled=True,
+        softcap_key="final_logit_softcapping",
+    ),
+    "llama4_text": Hybrid(
+        kinds=_llama4_kinds,
+        layer=_llama4_layer,
+        left_out="its experts, and of attention in chunks",
+    ),
+    "mllama_text_model": Hybrid(
+        kinds=_mllama_kinds,
+        layer=_mllama_layer,
+        left_out="its cross attention",
+        extra_rows=lambda _: MLLAMA_IMAGE_ROWS,
+    ),
+    "muse_glimmer_text": Hybrid(
+        kinds=_muse_kinds,
+        layer=_muse_layer,
+        left_out="its norms on queries and keys",
+        softcap_key="final_logit_softcapping",
+    ),
+    "aria_text": Hybrid(kinds=_alike, layer=_aria_layer, left_out="its experts"),
+    "kosmos_2_5_text_model": Hybrid(
+        kinds=_alike,
+        layer=_kosmos_layer,
+        left_out="its layers",
+        embedding_scaled=True,
+        final_norm=LAYER_NORM,
+    ),
+}
+
+BESIDE: dict[str, Callable[[ConfigReader], tuple[ParameterBlock, ...]]] = {
+    "gemma4_text": _gemma4_beside,
+    "kosmos_2_5_text_model": _kosmos_beside,
+}
+"""What stands beside a type's stack."""

@@ -1,0 +1,27 @@
+"""BERT as a tower for texts, and its embeddings for models that put others beside them."""
+
+from memplan.families.towers.layers import transformer
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+
+
+def bert_embeddings(table: ParameterTable, reader: ConfigReader) -> None:
+    """Tokens, positions, token types and the norm of their sum."""
+    size = reader.integer("hidden_size")
+    table.embedding("word_embeddings", reader.integer("vocab_size"), size)
+    table.embedding("position_embeddings", reader.integer("max_position_embeddings"), size)
+    table.embedding("token_type_embeddings", reader.integer("type_vocab_size"), size)
+    table.norm("embed_norm", size)
+
+
+def bert_text(
+    table: ParameterTable, name: str, reader: ConfigReader, *, pooled: bool = True
+) -> None:
+    """``BertModel``, with its pooler or without."""
+    with table.block(f"{name}.embed"):
+        bert_embeddings(table, reader)
+    transformer(table, f"{name}.encoder", reader)
+    if pooled:
+        size = reader.integer("hidden_size")
+        with table.block(f"{name}.pooler"):
+            table.linear("pooler.dense", size, size)

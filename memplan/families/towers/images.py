@@ -1,0 +1,332 @@
+"""Vision transformers of one language model each: what stands around their layers.
+
+Classes of transformers 5.23: ``PixtralVisionModel``, ``InternVLVisionModel``, ``JanusVisionModel``,
+``Kimi_K25VisionModel``, ``MuseGlimmerVisionModel``, ``Llama4VisionModel``, ``MllamaVisionModel``,
+``InstructBlipVisionModel``, ``Ovis2VisionModel``, ``Step3p7VisionModel``,
+``Kosmos2_5VisionModel``, ``Gemma4VisionModel``, ``VideoLlama3VisionModel``,
+``MiniCPMV4_6VisionModel``.
+"""
+
+from memplan.families.towers.blocks import (
+    TowerLayer,
+    declare_attention,
+    declare_layer,
+    declare_layers,
+    perceptron,
+)
+from memplan.families.towers.clip import patches_across
+from memplan.families.towers.sizes import pair, ratio
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+
+COLOURS = 3
+"""Channels, where the class writes them down."""
+
+
+def _patches(table: ParameterTable, reader: ConfigReader, *, bias: bool = True) -> None:
+    """A convolution that makes one vector of each square patch."""
+    patch = pair(reader, "patch_size")
+    channels = reader.integer("num_channels", default=COLOURS)
+    size = reader.integer("hidden_size")
+    table.convolution("patch_embedding", channels, size, *patch, bias=bias)
+
+
+def _grid(reader: ConfigReader) -> int:
+    """Patches of an image."""
+    (height, width), (tall, wide) = pair(reader, "image_size"), pair(reader, "patch_size")
+    count = (height // tall) * (width // wide)
+    if not count:
+        error = reader.fail("image_size", f"is smaller than patch_size ({tall} x {wide})")
+        raise error
+    return count
+
+
+def plain_layer(reader: ConfigReader) -> TowerLayer:
+    """A layer with a bias everywhere."""
+    return TowerLayer(
+        hidden_size=reader.integer("hidden_size"),
+        intermediate_size=reader.integer("intermediate_size"),
+    )
+
+
+def pixtral_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Pixtral's: Llama's layers without any bias, rotary positions."""
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed"):
+        _patches(table, reader, bias=False)
+        table.norm("ln_pre", size, bias=False)
+    layer = TowerLayer(
+        hidden_size=size,
+        intermediate_size=reader.integer("intermediate_size"),
+        attention_bias=False,
+        norm_bias=False,
+        gated=True,
+        bias=False,
+    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+
+
+def internvl_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """InternViT: a class token, scaled residuals."""
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed"):
+        table.parameter("embeddings", "cls_token", 1, 1, size)
+        if reader.flag("use_mask_token"):
+            table.parameter("embeddings", "mask_token", 1, 1, size)
+        if reader.flag("use_absolute_position_embeddings"):
+            table.parameter("embeddings", "position_embeddings", 1, _grid(reader) + 1, size)
+        _patches(table, reader)
+    layer = TowerLayer(
+        hidden_size=size,
+        intermediate_size=reader.integer("intermediate_size"),
+        attention_bias=reader.flag("attention_bias"),
+        output_bias=True,
+        head_norm_size=size if reader.flag("use_qk_norm") else 0,
+        norm_bias=reader.text("norm_type") != "rms_norm",
+        layer_scales=2,
+    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+    if not reader.flag("use_mean_pooling"):
+        with table.block(f"{name}.norm"):
+            table.norm("layernorm", size)
+
+
+def janus_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Janus's: SigLIP's, with a ratio for the feed-forward network."""
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed"):
+        _patches(table, reader)
+        table.embedding("position_embedding", patches_across(reader) ** 2, size)
+    layer = TowerLayer(
+        hidden_size=size,
+        intermediate_size=int(size * ratio(reader, "mlp_ratio")),
+        attention_bias=reader.flag("attention_bias"),
+        output_bias=True,
+        head_norm_size=size if reader.flag("use_qk_norm") else 0,
+        head_norm_bias=True,
+    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+    with table.block(f"{name}.norm"):
+        table.norm("post_layernorm", size)
+
+
+def kimi_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """MoonViT: a grid of positions that is resampled to each image's."""
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed"):
+        _patches(table, reader)
+        grid = reader.integer("pos_emb_height"), reader.integer("pos_emb_width")
+        table.parameter("patch_embed.pos_emb", "position_embeddings", *grid, size)
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
+    with table.block(f"{name}.norm"):
+        table.norm("final_layernorm", size)
+
+
+def muse_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Muse Glimmer's: patches of several frames through a linear layer, norms around the layers."""
+    size = reader.integer("hidden_size")
+    patch = COLOURS * reader.integer("patch_size") ** 2
+    with table.block(f"{name}.embed"):
+        table.linear("patch_embedding", reader.integer("patch_temporal") * patch, size, bias=False)
+        rows = reader.integer("pos_emb_height") * reader.integer("pos_emb_width")
+        table.embedding("position_embedding_table", rows, size)
+        table.norm("ln_pre", size)
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
+    with table.block(f"{name}.norm"):
+        table.norm("ln_post", size)
+
+
+def llama4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Llama 4's: patches through a linear layer, and the perceptron behind the pixel shuffle."""
+    size = reader.integer("hidden_size")
+    height, width = pair(reader, "patch_size")
+    with table.block(f"{name}.embed"):
+        table.parameter("vision_model", "class_embedding", size)
+        table.parameter("vision_model", "positional_embedding_vlm", _grid(reader) + 1, size)
+        features = reader.integer("num_channels") * height * width
+        table.linear("patch_embedding.linear", features, size, bias=False)
+        table.norm("layernorm_pre", size)
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
+    outputs = reader.integer("projector_output_dim")
+    with table.block(f"{name}.adapter"):
+        table.norm("layernorm_post", size)
+        inner_size = reader.integer("intermediate_size")
+        table.linear("adapter.fc1", inner_size, reader.integer("projector_input_dim"), bias=False)
+        table.linear("adapter.fc2", outputs, outputs, bias=False)
+
+
+def mllama_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Llama 3.2's: tiles of an image, with a table of positions for each shape they can make."""
+    size, tiles = reader.integer("hidden_size"), reader.integer("max_num_tiles")
+    shapes = len(reader.sequence("supported_aspect_ratios")) or _num_shapes(tiles)
+    positions = _grid(reader) + 1
+    with table.block(f"{name}.embed"):
+        table.parameter("vision_model", "class_embedding", size)
+        _patches(table, reader, bias=False)
+        table.parameter("gated_positional_embedding", "gate", 1)
+        table.parameter("gated_positional_embedding", "embedding", positions, size)
+        table.embedding("tile_embedding", shapes + 1, tiles * positions * size)
+        for place in ("pre", "post"):
+            module = f"{place}_tile_positional_embedding"
+            table.parameter(module, "gate", 1)
+            table.embedding(f"{module}.embedding", shapes + 1, tiles * size)
+        table.norm("layernorm_pre", size)
+        table.norm("layernorm_post", size)
+    layer = TowerLayer(
+        hidden_size=size,
+        intermediate_size=reader.integer("intermediate_size"),
+        attention_bias=False,
+    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+    with table.block(f"{name}.global_layers", count=reader.layers("num_global_layers")):
+        declare_layer(table, layer)
+        table.parameter("global_transformer.layer", "gate_attn", 1)
+        table.parameter("global_transformer.layer", "gate_ffn", 1)
+
+
+def _num_shapes(tiles: int) -> int:
+    """Ways to lay at most so many tiles out in rows and columns.
+
+    >>> _num_shapes(4)
+    8
+    """
+    return sum(1 for rows in range(1, tiles + 1) for _ in range(1, tiles // rows + 1))
+
+
+def blip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """InstructBLIP's: a class token, queries, keys and values in one linear layer."""
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed"):
+        table.parameter("embeddings", "class_embedding", 1, 1, size)
+        table.parameter("embeddings", "position_embedding", 1, _grid(reader) + 1, size)
+        _patches(table, reader)
+    layer = TowerLayer(
+        hidden_size=size,
+        intermediate_size=reader.integer("intermediate_size"),
+        fused=True,
+        attention_bias=reader.flag("qkv_bias"),
+        output_bias=True,
+    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+    with table.block(f"{name}.norm"):
+        table.norm("post_layernorm", size)
+
+
+def ovis2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """AIMv2, ending in scores of visual words (the text model looks their mixture up)."""
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed"):
+        _patches(table, reader)
+        table.embedding("position_embedding", patches_across(reader) ** 2, size)
+        table.norm("embeddings.rms_norm", size, bias=False)
+    layer = TowerLayer(
+        hidden_size=size,
+        intermediate_size=reader.integer("intermediate_size"),
+        attention_bias=reader.flag("qkv_bias"),
+        norm_bias=False,
+        gated=True,
+        bias=reader.flag("mlp_bias"),
+    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+    words = reader.integer("vocab_size") - reader.integer("num_visual_indicator_tokens")
+    stride = reader.integer("hidden_stride")
+    with table.block(f"{name}.words"):
+        table.norm("rms_norm", size, bias=False)
+        table.linear("head_linear", size * stride * stride, words, bias=False)
+        table.norm("head_norm", words)
+
+
+def step_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Step 3.7's: scaled residuals, and two convolutions that halve the sides."""
+    size = reader.integer("width", "hidden_size")
+    patch = reader.integer("patch_size")
+    with table.block(f"{name}.embed"):
+        channels = reader.integer("num_channels")
+        table.convolution("patch_embedding", channels, size, patch, patch, bias=False)
+        table.embedding("position_embedding", patches_across(reader) ** 2, size)
+        table.norm("pre_layernorm", size)
+    layer = TowerLayer(
+        hidden_size=size,
+        intermediate_size=int(size * ratio(reader, "mlp_ratio")),
+        layer_scales=2,
+    )
+    declare_layers(table, f"{name}.layers", reader.layers("layers", "num_hidden_layers"), layer)
+    with table.block(f"{name}.downsamplers"):
+        table.convolution("downsampler1", size, 2 * size, 3, 3)
+        table.convolution("downsampler2", 2 * size, 4 * size, 3, 3)
+
+
+def kosmos_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Pix2Struct's: flat patches, rows and columns as positions, T5's layers."""
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed"):
+        table.linear("patch_projection", reader.integer("patch_embed_hidden_size"), size)
+        for axis in ("row", "column"):
+            table.embedding(f"{axis}_embedder", reader.integer("max_num_patches"), size)
+    layer = TowerLayer(
+        hidden_size=size,
+        intermediate_size=reader.integer("intermediate_size"),
+        width=reader.integer("num_attention_heads") * reader.integer("head_dim"),
+        attention_bias=False,
+        norm_bias=False,
+        gated=True,
+        bias=False,
+    )
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+    with table.block(f"{name}.norm"):
+        table.norm("layernorm", size, bias=False)
+
+
+def gemma4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Gemma 4's: a table for each axis, four norms a layer, norms on heads."""
+    size, head_size = reader.integer("hidden_size"), reader.integer("head_dim")
+    patch = COLOURS * reader.integer("patch_size") ** 2
+    with table.block(f"{name}.embed"):
+        rows = reader.integer("position_embedding_size")
+        table.parameter("patch_embedder", "position_embedding_table", 2, rows, size)
+        table.linear("patch_embedder.input_proj", patch, size, bias=False)
+    layer = TowerLayer(
+        hidden_size=size,
+        intermediate_size=reader.integer("intermediate_size"),
+        width=reader.integer("num_attention_heads") * head_size,
+        key_value_width=reader.integer("num_key_value_heads") * head_size,
+        attention_bias=False,
+        head_norm_size=head_size,
+        norm_bias=False,
+        gated=True,
+        bias=False,
+    )
+    with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers")):
+        declare_layer(table, layer)
+        table.norm("post_attention_layernorm", size, bias=False)
+        table.norm("post_feedforward_layernorm", size, bias=False)
+
+
+def unplaced_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """VideoLLaMA 3's: SigLIP's with rotary positions, so that there is no table of them."""
+    with table.block(f"{name}.embed"):
+        _patches(table, reader)
+    _siglip_layers(table, name, reader)
+
+
+def minicpm_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """MiniCPM-V's: SigLIP's, and a layer that joins windows of patches amid the others."""
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed"):
+        _patches(table, reader)
+        table.embedding("position_embedding", patches_across(reader) ** 2, size)
+    _siglip_layers(table, name, reader)
+    height, width = pair(reader, "window_kernel_size")
+    joined = size * height * width
+    with table.block(f"{name}.window_merger"):
+        declare_attention(table, plain_layer(reader))
+        table.norm("layer_norm1", size)
+        table.norm("pre_norm", joined)
+        inner_size = reader.integer("intermediate_size") * height * width
+        perceptron(table, "window_merger", joined, inner_size, size)
+
+
+def _siglip_layers(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
+    with table.block(f"{name}.norm"):
+        table.norm("post_layernorm", reader.integer("hidden_size"))

@@ -1,0 +1,183 @@
+"""Vision transformers over patches of images and videos that keep their own proportions.
+
+Qwen's towers and their kin: a convolution over ``temporal_patch_size`` frames, layers, and a merger
+that joins neighbouring patches and ends in the language model's width. What sets the types apart is
+a row of ``PATCH_VITS`` (``modeling_*.py`` of each type, transformers 5.23).
+"""
+
+from collections.abc import Callable
+
+from memplan.families.towers.blocks import TowerLayer, declare_layers, perceptron
+from memplan.families.towers.sizes import ratio
+from memplan.fast_dataclass import dataclass
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatchVit:
+    """How one type's class differs from Qwen2-VL's, where its config does not say so."""
+
+    width: str = "hidden_size"
+    """Which key holds the layers' width."""
+    patch_bias: bool = True
+    frames: bool = True
+    """The patch convolution spans ``temporal_patch_size`` images."""
+    norm_bias: bool = True
+    """Layer norms rather than RMS norms."""
+    gated: bool = False
+    bias: bool | None = True
+    """Of the feed-forward network; None follows ``attention_bias``."""
+    attention_bias: bool | None = True
+    """Of queries, keys and values; None reads ``attention_bias``."""
+    output_bias: bool | None = None
+    """Of attention's output; None follows the queries'."""
+    head_norms: bool = False
+    """RMS norms on the heads of queries and keys."""
+    table: str = ""
+    """Which key counts the rows of a position table; ``image_size`` for a grid of patches."""
+    merger: Callable[[ParameterTable, ConfigReader], None] | None = None
+
+
+def declare_patch_vit(
+    table: ParameterTable, name: str, reader: ConfigReader, model_type: str
+) -> None:
+    """Declare a tower of any type in ``PATCH_VITS``."""
+    kind = PATCH_VITS[model_type]
+    width = reader.integer(kind.width)
+    patch = reader.integer("patch_size")
+    frames = (reader.integer("temporal_patch_size"),) if kind.frames else ()
+    with table.block(f"{name}.embed"):
+        table.convolution(
+            "patch_embed.proj", reader.integer("in_channels"), width, *frames, patch, patch,
+            bias=kind.patch_bias,
+        )  # fmt: skip
+        if kind.table:
+            table.embedding("pos_embed", _positions(reader, kind.table), width)
+    declare_layers(table, f"{name}.layers", reader.layers("depth"), _layer(reader, kind, width))
+    if kind.merger is not None:
+        with table.block(f"{name}.merger"):
+            kind.merger(table, reader)
+
+
+def _positions(reader: ConfigReader, key: str) -> int:
+    if key == "image_size":
+        return (reader.integer(key) // reader.integer("patch_size")) ** 2
+    return reader.integer(key)
+
+
+def _layer(reader: ConfigReader, kind: PatchVit, width: int) -> TowerLayer:
+    heads = reader.integer("num_heads")
+    head_size = reader.divide(kind.width, width, "num_heads", heads)
+    narrow = reader.optional_integer("num_key_value_heads")
+    flag = reader.flag("attention_bias")
+    return TowerLayer(
+        hidden_size=width,
+        intermediate_size=_inner_size(reader, kind, width),
+        key_value_width=None if narrow is None else narrow * head_size,
+        fused=True,
+        attention_bias=flag if kind.attention_bias is None else kind.attention_bias,
+        output_bias=kind.output_bias,
+        head_norm_size=head_size if kind.head_norms else 0,
+        norm_bias=kind.norm_bias,
+        gated=kind.gated,
+        bias=flag if kind.bias is None else kind.bias,
+    )
+
+
+def _inner_size(reader: ConfigReader, kind: PatchVit, width: int) -> int:
+    """Qwen2-VL gives a ratio; GLM-4.1V's layers have the merger's output width inside."""
+    if reader.raw("mlp_ratio") is not None:
+        return int(width * ratio(reader, "mlp_ratio"))
+    return reader.integer("out_hidden_size" if kind.merger is _glm_merger else "intermediate_size")
+
+
+def _merged(reader: ConfigReader, width: int) -> int:
+    """Width of neighbouring patches that are joined."""
+    return width * reader.integer("spatial_merge_size") ** 2
+
+
+def _qwen2_merger(table: ParameterTable, reader: ConfigReader) -> None:
+    width = reader.integer("embed_dim")
+    _qwen_perceptron(table, reader, width, reader.integer("hidden_size"), norm_bias=True)
+
+
+def _qwen2_5_merger(table: ParameterTable, reader: ConfigReader) -> None:
+    outputs = reader.integer("out_hidden_size")
+    _qwen_perceptron(table, reader, reader.integer("hidden_size"), outputs, norm_bias=False)
+
+
+def _qwen_perceptron(
+    table: ParameterTable, reader: ConfigReader, width: int, outputs: int, *, norm_bias: bool
+) -> None:
+    table.norm("merger.ln_q", width, bias=norm_bias)
+    merged = _merged(reader, width)
+    perceptron(table, "merger.mlp", merged, merged, outputs)
+
+
+def _qwen3_merger(table: ParameterTable, reader: ConfigReader) -> None:
+    """One merger behind the last layer, and one for each layer that is fed into the text model.
+
+    The latter norm joined patches, the former single ones (``use_postshuffle_norm``).
+    """
+    width = reader.integer("hidden_size")
+    merged = _merged(reader, width)
+    outputs = reader.integer("out_hidden_size")
+    table.norm("merger.norm", width)
+    perceptron(table, "merger", merged, merged, outputs)
+    if DEEP_LAYERS not in reader.defaults:
+        return
+    for number, _ in enumerate(reader.integers(DEEP_LAYERS)):
+        table.norm(f"deepstack_merger_list.{number}.norm", merged)
+        perceptron(table, f"deepstack_merger_list.{number}", merged, merged, outputs)
+
+
+DEEP_LAYERS = "deepstack_visual_indexes"
+"""Only classes that have a default for it read it: Qwen3.5's files hold an unused list."""
+
+
+def _glm_merger(table: ParameterTable, reader: ConfigReader) -> None:
+    width = reader.integer("hidden_size")
+    table.norm("post_conv_layernorm", width, bias=False)
+    _downsampled(table, reader, inner_size=reader.integer("intermediate_size"))
+
+
+def _glm_ocr_merger(table: ParameterTable, reader: ConfigReader) -> None:
+    inner_size = reader.integer("out_hidden_size") * reader.integer("in_channels")
+    _downsampled(table, reader, inner_size=inner_size)
+
+
+def _downsampled(table: ParameterTable, reader: ConfigReader, *, inner_size: int) -> None:
+    width, outputs = reader.integer("hidden_size"), reader.integer("out_hidden_size")
+    side = reader.integer("spatial_merge_size")
+    table.norm("post_layernorm", width, bias=False)
+    table.convolution("downsample", width, outputs, side, side)
+    table.linear("merger.proj", outputs, outputs, bias=False)
+    table.norm("merger.post_projection_norm", outputs)
+    perceptron(table, "merger", outputs, inner_size, gated=True, bias=False)
+
+
+_QWEN2_5 = PatchVit(patch_bias=False, norm_bias=False, gated=True, merger=_qwen2_5_merger)
+_QWEN3 = PatchVit(table="num_position_embeddings", merger=_qwen3_merger)
+_GLM4V = PatchVit(
+    norm_bias=False, gated=True, bias=False, attention_bias=None, output_bias=False,
+    table="image_size", merger=_glm_merger,
+)  # fmt: skip
+
+PATCH_VITS: dict[str, PatchVit] = {
+    "qwen2_vl_vision": PatchVit(width="embed_dim", patch_bias=False, merger=_qwen2_merger),
+    "qwen2_5_vl_vision": _QWEN2_5,
+    "qwen2_5_omni_vision_encoder": _QWEN2_5,
+    "exaone4_5_vision": _QWEN2_5,
+    "qwen3_vl_vision": _QWEN3,
+    "qwen3_vl_moe_vision": _QWEN3,
+    "qwen3_5_vision": _QWEN3,
+    "qwen3_5_moe_vision": _QWEN3,
+    "glm4v_vision": _GLM4V,
+    "glm4v_moe_vision": _GLM4V,
+    "glm_ocr_vision": PatchVit(
+        norm_bias=False, gated=True, bias=None, attention_bias=None, head_norms=True,
+        merger=_glm_ocr_merger,
+    ),
+    "glm_image_vision": PatchVit(frames=False, attention_bias=None, table="image_size"),
+}  # fmt: skip

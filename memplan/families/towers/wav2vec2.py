@@ -1,0 +1,224 @@
+"""wav2vec 2.0 and its kin: convolutions of the signal, then a transformer or a Conformer."""
+
+from memplan.families.towers.layers import perceptron
+from memplan.families.towers.parts import attention
+from memplan.families.towers.sizes import at_least_one, each_stage
+from memplan.fast_dataclass import dataclass
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+
+GATE_WIDTH = 8
+"""Outputs of the gate on WavLM's position bias (``WavLMAttention``)."""
+MASK_PROBABILITY = 0.05
+"""Of a stretch of time, in every class of the family; a model that masks owns a mask embedding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wav2Vec2Kind:
+    """How a type differs."""
+
+    layer_normed: bool = False
+    """Each convolution of the signal has a layer norm, whatever the config says (data2vec)."""
+    stacked_positions: bool = False
+    """Positions pass several plain convolutions, not a single one with weight norm (data2vec)."""
+    projection_norm_optional: bool = False
+    """``feat_proj_layer_norm`` can leave out the norm before the projection (HuBERT)."""
+    relative_bias: bool = False
+    """Gated position biases, a table of them in the first layer (WavLM)."""
+    conformer: bool = False
+    always_masks: bool = False
+    """The mask embedding is there whatever the probabilities are (UniSpeech-SAT)."""
+    adapts: bool = True
+    """The class can have an adapter behind the encoder (``add_adapter``)."""
+
+
+WAV2VEC2_KINDS: dict[str, Wav2Vec2Kind] = {
+    "wav2vec2": Wav2Vec2Kind(),
+    "hubert": Wav2Vec2Kind(projection_norm_optional=True, adapts=False),
+    "wavlm": Wav2Vec2Kind(relative_bias=True),
+    "data2vec-audio": Wav2Vec2Kind(layer_normed=True, stacked_positions=True),
+    "unispeech": Wav2Vec2Kind(adapts=False),
+    "unispeech-sat": Wav2Vec2Kind(always_masks=True, adapts=False),
+    "wav2vec2-conformer": Wav2Vec2Kind(conformer=True),
+}
+
+
+def wav2vec2_tower(
+    table: ParameterTable, name: str, reader: ConfigReader, kind: Wav2Vec2Kind
+) -> None:
+    """The bare model."""
+    features = _signal_convolutions(table, name, reader, kind)
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.feature_projection"):
+        if not kind.projection_norm_optional or reader.flag("feat_proj_layer_norm", default=True):
+            table.norm("layer_norm", features)
+        table.linear("projection", features, size)
+        if kind.always_masks or masks(reader):
+            table.parameter("model", "masked_spec_embed", size)
+    stacked = reader.layers("num_conv_pos_embeddings") if kind.stacked_positions else 1
+    with table.block(f"{name}.encoder.embed", count=stacked):
+        _positions(table, reader, kind, size)
+    with table.block(f"{name}.encoder.norm"):
+        table.norm("layer_norm", size)
+    with table.block(f"{name}.encoder.layers", count=reader.layers("num_hidden_layers")):
+        if kind.conformer:
+            conformer_layer(table, reader, batch_norm=True)
+        else:
+            _layer(table, reader, kind)
+    if kind.relative_bias:
+        with table.block(f"{name}.encoder.positions"):
+            heads = reader.integer("num_attention_heads")
+            table.embedding("attn.rel_attn_embed", reader.integer("num_buckets"), heads)
+    if kind.adapts and reader.flag("add_adapter"):
+        _adapter(table, name, reader)
+
+
+def masks(reader: ConfigReader) -> bool:
+    """Whether the model owns an embedding for masked stretches."""
+    in_time = reader.number("mask_time_prob", default=MASK_PROBABILITY)
+    return in_time > 0 or reader.number("mask_feature_prob") > 0
+
+
+def _signal_convolutions(
+    table: ParameterTable, name: str, reader: ConfigReader, kind: Wav2Vec2Kind
+) -> int:
+    """``feature_extractor``; gives the channels that come out."""
+    channels = at_least_one(reader, "conv_dim")
+    kernels = each_stage(reader, "conv_kernel", len(channels))
+    norm = "layer" if kind.layer_normed else reader.text("feat_extract_norm", default="group")
+    reader.choice("feat_extract_norm", norm, ("group", "layer"))
+    bias = reader.flag("conv_bias")
+    before = 1
+    for index, (after, kernel) in enumerate(zip(channels, kernels, strict=True)):
+        with table.block(f"{name}.feature_extractor.{index}"):
+            table.convolution("conv", before, after, kernel, bias=bias)
+            if norm == "layer" or not index:
+                table.norm("layer_norm", after)
+        before = after
+    return before
+
+
+def _positions(table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind, size: int) -> None:
+    """A grouped convolution; its weight norm owns a length for each tap beside the direction."""
+    groups = reader.integer("num_conv_pos_embedding_groups")
+    reader.divide("hidden_size", size, "num_conv_pos_embedding_groups", groups)
+    if kind.stacked_positions:
+        kernel = reader.integer("conv_pos_kernel_size")
+        table.convolution("pos_conv_embed.conv", size, size, kernel, groups=groups)
+        return
+    count = reader.integer("num_conv_pos_embeddings")
+    if kind.projection_norm_optional and reader.flag("conv_pos_batch_norm"):
+        table.norm("pos_conv_embed.batch_norm", size)
+        table.convolution("pos_conv_embed.conv", size, size, count, groups=groups)
+        return
+    table.parameter("pos_conv_embed.conv", "bias", size)
+    table.parameter("pos_conv_embed.weight_norm", "original0", 1, 1, count)
+    table.parameter("pos_conv_embed.weight_norm", "original1", size, size // groups, count)
+
+
+def _layer(table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind) -> None:
+    size = reader.integer("hidden_size")
+    heads = reader.integer("num_attention_heads")
+    head_dim = reader.divide("hidden_size", size, "num_attention_heads", heads)
+    attention(table, "attn", size)
+    table.norm("layer_norm", size)
+    perceptron(table, "feed_forward", size, reader.integer("intermediate_size"))
+    table.norm("final_layer_norm", size)
+    if kind.relative_bias:
+        table.parameter("attn", "gru_rel_pos_const", 1, heads, 1, 1)
+        table.linear("attn.gru_rel_pos_linear", head_dim, GATE_WIDTH)
+    narrow = reader.optional_integer("adapter_attn_dim")
+    if narrow and reader.flag("do_stable_layer_norm"):
+        table.norm("adapter_layer.norm", size)
+        table.linear("adapter_layer.linear_1", size, narrow)
+        table.linear("adapter_layer.linear_2", narrow, size)
+
+
+def conformer_layer(table: ParameterTable, reader: ConfigReader, *, batch_norm: bool) -> None:
+    """Half a feed-forward network, attention, convolutions, and the other half.
+
+    The convolutions' norm is of the batch or of each layer: both own a weight and a bias.
+    """
+    size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
+    kernel = reader.integer("conv_depthwise_kernel_size")
+    for half in ("ffn1", "ffn2"):
+        table.norm(f"{half}_layer_norm", size)
+        perceptron(table, half, size, inner)
+    table.norm("self_attn_layer_norm", size)
+    attention(table, "self_attn", size)
+    _relative_positions(table, reader, size)
+    table.norm("conv_module.layer_norm", size)
+    table.convolution("conv_module.pointwise_conv1", size, 2 * size, 1, bias=False)
+    table.convolution("conv_module.depthwise_conv", size, size, kernel, groups=size, bias=False)
+    table.norm(f"conv_module.{'batch_norm' if batch_norm else 'depthwise_layer_norm'}", size)
+    table.convolution("conv_module.pointwise_conv2", size, size, 1, bias=False)
+    table.norm("final_layer_norm", size)
+
+
+def _relative_positions(table: ParameterTable, reader: ConfigReader, size: int) -> None:
+    kind = reader.text("position_embeddings_type")
+    heads = reader.integer("num_attention_heads")
+    head_dim = reader.divide("hidden_size", size, "num_attention_heads", heads)
+    if kind == "relative":
+        table.linear("self_attn.linear_pos", size, size, bias=False)
+        table.parameter("self_attn", "pos_bias_u", heads, head_dim)
+        table.parameter("self_attn", "pos_bias_v", heads, head_dim)
+    if kind == "relative_key":
+        left = reader.integer("left_max_position_embeddings", minimum=0)
+        right = reader.integer("right_max_position_embeddings", minimum=0)
+        table.embedding("self_attn.distance_embedding", left + right + 1, head_dim)
+
+
+def output_size(reader: ConfigReader) -> int:
+    """Width behind an adapter, where there is one."""
+    size = reader.integer("hidden_size")
+    return reader.integer("output_hidden_size", default=size)
+
+
+def adapter_projection(table: ParameterTable, reader: ConfigReader) -> None:
+    """A linear layer and a norm, where an adapter changes the width."""
+    size, out = reader.integer("hidden_size"), output_size(reader)
+    if out != size:
+        table.linear("adapter.proj", size, out)
+        table.norm("adapter.proj_layer_norm", out)
+
+
+def _adapter(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """``Wav2Vec2Adapter``: convolutions to twice the width, half of which gates the other."""
+    out, kernel = output_size(reader), reader.integer("adapter_kernel_size")
+    with table.block(f"{name}.adapter"):
+        adapter_projection(table, reader)
+    with table.block(f"{name}.adapter.layers", count=reader.layers("num_adapter_layers")):
+        table.convolution("conv", out, 2 * out, kernel)
+
+
+def wav2vec2_bert_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """``Wav2Vec2BertModel``: a Conformer over filter banks, an adapter with attention."""
+    size = reader.integer("hidden_size")
+    features = reader.integer("feature_projection_input_dim")
+    with table.block(f"{name}.feature_projection"):
+        table.norm("layer_norm", features)
+        table.linear("projection", features, size)
+        if masks(reader):
+            table.parameter("model", "masked_spec_embed", size)
+    with table.block(f"{name}.encoder.layers", count=reader.layers("num_hidden_layers")):
+        conformer_layer(table, reader, batch_norm=False)
+    inner = reader.integer("intermediate_size")
+    if reader.flag("use_intermediate_ffn_before_adapter"):
+        with table.block(f"{name}.intermediate"):
+            perceptron(table, "intermediate_ffn", size, inner)
+    if reader.flag("add_adapter"):
+        _attentive_adapter(table, name, reader, inner)
+
+
+def _attentive_adapter(table: ParameterTable, name: str, reader: ConfigReader, inner: int) -> None:
+    out, kernel = output_size(reader), reader.integer("adapter_kernel_size")
+    with table.block(f"{name}.adapter"):
+        adapter_projection(table, reader)
+    with table.block(f"{name}.adapter.layers", count=reader.layers("num_adapter_layers")):
+        for each in ("residual", "self_attn"):
+            table.norm(f"{each}_layer_norm", out)
+            table.convolution(f"{each}_conv", out, 2 * out, kernel)
+        attention(table, "self_attn", out)
+        table.norm("ffn_layer_norm", out)
+        perceptron(table, "ffn", out, inner)

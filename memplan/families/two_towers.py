@@ -1,0 +1,394 @@
+"""Models that compare images with texts: a tower for each, and two projections to one width.
+
+CLIP and its kin. Where a config still has ``text_config_dict`` or ``vision_config_dict``, CLIP's
+classes take that one (``CLIPConfig.__post_init__`` of transformers 5.23).
+"""
+
+from collections.abc import Callable
+
+from memplan.families.classes import BARE, classifier, dispatch, whole_model
+from memplan.families.nesting import PartSpec, read_part, unknown_part
+from memplan.families.request import ReadRequest
+from memplan.families.towers.bert import bert_text
+from memplan.families.towers.clip import (
+    clip_text,
+    clip_vision,
+    patches_across,
+    siglip2_vision,
+    siglip_text,
+    siglip_vision,
+)
+from memplan.families.towers.efficientnet import efficientnet_tower
+from memplan.families.towers.layers import perceptron
+from memplan.families.towers.parts import attention, transformer_layer
+from memplan.families.towers.sizes import at_least_one, stage_ratios
+from memplan.families.towers.vit import VIT_TOWERS, vit_model
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+from memplan.model.spec import ModelSpec
+
+DeclareTower = Callable[[ParameterTable, str, ConfigReader], None]
+
+WITH_PROJECTION = "ModelWithProjection"
+IMAGES = "ForImageClassification"
+DETECTION = "ForObjectDetection"
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of any type of this module."""
+    return dispatch(_READERS, reader, request)
+
+
+def towers(reader: ConfigReader, request: ReadRequest) -> tuple[ConfigReader, ConfigReader]:
+    """Readers of the text tower's config and of the vision tower's."""
+    text, vision = (
+        read_part(
+            reader, request,
+            PartSpec(
+                key=f"{part}_config_dict" if reader.has(f"{part}_config_dict") else f"{part}_config",
+                model_type=f"{request.model_type}_{part}_model",
+            ),
+        ).reader
+        for part in ("text", "vision")
+    )  # fmt: skip
+    return text, vision
+
+
+def _two_towers(
+    reader: ConfigReader,
+    request: ReadRequest,
+    declare: Callable[[ParameterTable, str], None],
+    text: ConfigReader,
+    *endings: str,
+) -> ModelSpec:
+    return whole_model(
+        reader, request, (BARE, *endings), declare,
+        hidden_size=text.integer("hidden_size"), vocab_size=text.integer("vocab_size"),
+        context_length=text.integer("max_position_embeddings"),
+    )  # fmt: skip
+
+
+def _contrast(
+    table: ParameterTable, reader: ConfigReader, text_size: int, vision_size: int
+) -> None:
+    """CLIP's projections without biases, and its temperature."""
+    width = reader.integer("projection_dim")
+    with table.block("head"):
+        table.linear("visual_projection", vision_size, width, bias=False)
+        table.linear("text_projection", text_size, width, bias=False)
+        table.parameter("model", "logit_scale")
+
+
+def _clip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """CLIP, Chinese-CLIP with a BERT and AltCLIP with a RoBERTa for texts."""
+    text, vision = towers(reader, request)
+    read_text, projected = _TEXT_TOWERS[request.model_type]
+    text_size = text.integer(projected)
+    vision_size = vision.integer("hidden_size")
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        clip_vision(table, "vision_model", vision)
+        if ending == IMAGES:
+            classifier(table, "classifier", vision_size, request.labels(reader))
+            return
+        read_text(table, "text_model", text)
+        _contrast(table, reader, text_size, vision_size)
+
+    return _two_towers(reader, request, declare, text, IMAGES)
+
+
+def _unpooled_bert(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    bert_text(table, name, reader, pooled=False)
+
+
+def _transformed_bert(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """``AltCLIPTextModel``: a norm and a linear layer to the width that is projected."""
+    bert_text(table, name, reader, pooled=False)
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.pooler"):
+        table.linear("transformation", size, reader.integer("project_dim"))
+        table.norm("pre_norm", size)
+
+
+_TEXT_TOWERS: dict[str, tuple[DeclareTower, str]] = {
+    "clip": (clip_text, "hidden_size"),
+    "chinese_clip": (_unpooled_bert, "hidden_size"),
+    "altclip": (_transformed_bert, "project_dim"),
+}
+"""For each type, its text tower and the key for the width that comes out of it."""
+
+
+def _siglip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """SigLIP: no projections, but a temperature and a bias."""
+    text, vision = towers(reader, request)
+    read_vision = siglip_vision if request.model_type == "siglip" else siglip2_vision
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        read_vision(table, "vision_model", vision)
+        if ending == IMAGES:
+            size = vision.integer("hidden_size")
+            classifier(table, "classifier", size, request.labels(reader))
+            return
+        siglip_text(table, "text_model", text)
+        with table.block("head"):
+            table.parameter("model", "logit_scale", 1)
+            table.parameter("model", "logit_bias", 1)
+
+    return _two_towers(reader, request, declare, text, IMAGES)
+
+
+def _owlv2(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """OWLv2: CLIP, and for detection three small networks on every patch."""
+    text, vision = towers(reader, request)
+    text_size, size = text.integer("hidden_size"), vision.integer("hidden_size")
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        clip_text(table, "text_model", text)
+        clip_vision(table, "vision_model", vision)
+        _contrast(table, reader, text_size, size)
+        if ending == DETECTION:
+            with table.block("head"):
+                table.linear("class_head.dense0", size, text_size)
+                table.linear("class_head.logit_shift", size, 1)
+                table.linear("class_head.logit_scale", size, 1)
+                _patch_head(table, "box_head", size, 4)
+                _patch_head(table, "objectness_head", size, 1)
+                table.norm("layer_norm", size)
+
+    return _two_towers(reader, request, declare, text, DETECTION)
+
+
+def _patch_head(table: ParameterTable, name: str, size: int, out: int) -> None:
+    table.linear(f"{name}.dense0", size, size)
+    table.linear(f"{name}.dense1", size, size)
+    table.linear(f"{name}.dense2", size, out)
+
+
+def _align(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """ALIGN: a BERT with its pooler and an EfficientNet, only the text projected."""
+    text, vision = towers(reader, request)
+
+    def declare(table: ParameterTable, _ending: str) -> None:
+        bert_text(table, "text_model", text)
+        efficientnet_tower(table, "vision_model", vision, topped=False)
+        with table.block("head"):
+            width = reader.integer("projection_dim")
+            table.linear("text_projection", text.integer("hidden_size"), width)
+            table.parameter("model", "temperature")
+
+    return _two_towers(reader, request, declare, text)
+
+
+def _xclip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """X-CLIP: CLIP over the frames of a video, with messages between frames and made-up prompts."""
+    text, vision = towers(reader, request)
+    size = vision.integer("hidden_size")
+
+    def declare(table: ParameterTable, _ending: str) -> None:
+        clip_text(table, "text_model", text)
+        clip_vision(table, "vision_model", vision)
+        with table.block("vision_model.messages", count=vision.layers("num_hidden_layers")):
+            attention(table, "message_attn", size)
+            table.norm("message_norm", size)
+            table.linear("message_fc", size, size)
+        _contrast(table, reader, text.integer("hidden_size"), size)
+        _frame_transformer(table, vision)
+        _prompts(table, reader, size)
+
+    return _two_towers(reader, request, declare, text)
+
+
+def _frame_transformer(table: ParameterTable, vision: ConfigReader) -> None:
+    """``XCLIPMultiframeIntegrationTransformer``: positions of frames and layers over them."""
+    width = vision.integer("mit_hidden_size")
+    with table.block("mit.embed"):
+        frames = vision.integer("num_frames")
+        table.parameter("mit", "position_embedding", 1, frames, width)
+    with table.block("mit.layers", count=vision.layers("mit_num_hidden_layers")):
+        transformer_layer(table, width, vision.integer("mit_intermediate_size"))
+
+
+def _prompts(table: ParameterTable, reader: ConfigReader, vision_size: int) -> None:
+    """``XCLIPPromptGenerator``, four times as wide inside, and what it is given of the video."""
+    width = reader.integer("projection_dim")
+    with table.block("prompts"):
+        table.norm("prompts_visual_layernorm", vision_size)
+        table.parameter("model", "prompts_visual_projection", vision_size, width)
+        table.norm("prompts_generator.layernorm", width)
+        table.parameter("prompts_generator", "alpha", width)
+    with table.block("prompts.layers", count=reader.layers("prompt_layers")):
+        for each in ("q_proj", "k_proj", "v_proj"):
+            table.linear(f"cross_attn.{each}", width, width, bias=False)
+        table.linear("cross_attn.proj", width, width)
+        table.norm("norm1", width)
+        table.norm("norm3", width)
+        perceptron(table, "mlp", width, 4 * width)
+
+
+def _groupvit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """GroupViT: patches are merged into groups between stages, and both projections are deep."""
+    text, vision = towers(reader, request)
+
+    def declare(table: ParameterTable, _ending: str) -> None:
+        clip_text(table, "text_model", text)
+        _grouping_tower(table, vision)
+        inner = reader.integer("projection_intermediate_dim")
+        out = reader.integer("projection_dim")
+        with table.block("head"):
+            for name, tower in (("visual_projection", vision), ("text_projection", text)):
+                table.linear(f"{name}.0", tower.integer("hidden_size"), inner)
+                table.norm(f"{name}.1", inner)
+                table.linear(f"{name}.3", inner, out)
+            table.parameter("model", "logit_scale")
+
+    return _two_towers(reader, request, declare, text)
+
+
+def _grouping_tower(table: ParameterTable, vision: ConfigReader) -> None:
+    """``GroupViTVisionTransformer``; a stage without group tokens merges nothing."""
+    size, patch_size = vision.integer("hidden_size"), vision.integer("patch_size")
+    inner = vision.integer("intermediate_size")
+    depths = at_least_one(vision, "depths")
+    groups = vision.integers("num_group_tokens")
+    outputs = vision.integers("num_output_groups")
+    if not len(depths) == len(groups) == len(outputs):
+        error = vision.fail("depths", "num_group_tokens and num_output_groups must be as many")
+        raise error
+    with table.block("vision_model.embed"):
+        channels = vision.integer("num_channels")
+        table.convolution("patch_embeddings", channels, size, patch_size, patch_size)
+        table.parameter("embeddings", "position_embeddings", 1, patches_across(vision) ** 2, size)
+        table.norm("embed_norm", size)
+    with table.block("vision_model.layers", count=sum(depths)):
+        transformer_layer(table, size, inner)
+    for index, (count, merged) in enumerate(zip(groups, outputs, strict=True)):
+        before = outputs[index - 1] if index else 0
+        if count:
+            with table.block(f"vision_model.stages.{index}"):
+                _grouping_stage(table, vision, count, merged, before)
+    with table.block("vision_model.norm"):
+        table.norm("layernorm", size)
+
+
+def _grouping_stage(
+    table: ParameterTable, vision: ConfigReader, count: int, merged: int, before: int
+) -> None:
+    """``GroupViTTokenAssign``, and what brings the groups of the stage before along."""
+    size = vision.integer("hidden_size")
+    shares = stage_ratios(vision, "assign_mlp_ratio", 2)
+    tokens, channels = int(shares[0] * size), int(shares[1] * size)
+    table.parameter("stage", "group_token", 1, count, size)
+    for name in ("norm_tokens", "norm_post_tokens", "norm_x", "norm_new_x"):
+        table.norm(f"downsample.{name}", size)
+    _mixer(table, "downsample.mlp_inter", count, tokens, merged)
+    attention(table, "downsample.pre_assign_attn", size)
+    table.norm("downsample.norm2", size)
+    table.norm("downsample.norm_post", size)
+    perceptron(table, "downsample.mlp", size, vision.integer("intermediate_size"))
+    attention(table, "downsample.assign_attn", size)
+    perceptron(table, "downsample.mlp_channels", size, channels)
+    if before:
+        table.norm("group_projector.norm", size)
+        _mixer(table, "group_projector.mlp", before, size // 2, count)
+
+
+def _mixer(table: ParameterTable, name: str, size: int, inner: int, out: int) -> None:
+    table.linear(f"{name}.fc1", size, inner)
+    table.linear(f"{name}.fc2", inner, out)
+
+
+def _dual_encoder(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Any two towers, each of a type of its own."""
+    text_part = read_part(reader, request, PartSpec(key="text_config", model_type="bert"))
+    vision_part = read_part(
+        reader, request, PartSpec(key="vision_config", model_type="clip_vision_model")
+    )
+    declare_text = _ANY_TEXT.get(text_part.model_type)
+    declare_vision = _ANY_VISION.get(vision_part.model_type)
+    if declare_text is None:
+        raise unknown_part(text_part, _ANY_TEXT)
+    if declare_vision is None:
+        raise unknown_part(vision_part, _ANY_VISION)
+    text, vision = text_part.reader, vision_part.reader
+
+    def declare(table: ParameterTable, _ending: str) -> None:
+        declare_vision(table, "vision_model", vision)
+        declare_text(table, "text_model", text)
+        _contrast(table, reader, text.integer("hidden_size"), vision.integer("hidden_size"))
+
+    return _two_towers(reader, request, declare, text)
+
+
+_ANY_TEXT: dict[str, DeclareTower] = {
+    "bert": bert_text,
+    "roberta": bert_text,
+    "xlm-roberta": bert_text,
+    "camembert": bert_text,
+    "clip_text_model": clip_text,
+}
+_ANY_VISION: dict[str, DeclareTower] = {
+    "clip": clip_vision,
+    "clip_vision_model": clip_vision,
+    "siglip_vision_model": siglip_vision,
+    **dict.fromkeys(VIT_TOWERS, vit_model),
+}
+
+
+def _text_tower(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """CLIP's text tower by itself, or with its projection."""
+    size = reader.integer("hidden_size")
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        clip_text(table, "text_model", reader)
+        if ending == WITH_PROJECTION:
+            with table.block("head"):
+                width = reader.integer("projection_dim")
+                table.linear("text_projection", size, width, bias=False)
+
+    return _two_towers(reader, request, declare, reader, WITH_PROJECTION)
+
+
+def _vision_tower(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """CLIP's or SigLIP's vision tower by itself, or with its projection."""
+    size = reader.integer("hidden_size")
+    declare_tower = _VISION_TOWERS[request.model_type]
+
+    def declare(table: ParameterTable, ending: str) -> None:
+        declare_tower(table, "vision_model", reader)
+        if ending == WITH_PROJECTION:
+            with table.block("head"):
+                width = reader.integer("projection_dim")
+                table.linear("visual_projection", size, width, bias=False)
+
+    clip = declare_tower is clip_vision
+    return whole_model(
+        reader, request, (BARE, WITH_PROJECTION) if clip else (BARE,), declare,
+        hidden_size=size, context_length=_num_patches(reader),
+    )  # fmt: skip
+
+
+def _num_patches(reader: ConfigReader) -> int:
+    return reader.optional_integer("num_patches") or patches_across(reader) ** 2
+
+
+_VISION_TOWERS: dict[str, DeclareTower] = {
+    "clip_vision_model": clip_vision,
+    "siglip_vision_model": siglip_vision,
+    "siglip2_vision_model": siglip2_vision,
+}
+_READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
+    "clip": _clip,
+    "chinese_clip": _clip,
+    "altclip": _clip,
+    "siglip": _siglip,
+    "siglip2": _siglip,
+    "owlv2": _owlv2,
+    "align": _align,
+    "xclip": _xclip,
+    "groupvit": _groupvit,
+    "vision-text-dual-encoder": _dual_encoder,
+    "clip_text_model": _text_tower,
+    "clip_vision_model": _vision_tower,
+    "siglip_vision_model": _vision_tower,
+    "siglip2_vision_model": _vision_tower,
+}

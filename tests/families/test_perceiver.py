@@ -1,0 +1,34 @@
+"""Perceiver on text: the base model has neither table nor decoder."""
+
+import pytest
+
+from memplan.model.spec import Task
+from tests.families.reading import counted
+
+SMALL = {
+    "model_type": "perceiver", "num_latents": 16, "d_latents": 64, "d_model": 48,
+    "num_self_attends_per_block": 2, "vocab_size": 100, "max_position_embeddings": 64,
+}  # fmt: skip
+NARROW = {**SMALL, "qk_channels": 32, "v_channels": 64}
+WIDE = {
+    **SMALL, "cross_attention_widening_factor": 2, "self_attention_widening_factor": 3,
+    "cross_attention_shape_for_attention": "q",
+}  # fmt: skip
+
+
+# Counts from transformers 5.23, on the meta device.
+@pytest.mark.parametrize(
+    ("config", "task", "total", "largest"),
+    [
+        pytest.param(NARROW, Task.BASE, 62_752, 4_160, id="narrow-base"),
+        pytest.param(NARROW, Task.MASKED_LM, 113_476, 16_640, id="narrow"),
+        pytest.param(WIDE, Task.BASE, 116_000, 12_480, id="wide-base"),
+        pytest.param(WIDE, Task.MASKED_LM, 166_724, 16_640, id="wide"),
+    ],
+)
+def test_counts(config: dict[str, object], task: Task, total: int, largest: int) -> None:
+    assert counted(config, task) == (total, largest)
+
+
+def test_blocks_run_again_with_the_same_weights() -> None:
+    assert counted({**NARROW, "num_blocks": 8}) == counted(NARROW)

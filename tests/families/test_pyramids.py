@@ -1,0 +1,140 @@
+"""Image transformers in stages: counts, and what a config may leave out or contradict."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from memplan.errors import ConfigError
+from memplan.families import read_model
+from memplan.graph.counts import count_parameters
+from memplan.sources.defaults import class_defaults
+
+
+def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:
+    config = {"model_type": model_type, "architectures": [architecture], **sizes}
+    model = read_model(config, source="config.json", name="x", defaults=class_defaults())
+    assert model.activations_left_out
+    found = count_parameters(model)
+    return found.total, found.base, found.largest_layer
+
+
+# Sizes as in the models' configs or as variations of them; counts from transformers 5.23.
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "sizes", "expected"),
+    [
+        pytest.param(
+            "swinv2",
+            "Swinv2ForImageClassification",
+            {
+                "embed_dim": 128,
+                "depths": [2, 2, 18, 2],
+                "num_heads": [4, 8, 16, 32],
+                "num_labels": 1000,
+            },
+            (87_918_816, 86_893_816, 4_198_400),
+            id="swinv2-base",
+        ),
+        pytest.param(
+            "swinv2",
+            "Swinv2ForMaskedImageModeling",
+            {"use_absolute_embeddings": True},
+            (30_241_770, 27_879_306, 2_362_368),
+            id="swinv2-masked",
+        ),
+        pytest.param(
+            "focalnet",
+            "FocalNetForImageClassification",
+            {
+                "embed_dim": 128,
+                "depths": [2, 2, 18, 2],
+                "focal_levels": [3, 3, 3, 3],
+                "num_labels": 1000,
+            },
+            (88_749_768, 87_724_768, 4_198_400),
+            id="focalnet-base-lrf",
+        ),
+        pytest.param(
+            "focalnet",
+            "FocalNetModel",
+            {
+                "use_conv_embed": True,
+                "use_layerscale": True,
+                "use_post_layernorm_in_modulation": True,
+            },
+            (29_620_644, 29_620_644, 2_654_976),
+            id="focalnet-convolved",
+        ),
+        pytest.param(
+            "cvt",
+            "CvtForImageClassification",
+            {"num_labels": 1000},
+            (19_997_480, 19_611_712, 663_936),
+            id="cvt-13",
+        ),
+        pytest.param(
+            "cvt",
+            "CvtModel",
+            {"qkv_projection_method": ["avg", "dw_bn", "dw_bn"], "qkv_bias": [True, False, True]},
+            (19_608_448, 19_608_448, 663_936),
+            id="cvt-averaged",
+        ),
+        pytest.param(
+            "pvt",
+            "PvtForImageClassification",
+            {},
+            (13_229_288, 12_716_288, 1_050_624),
+            id="pvt-tiny",
+        ),
+        pytest.param(
+            "glpn",
+            "GLPNForDepthEstimation",
+            {
+                "depths": [3, 8, 27, 3],
+                "hidden_sizes": [64, 128, 320, 512],
+                "decoder_hidden_size": 64,
+            },
+            (61_220_903, 60_842_688, 1_475_072),
+            id="glpn-kitti",
+        ),
+        pytest.param("glpn", "GLPNModel", {}, (3_319_392, 3_319_392, 368_896), id="glpn-bare"),
+        pytest.param(
+            "levit",
+            "LevitForImageClassificationWithTeacher",
+            {"num_labels": 1000},
+            (9_213_936, 8_442_400, 393_216),
+            id="levit-128",
+        ),
+        pytest.param(
+            "levit",
+            "LevitModel",
+            {"mlp_ratio": [2, 0, 2]},
+            (7_387_680, 7_387_680, 393_216),
+            id="levit-without-a-network",
+        ),
+    ],
+)
+def test_counts(
+    model_type: str, architecture: str, sizes: Mapping[str, object], expected: tuple[int, int, int]
+) -> None:
+    assert counts(model_type, architecture, sizes) == expected
+
+
+def test_focalnet_does_not_read_its_hidden_sizes() -> None:
+    plain = counts("focalnet", "FocalNetModel", {})
+    assert counts("focalnet", "FocalNetModel", {"hidden_sizes": [1, 2, 3, 4]}) == plain
+
+
+def test_levit_makes_down_ops_itself_where_there_are_none() -> None:
+    operations = [["Subsample", 16, 8, 4, 2, 2], ["Subsample", 16, 16, 4, 2, 2]]
+    given = counts("levit", "LevitModel", {"down_ops": operations})
+    assert given == counts("levit", "LevitModel", {})
+
+
+def test_down_ops_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="down_ops: row 0 must be 'Subsample'"):
+        counts("levit", "LevitModel", {"down_ops": [["Subsample", 16], ["Subsample", 16]]})
+
+
+def test_pvt_classifies_a_thousand_classes_by_default() -> None:
+    total, base, _ = counts("pvt", "PvtForImageClassification", {})
+    assert total - base == 1000 * (512 + 1)

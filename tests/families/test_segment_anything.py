@@ -1,0 +1,91 @@
+"""SAM, SAM-HQ, SAM 2 and PP-FormulaNet: counts, and what a config may leave out or contradict."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from memplan.families import read_model
+from memplan.graph.counts import count_parameters
+from memplan.sources.defaults import class_defaults
+
+
+def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:
+    config = {"model_type": model_type, "architectures": [architecture], **sizes}
+    model = read_model(config, source="config.json", name="x", defaults=class_defaults())
+    assert model.activations_left_out
+    found = count_parameters(model)
+    return found.total, found.base, found.largest_layer
+
+
+# Sizes as in the models' configs or as variations of them; counts from transformers 5.23.
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "sizes", "expected"),
+    [
+        pytest.param("sam", "SamModel", {}, (93_735_728, 93_735_728, 3_145_728), id="sam-vit-base"),
+        pytest.param(
+            "sam",
+            "SamModel",
+            {
+                "vision_config": {"use_rel_pos": False, "use_abs_pos": False},
+                "mask_decoder_config": {"iou_head_depth": 4},
+            },
+            (90_563_120, 90_563_120, 2_362_368),
+            id="sam-without-positions",
+        ),
+        pytest.param(
+            "sam_hq", "SamHQModel", {}, (94_806_832, 94_806_832, 3_145_728), id="sam-hq-vit-base"
+        ),
+        pytest.param(
+            "sam2_video", "Sam2VideoModel", {}, (38_962_498, 38_962_498, 2_362_368), id="sam2-tiny"
+        ),
+        pytest.param(
+            "sam2_video",
+            "Sam2VideoModel",
+            {
+                "enable_occlusion_spatial_embedding": False,
+                "enable_temporal_pos_encoding_for_object_pointers": False,
+                "vision_config": {
+                    "model_type": "sam2_vision_model",
+                    "backbone_channel_list": [1152, 576, 288, 144],
+                    "backbone_config": {
+                        "model_type": "sam2_hiera_det_model",
+                        "hidden_size": 144,
+                        "num_attention_heads": 2,
+                        "blocks_per_stage": [2, 6, 36, 4],
+                        "embed_dim_per_stage": [144, 288, 576, 1152],
+                        "num_attention_heads_per_stage": [2, 4, 8, 16],
+                        "window_size_per_stage": [8, 4, 16, 8],
+                        "global_attention_blocks": [23, 33, 43],
+                    },
+                },
+            },
+            (224_430_130, 224_430_130, 5_313_024),
+            id="sam2-hiera-large",
+        ),
+        pytest.param(
+            "pp_formulanet",
+            "PPFormulaNetForConditionalGeneration",
+            {
+                "vision_config": {"image_size": 768},
+                "text_config": {"max_position_embeddings": 1024},
+            },
+            (181_110_528, 155_510_528, 25_600_000),
+            id="pp-formulanet-l",
+        ),
+    ],
+)
+def test_counts(
+    model_type: str, architecture: str, sizes: Mapping[str, object], expected: tuple[int, int, int]
+) -> None:
+    assert counts(model_type, architecture, sizes) == expected
+
+
+def test_pp_formulanet_ties_nothing() -> None:
+    tied = {"text_config": {"tie_word_embeddings": True}, "tie_word_embeddings": True}
+    name = "PPFormulaNetForConditionalGeneration"
+    assert counts("pp_formulanet", name, tied) == counts("pp_formulanet", name, {})
+
+
+def test_sam_takes_the_width_of_its_network_from_a_ratio() -> None:
+    ratio = counts("sam", "SamModel", {"vision_config": {"mlp_ratio": 2.0}})
+    assert ratio == counts("sam", "SamModel", {"vision_config": {"mlp_dim": 1536}})
