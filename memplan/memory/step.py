@@ -152,7 +152,7 @@ class StepPasses:
     """After the loss, when autocast's cache and the outputs are gone."""
     backward: list[BackwardPass] = field(default_factory=list)
     after_backward: Height = Height()
-    """What is left beside gradients: nothing but rounding."""
+    """What is left beside gradients: the loss, leaves that want gradients, and these."""
 
 
 class StepWalk:
@@ -162,6 +162,8 @@ class StepWalk:
         self.tape = tape
         self.level = Height()
         self.cached_casts_bytes = 0
+        self.carried_bytes = 0
+        """What the model's variable holds of the layer before."""
         self.passes = StepPasses()
         options = tape.options
         self.device = None
@@ -182,12 +184,10 @@ class StepWalk:
         """Forward, then backward."""
         for segment in self.tape.segments:
             self._forward(segment)
+        self._let_go_of_carried()
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
         self._backward()
-        for leaf in self.tape.leaves:
-            size = leaf.storage.num_bytes
-            self._lower(Level(saved_bytes=-size, other_bytes=-size), loss=False)
         self.passes.after_backward = self.level
         return self.passes
 
@@ -206,21 +206,25 @@ class StepWalk:
         later = profile.end.total_bytes - freed
         # The first layer's input may be held by an outer variable, and then outlives the layer.
         first = later + (freed if given is not None and self._outlives(given) else 0)
+        if segment.component == LOSS_COMPONENT:
+            self._let_go_of_carried()
         carried = 0
         if segment.carried is not None and segment.carried not in walk.saves:
             carried = segment.carried.num_bytes
+        first += carried - self.carried_bytes
+        self.carried_bytes = carried
         made = ForwardPass(
             segment=segment,
             start=self.level,
             peak=profile.peak,
-            first_bytes=first + carried,
+            first_bytes=first,
             later_bytes=later,
             profile=profile,
         )
         self.passes.forward.append(made)
         casts = profile.cached_cast_bytes * segment.repeat
         stays = first + later * (segment.repeat - 1) - casts
-        spent = given.num_bytes if given is not None and first < profile.end.total_bytes else 0
+        spent = freed if given is not None and not self._outlives(given) else 0
         self._lower(Level(saved_bytes=stays + spent, earlier_bytes=-spent), loss=made.loss)
         self._lower(Level(other_bytes=casts), loss=False)
         self.cached_casts_bytes += casts
@@ -228,6 +232,11 @@ class StepWalk:
             if not self._kept_after_release(storage):
                 own = storage.segment == segment.index
                 self._lower(Level(saved_bytes=-storage.num_bytes), loss=made.loss and own)
+
+    def _let_go_of_carried(self) -> None:
+        """The model's variable goes when the base model has returned."""
+        self._lower(Level(saved_bytes=-self.carried_bytes), loss=False)
+        self.carried_bytes = 0
 
     def _outlives(self, storage: Storage) -> bool:
         return storage.held or self.keepers.get(storage, 0) > 0

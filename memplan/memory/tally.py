@@ -22,7 +22,7 @@ from memplan.memory.playback import (
 )
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.walk import WORKSPACE, Event, GradientBuffer, Interval, Level
-from memplan.records import dataclass
+from memplan.fast_dataclass import dataclass
 
 Place = tuple[ForwardPass | BackwardPass | None, int, Level | Height]
 """A moment of a pass: the repetition, and a level above where it begins; or one between passes."""
@@ -264,6 +264,10 @@ class TallyPlayback:
             for repetition in range(each.repeats):
                 remaining[index] -= 1
                 self._backward(each, repetition, remaining[index], pieces)
+        self._stand(self.passes.after_backward)
+
+    def let_go(self) -> None:
+        """The loss goes, and with it all that is left of the model's."""
         self.ledger.stand(0, None)
 
     def _backward_pieces(self, each: BackwardPass) -> list[list[Piece]]:

@@ -93,6 +93,7 @@ class Program:
         self.begin_backward()
         self.playback.backward()
         self.end_backward()
+        self.playback.let_go()
 
     def optimizer_step(self, *, first: bool) -> None:
         """States in the first step; then what the optimizer copies."""

@@ -3,7 +3,7 @@
 from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import Job, rounded
-from memplan.memory.ledger import Block, Ledger
+from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs.program import Program, Weight
 
 
@@ -30,9 +30,11 @@ class DeepSpeedProgram(Program):
         return sorted(kept, key=self.number)
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
-        """Note whether the optimizer steps after it."""
+        """Note whether the optimizer steps after it; ``engine.step()`` is called all the same."""
         self.last = last
         super().micro_batch(step, first=first, last=last)
+        if not last:
+            self.ledger.enter(Part.STEP, step)
 
     def allocate(
         self, num_bytes: int, kind: ComponentKind, name: str | Weight, *, stream: int = 0
