@@ -115,6 +115,8 @@ class BackwardPass:
     """One repetition."""
     change: Level
     """What one repetition changes, mostly downwards."""
+    released_bytes: int = 0
+    """Of earlier segments, what the last repetition lets go with what it was given."""
 
     @property
     def loss(self) -> bool:
@@ -280,7 +282,9 @@ class StepWalk:
                 remaining -= repeats
                 if not remaining:
                     accumulated = finished
-            self._free_shared(segment)
+            released = self._free_shared(segment)
+            if segment.checkpointed:
+                self.passes.backward[-1].released_bytes = released
 
     def _walk_back(
         self, segment: Segment, finished: dict[Parameter, bool], shared: dict[Tensor, int]
@@ -298,13 +302,17 @@ class StepWalk:
         ).run()
         return back, back.end
 
-    def _free_shared(self, segment: Segment) -> None:
+    def _free_shared(self, segment: Segment) -> int:
+        """Let go of what no other segment keeps [bytes]."""
+        released = 0
         for storage in kept_by(segment):
             self.keepers[storage] -= 1
             if storage in self.leaves:
                 continue
             if not self.keepers[storage] and not self._kept_nearby(storage):
-                self._lower(Level(saved_bytes=-storage.num_bytes), loss=False)
+                released += storage.num_bytes
+        self._lower(Level(saved_bytes=-released), loss=False)
+        return released
 
 
 def splits_sums(tape: Tape) -> bool:

@@ -7,6 +7,7 @@ under it; and the fullest moment of every part of the run is kept.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
@@ -301,6 +302,9 @@ class TallyPlayback:
             parameter = interval.parameter
             if parameter is not None:
                 self._gradient((parameter, copy if parameter in own else 0), interval)
+        if each.released_bytes and repetition == each.repeats - 1:
+            after = replace(end, earlier_bytes=end.earlier_bytes - each.released_bytes)
+            ledger.stand(base + after.total_bytes, (each, repetition, after))
         engine.after_backward(segment, copy)
 
     def _gradient(self, weight: tuple[Parameter, int], interval: Interval) -> None:
