@@ -2,79 +2,304 @@
 
 The walks know how high the model's own allocations rise above the level at which a repetition of a
 segment begins, so between two acts of an engine there is one number to look at. A ``Tally`` is the
-ledger that an engine's program writes its own blocks into; ``TallyPlayback`` moves the model's level
-under it; and the fullest moment of every part of the run is kept.
+ledger that an engine's program writes its own blocks into. ``TallyPlayback`` leads it from spot to spot
+of the passes, and it notes the most that the program holds at each.
+
+What a program holds does not depend on how large the model's activations are, so one ``Outline`` of a run
+serves every batch: it is laid over the passes, and the fullest spot of every part is found by arithmetic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.playback import (
-    Acts,
-    Cut,
-    Engine,
-    backward_cuts,
-    forward_cuts,
-)
+from memplan.memory.playback import Acts, Cut, Engine, Stops, backward_cuts, forward_cuts
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.walk import WORKSPACE, Event, GradientBuffer, Interval, Level
-from memplan.fast_dataclass import dataclass
 
-Place = tuple[ForwardPass | BackwardPass | None, int, Level | Height]
-"""A moment of a pass: the repetition, and a level above where it begins; or one between passes."""
 Piece = tuple[Level, Level, Acts]
 """Events between two stops: the highest level, the one at the end, and what is done there."""
+Held = tuple[int, ...]
+"""What a program holds, by line."""
+Point = tuple[int, int, Held]
+"""A repetition, what the program holds in all, and by line."""
+Spot = int
+"""A level of a pass: its number in ``Spots.levels``."""
 _NOTHING = Level()
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """Blocks of one purpose."""
+
+    kind: ComponentKind
+    name: str
+
+
+Pass = ForwardPass | BackwardPass
+
+
+class Spots:
+    """Where an engine may find the model: levels of all passes, in an order that every batch shares."""
+
+    def __init__(self, passes: StepPasses, stops: "StopsBySegment") -> None:
+        self.passes = passes
+        self.levels: list[tuple[Pass | None, Level | Height]] = []
+        """A level above where a repetition of a pass begins, or the model's height between passes."""
+        self.between = self._add(None, Height())
+        """Between steps, where the model holds nothing."""
+        self.after_forward = self._add(None, passes.after_forward)
+        self.after_backward = self._add(None, passes.after_backward)
+        self.forward = [self._forward(each, stops) for each in passes.forward]
+        self.backward = [self._backward(each, stops) for each in passes.backward]
+
+    def _add(self, each: Pass | None, level: Level | Height) -> Spot:
+        self.levels.append((each, level))
+        return len(self.levels) - 1
+
+    def _pairs(self, each: Pass, pieces: Sequence[Piece]) -> "list[Stretch]":
+        return [(self._add(each, peak), self._add(each, end), acts) for peak, end, acts in pieces]
+
+    def _forward(self, each: ForwardPass, stops: "StopsBySegment") -> "PassSpots":
+        own = stops.get(each.segment.index)
+        pieces: list[Piece] = [(each.peak, each.profile.end, ())]
+        if own is not None:
+            cuts = forward_cuts(each, own)
+            pieces = Folding(each.segment).pieces(each.profile.events, cuts)
+        start = self._add(each, _NOTHING)
+        return PassSpots(start=start, stretches=[self._pairs(each, pieces)], end=None)
+
+    def _backward(self, each: BackwardPass, stops: "StopsBySegment") -> "PassSpots":
+        own = stops.get(each.segment.index)
+        start = self._add(each, _NOTHING)
+        stretches = [
+            self._pairs(each, pieces)
+            for pieces in (
+                [[(interval.peak, interval.end, ())] for interval in each.intervals]
+                if own is None
+                else _cut_intervals(each, own)
+            )
+        ]
+        end = None
+        if each.released_bytes:
+            last = each.profile.end
+            earlier = last.earlier_bytes - each.released_bytes
+            end = self._add(each, replace(last, earlier_bytes=earlier))
+        return PassSpots(start=start, stretches=stretches, end=end)
+
+    def height(self, spot: Spot, repetition: int) -> Height:
+        """What the model holds, by component."""
+        each, level = self.levels[spot]
+        if isinstance(level, Height):
+            return level
+        assert each is not None
+        return each.start_of(repetition).plus(level, loss=each.loss)
+
+    @cached_property
+    def lines(self) -> list[tuple[int, int, int]]:
+        """What the model holds at each spot, as a straight line in the repetition: in the first, and in
+        all later ones the intercept and the slope [bytes]."""
+        return [_line(each, level) for each, level in self.levels]
+
+
+def _line(each: Pass | None, level: Level | Height) -> tuple[int, int, int]:
+    if each is None:
+        return level.total_bytes, level.total_bytes, 0
+    base = each.start.total_bytes + level.total_bytes
+    if isinstance(each, ForwardPass):
+        return base, base + each.first_bytes - each.later_bytes, each.later_bytes
+    return base, base, each.change.total_bytes
+
+
+Stretch = tuple[Spot, Spot, Acts]
+"""Its highest level, the one at its end, and what is done there."""
+StopsBySegment = Mapping[int, Stops | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassSpots:
+    """The spots of one repetition of a pass."""
+
+    start: Spot
+    stretches: list[list[Stretch]]
+    """For each interval of a backward pass; one list for a forward pass."""
+    end: Spot | None
+    """After the last repetition, where it lets more go than others do."""
+
+
+def _cut_intervals(each: BackwardPass, stops: Stops) -> list[list[Piece]]:
+    folding = Folding(each.segment)
+    found: list[list[Piece]] = []
+    for interval, cuts in zip(each.intervals, backward_cuts(each, stops), strict=True):
+        pieces = folding.pieces(interval.events, cuts)
+        folding.hand_over(interval)
+        pieces[-1] = (pieces[-1][0], interval.end, ())
+        found.append(pieces)
+    return found
+
+
+class Folding:
+    """Levels of a walk's events between stops that are not the walk's own."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.kept = {storage for each in segment.operations for storage in each.saved}
+        if segment.checkpointed and segment.input is not None:
+            self.kept.add(segment.input.storage)
+        self.sizes: dict[object, int] = {}
+        self.total = self.saved = self.earlier = 0
+
+    def pieces(self, events: list[Event], cuts: Sequence[Cut]) -> list[Piece]:
+        """Up to each cut, and the rest."""
+        found: list[Piece] = []
+        done = 0
+        for position, acts in cuts:
+            found.append(self._piece(events[done:position], acts))
+            done = position
+        found.append(self._piece(events[done:], ()))
+        return found
+
+    def _piece(self, events: list[Event], acts: Acts) -> Piece:
+        highest = self._level()
+        highest_bytes = self.total
+        for key, size in events:
+            if size:
+                self.sizes[key] = size
+                self._change(key, size)
+                if self.total > highest_bytes:
+                    highest, highest_bytes = self._level(), self.total
+            elif key is not WORKSPACE:
+                self._change(key, -self._size(key))
+        return highest, self._level(), acts
+
+    def _level(self) -> Level:
+        return Level(
+            saved_bytes=self.saved,
+            other_bytes=self.total - self.saved - self.earlier,
+            earlier_bytes=self.earlier,
+        )
+
+    def _size(self, key: object) -> int:
+        size = self.sizes.pop(key, None)
+        if size is None:
+            assert isinstance(key, Storage | GradientBuffer)
+            size = key.num_bytes
+        return size
+
+    def _change(self, key: object, size: int) -> None:
+        self.total += size
+        if isinstance(key, Storage) and key in self.kept:
+            if key.segment == self.segment.index:
+                self.saved += size
+            else:
+                self.earlier += size
+
+    def hand_over(self, interval: Interval) -> None:
+        """The gradient that ends an interval is its engine's now."""
+        if interval.gradient is not None:
+            self._change(interval.gradient, -self._size(interval.gradient))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
     """The fullest moment of a part of a run."""
 
     total_bytes: int
-    held: tuple[int, ...]
-    """By line, what programs hold."""
-    place: Place | None
-    """Where the model is then; None: it holds nothing."""
+    held: Held
+    """By line, what the program holds."""
+    spot: Spot
+    repetition: int
+
+
+class Outline:
+    """What a program holds over a run, spot by spot; every batch of the same structure shares it."""
+
+    def __init__(self, lines: list[Line], stops: StopsBySegment) -> None:
+        self.lines = lines
+        self.stops = stops
+        self.points: dict[Part, dict[Spot, list[Point]]] = {}
+        """The points that may be the fullest of their spot, whatever the model holds there."""
+        self.held: dict[Part, Held] = {}
+        """What is held when a part of the run ends."""
+
+    def moments(self, spots: Spots) -> dict[Part, Moment]:
+        """The fullest of each part."""
+        return {part: _fullest(found, spots) for part, found in self.points.items()}
+
+    def entries(self, held: Held) -> list[Entry]:
+        """What the program holds, by purpose."""
+        return [
+            Entry(line.kind, size, line.name) for line, size in zip(self.lines, held, strict=False)
+        ]
+
+
+def _fullest(points: dict[Spot, list[Point]], spots: Spots) -> Moment:
+    lines = spots.lines
+    best = -1
+    found: tuple[Held, Spot, int] | None = None
+    for spot, own in points.items():
+        first, intercept, slope = lines[spot]
+        for repetition, size, held in own:
+            total = size + (intercept + repetition * slope if repetition else first)
+            if total > best:
+                best, found = total, (held, spot, repetition)
+    assert found is not None
+    held, spot, repetition = found
+    return Moment(total_bytes=best, held=held, spot=spot, repetition=repetition)
 
 
 class Tally(Ledger):
-    """A ledger that keeps sums: of what a program holds, by purpose, and the fullest moments."""
+    """A ledger that keeps sums: of what a program holds, by purpose, at every spot of the passes."""
 
     __slots__ = (
-        "_best", "_held", "_kinds", "_level", "_line_of", "_lines", "_names", "_part", "_place",
-        "_sizes", "_total", "moments",
+        "_held", "_line_of", "_lines", "_most", "_most_held", "_part", "_points", "_repetition",
+        "_sizes", "_snapshot", "_spot", "_stops", "_total", "outline",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
-        self.moments: dict[Part, Moment] = {}
-        self._part = Part.LOAD
-        self._best: Moment | None = None
-        self._total = 0
-        """All that is alive."""
-        self._level = 0
-        """Of it, the model's own."""
-        self._place: Place | None = None
+        self.outline = Outline([], {})
+        self._lines: dict[object, int] = {}
         self._sizes: list[int] = []
         self._line_of: list[int] = []
-        self._lines: dict[object, int] = {}
-        self._kinds: list[ComponentKind] = []
-        self._names: list[str] = []
         self._held: list[int] = []
+        self._total = 0
+        """What the program holds."""
+        self._snapshot: Held | None = None
+        """By line, until something changes."""
+        self._part = Part.LOAD
+        self._points: dict[Spot, list[Point]] = {}
+        self._spot = 0
+        self._repetition = 0
+        self._most = 0
+        self._most_held: Held = ()
 
     # -- what programs ask for ---------------------------------------------------------------------
 
+    def playback(
+        self,
+        tape: Tape,
+        passes: StepPasses,
+        engine: Engine,
+        *,
+        workspace_bytes: int,  # noqa: ARG002
+    ) -> "TallyPlayback":
+        """Who leads it from spot to spot."""
+        return TallyPlayback(tape, passes, self, engine)
+
     def enter(self, part: Part, step: int = 0) -> None:  # noqa: ARG002
         """A part of the run begins, or goes on in another micro-batch."""
-        self._close()
+        self._leave()
+        self.outline.held[self._part] = self._now()
         self._part = part
-        self._best = self.moments.get(part)
+        self._points = self.outline.points.setdefault(part, {})
+        self._most, self._most_held = -1, ()
 
     def allocate(
         self,
@@ -85,127 +310,107 @@ class Tally(Ledger):
     ) -> Block:
         """Ask for a block of some purpose."""
         size = -(-num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
-        line = self._lines.get(name)
-        if line is None or self._kinds[line] is not kind:
-            line = self._line(kind or ComponentKind.TEMPORARIES, name)
+        key = name if name.__class__ is str else kind
+        line = self._lines.get(key)
+        if line is None or self.outline.lines[line].kind is not kind:
+            line = self._line(kind or ComponentKind.TEMPORARIES, key)
         self._held[line] += size
         self._total += size
+        self._snapshot = None
         self._line_of.append(line)
         self._sizes.append(size)
         return len(self._sizes) - 1
+
+    def _line(self, kind: ComponentKind, key: object) -> int:
+        """The line of a purpose; blocks of single weights share their kind's."""
+        line = self._lines.get((kind, key))
+        if line is None:
+            line = self._lines[kind, key] = len(self._held)
+            self._held.append(0)
+            self.outline.lines.append(Line(kind, key if isinstance(key, str) else ""))
+        self._lines.setdefault(key, line)
+        return line
 
     def move(self, block: Block, stream: int) -> None:
         """Streams make no difference to a sum."""
 
     def free(self, block: Block) -> None:
         """Give a block back."""
-        if self._best is None or self._total > self._best.total_bytes:
-            self._note()
+        if self._total > self._most:
+            self._most, self._most_held = self._total, self._now()
         size = self._sizes[block]
         self._held[self._line_of[block]] -= size
         self._total -= size
+        self._snapshot = None
 
     def empty_cache(self) -> None:
         """What is alive stays."""
 
-    def _line(self, kind: ComponentKind, name: object) -> int:
-        """The line of a purpose; blocks of single weights share their kind's."""
-        text = name if isinstance(name, str) else ""
-        key = (kind.label, text)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = len(self._held)
-            self._held.append(0)
-            self._kinds.append(kind)
-            self._names.append(text)
-        self._lines.setdefault(text or None, line)
-        return line
-
-    def playback(
-        self,
-        tape: Tape,
-        passes: StepPasses,
-        engine: Engine,
-        *,
-        workspace_bytes: int,  # noqa: ARG002
-    ) -> "TallyPlayback":
-        """Whose stretches are added up."""
-        return TallyPlayback(tape, passes, self, engine)
-
     # -- where the model is ------------------------------------------------------------------------
 
-    def stand(self, level_bytes: int, place: Place | None) -> None:
-        """The model's level changes."""
-        if self._best is None or self._total > self._best.total_bytes:
-            self._note()
-        self._total += level_bytes - self._level
-        self._level = level_bytes
-        self._place = place
+    def _now(self) -> Held:
+        if self._snapshot is None:
+            self._snapshot = tuple(self._held)
+        return self._snapshot
 
-    def rise(self, level_bytes: int, place: Place) -> None:
-        """It rises so high before the next stop."""
-        total = self._total - self._level + level_bytes
-        if self._best is None or total > self._best.total_bytes:
-            self._best = Moment(total, tuple(self._held), place)
+    def stand(self, spot: Spot, repetition: int = 0) -> None:
+        """The model stays at a spot while its engine acts."""
+        self._leave()
+        self._spot, self._repetition = spot, repetition
+        self._most, self._most_held = -1, ()
 
-    def _note(self) -> None:
-        self._best = Moment(self._total, tuple(self._held), self._place)
+    def _leave(self) -> None:
+        if self._total > self._most:
+            self._most, self._most_held = self._total, self._now()
+        self._add(self._spot, (self._repetition, self._most, self._most_held))
 
-    def _close(self) -> None:
-        if self._best is None or self._total > self._best.total_bytes:
-            self._note()
-        assert self._best is not None
-        self.moments[self._part] = self._best
+    def rise(self, spot: Spot, repetition: int) -> None:
+        """It rises to a spot and goes on at once."""
+        self._add(spot, (repetition, self._total, self._now()))
 
-    # -- what is found -----------------------------------------------------------------------------
+    def _add(self, spot: Spot, point: Point) -> None:
+        """Keep a point if, for some slope of the model's own bytes, none of its spot is higher."""
+        points = self._points.get(spot)
+        if points is None:
+            self._points[spot] = [point]
+            return
+        repetition, total, _ = point
+        if points[-1][0] >= repetition:
+            # Another micro-batch, or another act at the same spot.
+            self._add_again(points, point)
+            return
+        while len(points) > 1 and points[-2][0]:
+            (start, first, _), (middle, between, _) = points[-2], points[-1]
+            if (between - first) * (repetition - start) > (total - first) * (middle - start):
+                break
+            points.pop()
+        points.append(point)
+
+    def _add_again(self, points: list[Point], point: Point) -> None:
+        for number, (repetition, total, _) in enumerate(points):
+            if repetition == point[0]:
+                if point[1] > total:
+                    points[number] = point
+                return
+        points.append(point)
+        points.sort(key=lambda each: each[0])
 
     def forget_steps(self) -> None:
         """What came before was no steady step: only loading is kept."""
-        self._close()
-        self.moments = {Part.LOAD: self.moments[Part.LOAD]}
-        self._best = None
+        self._leave()
+        self.outline.points = {Part.LOAD: self.outline.points[Part.LOAD]}
+        self._part, self._points = Part.FORWARD, {}
+        self._most, self._most_held = -1, ()
 
-    def close(self) -> None:
+    def close(self) -> Outline:
         """The run is over."""
-        self._close()
-
-    @property
-    def held_bytes(self) -> int:
-        """What programs hold now."""
-        return self._total - self._level
-
-    def entries(self, part: Part, *, origins: dict[ComponentKind, str]) -> list[Entry]:
-        """A part's fullest moment by purpose."""
-        moment = self.moments[part]
-        entries = [
-            Entry(kind, size, name or origins.get(kind, ""))
-            for kind, name, size in zip(self._kinds, self._names, moment.held, strict=False)
-        ]
-        if moment.place is not None:
-            entries += height_entries(_height(*moment.place))
-        return entries
-
-
-def _height(
-    each: ForwardPass | BackwardPass | None, repetition: int, level: Level | Height
-) -> Height:
-    if isinstance(level, Height):
-        return level
-    assert each is not None
-    return each.start_of(repetition).plus(level, loss=each.loss)
-
-
-def height_entries(height: Height) -> list[Entry]:
-    """What the model itself holds at a moment."""
-    return [
-        Entry(ComponentKind.ACTIVATIONS, height.activations_bytes, "kept for the backward pass"),
-        Entry(ComponentKind.LOGITS_AND_LOSS, height.loss_bytes, "the head and its loss"),
-        Entry(ComponentKind.TEMPORARIES, height.temporaries_bytes, "inside or between operations"),
-    ]
+        self._leave()
+        self.outline.held[self._part] = self._now()
+        return self.outline
 
 
 class TallyPlayback:
-    """Forward and backward of one micro-batch, stretch by stretch."""
+    """Forward and backward of one micro-batch, from spot to spot."""
 
     def __init__(self, tape: Tape, passes: StepPasses, ledger: Tally, engine: Engine) -> None:
         self.tape = tape
@@ -215,96 +420,65 @@ class TallyPlayback:
         self.uses = repeated_uses(passes)
         self.waiting: dict[tuple[Parameter, int], tuple[int, Block]] = {}
         """Gradients of weights used more than once: how many are to come, and the sum so far."""
-        self.forward_pieces: dict[int, list[Piece]] = {}
-        self.backward_pieces: dict[int, list[list[Piece]]] = {}
 
-    # -- forward -----------------------------------------------------------------------------------
+    @cached_property
+    def spots(self) -> Spots:
+        """Cut where the engine takes part."""
+        stops = {segment.index: self.engine.stops(segment) for segment in self.tape.segments}
+        self.ledger.outline.stops = stops
+        return Spots(self.passes, stops)
 
     def forward(self) -> None:
         """Every segment's forward pass."""
-        for number, each in enumerate(self.passes.forward):
-            pieces = self.forward_pieces.get(number)
-            if pieces is None:
-                pieces = self.forward_pieces[number] = self._forward_pieces(each)
-            self._forward(each, pieces)
-        self._stand(self.passes.after_forward)
+        spots = self.spots
+        for each, own in zip(self.passes.forward, spots.forward, strict=True):
+            self._forward(each, own)
+        self.ledger.stand(spots.after_forward)
 
-    def _stand(self, height: Height) -> None:
-        """Between passes."""
-        self.ledger.stand(height.total_bytes, (None, 0, height))
-
-    def _forward_pieces(self, each: ForwardPass) -> list[Piece]:
-        stops = self.engine.stops(each.segment)
-        if stops is None:
-            return [(each.peak, each.profile.end, ())]
-        return Folding(each.segment).pieces(each.profile.events, forward_cuts(each, stops))
-
-    def _forward(self, each: ForwardPass, pieces: list[Piece]) -> None:
+    def _forward(self, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
+        (pieces,) = own.stretches
         for repetition in range(segment.repeat):
-            base = each.start_of(repetition).total_bytes
-            ledger.stand(base, (each, repetition, _NOTHING))
+            ledger.stand(own.start, repetition)
             engine.before_forward(segment, repetition)
             for peak, end, acts in pieces:
-                ledger.rise(base + peak.total_bytes, (each, repetition, peak))
-                ledger.stand(base + end.total_bytes, (each, repetition, end))
+                ledger.rise(peak, repetition)
+                ledger.stand(end, repetition)
                 if acts:
                     engine.reach(segment, repetition, acts)
             engine.after_forward(segment, repetition)
 
-    # -- backward ----------------------------------------------------------------------------------
-
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
+        spots = self.spots
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
-        for number, each in enumerate(self.passes.backward):
-            pieces = self.backward_pieces.get(number)
-            if pieces is None:
-                pieces = self.backward_pieces[number] = self._backward_pieces(each)
+        for each, own in zip(self.passes.backward, spots.backward, strict=True):
             index = each.segment.index
             for repetition in range(each.repeats):
                 remaining[index] -= 1
-                self._backward(each, repetition, remaining[index], pieces)
-        self._stand(self.passes.after_backward)
+                self._backward(each, own, repetition, remaining[index])
+        self.ledger.stand(spots.after_backward)
 
     def let_go(self) -> None:
         """The loss goes, and with it all that is left of the model's."""
-        self.ledger.stand(0, None)
+        self.ledger.stand(self.spots.between)
 
-    def _backward_pieces(self, each: BackwardPass) -> list[list[Piece]]:
-        """For each interval."""
-        stops = self.engine.stops(each.segment)
-        if stops is None:
-            return [[(interval.peak, interval.end, ())] for interval in each.intervals]
-        folding = Folding(each.segment)
-        found: list[list[Piece]] = []
-        for interval, cuts in zip(each.intervals, backward_cuts(each, stops), strict=True):
-            found.append(folding.pieces(interval.events, cuts))
-            folding.hand_over(interval)
-        return found
-
-    def _backward(
-        self, each: BackwardPass, repetition: int, copy: int, pieces: list[list[Piece]]
-    ) -> None:
+    def _backward(self, each: BackwardPass, own: PassSpots, repetition: int, copy: int) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
-        base = each.start_of(repetition).total_bytes
-        ledger.stand(base, (each, repetition, _NOTHING))
+        ledger.stand(own.start, repetition)
         engine.before_backward(segment, copy)
-        own = segment.parameters
-        for interval, stretch in zip(each.intervals, pieces, strict=True):
-            for peak, end, acts in stretch:
-                ledger.rise(base + peak.total_bytes, (each, repetition, peak))
+        for interval, pieces in zip(each.intervals, own.stretches, strict=True):
+            for peak, end, acts in pieces:
+                ledger.rise(peak, repetition)
+                ledger.stand(end, repetition)
                 if acts:
-                    ledger.stand(base + end.total_bytes, (each, repetition, end))
                     engine.reach(segment, copy, acts)
-            end = interval.end
-            ledger.stand(base + end.total_bytes, (each, repetition, end))
             parameter = interval.parameter
             if parameter is not None:
-                self._gradient((parameter, copy if parameter in own else 0), interval)
-        if each.released_bytes and repetition == each.repeats - 1:
-            after = replace(end, earlier_bytes=end.earlier_bytes - each.released_bytes)
-            ledger.stand(base + after.total_bytes, (each, repetition, after))
+                is_own = parameter in segment.parameters
+                self._gradient((parameter, copy if is_own else 0), interval)
+        if own.end is not None and repetition == each.repeats - 1:
+            ledger.stand(own.end, repetition)
         engine.after_backward(segment, copy)
 
     def _gradient(self, weight: tuple[Parameter, int], interval: Interval) -> None:
@@ -312,7 +486,7 @@ class TallyPlayback:
         ledger, made = self.ledger, interval.gradient
         block: Block | None = None
         if isinstance(made, GradientBuffer):
-            block = ledger.allocate(made.num_bytes, 0, ComponentKind.GRADIENTS, weight)
+            block = ledger.allocate(made.num_bytes, 0, ComponentKind.GRADIENTS, GRADIENT_LINE)
         uses = self.uses.get(weight[0])
         if uses is not None:
             left, present = self.waiting.pop(weight, (uses, None))
@@ -326,6 +500,9 @@ class TallyPlayback:
             block = present
         assert block is not None
         self.engine.gradient_ready(weight, block)
+
+
+GRADIENT_LINE = "finished gradients"
 
 
 def repeated_uses(passes: StepPasses) -> dict[Parameter, int]:
@@ -348,63 +525,10 @@ def repeated_uses(passes: StepPasses) -> dict[Parameter, int]:
     return {parameter: count for parameter, count in totals.items() if count > 1}
 
 
-class Folding:
-    """Levels of a walk's events between stops that are not the walk's own."""
-
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-        self.kept = {storage for each in segment.operations for storage in each.saved}
-        if segment.checkpointed and segment.input is not None:
-            self.kept.add(segment.input.storage)
-        self.sizes: dict[object, int] = {}
-        self.level = Level()
-
-    def pieces(self, events: list[Event], cuts: Sequence[Cut]) -> list[Piece]:
-        """Up to each cut, and the rest."""
-        found: list[Piece] = []
-        done = 0
-        for position, acts in cuts:
-            found.append(self._piece(events[done:position], acts))
-            done = position
-        found.append(self._piece(events[done:], ()))
-        return found
-
-    def _piece(self, events: list[Event], acts: Acts) -> Piece:
-        highest = self.level
-        for key, size in events:
-            if size:
-                self.sizes[key] = size
-                self._change(key, size)
-                if self.level.total_bytes > highest.total_bytes:
-                    highest = self.level
-            elif key is not WORKSPACE:
-                self._change(key, -self._size(key))
-        return highest, self.level, acts
-
-    def _size(self, key: object) -> int:
-        size = self.sizes.pop(key, None)
-        if size is None:
-            assert isinstance(key, Storage | GradientBuffer)
-            size = key.num_bytes
-        return size
-
-    def _change(self, key: object, size: int) -> None:
-        saved = other = earlier = 0
-        if isinstance(key, Storage) and key in self.kept:
-            if key.segment == self.segment.index:
-                saved = size
-            else:
-                earlier = size
-        else:
-            other = size
-        now = self.level
-        self.level = Level(
-            saved_bytes=now.saved_bytes + saved,
-            other_bytes=now.other_bytes + other,
-            earlier_bytes=now.earlier_bytes + earlier,
-        )
-
-    def hand_over(self, interval: Interval) -> None:
-        """The gradient that ends an interval is its engine's now."""
-        if interval.gradient is not None:
-            self._change(interval.gradient, -self._size(interval.gradient))
+def height_entries(height: Height) -> list[Entry]:
+    """What the model itself holds at a moment."""
+    return [
+        Entry(ComponentKind.ACTIVATIONS, height.activations_bytes, "kept for the backward pass"),
+        Entry(ComponentKind.LOGITS_AND_LOSS, height.loss_bytes, "the head and its loss"),
+        Entry(ComponentKind.TEMPORARIES, height.temporaries_bytes, "inside or between operations"),
+    ]
