@@ -171,8 +171,8 @@ def step_optimizer(
         for size in state_sizes:
             if optimizer.has_step_counter:
                 ledger.allocate(COUNTER_BYTES, 0, ComponentKind.OPTIMIZER_STATES, "step counter")
-            for _ in range(optimizer.num_states):
+            for _ in range(optimizer.num_states if size else 0):
                 ledger.allocate(size, 0, ComponentKind.OPTIMIZER_STATES, "optimizer state")
     if optimizer.num_step_copies:
-        copies = state_sizes * optimizer.num_step_copies
+        copies = [size for size in state_sizes if size] * optimizer.num_step_copies
         ledger.use(*copies, kind=ComponentKind.TEMPORARIES, name="the optimizer's copy of a state")
