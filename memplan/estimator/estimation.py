@@ -16,8 +16,10 @@ from memplan.hardware.gpu import (
     num_multiprocessors,
     threads_per_multiprocessor,
 )
+from memplan.memory import accounts
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast, has_module_hooks, has_python_linear
+from memplan.memory.programs import rank_kinds
 from memplan.memory.rank import RankInput, check_rank, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
@@ -225,26 +227,10 @@ def rank_account(
     Raises ``SetupError`` for an engine or a parallel degree that is not modelled, and for a rank
     that the setup does not have.
     """
-    setup = given.setup
-    _refuse_unmodelled(setup)
+    _refuse_unmodelled(given.setup)
     if rank is not None:
-        check_rank(rank, setup.num_gpus)
-    engine = setup.chosen_engine
-    if engine is Engine.DEEPSPEED:
-        from memplan.memory.deepspeed import deepspeed_account
-
-        return deepspeed_account(given, rank=rank, capacity_bytes=capacity_bytes)
-    if engine is Engine.FSDP:
-        from memplan.memory.fsdp2 import fsdp2_account
-
-        return fsdp2_account(given, rank=rank or 0)
-    if engine is Engine.FSDP1:
-        from memplan.memory.fsdp1 import fsdp1_account
-
-        return fsdp1_account(given, rank=rank)
-    from memplan.memory.ddp import ddp_account
-
-    return replace(ddp_account(given), rank=rank or 0)
+        check_rank(rank, given.setup.num_gpus)
+    return accounts.rank_account(given, rank=rank, capacity_bytes=capacity_bytes)
 
 
 def all_ranks(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> list[RankAccount]:
@@ -255,7 +241,7 @@ def all_ranks(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> li
     job = _Job.of(model, setup, gpu)
     worst = job.account(rank=None).rank
     found: dict[RankAccount, list[range]] = {}
-    for runs in _rank_kinds(job.given):
+    for runs in rank_kinds(job.given):
         account = job.account(rank=runs[0].start)
         found.setdefault(replace(account, rank=0), []).extend(runs)
     accounts = [
@@ -266,24 +252,6 @@ def all_ranks(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> li
     return sorted(
         accounts, key=lambda each: (-each.peak.peak_bytes, not each.is_of(worst), each.rank)
     )
-
-
-def _rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
-    """Ranks whose accounts are the same; two of these may have the same one too."""
-    engine = given.setup.chosen_engine
-    if engine is Engine.DEEPSPEED:
-        from memplan.memory.deepspeed import rank_kinds
-
-        return rank_kinds(given)
-    if engine is Engine.FSDP:
-        from memplan.memory import fsdp2
-
-        return fsdp2.rank_kinds(given)
-    if engine is Engine.FSDP1:
-        from memplan.memory import fsdp1
-
-        return fsdp1.rank_kinds(given)
-    return [(range(given.setup.num_gpus),)]
 
 
 def _refuse_unmodelled(setup: TrainingSetup) -> None:

@@ -5,7 +5,7 @@ bytes, ``~n`` frees what event ``n`` allocated.
 """
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind
@@ -13,7 +13,7 @@ from memplan.memory.allocator import EMPTY_CACHE
 
 if TYPE_CHECKING:
     from memplan.graph.tape import Tape
-    from memplan.memory.playback import Engine, Playback
+    from memplan.memory.playback import Engine
     from memplan.memory.step import StepPasses
 
 Block = int
@@ -27,6 +27,24 @@ class Part(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
+    SAVE = "save"
+    """Writing a checkpoint; no step of a run."""
+
+
+class Player(Protocol):
+    """Who writes the model's own blocks into a ledger, pass by pass."""
+
+    def fetch_batch(self) -> None:
+        """The first batch comes to the GPU."""
+
+    def forward(self) -> None:
+        """Every segment's forward pass."""
+
+    def backward(self) -> None:
+        """Every segment's backward pass."""
+
+    def let_go(self) -> None:
+        """The loss goes, and what its graph still holds."""
 
 
 class Ledger:
@@ -41,7 +59,7 @@ class Ledger:
 
     def playback(
         self, tape: "Tape", passes: "StepPasses", engine: "Engine", *, workspace_bytes: int
-    ) -> "Playback":
+    ) -> Player:
         """What writes the model's own blocks into this ledger."""
         from memplan.memory.playback import Playback
 

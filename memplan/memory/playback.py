@@ -12,7 +12,7 @@ from typing import Protocol
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
@@ -103,6 +103,11 @@ class Playback:
             self.workspaces[forward] = 0
 
     # -- forward ---------------------------------------------------------------------------------
+
+    def fetch_batch(self) -> None:
+        """The first batch; each one after it takes its place."""
+        size = max(self.tape.inputs_bytes, ALLOCATION_ROUNDING)
+        self.ledger.allocate(size, 0, ComponentKind.INPUTS, "token ids and labels")
 
     def forward(self) -> None:
         """Every segment's forward pass; then what only variables held is let go."""

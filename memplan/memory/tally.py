@@ -228,6 +228,16 @@ class Outline:
         self.held: dict[Part, Held] = {}
         """What is held when a part of the run ends."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the engine takes part within segments."""
+        return any(stops is not None for stops in self.stops.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """What the program holds between steps."""
+        return sum(self.held[Part.STEP])
+
     def moments(self, spots: Spots) -> dict[Part, Moment]:
         """The fullest of each part."""
         return {part: _fullest(found, spots) for part, found in self.points.items()}
@@ -427,6 +437,9 @@ class TallyPlayback:
         stops = {segment.index: self.engine.stops(segment) for segment in self.tape.segments}
         self.ledger.outline.stops = stops
         return Spots(self.passes, stops)
+
+    def fetch_batch(self) -> None:
+        """Its size is the batch's own."""
 
     def forward(self) -> None:
         """Every segment's forward pass."""

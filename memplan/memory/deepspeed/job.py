@@ -6,20 +6,25 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.memory.account import ComponentKind, Entry, Phase, make_phase
 from memplan.memory.deepspeed.options import DeepSpeedOptions, read_options
 from memplan.memory.deepspeed.partition import FlatBuffer, FlatPartition, ModelWeights
-from memplan.memory.deepspeed.peak import Peak, balanced, engine_entries
-from memplan.memory.deepspeed.recording import Keyed, Shape, shape_of
-from memplan.memory.deepspeed.timeline import BackwardTimeline, expand_backward
 from memplan.memory.rank import RankInput
-from memplan.memory.states import height_entries
-from memplan.memory.step import Height, StepPasses
-from memplan.training.optimizers import OPTIMIZERS
+from memplan.training.optimizers import OPTIMIZERS, Optimizer
 from memplan.training.setup import Offload, ZeroStage
 
 MASTER_BYTES = 4
 """Bytes of an element of the master weights, of each state and of the gradients of a step."""
+
+
+class Sizes:
+    """A model's parameters, as far as cutting them goes: equal ones are one object."""
+
+    __slots__ = ("numels", "trainable")
+
+    def __init__(self, numels: tuple[int, ...], trainable: tuple[bool, ...]) -> None:
+        self.numels = numels
+        """Elements of each parameter [elements]."""
+        self.trainable = trainable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +34,7 @@ class Job:
     given: RankInput
     options: DeepSpeedOptions
     weights: ModelWeights
-    timeline: BackwardTimeline
-    shape: Shape
+    sizes: Sizes
     rank: int
     num_ranks: int
     weight_bytes: int
@@ -110,46 +114,33 @@ class Job:
 
     def flat_buffer(self, *, round_robin: bool) -> FlatBuffer:
         """How the flat buffer of stages 1 and 2 is cut."""
-        return remembered_buffer(self.shape, self.num_ranks, round_robin)
+        return remembered_buffer(self.sizes, self.num_ranks, round_robin)
 
     @property
-    def forward_height(self) -> Height:
-        """The forward pass at its highest, without the engine."""
-        heights = [each for stage in self.given.passes.forward for each in stage.heights()]
-        return max(heights, key=lambda height: height.total_bytes)
+    def is_flat(self) -> bool:
+        """Whether stage 0's wrapper is ``FP16_Optimizer`` (engine.py, ``_configure_fp16_optimizer``)."""
+        own = self.given.setup.optimizer is Optimizer.ADAMW_FUSED and not self.options.torch_adam
+        return own and self.given.formats.master_weights
 
-    def inputs_entry(self) -> Entry:
-        """Token ids and labels."""
-        return Entry(ComponentKind.INPUTS, self.given.tape.inputs_bytes, "token ids and labels")
-
-    def phase(self, name: str, held: list[Entry], *more: Entry) -> Phase:
-        """A phase in which the held states, the inputs and more are alive."""
-        return make_phase(name, [*held, self.inputs_entry(), *more])
-
-    def peak_phase(self, name: str, held: list[Entry], peak: Peak) -> Phase:
-        """A phase at the highest moment of a replay."""
-        height = peak.height
-        if peak.moment is not None:
-            height = self.timeline.height(peak.moment, at_end=peak.at_end)
-        entries = height_entries(balanced(height)) if height is not None else []
-        if peak.engine is not None:
-            entries += engine_entries(peak.engine)
-        return self.phase(name, held, *entries)
+    @property
+    def uses_bf16_optimizer(self) -> bool:
+        """Whether stage 1 runs with ``BF16_Optimizer`` (engine.py, ``_do_optimizer_sanity_check``)."""
+        bf16 = self.given.formats.weights is DType.BF16
+        return bf16 and self.gradient_bytes == MASTER_BYTES and not self.offloads_optimizer
 
 
 def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = None) -> Job:
     """Read the settings and write the parameters and the backward pass out."""
     setup, formats = given.setup, given.formats
     options = read_options(setup, hidden_size=hidden_size(given.tape))
-    weights, timeline, shape = written_out(Keyed(given.tape), Keyed(given.passes))
+    weights = ModelWeights(given.tape)
     accumulated = options.grad_accum_dtype or formats.gradients
     communicated = options.communication_data_type or formats.weights
     return Job(
         given=given,
         options=options,
         weights=weights,
-        timeline=timeline,
-        shape=shape,
+        sizes=_sizes(tuple(weights.numels), tuple(weights.trainable)),
         rank=rank,
         num_ranks=setup.data_parallel * setup.context_parallel,
         weight_bytes=formats.weights.num_bytes,
@@ -160,20 +151,15 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
     )
 
 
-@lru_cache(maxsize=8)
-def written_out(
-    tape: Keyed[Tape], passes: Keyed[StepPasses]
-) -> tuple[ModelWeights, BackwardTimeline, Shape]:
-    """Parameters and backward pass of one walk; remembered, since stages and sizes share them."""
-    weights = ModelWeights(tape.value)
-    timeline = expand_backward(passes.value, weights)
-    return weights, timeline, shape_of(weights, timeline)
+@lru_cache(maxsize=64)
+def _sizes(numels: tuple[int, ...], trainable: tuple[bool, ...]) -> Sizes:
+    return Sizes(numels, trainable)
 
 
 @lru_cache(maxsize=64)
-def remembered_buffer(shape: Shape, num_ranks: int, round_robin: bool) -> FlatBuffer:
-    """The cut of parameters of one shape; remembered, since it is the same for every batch."""
-    return FlatBuffer(shape, num_ranks=num_ranks, round_robin=round_robin)
+def remembered_buffer(sizes: Sizes, num_ranks: int, round_robin: bool) -> FlatBuffer:
+    """The cut of one model's parameters; remembered, since it is the same for every batch."""
+    return FlatBuffer(sizes, num_ranks=num_ranks, round_robin=round_robin)
 
 
 @lru_cache(maxsize=64)

@@ -10,10 +10,9 @@ Some mixtures are one module to the engine (``Segment.sealed``): all of their pa
 together, and their gradients are reduced only when the last one is there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from enum import IntEnum
-from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.fast_dataclass import dataclass
@@ -21,10 +20,8 @@ from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.memory.deepspeed.partition import ModelWeights
-from memplan.memory.deepspeed.recording import REMEMBERED, Keyed
 from memplan.memory.playback import Stops
-from memplan.memory.step import StepPasses
-from memplan.memory.walk import ForwardWalk, Interval, last_recomputed
+from memplan.memory.walk import last_recomputed
 
 
 class Act(IntEnum):
@@ -34,15 +31,9 @@ class Act(IntEnum):
     """A module's parameters are needed; the operand is the module."""
     RELEASE = 1
     """They are not needed any more."""
-    LEVEL = 2
-    """Activations pass through a level; the operand is its height above the segment's start."""
-    PEAK = 3
-    """The highest level of one interval of the backward walk; the operand is its number."""
-    GRADIENT = 4
-    """It ends, maybe with a gradient; the operand is its number."""
-    HAND_OVER = 5
+    HAND_OVER = 2
     """A module that is taken as a whole hands all of its gradients over; the operand is it."""
-    DETACH = 6
+    DETACH = 3
     """As RELEASE where a checkpointed layer is run again: the graph's own references to what was
     gathered stay until the backward pass has used them."""
 
@@ -56,26 +47,6 @@ class Module:
     to the next."""
     delayed: list[tuple[int, int]] = field(default_factory=list)
     """Parameters whose gradients wait until its whole backward pass is over."""
-
-
-@dataclass(slots=True)
-class SegmentScript:
-    """What one repetition of a segment does, in order."""
-
-    forward: list[tuple[Act, int]] = field(default_factory=list)
-    backward: list[tuple[Act, int]] = field(default_factory=list)
-    modules: list[Module] = field(default_factory=list)
-
-
-def write_scripts(
-    tape: Tape, passes: StepPasses, weights: ModelWeights, *, persistent: frozenset[Parameter]
-) -> list[SegmentScript]:
-    """The scripts of all segments, in the tape's order."""
-    intervals = {stage.segment.index: stage.intervals for stage in passes.backward}
-    return [
-        _Writer(segment, intervals.get(segment.index, ()), weights, persistent).write()
-        for segment in tape.segments
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,133 +69,16 @@ def find_stops(tape: Tape, weights: ModelWeights) -> FoundStops:
     found = FoundStops()
     delayed: set[int] = set()
     for segment in tape.segments:
-        writer = _Writer(segment, (), weights, frozenset())
-        found.append(SegmentStops(writer.stops(), writer.script.modules))
+        writer = _Writer(segment, weights)
+        found.append(SegmentStops(writer.stops(), writer.modules))
         delayed |= {
             first + stride * copy
-            for module in writer.script.modules
+            for module in writer.modules
             for first, stride in module.delayed
             for copy in range(segment.repeat)
         }
     found.delayed = frozenset(delayed)
     return found
-
-
-class ScriptShape:
-    """Everything in the scripts of a step but their levels: equal shapes are one object."""
-
-    __slots__ = ()
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _script_shape(*key: object) -> ScriptShape:
-    del key  # what tells shapes apart
-    return ScriptShape()
-
-
-@dataclass(frozen=True, slots=True)
-class Scripts:
-    """The scripts of a step."""
-
-    segments: list[SegmentScript]
-    """In the tape's order."""
-    shape: ScriptShape
-
-
-@lru_cache(maxsize=8)
-def remembered_scripts(
-    tape: Keyed[Tape],
-    passes: Keyed[StepPasses],
-    weights: Keyed[ModelWeights],
-    persistent: frozenset[Parameter],
-) -> Scripts:
-    """The scripts of one walk; remembered, since sizes of the job share them."""
-    scripts = write_scripts(tape.value, passes.value, weights.value, persistent=persistent)
-    shape = _script_shape(
-        tuple(_outline(script) for script in scripts),
-        tuple(segment.repeat for segment in tape.value.segments),
-        tuple(stage.segment.index for stage in passes.value.forward),
-        tuple((stage.segment.index, stage.repeats) for stage in passes.value.backward),
-    )
-    return Scripts(scripts, shape)
-
-
-def _outline(script: SegmentScript) -> tuple[object, ...]:
-    """A script without its levels."""
-
-    def without_levels(acts: Sequence[tuple[Act, int]]) -> tuple[tuple[Act, int], ...]:
-        return tuple((act, 0 if act is Act.LEVEL else operand) for act, operand in acts)
-
-    modules = tuple((tuple(each.weights), tuple(each.delayed)) for each in script.modules)
-    return without_levels(script.forward), without_levels(script.backward), modules
-
-
-class _Stretch:
-    """Walks the intervals of a backward pass beside its operations, and writes their levels down.
-
-    An interval is cut at the stations where something is fetched; its highest level belongs to one
-    of the pieces.
-    """
-
-    def __init__(
-        self, acts: list[tuple[Act, int]], intervals: Iterator[tuple[int, Interval]]
-    ) -> None:
-        self.acts = acts
-        self._intervals = intervals
-        self.number = 0
-        self.interval: Interval | None = None
-        self._go_on()
-        self._is_found = False
-        """The interval's highest level has been written."""
-        self._passed = 0
-        """The highest level since the last fetch, of stations where nothing was."""
-        self._station = 0
-
-    def reach(self, position: int, fetched: Sequence[tuple[Act, int]]) -> None:
-        """Modules' backward passes begin before this operation's."""
-        interval = self.interval
-        if interval is not None and self._station < len(interval.stations):
-            station = interval.stations[self._station]
-            if station.position == position:
-                self._station += 1
-                self._passed = max(self._passed, station.peak_bytes)
-                if fetched:
-                    self._write(self._passed)
-                    self.acts.append((Act.LEVEL, station.level_bytes))
-        self.acts += fetched
-
-    def finish(self, parameter: Parameter) -> None:
-        """Go on where the present interval ends with this parameter's gradient."""
-        if self.interval is not None and self.interval.parameter is parameter:
-            self._next()
-
-    def finish_all(self) -> None:
-        """Go through what is left."""
-        while self.interval is not None:
-            self._next()
-
-    def _next(self) -> None:
-        assert self.interval is not None
-        left = self.interval.stations[self._station :]
-        highest = max([self._passed, *[station.peak_bytes for station in left]])
-        self._write(max(highest, self.interval.last_peak_bytes), is_last=True)
-        self.acts.append((Act.GRADIENT, self.number))
-        self._go_on()
-        self._station = 0
-        self._is_found = False
-
-    def _go_on(self) -> None:
-        self.number, self.interval = next(self._intervals, (0, None))
-
-    def _write(self, peak_bytes: int, *, is_last: bool = False) -> None:
-        assert self.interval is not None
-        self._passed = 0
-        highest = peak_bytes == self.interval.peak.total_bytes
-        if not self._is_found and (highest or is_last):
-            self._is_found = True
-            self.acts.append((Act.PEAK, self.number))
-        else:
-            self.acts.append((Act.LEVEL, peak_bytes))
 
 
 class _BackwardStops(NamedTuple):
@@ -234,36 +88,22 @@ class _BackwardStops(NamedTuple):
 
 
 class _Writer:
-    def __init__(
-        self,
-        segment: Segment,
-        intervals: Sequence[Interval],
-        weights: ModelWeights,
-        persistent: frozenset[Parameter],
-    ) -> None:
+    def __init__(self, segment: Segment, weights: ModelWeights) -> None:
         self.segment = segment
-        self.intervals = intervals
         self.weights = weights
-        self.script = SegmentScript()
+        self.modules: list[Module] = []
         self.names: dict[str, int] = {}
         self.owners = {each: module for module, each in segment.tied}
         for each in segment.parameters:
             self.owners[each] = each.module
         self.modules_of: list[list[int]] = [
-            self._modules(operation, persistent) for operation in segment.operations
+            self._modules_of(operation) for operation in segment.operations
         ]
         self.entered = self._noted(segment.entered)
         self.left = self._noted(segment.left)
         """Modules that only the tape's notes name, by the operation they are called before."""
 
-    def write(self) -> SegmentScript:
-        segment = self.segment
-        levels = ForwardWalk(segment, keep=not segment.checkpointed).run().levels
-        self.script.forward = self._run(levels, len(segment.operations), cut=False)
-        self.script.backward = self._back()
-        return self.script
-
-    def _modules(self, operation: Operation, persistent: frozenset[Parameter]) -> list[int]:
+    def _modules_of(self, operation: Operation) -> list[int]:
         found: list[int] = []
         for tensor in operation.inputs:
             if isinstance(tensor, Parameter):
@@ -273,9 +113,9 @@ class _Writer:
                     if number not in found:
                         found.append(number)
                 names = self._with_parents(name)
-                own = self.script.modules[self.names[names[-1]]]
+                own = self.modules[self.names[names[-1]]]
                 place = self._place(tensor)
-                if tensor not in persistent and place not in own.weights:
+                if place not in own.weights:
                     own.weights.append(place)
                 if names[-1] in self.segment.sealed and place not in own.delayed:
                     own.delayed.append(place)
@@ -306,8 +146,8 @@ class _Writer:
     def _number(self, name: str) -> int:
         number = self.names.get(name)
         if number is None:
-            number = self.names[name] = len(self.script.modules)
-            self.script.modules.append(Module([]))
+            number = self.names[name] = len(self.modules)
+            self.modules.append(Module([]))
         return number
 
     def _place(self, parameter: Parameter) -> tuple[int, int]:
@@ -345,29 +185,9 @@ class _Writer:
             stops[stop] = [*stops.get(stop, ()), *released]
         return stops
 
-    def _run(self, levels: list[tuple[int, int]], stop: int, *, cut: bool) -> list[tuple[Act, int]]:
-        """Forward: what hooks do, and the levels in between."""
-        stops = self.forward_stops(stop, cut=cut)
-        acts: list[tuple[Act, int]] = []
-        peak = 0
-        for position in range(stop + 1):
-            let_go = False
-            for act in stops.get(position, ()):
-                if peak and (act[0] is Act.FETCH or not let_go):
-                    acts.append((Act.LEVEL, peak))
-                    peak = 0
-                if act[0] is Act.RELEASE:
-                    let_go, peak = True, levels[position - 1][1]
-                acts.append(act)
-            if position < len(levels):
-                peak = max(peak, levels[position][0])
-        if peak:
-            acts.append((Act.LEVEL, peak))
-        return acts
-
     def _released(self, modules: list[int]) -> list[tuple[Act, int]]:
         """Let go of what these modules gathered; empty ones gathered nothing."""
-        return [(Act.RELEASE, module) for module in modules if self.script.modules[module].weights]
+        return [(Act.RELEASE, module) for module in modules if self.modules[module].weights]
 
     def backward_stops(self) -> _BackwardStops:
         """What hooks do before and after each operation's backward pass."""
@@ -390,7 +210,7 @@ class _Writer:
             if fetched:
                 before[position] = [(Act.FETCH, module) for module in fetched]
             closing = [each for each in modules if final[each] == position]
-            delayed = [each for each in closing if self.script.modules[each].delayed]
+            delayed = [each for each in closing if self.modules[each].delayed]
             acts = [*((Act.HAND_OVER, each) for each in delayed), *self._released(closing)]
             if acts:
                 after[position] = acts
@@ -429,42 +249,6 @@ class _Writer:
             position: [(detached.get(act, act), each) for act, each in acts if each != layer]
             for position, acts in stops.items()
         }
-
-    def _back(self) -> list[tuple[Act, int]]:
-        segment = self.segment
-        stops = self.backward_stops()
-        acts: list[tuple[Act, int]] = []
-        again: list[tuple[Act, int]] = []
-        if segment.checkpointed:
-            again = self._recompute()
-        # What runs again has its own acts.
-        own = enumerate(self.intervals)
-        intervals = ((number, each) for number, each in own if not each.recomputes)
-        stretch = _Stretch(acts, intervals)
-        for position in range(len(segment.operations) - 1, -1, -1):
-            operation = segment.operations[position]
-            if not operation.gradients:
-                continue
-            stretch.reach(position, stops.before.get(position, ()))
-            if again and (operation.saved or self.modules_of[position]):
-                acts += again
-                again = []
-            for tensor in operation.inputs:
-                if isinstance(tensor, Parameter):
-                    stretch.finish(tensor)
-            acts += stops.after.get(position, ())
-        acts += again
-        stretch.finish_all()
-        acts += stops.end
-        return acts
-
-    def _recompute(self) -> list[tuple[Act, int]]:
-        """The forward pass again; the layer's own hooks are outside of what is run again."""
-        levels = ForwardWalk(self.segment, keep=True).recompute().levels
-        stop, cut = self._end_of_recomputation()
-        acts = self._run(levels, stop, cut=cut)
-        layer = self.names.get("")
-        return [each for each in acts if each[0] is Act.LEVEL or each[1] != layer]
 
 
 def with_parents(name: str) -> list[str]:

@@ -1,6 +1,5 @@
 """FSDP1, torch's ``FullyShardedDataParallel`` (torch 2.13, torch/distributed/fsdp)."""
 
-from memplan.memory.fsdp1.account import fsdp1_account, rank_kinds
 from memplan.memory.fsdp1.options import Fsdp1Options
 
-__all__ = ["Fsdp1Options", "fsdp1_account", "rank_kinds"]
+__all__ = ["Fsdp1Options"]

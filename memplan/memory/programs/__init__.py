@@ -13,8 +13,8 @@ def program_of(
     workspace_bytes: int,
     rank: int = 0,
     capacity_bytes: int | None = None,
-) -> Program | None:
-    """The program of one rank of a setup's engine; None where there is none yet.
+) -> Program:
+    """The program of one rank of a setup's engine.
 
     ``capacity_bytes`` of the GPU, where it is known, decides how DeepSpeed loads.
     """
@@ -37,10 +37,42 @@ def program_of(
             rank=rank,
             capacity_bytes=capacity_bytes,
         )
-    if engine is not Engine.DDP:
-        return None
+    assert engine is Engine.DDP, engine
     if given.setup.data_parallel == 1:
         return Program(given, ledger, workspace_bytes=workspace_bytes)
     from memplan.memory.programs.ddp import DdpProgram
 
     return DdpProgram(given, ledger, workspace_bytes=workspace_bytes)
+
+
+def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
+    """Ranks whose accounts are the same; two of these may have the same one too."""
+    engine = given.setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        from memplan.memory.deepspeed import ranks
+
+        return ranks.rank_kinds(given)
+    if engine is Engine.FSDP:
+        from memplan.memory.fsdp2.ranks import rank_kinds as fsdp2_kinds
+
+        return fsdp2_kinds(given)
+    if engine is Engine.FSDP1:
+        from memplan.memory.fsdp1.wrapping import rank_kinds as fsdp1_kinds
+
+        return fsdp1_kinds(given)
+    return [(range(given.setup.num_gpus),)]
+
+
+def heaviest_ranks(given: RankInput) -> list[int]:
+    """Ranks one of which holds most."""
+    engine = given.setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        from memplan.memory.deepspeed import ranks
+
+        return ranks.heaviest_ranks(given)
+    if engine is Engine.FSDP1:
+        from memplan.memory.fsdp1.wrapping import heaviest_ranks as fsdp1_ranks
+
+        return fsdp1_ranks(given)
+    # ``torch.chunk`` makes the first chunks the largest.
+    return [0]

@@ -1,6 +1,13 @@
-"""Stage 1 with fp32 accumulation in bf16: ``BF16_Optimizer`` (runtime/bf16_optimizer.py)."""
+"""Stage 1 with fp32 accumulation in bf16: ``BF16_Optimizer`` (runtime/bf16_optimizer.py).
 
-from memplan.memory.account import ComponentKind
+Legend: Φ trained parameters, P one rank's part, n the largest parameter. The engine takes this
+wrapper in place of ZeRO's where ``grad_accum_dtype`` is fp32 and nothing is offloaded. Held: 2Φ
+weights, 4Φ fp32 gradients that are never let go, 4P master weights and the states. Backward leaves
+2Φ bf16 gradients; each is then cast to fp32 and added (4n), and all fp32 gradients are cast at once
+to the dtype in which they are summed over the ranks (2Φ; none where that is fp32).
+"""
+
+from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, step_optimizer
@@ -31,6 +38,10 @@ class Bf16OptimizerProgram(DeepSpeedProgram):
         self.ledger.free(clone)
         name = "fp32, one for each parameter, kept between steps"
         self.allocate(MASTER_BYTES * partition.numel, ComponentKind.GRADIENTS, name)
+
+    def host_memory(self) -> HostMemory:
+        """The model while it is loaded, and a checkpoint on its way."""
+        return self.replicated_memory(part_numel=self.partition.size)
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """It stays for the end of backward, or is cast and added at once."""

@@ -106,6 +106,10 @@ class DdpProgram(Program):
         self.waiting = list(self.lengths)
         super().micro_batch(step, first=first, last=last)
 
+    def settle(self, *, num_micro_batches: int) -> None:  # noqa: ARG002
+        """The first micro-batch finds out the order in which gradients come."""
+        self.train(0, num_micro_batches=1)
+
     def _rebuild(self) -> None:
         for block in self.buckets:
             self.ledger.free(block)

@@ -1,6 +1,5 @@
 """DeepSpeed's allocations by stage (0.19.8); each stage is a program of its own."""
 
-from memplan.memory.deepspeed.bf16_optimizer import uses_bf16_optimizer
 from memplan.memory.deepspeed.job import Job, prepare_job
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.bf16_optimizer import Bf16OptimizerProgram
@@ -38,6 +37,6 @@ def _kind(
         return ReplicatedProgram
     if stage is ZeroStage.PARAMETERS:
         return ShardedParametersProgram
-    if stage is ZeroStage.OPTIMIZER and uses_bf16_optimizer(job):
+    if stage is ZeroStage.OPTIMIZER and job.uses_bf16_optimizer:
         return Bf16OptimizerProgram
     return ShardedStatesProgram

@@ -15,12 +15,13 @@ from it a run can be.
 
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import allocated_bytes
-from memplan.memory.account import ComponentKind
-from memplan.memory.fsdp1.account import wrap
-from memplan.memory.fsdp1.options import Prefetch
-from memplan.memory.fsdp1.units import FlatUnit, flat_places
-from memplan.memory.fsdp2.options import InitDevice
-from memplan.memory.fsdp2.units import Unit
+from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.fsdp1.options import AutoWrap, Prefetch
+from memplan.memory.fsdp1.units import FlatUnit, flat_places, own_states
+from memplan.memory.fsdp1.wrapping import wrap
+from memplan.memory.fsdp2.host import host_memory
+from memplan.memory.fsdp2.options import InitDevice, StateDictType
+from memplan.memory.fsdp2.units import ROOT, Unit
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, is_trained, step_optimizer
 from memplan.memory.programs.sharded import ShardedProgram
@@ -116,6 +117,33 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
                 ledger.free(kept)
             for block in parts:
                 ledger.free(block)
+
+    def settle(self, *, num_micro_batches: int) -> None:
+        """What the first forward pass makes, and gradients that stay."""
+        self.train(0, num_micro_batches=num_micro_batches)
+
+    def save(self) -> None:
+        """A full checkpoint gathers the root for as long as it goes through the layers."""
+        if self.options.state_dict_type is not StateDictType.FULL:
+            return
+        sizes = [self.units.root.whole_bytes]
+        if self.options.wrapping is AutoWrap.LAYERS:
+            layers = (unit.whole_bytes for unit in self.units.all() if unit.name != ROOT)
+            sizes.append(max(layers, default=0))
+        self.ledger.use(*sizes, kind=_GATHERED, name="whole units of a full checkpoint")
+
+    def host_memory(self) -> HostMemory:
+        """What is offloaded, and the model while it is loaded or saved."""
+        kinds = own_states(self.units, self.formats)
+        return host_memory(
+            self.given,
+            self.units,
+            next(kind for kind in kinds if self.place in kind.places),
+            offloaded=self.formats.offloaded,
+            init_device=self.options.init_device,
+            state_dict_type=self.options.state_dict_type,
+            pinned=True,
+        )
 
     def _load_whole(self, use: FlatUse) -> list[Block]:
         kept = self.formats.kept

@@ -10,9 +10,17 @@ of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward`
 
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
-from memplan.memory.account import ComponentKind
-from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
-from memplan.memory.fsdp2.units import Unit, UnitFormats, find_units, own_numel, shard_numel
+from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.fsdp2.host import host_memory
+from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType
+from memplan.memory.fsdp2.units import (
+    Unit,
+    UnitFormats,
+    find_units,
+    own_numel,
+    own_states,
+    shard_numel,
+)
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import Acts, Stops
 from memplan.memory.programs.program import Weight, is_trained, step_optimizer
@@ -130,6 +138,24 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
     def _shard_bytes(self, parameter: Parameter) -> int:
         chunk = shard_numel(parameter, self.formats.degree)
         return allocated_bytes(chunk, self.formats.kept)
+
+    def save(self) -> None:
+        """A full checkpoint gathers tensor after tensor."""
+        if self.formats.degree > 1 and self.options.state_dict_type is StateDictType.FULL:
+            largest = max((unit.largest_bytes for unit in self.units.all()), default=0)
+            self.ledger.use(largest, kind=_GATHERED, name="the largest tensor of a full checkpoint")
+
+    def host_memory(self) -> HostMemory:
+        """What is offloaded, and the model while it is loaded or saved."""
+        return host_memory(
+            self.given,
+            self.units,
+            own_states(self.units, self.formats, range(self.place, self.place + 1)),
+            offloaded=self.offloaded,
+            init_device=self.options.init_device,
+            state_dict_type=self.options.state_dict_type,
+            pinned=self.options.pin_memory,
+        )
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
         """The last micro-batch reduces, or each does."""

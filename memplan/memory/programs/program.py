@@ -8,11 +8,12 @@ from collections.abc import Iterable
 
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
-from memplan.memory.account import ComponentKind
+from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Stops
 from memplan.memory.rank import RankInput
 from memplan.training.optimizers import OPTIMIZERS
+from memplan.units import ceil_div
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
@@ -38,6 +39,10 @@ class Program:
         self.weights: list[Weight] = list(weights_of(given))
         """In the order of ``named_parameters()``."""
         self.gradients: dict[Weight, Block] = {}
+        self.left_out: tuple[str, ...] = ()
+        """What is not modelled, in words."""
+        self.unsaved: tuple[str, ...] = ()
+        """Settings that save memory and are not modelled, in words."""
 
     # -- a run -----------------------------------------------------------------------------------
 
@@ -52,8 +57,12 @@ class Program:
         self.ledger.enter(Part.LOAD)
         self.load()
         self.ledger.enter(Part.FORWARD)
-        inputs_bytes = max(self.given.tape.inputs_bytes, ALLOCATION_ROUNDING)
-        self.ledger.allocate(inputs_bytes, 0, ComponentKind.INPUTS, "token ids and labels")
+        self.playback.fetch_batch()
+
+    def settle(self, *, num_micro_batches: int) -> None:  # noqa: ARG002
+        """Come to where every further step is like the last: here, to where there are states."""
+        self.ledger.enter(Part.STEP)
+        self.optimizer_step(first=True)
 
     def train(self, step: int, *, num_micro_batches: int) -> None:
         """One step: every micro-batch, and the update."""
@@ -110,6 +119,15 @@ class Program:
             block = self.gradients.pop(weight, None)
             if block is not None:
                 self.ledger.free(block)
+
+    def save(self) -> None:
+        """Write a checkpoint: what passes through the GPU on its way."""
+
+    def host_memory(self) -> HostMemory:
+        """CPU RAM: the model while it is loaded, and its share of what one rank writes for all."""
+        whole = sum(weight[0].storage.num_bytes for weight in self.weights)
+        share = ceil_div(whole, self.given.setup.gpus_per_node)
+        return HostMemory(load_bytes=whole, save_bytes=share)
 
     # -- where an engine takes part --------------------------------------------------------------
 

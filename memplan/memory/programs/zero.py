@@ -1,7 +1,8 @@
 """What the programs of all of DeepSpeed's stages share."""
 
 from memplan.graph.tensors import allocated_bytes
-from memplan.memory.account import ComponentKind
+from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs.program import Program, Weight
@@ -16,6 +17,8 @@ class DeepSpeedProgram(Program):
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(job.given, ledger, workspace_bytes=workspace_bytes)
         self.job = job
+        self.left_out = job.options.left_out
+        self.unsaved = job.options.unsaved
         self.last = True
         """The optimizer steps after this micro-batch."""
 
@@ -35,6 +38,19 @@ class DeepSpeedProgram(Program):
         super().micro_batch(step, first=first, last=last)
         if not last:
             self.ledger.enter(Part.STEP, step)
+
+    def host_memory(self) -> HostMemory:
+        """The model while it is loaded, and a checkpoint on its way."""
+        return self.replicated_memory(part_numel=self.job.weights.num_trained)
+
+    def replicated_memory(self, *, part_numel: int) -> HostMemory:
+        """Where every rank holds all weights on its GPU, and so many elements of the states."""
+        job = self.job
+        return HostMemory(
+            load_bytes=job.model_bytes,
+            save_bytes=saved_bytes(job, part_numel=part_numel),
+            writer_bytes=writer_bytes(job, part_numel=part_numel),
+        )
 
     def allocate(
         self, num_bytes: int, kind: ComponentKind, name: str | Weight, *, stream: int = 0

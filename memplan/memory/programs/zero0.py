@@ -1,12 +1,29 @@
-"""Stage 0: nothing is sharded (``memplan.memory.deepspeed.stage0`` says which wrapper is which)."""
+"""Stage 0: nothing is sharded, and the wrapper is one of two, for fp16 and bf16 alike.
 
+Legend: W bytes of a weight, Φ trained parameters. Held by both: WΦ weights, 4Φ master weights and
+the optimizer's states, which are made at once. After backward the gradients are all-reduced through
+a copy of at most 5e8 elements and one parameter more (engine.py, ``buffered_allreduce_fallback``),
+which is cast where gradients travel in another dtype; the bucket sizes of ``zero_optimization`` have
+no part in it.
+
+DeepSpeed's own FusedAdam gets ``FP16_Optimizer`` (runtime/fp16/fused_optimizer.py), with everything
+flat: the step casts every gradient to fp32 and then flattens the casts, with the gradients still
+there. Any other optimizer, among them PyTorch's AdamW, which HF Trainer brings where the file has no
+optimizer section, gets ``FP16_UnfusedOptimizer`` (runtime/fp16/unfused_optimizer.py): each parameter
+has a master weight of its own, the step casts each gradient to fp32 (4Φ) and updates, and the first
+step at start-up has zero gradients in both dtypes. In fp32 there is no wrapper: parameters and
+gradients are the optimizer's own.
+"""
+
+from memplan.errors import SetupError
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
-from memplan.memory.deepspeed.stage0 import ALLREDUCE_BUCKET, is_flat
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, step_optimizer
 from memplan.memory.programs.zero import DeepSpeedProgram
 
+ALLREDUCE_BUCKET = 500_000_000
+"""Elements of the engine's own bucket; a constant of engine.py."""
 _CLONE = "the weights before flattening"
 _MASTERS = "an fp32 copy of each trained parameter"
 _ZEROS = "fp32 zeros for the step that makes the states"
@@ -19,7 +36,13 @@ class ReplicatedProgram(DeepSpeedProgram):
 
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(job, ledger, workspace_bytes=workspace_bytes)
-        self.is_flat = is_flat(job)
+        if job.accumulates_apart:
+            msg = (
+                "engine_options: grad_accum_dtype must be the weights' in ZeRO stage 0: DeepSpeed "
+                "refuses another one without ZeRO; use stage 1 or leave it out"
+            )
+            raise SetupError(msg)
+        self.is_flat = job.is_flat
         self.is_wrapped = job.given.formats.master_weights
         numels = [weight[0].numel for weight in self.trained]
         self.fp32 = [MASTER_BYTES * numel for numel in numels]

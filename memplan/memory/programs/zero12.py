@@ -1,9 +1,14 @@
 """Stages 1 and 2 of ZeRO (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py)."""
 
-from memplan.memory.account import ComponentKind
+from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.deepspeed.host import replicated_host, saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
-from memplan.memory.deepspeed.reduction import COMPACT_BYTES, NORM_BYTES
-from memplan.memory.deepspeed.stage12 import flattens_on_gpu, reduction_settings
+from memplan.memory.deepspeed.reduction import (
+    COMPACT_BYTES,
+    NORM_BYTES,
+    flattens_on_gpu,
+    reduction_settings,
+)
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, step_optimizer
 from memplan.memory.programs.zero import DeepSpeedProgram
@@ -79,6 +84,22 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.ledger.free(cloned)
         zeros = f"{job.master_name} zeros, for a moment"
         self.use(job.master_bytes * part, kind=_GRADIENTS, name=zeros)
+
+    def host_memory(self) -> HostMemory:
+        """The model while it is loaded, what is offloaded, and a checkpoint on its way."""
+        job, part = self.job, self.partition.size
+        if not job.offloads_optimizer:
+            # Where it is flattened on the CPU there is a copy of it beside the flat buffer.
+            copies = 1 if flattens_on_gpu(job, self.partition.numel) else 2
+            return HostMemory(
+                load_bytes=copies * job.model_bytes,
+                save_bytes=saved_bytes(job, part_numel=part),
+                writer_bytes=writer_bytes(job, part_numel=part),
+            )
+        accumulated = 0
+        if job.accumulates and self.stage2 and not self.settings.compact:
+            accumulated = job.weight_bytes * self.partition.whole_numel
+        return replicated_host(job, part_numel=part, accumulated_bytes=accumulated)
 
     # -- backward --------------------------------------------------------------------------------
 

@@ -10,17 +10,19 @@ stream has come past it (``record_stream``); here at once, as in a run whose str
 from collections.abc import Sequence
 
 from memplan.graph.segments import Segment
-from memplan.memory.account import ComponentKind
+from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
+from memplan.memory.deepspeed.host import sharded_host
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.modules import Act, find_stops
 from memplan.memory.deepspeed.partition import shard_numel
 from memplan.memory.deepspeed.reduction import NORM_BYTES
-from memplan.memory.deepspeed.sharded_step import NORM_CHUNK, module_numbers
-from memplan.memory.deepspeed.stage3 import (
+from memplan.memory.deepspeed.shards import (
     FLAG_BYTES,
+    NORM_CHUNK,
     fetch_settings,
     looks_for_overflow,
+    module_numbers,
     scatter_settings,
     shard_plan,
 )
@@ -288,6 +290,24 @@ class ShardedParametersProgram(DeepSpeedProgram):
         zeros = f"{job.master_name} zeros of the largest sub-group"
         self.use(largest, kind=_GRADIENTS, name=zeros)
 
+    def save(self) -> None:
+        """Module by module gathered, while the 16-bit model is put together on rank 0."""
+        if not self.job.options.gather_16bit_weights_on_model_save:
+            return
+        largest = 0
+        for segment in self.given.tape.segments:
+            modules: dict[str, list[int]] = {}
+            for each in segment.parameters:
+                modules.setdefault(each.module, []).append(each.storage.num_bytes)
+            for sizes in modules.values():
+                copies = 2 if len(sizes) > 1 and self.job.num_ranks > 1 else 1
+                largest = max(largest, copies * sum(sizes))
+        self.use(largest, kind=_GATHERED, name="one module at a time, on its way to rank 0's CPU")
+
+    def host_memory(self) -> HostMemory:
+        """The model while it is loaded, what is offloaded, and a checkpoint on its way."""
+        return sharded_host(self.job, shards=self.plan.shards, groups=self.plan.groups)
+
     # -- modules ---------------------------------------------------------------------------------
 
     def stops(self, segment: Segment) -> Stops | None:
@@ -421,6 +441,10 @@ class ShardedParametersProgram(DeepSpeedProgram):
             self.coordinator.free_detached(number)
         self.unreleased.clear()
         self.in_backward = False
+
+    def settle(self, *, num_micro_batches: int) -> None:
+        """The first micro-batch records in which order modules run."""
+        self.train(0, num_micro_batches=num_micro_batches)
 
     # -- the update ------------------------------------------------------------------------------
 

@@ -1,0 +1,231 @@
+"""The account of a rank: its engine's program, added up over the passes of its model.
+
+What a program holds is outlined once for all batches of a structure (``memplan.memory.tally``), and laid
+over each batch's own passes.
+"""
+
+from dataclasses import fields
+from functools import lru_cache
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
+from memplan.memory.account import (
+    ComponentKind,
+    Entry,
+    HostMemory,
+    Phase,
+    RankAccount,
+    make_phase,
+)
+from memplan.memory.ledger import Part
+from memplan.memory.programs import heaviest_ranks, program_of
+from memplan.memory.rank import RankInput
+from memplan.memory.step import BackwardPass, StepPasses
+from memplan.memory.tally import Outline, Spots, Tally, height_entries
+from memplan.training.setup import TrainingSetup
+
+MICRO_BATCHES = 3
+"""A step's first micro-batch, any one after it, and its last: no further one holds more."""
+REMEMBERED = 256
+"""Outlines that are kept: more than a sweep meets between two of the same kind."""
+
+
+def rank_account(
+    given: RankInput, *, rank: int | None = None, capacity_bytes: int | None = None
+) -> RankAccount:
+    """What one rank holds, phase by phase [bytes]; of one that holds most where none is named.
+
+    ``capacity_bytes`` is what an engine goes by that loads differently where there is no room.
+
+    Raises ``SetupError`` for engine options that do not exist or cannot be.
+    """
+    ranks = heaviest_ranks(given) if rank is None else [rank]
+    accounts = [_account(given, each, capacity_bytes) for each in ranks]
+    return max(accounts, key=lambda account: account.peak.peak_bytes)
+
+
+def _account(given: RankInput, rank: int, capacity_bytes: int | None) -> RankAccount:
+    outlined = _outlined(_Question(given, rank, capacity_bytes))
+    outline = outlined.outline
+    spots = _spots(_Same(given.passes), _Same(outline.stops if outline.is_cut else None))
+    inputs = Entry(
+        ComponentKind.INPUTS,
+        max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),
+        "token ids and labels",
+    )
+    return RankAccount(
+        rank=rank,
+        phases=tuple(_phases(outline, spots, inputs)),
+        held_bytes=outline.held_bytes + inputs.num_bytes,
+        host=outlined.host,
+        left_out=outlined.left_out,
+        unsaved=outlined.unsaved,
+    )
+
+
+def _phases(outline: Outline, spots: Spots, inputs: Entry) -> list[Phase]:
+    found: list[Phase] = []
+    for part, moment in outline.moments(spots).items():
+        entries = outline.entries(moment.held)
+        if part is not Part.LOAD:
+            entries.append(inputs)
+            entries += height_entries(spots.height(moment.spot, moment.repetition))
+        found.append(make_phase(part.value, entries))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Outlined:
+    """What is the same for every batch."""
+
+    outline: Outline
+    host: HostMemory
+    left_out: tuple[str, ...]
+    unsaved: tuple[str, ...]
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _outlined(question: "_Question") -> _Outlined:
+    """Run a rank's program over a tally: loading, a steady step, a checkpoint."""
+    given = question.given
+    ledger = Tally()
+    program = program_of(
+        given,
+        ledger,
+        workspace_bytes=0,
+        rank=question.rank,
+        capacity_bytes=question.capacity_bytes,
+    )
+    num_micro_batches = min(given.setup.gradient_accumulation_steps, MICRO_BATCHES)
+    program.start()
+    program.settle(num_micro_batches=num_micro_batches)
+    ledger.forget_steps()
+    program.train(1, num_micro_batches=num_micro_batches)
+    ledger.enter(Part.SAVE)
+    program.save()
+    return _Outlined(
+        outline=ledger.close(),
+        host=program.host_memory(),
+        left_out=program.left_out,
+        unsaved=program.unsaved,
+    )
+
+
+class _Question:
+    """A rank of a run, told apart by all that its outline depends on."""
+
+    __slots__ = ("capacity_bytes", "given", "key", "rank")
+
+    def __init__(self, given: RankInput, rank: int, capacity_bytes: int | None) -> None:
+        self.given = given
+        self.rank = rank
+        self.capacity_bytes = capacity_bytes
+        structure = _structure(_Same(given.tape), _Same(given.passes))
+        self.key = (structure, _engine_fields(given.setup), rank, capacity_bytes)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Question) and other.key == self.key
+
+
+_OF_THE_BATCH = {"micro_batch_size", "seq_len", "target_seq_len"}
+_ENGINE_FIELDS = [
+    each.name for each in fields(TrainingSetup) if each.name not in _OF_THE_BATCH
+]
+
+
+def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
+    return tuple(getattr(setup, name) for name in _ENGINE_FIELDS)
+
+
+class _Same:
+    """A value that is told apart by itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
+@lru_cache(maxsize=32)
+def _spots(passes: _Same, stops: _Same) -> Spots:
+    """Where an engine that stops there finds the model."""
+    assert isinstance(passes.value, StepPasses)
+    return Spots(passes.value, stops.value if isinstance(stops.value, dict) else {})
+
+
+# -- structure -----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _structure(tape: _Same, passes: _Same) -> "_Structure":
+    assert isinstance(tape.value, Tape)
+    assert isinstance(passes.value, StepPasses)
+    return _interned(
+        tape.value.buffers_bytes,
+        tape.value.declared,
+        tuple(_outline_of(segment) for segment in tape.value.segments),
+        tuple(_order_of(each) for each in passes.value.backward),
+    )
+
+
+class _Structure:
+    """What an outline depends on of a model: equal ones are one object."""
+
+
+@lru_cache(maxsize=256)
+def _interned(*key: object) -> _Structure:  # noqa: ARG001  (the key alone tells them apart)
+    return _Structure()
+
+
+def _outline_of(segment: Segment) -> tuple[object, ...]:
+    return (
+        segment.index,
+        segment.name,
+        segment.repeat,
+        segment.num_copies,
+        segment.checkpointed,
+        segment.input is not None and segment.input.requires_grad,
+        segment.output is not None and segment.output.requires_grad,
+        len(segment.operations),
+        tuple(_outline_of_parameter(each) for each in segment.parameters),
+    )
+
+
+def _outline_of_parameter(parameter: Parameter) -> tuple[object, ...]:
+    return (
+        parameter.name,
+        parameter.module,
+        parameter.shape,
+        parameter.experts,
+        parameter.dtype,
+        parameter.requires_grad,
+        parameter.unused,
+    )
+
+
+def _order_of(each: BackwardPass) -> tuple[object, ...]:
+    """In which order gradients come, and where in the operations."""
+    return (
+        each.segment.index,
+        each.repeats,
+        tuple(
+            (
+                None if interval.parameter is None else interval.parameter.name,
+                interval.gradient is not None,
+                interval.gradient_bytes,
+                tuple(number for _, number in interval.marks),
+            )
+            for interval in each.intervals
+        ),
+    )
