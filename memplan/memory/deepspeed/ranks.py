@@ -1,5 +1,6 @@
 """Which ranks of DeepSpeed hold the same, and which may hold most."""
 
+from memplan.fast_dataclass import dataclass
 from memplan.memory.deepspeed.job import Job, prepare_job
 from memplan.memory.deepspeed.partition import RankKind
 from memplan.memory.rank import RankInput
@@ -28,7 +29,11 @@ def _ranks_differ(job: Job) -> bool:
 
 
 def heaviest_ranks(given: RankInput) -> list[int]:
-    """Ranks one of which holds most: no other outweighs them in all that sets ranks apart.
+    """Ranks one of which holds most.
+
+    What another outweighs in all that sets ranks apart is left out: elements of the whole gradients that
+    it keeps, the largest piece, whether there are more than one, which are then flattened, and for every
+    piece one that comes no later and is no smaller.
 
     Raises ``SetupError`` for engine options that DeepSpeed does not have.
     """
@@ -36,23 +41,50 @@ def heaviest_ranks(given: RankInput) -> list[int]:
     if not _ranks_differ(job):
         return [0]
     kinds = job.flat_buffer(round_robin=job.options.round_robin_gradients).every_rank.kinds
+    if _others_gradients_stay(job):
+        return [kind.rank for kind in kinds]
     arrivals = _arrivals(job)
-    weighed = sorted((_weight_of(kind, arrivals), kind.rank) for kind in kinds)
-    found: list[tuple[tuple[int, ...], int]] = []
+    weighed = sorted((_Weight.of(kind, arrivals) for kind in kinds), key=lambda each: each.scale)
+    found: list[_Weight] = []
     for own in weighed:
-        if not any(all(a <= b for a, b in zip(other, own[0], strict=True)) for other, _ in found):
+        if not any(other.outweighs(own) for other in found):
             found.append(own)
-    return sorted(rank for _, rank in found)
+    return sorted(each.rank for each in found)
 
 
-def _weight_of(kind: RankKind, arrivals: dict[int, int]) -> tuple[int, ...]:
-    """By what a rank can outweigh others: the less, the heavier.
+def _others_gradients_stay(job: Job) -> bool:
+    """Whether a rank may keep gradients that it does not own: those larger than the bucket, and in
+    stage 1 those that are cast."""
+    return job.accumulates_apart or job.weights.largest_trained > job.options.reduce_bucket_size
 
-    Elements of the whole gradients that it keeps, when the first of them comes, the largest piece,
-    and whether there are more than one, which are then flattened.
-    """
-    first = min((arrivals.get(index, 0) for index, _ in kind.slices), default=len(arrivals))
-    return (-kind.whole_numel, first, -kind.largest_slice, int(len(kind.slices) == 1))
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Weight:
+    """By what a rank can outweigh others."""
+
+    rank: int
+    scale: tuple[int, ...]
+    """The less, the heavier."""
+    pieces: list[tuple[int, int]]
+    """Of its own: when the gradient comes, and elements."""
+
+    @classmethod
+    def of(cls, kind: RankKind, arrivals: dict[int, int]) -> "_Weight":
+        """A kind of ranks, by its first."""
+        pieces = sorted((arrivals.get(index, 0), numel) for index, numel in kind.slices)
+        first = pieces[0][0] if pieces else len(arrivals)
+        return cls(
+            rank=kind.rank,
+            scale=(-kind.whole_numel, first, -kind.largest_slice, int(len(pieces) == 1)),
+            pieces=pieces,
+        )
+
+    def outweighs(self, other: "_Weight") -> bool:
+        """Whether the other cannot hold more at any time."""
+        return all(a <= b for a, b in zip(self.scale, other.scale, strict=True)) and all(
+            any(time <= late and numel >= small for time, numel in self.pieces)
+            for late, small in other.pieces
+        )
 
 
 def _arrivals(job: Job) -> dict[int, int]:
