@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from memplan.families.multimodal import Multimodal, Whole, declared, read_whole
+from memplan.families.multimodal import declared, read_whole
+from memplan.families.multimodal_spec import Multimodal, Whole
 from memplan.families.multimodal_types import MULTIMODALS, OWN
 from memplan.families.nesting import PartSpec, read_part
 from memplan.families.projectors import omni, omni_speech

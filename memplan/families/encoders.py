@@ -14,8 +14,8 @@ from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
+from memplan.model.distances import DistanceSpec
 from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
-from memplan.model.latent import DistanceSpec
 from memplan.model.layers import (
     ConvolutionSpec,
     EmbeddingSpec,

@@ -4,77 +4,23 @@ The text model is read by the family of its own ``model_type``; towers and proje
 (``memplan.families.towers``). What sets the types apart is a row of ``MULTIMODALS``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
-from importlib import import_module
-from typing import TYPE_CHECKING, cast
 
-from memplan.families.nesting import Part, PartSpec, read_part
+from memplan.families.index import family_module
+from memplan.families.multimodal_spec import Multimodal, Ties, Whole
+from memplan.families.multimodal_texts import TEXTS
+from memplan.families.multimodal_types import MULTIMODALS
+from memplan.families.nesting import Part, read_part
 from memplan.families.request import ReadRequest, checkpoint_dtype
-from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from memplan.families import FamilyModule
-
-
-class Ties(Enum):
-    """Which config's ``tie_word_embeddings`` counts."""
-
-    OUTER = "outer"
-    EITHER = "either"
-    """The outer one, but a nested true overrules its false (LLaVA)."""
-    INNER = "inner"
-    """The text model is a class with a head of its own inside (InstructBLIP)."""
-    NEVER = "never"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Whole:
-    """What a type's towers are declared from."""
-
-    reader: ConfigReader
-    request: ReadRequest
-    text: ModelSpec
-
-    def part(
-        self, key: str, model_type: str = "", fills: Mapping[str, object] | None = None
-    ) -> Part:
-        """A nested config; ``model_type`` and ``fills`` as in ``PartSpec``."""
-        spec = PartSpec(key=key, model_type=model_type, fills=fills or {})
-        return read_part(self.reader, self.request, spec)
-
-    def has(self, key: str) -> bool:
-        """Whether the config has the nested part at all."""
-        return self.reader.mapping(key) is not None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Multimodal:
-    """What one type's class fixes."""
-
-    declare: "Callable[[ParameterTable, Whole], None]"
-    """Declares towers and projectors."""
-    text: PartSpec
-    ties: Ties = Ties.OUTER
-    left_out: str = "the vision tower"
-    """What is counted without its activations."""
-    head_in_base: bool = False
-    """``AutoModel`` makes the class with the head (Llama 4)."""
-    output_rows: "Callable[[ConfigReader, ConfigReader], int] | None" = None
-    """Rows of an untied output matrix by outer and text config, where not the text's vocabulary."""
-
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``MULTIMODALS``."""
-    from memplan.families.multimodal_types import MULTIMODALS  # they declare with ``Whole``
-
     return read_whole(reader, request, MULTIMODALS[request.model_type])
 
 
@@ -101,7 +47,7 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
 
 
 def declared(
-    declare: "Callable[[ParameterTable, Whole], None]", whole: Whole
+    declare: Callable[[ParameterTable, Whole], None], whole: Whole
 ) -> tuple[ParameterBlock, ...]:
     """The blocks that a function declares."""
     table = ParameterTable()
@@ -115,20 +61,16 @@ def read_text(part: Part, request: ReadRequest) -> ModelSpec:
     ``ForConditionalGeneration`` is said of any text model that towers feed, so it asks for the
     text family's usual task.
     """
-    from memplan.families import FAMILY_MODULES  # which names this module
-    from memplan.families.multimodal_texts import TEXTS
-
     kin = TEXTS.get(part.model_type)
     family = part.model_type if kin is None else kin.family
     reader = part.reader if kin is None else kin.adapt(part.reader)
-    module_name = FAMILY_MODULES.get(family)
-    if module_name is None:
+    module = family_module(family)
+    if module is None:
         error = reader.fail(
             "model_type", f"{part.model_type!r}: no such text model can be read yet"
         )
         raise error
     task = None if request.task in {Task.SEQ2SEQ_LM, Task.OTHER} else request.task
-    module = cast("FamilyModule", import_module(f"memplan.families.{module_name}"))
     text = module.read(reader, replace(request, model_type=family, task=task))
     if kin is None or not kin.left_out:
         return text

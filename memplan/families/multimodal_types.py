@@ -6,7 +6,7 @@ Sources: ``modeling_*.py`` and ``configuration_*.py`` of each type in transforme
 from collections.abc import Mapping
 
 from memplan.families import projectors
-from memplan.families.multimodal import Multimodal, Ties
+from memplan.families.multimodal_spec import Multimodal, Ties
 from memplan.families.nesting import PartSpec
 
 TEXT = projectors.TEXT

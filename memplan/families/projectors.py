@@ -7,7 +7,7 @@ them and the text model (``modeling_*.py`` of each type, transformers 5.23).
 from collections.abc import Mapping
 from dataclasses import replace
 
-from memplan.families.multimodal import Whole
+from memplan.families.multimodal_spec import Whole
 from memplan.families.nesting import Part, same_class, unknown_part
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.clip import clip_vision, siglip2_vision, siglip_vision

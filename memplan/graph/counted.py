@@ -1,10 +1,11 @@
-"""A part of a layer that is counted but not written down: weights, no activations of its own."""
+"""What is counted but not written down: parts of layers, and parts that stand beside a model."""
 
+from memplan.dtypes import DType
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.mixers import CountedSpec
-from memplan.model.parameters import ParameterShape
+from memplan.model.parameters import ParameterBlock, ParameterShape
 
 
 def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Tensor:
@@ -24,9 +25,49 @@ def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Ten
 
 
 def _declared(t: Tape, each: ParameterShape) -> Parameter:
-    experts = None
-    if each.num_experts:
-        experts = ExpertShare(each.num_experts, each.num_active, each.num_matrices)
     return t.parameter(
-        f"{each.module}.{each.name}", *each.shape, module=each.module, experts=experts
+        f"{each.module}.{each.name}", *each.shape, module=each.module, experts=_share(each)
     )
+
+
+IDLE = ExpertShare(num_experts=1, num_active=0)
+"""An expert of its own that a token does not pass."""
+
+
+def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = False) -> None:
+    """Declare the blocks' weights, each with a gradient that appears in backward.
+
+    They stand before the rest of the model, as the towers of vision-language models do. With
+    ``tied``, a weight that names an earlier one is that one.
+    """
+    declared: dict[str, Parameter] = {}
+    for block in blocks:
+        t.begin(block.name, repeat=block.count)
+        for each in block.parameters:
+            earlier = declared.get(each.same_as) if tied else None
+            if earlier is None:
+                declared[f"{each.module}.{each.name}"] = _declare(t, each, idle=block.idle)
+            else:
+                t.tie(earlier, each.module)
+        weights = [each for each in t.segment.parameters if not each.unused]
+        out = t.tensor(0, DType.FP32)
+        t.record("counted", weights, (out,), gradients=(Gradient.FRESH,) * len(weights))
+        t.end(out)
+
+
+def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
+    made = t.parameter(
+        f"{each.module}.{each.name}",
+        *each.shape,
+        module=each.module,
+        trainable=each.trainable,
+        experts=_share(each, idle=idle),
+    )
+    made.unused = each.unused
+    return made
+
+
+def _share(each: ParameterShape, *, idle: bool = False) -> ExpertShare | None:
+    if each.num_experts:
+        return ExpertShare(each.num_experts, each.num_active, each.num_matrices)
+    return IDLE if idle else None

@@ -9,28 +9,19 @@ from dataclasses import replace
 
 from memplan.dtypes import DType, promote
 from memplan.errors import UnsupportedOperationError
-from memplan.graph.attention import Shape, attend
-from memplan.graph.blocks import StackContext, add_residual, feed_forward_of
+from memplan.graph.attention.head_layout import Shape
+from memplan.graph.attention.masks import attention_masks
+from memplan.graph.attention.paths import attend
+from memplan.graph.attention.position_bias import learned_bias, zero_bias
+from memplan.graph.counted import record_tables
 from memplan.graph.heads import classification
-from memplan.graph.model import (
-    BASE_MODEL,
-    WHOLE_MODEL,
-    attention_masks,
-    counted_parts,
-    output_matrix,
-    split_runs,
-)
-from memplan.graph.operations import (
-    cross_entropy,
-    dropout,
-    embedding_lookup,
-    linear,
-    norm,
-)
+from memplan.graph.layer_parts import feed_forward_of
+from memplan.graph.layers import add_residual
+from memplan.graph.operations import cross_entropy, dropout, embedding_lookup, linear, norm
 from memplan.graph.options import TapeOptions
-from memplan.graph.relative import learned_bias, zero_bias
 from memplan.graph.segments import Gradient
-from memplan.graph.tables import record_tables
+from memplan.graph.stack_context import StackContext
+from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL, counted_parts, output_matrix, split_runs
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec, PositionBias

@@ -1,14 +1,7 @@
 """What a task adds to an encoder: masked-LM heads, classification heads, their losses."""
 
 from memplan.dtypes import DType
-from memplan.graph.operations import (
-    activation,
-    cross_entropy,
-    dropout,
-    linear,
-    matmul_weight,
-    norm,
-)
+from memplan.graph.operations import activation, cross_entropy, dropout, linear, matmul_weight, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor

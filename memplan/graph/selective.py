@@ -1,21 +1,21 @@
 """Selective checkpointing: what each policy keeps of a layer, and what it computes again."""
 
+from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Region, Segment
-from memplan.graph.tape import Tape
 from memplan.graph.tensors import Storage
 from memplan.training.kernels import SelectivePolicy
 
 _ATTENTION_OPERATIONS = frozenset({"cudnn_attention", "flash_attention", "efficient_attention"})
 
 
-def keeps_every_other_matmul(tape: Tape) -> bool:
+def keeps_every_other_matmul(options: TapeOptions) -> bool:
     """Whether layers are checkpointed whole, but for what torchtitan's policy keeps."""
-    return tape.options.selective and tape.kernels.selective is SelectivePolicy.EVERY_OTHER_MATMUL
+    return options.selective and options.kernels.selective is SelectivePolicy.EVERY_OTHER_MATMUL
 
 
-def recomputes_core_attention(tape: Tape) -> bool:
+def recomputes_core_attention(options: TapeOptions) -> bool:
     """Whether only scores, softmax and dropout are computed again."""
-    return tape.options.selective and tape.kernels.selective is SelectivePolicy.CORE_ATTENTION
+    return options.selective and options.kernels.selective is SelectivePolicy.CORE_ATTENTION
 
 
 def kept_outputs(segment: Segment) -> frozenset[Storage]:

@@ -82,7 +82,7 @@ class Tape:
         if self.segment.checkpointed:
             from memplan.graph.selective import keeps_every_other_matmul, kept_outputs
 
-            if keeps_every_other_matmul(self):
+            if keeps_every_other_matmul(self.options):
                 self.segment.kept_outputs = kept_outputs(self.segment)
 
     def hold(self, tensor: Tensor) -> None:

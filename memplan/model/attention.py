@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from memplan.model.latent import DistanceSpec
+    from memplan.model.distances import DistanceSpec
     from memplan.model.norms import NormSpec
 
 

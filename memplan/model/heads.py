@@ -10,7 +10,6 @@ from memplan.fast_dataclass import dataclass
 if TYPE_CHECKING:
     from memplan.model.networks import Activation, FeedForwardSpec
     from memplan.model.norms import NormSpec
-    from memplan.model.spec import Task
 
 
 class Pooling(Enum):
@@ -28,6 +27,24 @@ class Pooling(Enum):
     """Every token is classified, and the logits averaged."""
     LAST_LOGITS = "last_logits"
     """Every token is classified without a bias, and the last one's logits taken (decoders)."""
+
+
+class Task(Enum):
+    """What the model is trained for: which class of transformers is meant."""
+
+    BASE = "base"
+    CAUSAL_LM = "causal-lm"
+    SEQ2SEQ_LM = "seq2seq-lm"
+    MASKED_LM = "masked-lm"
+    PRETRAINING = "pretraining"
+    """The class's own objective where it is none of the others: ELECTRA's replaced tokens."""
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+    TOKEN_CLASSIFICATION = "token-classification"
+    QUESTION_ANSWERING = "question-answering"
+    MULTIPLE_CHOICE = "multiple-choice"
+    """One logit for each choice, which is a sequence of the batch."""
+    OTHER = "other"
+    """What the class that ``architectures`` names is for, where it is none of these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Rarer attention, as data: latent keys and values, indexers, disentangled distances."""
+"""Rarer attention, as data: latent keys and values, indexers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,6 @@ from memplan.model.attention import AttentionSpec, RotarySpec
 
 if TYPE_CHECKING:
     from memplan.model.norms import NormSpec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DistanceSpec:
-    """What contents are compared with beside each other: how far apart they stand (DeBERTa)."""
-
-    max_distance: int
-    """Distances either way that have a row in the table; 0 for no table [tokens]."""
-    content_to_position: bool = False
-    position_to_content: bool = False
-    dropout: float = 0.0
-    """Probability on the table."""
-    norm: NormSpec | None = None
-    """A norm that the table passes once for all layers (DeBERTa-v3)."""
-    flat_heads: bool = False
-    """Heads and batch are one dimension, and the scores scaled one by one (DeBERTa-v2)."""
-    shared_projections: bool = False
-    """Distances pass the projections of queries and keys (DeBERTa-v3)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,29 +16,14 @@ from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.model.heads import Task
 
 if TYPE_CHECKING:
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
 
-
-class Task(Enum):
-    """What the model is trained for: which class of transformers is meant."""
-
-    BASE = "base"
-    CAUSAL_LM = "causal-lm"
-    SEQ2SEQ_LM = "seq2seq-lm"
-    MASKED_LM = "masked-lm"
-    PRETRAINING = "pretraining"
-    """The class's own objective where it is none of the others: ELECTRA's replaced tokens."""
-    SEQUENCE_CLASSIFICATION = "sequence-classification"
-    TOKEN_CLASSIFICATION = "token-classification"
-    QUESTION_ANSWERING = "question-answering"
-    MULTIPLE_CHOICE = "multiple-choice"
-    """One logit for each choice, which is a sequence of the batch."""
-    OTHER = "other"
-    """What the class that ``architectures`` names is for, where it is none of these."""
+__all__ = ["ModelSpec", "Task", "Tying"]
 
 
 class Tying(Enum):

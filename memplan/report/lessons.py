@@ -10,8 +10,9 @@ from collections.abc import Callable
 from memplan.dtypes import DType
 from memplan.errors import UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass
-from memplan.graph.attention import Shape, attend
-from memplan.graph.blocks import feed_forward
+from memplan.graph.attention.head_layout import Shape
+from memplan.graph.attention.paths import attend
+from memplan.graph.feed_forward import feed_forward
 from memplan.graph.losses import language_model_loss
 from memplan.graph.operations import (
     dropout,

@@ -13,7 +13,8 @@ import pytest
 import memplan
 from memplan.dtypes import DType
 from memplan.estimator.estimation import attention_kernel
-from memplan.graph.attention import Shape, sdpa
+from memplan.graph.attention.head_layout import Shape
+from memplan.graph.attention.paths import sdpa
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

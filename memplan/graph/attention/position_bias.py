@@ -11,9 +11,9 @@ Eager attention adds the bias to the scores. sdpa gets it as an additive mask
 
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
-from memplan.graph.blocks import StackContext
 from memplan.graph.operations import embedding
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec, PositionBias

@@ -6,10 +6,11 @@ tensor beside their own parts. Query and value heads differ in size, so flash at
 """
 
 from memplan.dtypes import DType
-from memplan.graph.attention import Shape, attend
-from memplan.graph.blocks import StackContext
+from memplan.graph.attention.head_layout import Shape
+from memplan.graph.attention.paths import attend
 from memplan.graph.operations import linear, norm, rotary
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import RotarySpec
@@ -40,7 +41,7 @@ def latent_attention(
     mask = context.mask
     held: tuple[Tensor, ...] = ()
     if spec.indexer is not None and spec.query_rank is not None and mask is not None:
-        from memplan.graph.indexer import sparse_mask  # only for DeepSeek-V3.2
+        from memplan.graph.attention.indexer import sparse_mask  # only for DeepSeek-V3.2
 
         sizes = (context.batch, context.seq_len, context.hidden_size, spec.query_rank)
         mask, held = sparse_mask(t, x, narrow_query, spec.indexer, sizes, mask)

@@ -7,11 +7,11 @@ solves a triangular system for each chunk and then walks over the chunks with on
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.attention import batched_matmul
-from memplan.graph.blocks import StackContext
-from memplan.graph.convolution import causal_convolution, turned
+from memplan.graph.attention.head_layout import batched_matmul
+from memplan.graph.mixers.convolution import causal_convolution, turned
 from memplan.graph.operations import activation, linear
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.mixers import DeltaRuleSpec

@@ -7,8 +7,8 @@ So most of it has ``tokens x experts per token`` rows, and each layer's experts 
 """
 
 from memplan.dtypes import DType
+from memplan.graph.experts.routing import route, take
 from memplan.graph.operations import activation_module, matmul_weight
-from memplan.graph.routing import route, take
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
@@ -43,7 +43,7 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
 
 
 def _shared(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
-    from memplan.graph.blocks import feed_forward  # blocks imports this module when it is needed
+    from memplan.graph.feed_forward import feed_forward
 
     assert spec.shared is not None
     return feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts")

@@ -5,9 +5,9 @@ values, which every block decays and adds to (``MiniMaxLightningAttention.forwar
 own scores are kept, so the memory grows with the sequence times the block.
 """
 
-from memplan.graph.attention import batched_matmul
-from memplan.graph.blocks import StackContext
+from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.operations import activation, linear, norm
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.mixers import LightningSpec

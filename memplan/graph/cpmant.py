@@ -5,10 +5,10 @@ last layer; its attention masks the scores before and after the softmax.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.attention import Shape, batched_matmul, merged_heads
-from memplan.graph.blocks import StackContext
+from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
 from memplan.graph.operations import dropout, embedding, embedding_lookup, linear, softmax
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec

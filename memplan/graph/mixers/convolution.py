@@ -4,9 +4,9 @@
 makes the gradient of the longer tensor first.
 """
 
-from memplan.graph.blocks import StackContext
 from memplan.graph.operations import linear
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.mixers import ShortConvolutionSpec

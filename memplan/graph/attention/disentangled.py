@@ -6,14 +6,14 @@ gathers each pair's distance out of the product, which autograd keeps.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.attention import Shape, batched_matmul, merged_heads
-from memplan.graph.blocks import StackContext
+from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
 from memplan.graph.operations import activation, dropout, linear, matmul_weight, norm, softmax
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
-from memplan.model.latent import DistanceSpec
+from memplan.model.distances import DistanceSpec
 from memplan.model.layers import ConvolutionSpec, StackSpec
 
 

@@ -10,10 +10,11 @@ from dataclasses import field
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.attention import Shape, batched_matmul, merged_heads
-from memplan.graph.blocks import StackContext, project
+from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
+from memplan.graph.attention.projections import project
 from memplan.graph.operations import dropout, linear, rotary, softmax
 from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, Projection

@@ -4,7 +4,7 @@ O. Press, N. A. Smith, and M. Lewis, "Train short, test long," 2021. arXiv:2108.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.blocks import StackContext
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec

@@ -6,12 +6,13 @@ causal call (``FalconModel.forward``, ``allow_is_causal_skip=False``; transforme
 """
 
 from memplan.dtypes import DType
-from memplan.graph.attention import Shape, batched_matmul, merged_heads, sdpa
-from memplan.graph.blocks import StackContext
-from memplan.graph.masks import additive_mask, causal_pattern
+from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
+from memplan.graph.attention.masks import additive_mask, causal_pattern
+from memplan.graph.attention.paths import sdpa
+from memplan.graph.attention.rotary import rotate
 from memplan.graph.operations import activation_module, dropout, norm, softmax
-from memplan.graph.rotary import rotate
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec, Projection

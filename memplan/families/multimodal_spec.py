@@ -1,0 +1,58 @@
+"""What sets one type of language model with towers apart, as data."""
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from memplan.families.nesting import Part, PartSpec, read_part
+from memplan.families.request import ReadRequest
+from memplan.fast_dataclass import dataclass
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+from memplan.model.spec import ModelSpec
+
+
+class Ties(Enum):
+    """Which config's ``tie_word_embeddings`` counts."""
+
+    OUTER = "outer"
+    EITHER = "either"
+    """The outer one, but a nested true overrules its false (LLaVA)."""
+    INNER = "inner"
+    """The text model is a class with a head of its own inside (InstructBLIP)."""
+    NEVER = "never"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whole:
+    """What a type's towers are declared from."""
+
+    reader: ConfigReader
+    request: ReadRequest
+    text: ModelSpec
+
+    def part(
+        self, key: str, model_type: str = "", fills: Mapping[str, object] | None = None
+    ) -> Part:
+        """A nested config; ``model_type`` and ``fills`` as in ``PartSpec``."""
+        spec = PartSpec(key=key, model_type=model_type, fills=fills or {})
+        return read_part(self.reader, self.request, spec)
+
+    def has(self, key: str) -> bool:
+        """Whether the config has the nested part at all."""
+        return self.reader.mapping(key) is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Multimodal:
+    """What one type's class fixes."""
+
+    declare: Callable[[ParameterTable, Whole], None]
+    """Declares towers and projectors."""
+    text: PartSpec
+    ties: Ties = Ties.OUTER
+    left_out: str = "the vision tower"
+    """What is counted without its activations."""
+    head_in_base: bool = False
+    """``AutoModel`` makes the class with the head (Llama 4)."""
+    output_rows: Callable[[ConfigReader, ConfigReader], int] | None = None
+    """Rows of an untied output matrix by outer and text config, where not the text's vocabulary."""

@@ -1,0 +1,124 @@
+"""Attention masks: the tensors that transformers builds once per step for all layers.
+
+``sdpa_mask`` and ``eager_mask`` of transformers 5.23 (``masking_utils``) compare row and column numbers
+into boolean matrices. Eager attention turns the result into an additive mask for every sequence of the
+batch, in the dtype of the embeddings; sdpa reads the boolean one, or none where the kernel's own causal
+mode does.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.stack_context import StackContext
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.model.attention import AttentionForm, AttentionSpec
+from memplan.model.layers import StackSpec
+from memplan.model.spec import ModelSpec
+from memplan.training.kernels import AttentionKernel
+
+
+def causal_pattern(t: Tape, queries: int, keys: int) -> Tensor:
+    """``kv <= q``: one boolean matrix for the whole batch."""
+    pattern = t.tensor(queries * keys, DType.BOOL)
+    t.record("le", (), (pattern,))
+    return pattern
+
+
+def sliding_pattern(t: Tape, queries: int, keys: int) -> Tensor:
+    """``kv > q - window`` and ``kv <= q``, each joined to what came before (``and_masks``)."""
+    recent, first, causal, both = (t.tensor(queries * keys, DType.BOOL) for _ in range(4))
+    t.record("gt", (), (recent,))
+    t.record("bitwise_and", (recent,), (first,))
+    t.record("le", (), (causal,))
+    t.record("bitwise_and", (first, causal), (both,))
+    return both
+
+
+def two_sided_pattern(t: Tape, length: int) -> Tensor:
+    """``|q - kv| <= window``, joined to what came before; distances are int64."""
+    distances, absolute = (t.tensor(length * length, DType.INT64) for _ in range(2))
+    near, first, both = (t.tensor(length * length, DType.BOOL) for _ in range(3))
+    t.record("sub", (), (distances,))
+    t.record("abs", (distances,), (absolute,))
+    t.record("le", (absolute,), (near,))
+    t.record("bitwise_and", (near,), (first,))
+    t.record("bitwise_and", (first,), (both,))
+    return both
+
+
+def additive_mask(t: Tape, pattern: Tensor, batch: int, dtype: DType) -> Tensor:
+    """Zero or the dtype's lowest number, written out for each sequence (``eager_mask``)."""
+    mask = t.tensor(pattern.numel * batch, dtype)
+    t.record("where", (pattern,), (mask,))
+    return mask
+
+
+def attentions(stack: StackSpec) -> list[AttentionSpec]:
+    """What the scores of each run that has some are made of."""
+    found = [run.layer.attention for run in stack.runs]
+    plain = [spec for spec in found if isinstance(spec, AttentionSpec)]
+    if len(plain) == len(found):
+        return plain
+    from memplan.model.latent import LatentAttentionSpec  # only for DeepSeek's kin
+
+    return [
+        spec.scores if isinstance(spec, LatentAttentionSpec) else spec
+        for spec in found
+        if isinstance(spec, AttentionSpec | LatentAttentionSpec)
+    ]
+
+
+def attention_masks(
+    t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext
+) -> tuple[Tensor | None, Tensor | None]:
+    """The causal mask and the sliding one, where a layer needs it and its kernel has no mode for it.
+
+    With sdpa a window that the sequence does not fill is left to the kernel's causal mode
+    (transformers' ``_ignore_causal_mask_sdpa``).
+    """
+    if not attentions(stack):
+        return None, None
+    if not all(spec.causal for spec in attentions(stack)):
+        return padding_mask(t, stack), two_sided_mask(t, stack, context)
+    if any(spec.form is AttentionForm.MASK_PRODUCT for spec in attentions(stack)):
+        return None, None
+    eager = t.kernels.attention is AttentionKernel.EAGER or model.eager_attention_only
+    windows = [spec.sliding_window for spec in attentions(stack) if spec.sliding_window]
+    length = context.seq_len
+    full = sliding = None
+    if eager and (stack.mixed_masks or len(windows) < len(attentions(stack))):
+        full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
+        t.hold(full)
+    elif stack.written_mask:
+        full = causal_pattern(t, length, length)
+        t.hold(full)
+    if (windows or stack.spare_window_mask) and (eager or length >= min(windows, default=0)):
+        sliding = sliding_pattern(t, length, length)
+        if eager:
+            sliding = additive_mask(t, sliding, context.batch, t.compute)
+        t.hold(sliding)
+    return full, sliding
+
+
+def two_sided_mask(t: Tape, stack: StackSpec, context: StackContext) -> Tensor | None:
+    """What an encoder's layers with a window are given, unless the sequence is shorter than it.
+
+    Their ``sliding_window`` counts the neighbours on either side (ModernBERT).
+    """
+    windows = [spec.sliding_window for spec in attentions(stack) if spec.sliding_window]
+    if not windows or context.seq_len < min(windows):
+        return None
+    mask = two_sided_pattern(t, context.seq_len)
+    if t.kernels.attention is AttentionKernel.EAGER:
+        mask = additive_mask(t, mask, context.batch, t.compute)
+    t.hold(mask)
+    return mask
+
+
+def padding_mask(t: Tape, stack: StackSpec) -> Tensor | None:
+    """What LayoutLM adds to the scores of every sequence: a row of its keys."""
+    if not any(spec.padding_mask for spec in attentions(stack)):
+        return None
+    mask = t.tensor(t.options.batch_size * t.options.seq_len, t.compute)
+    t.record("mask", (), (mask,))
+    t.hold(mask)
+    return mask

@@ -1,0 +1,134 @@
+"""Which way attention goes: written out in Python, or through the kernel that would really run.
+
+Which kernel torch's dispatcher picks is ``memplan.training.sdpa``.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.attention.eager import eager, eager_fused
+from memplan.graph.attention.head_layout import Shape, expand_heads, splits_heads
+from memplan.graph.attention.kernels import cudnn, efficient, flash, math
+from memplan.graph.operations import dropout_probability
+from memplan.graph.selective import recomputes_core_attention, region_since
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.training.kernels import AttentionKernel
+from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
+
+
+def attend(
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Scores, softmax and the weighted values, through the kernel that would really run.
+
+    ``bias`` is a position bias, heads x queries x keys.
+    """
+    if splits_heads(t, shape.spec):
+        return _written_out(t, query, key, value, shape, mask, bias)
+    if bias is not None:
+        from memplan.graph.attention.position_bias import bias_mask  # only for T5 and its kin
+
+        mask = bias_mask(t, bias, shape.spec, shape.queries * shape.keys)
+    if t.kernels.attention is AttentionKernel.FLASH:
+        return _through(t, ScoreKernel.FLASH, query, key, value, shape, None)
+    grouped = shape.groups > 1
+    if grouped and not _keeps_groups(shape, mask):
+        key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
+        grouped = False
+    return sdpa(t, query, key, value, shape, mask, grouped=grouped)
+
+
+def _keeps_groups(shape: Shape, mask: Tensor | None) -> bool:
+    """Whether grouped heads are left to the kernel: ``use_gqa_in_sdpa`` of transformers 5.23."""
+    return mask is None and shape.spec.head_dim == shape.value_head_dim <= MAX_FLASH_HEAD_DIM
+
+
+def _written_out(
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    start = len(t.segment.operations)
+    if shape.spec.own_eager:
+        from memplan.graph.attention.sinks import sink_attention  # only for gpt-oss and MiMo-V2
+
+        out = sink_attention(t, query, key, value, shape, mask)
+    elif t.kernels.fused_elementwise:
+        out = eager_fused(t, query, key, value, shape)
+    else:
+        out = eager(t, query, key, value, shape, mask, bias)
+    if recomputes_core_attention(t.options):
+        t.segment.regions.append(region_since(t.segment, start))
+    return out
+
+
+def sdpa(
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+    *,
+    grouped: bool = False,
+) -> Tensor:
+    """``scaled_dot_product_attention`` through the kernel that the card's dispatcher takes.
+
+    ``grouped``: key/value heads were not written out for every query head.
+    """
+    call = SdpaCall(
+        dtype=t.autocast or query.dtype,
+        head_dim=shape.spec.head_dim,
+        value_head_dim=shape.value_head_dim,
+        queries=shape.queries,
+        keys=shape.keys,
+        masked=mask is not None,
+        trained_mask=mask is not None and mask.requires_grad,
+        dropout=dropout_probability(t, shape.spec.dropout) > 0,
+        grouped=grouped,
+    )
+    return _through(t, t.sdpa_kernel(call), query, key, value, shape, mask)
+
+
+def _through(
+    t: Tape,
+    kernel: ScoreKernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+) -> Tensor:
+    held = (query, key, value)
+    cast: tuple[Tensor, ...] = (value, key, query)
+    given_mask = mask
+    if t.autocast is not None:
+        if mask is not None and mask.dtype is not DType.BOOL:
+            mask = t.cast(mask, t.autocast)
+        value, key, query = cast = tuple(t.cast(x, t.autocast) for x in reversed(held))
+    if kernel is ScoreKernel.FLASH:
+        out = flash(t, query, key, value, shape)
+    elif kernel is ScoreKernel.CUDNN:
+        out = cudnn(t, query, key, value, shape, mask)
+    elif kernel is ScoreKernel.EFFICIENT:
+        out = efficient(t, query, key, value, shape, mask)
+    else:
+        out = t.contiguous(math(t, query, key, value, shape, mask))
+    if out.by_head:
+        out = t.contiguous(out)
+    t.touch(*reversed(cast))
+    if mask is not None:
+        t.touch(mask)
+    t.touch(*held)
+    if given_mask is not None:
+        t.touch(given_mask)
+    return out

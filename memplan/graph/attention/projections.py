@@ -1,0 +1,75 @@
+"""From hidden states to queries, keys and values."""
+
+from memplan.graph.attention.head_layout import Shape, as_heads
+from memplan.graph.attention.rotary import joins_heads
+from memplan.graph.operations import linear
+from memplan.graph.stack_context import StackContext
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.model.attention import AttentionSpec, Projection
+
+
+def project(
+    t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext, shape: Shape | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, in one linear layer or three."""
+    hidden = context.hidden_size
+    split = shape is not None and shape.heads_split
+    # Heads that ``cat`` has joined get their gradients head by head from any kernel.
+    turned = split or joins_heads(spec)
+    query_size = spec.num_heads * spec.head_dim
+    kv_size = spec.num_kv_heads * spec.head_dim
+    if spec.projection is Projection.SEPARATE:
+        query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
+        apart = not spec.views_last
+        query = as_heads(t, query, spec.num_heads) if turned and apart else query
+        key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)
+        key = as_heads(t, key, spec.num_kv_heads) if turned and apart else key
+        width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
+        value = linear(t, x, "self_attn.v_proj", hidden, width, bias=spec.value_bias)
+        value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
+        return query, key, t.scale(value) if spec.value_scaled else value
+    query, key, value = _fused_projection(t, x, spec, hidden)
+    if split:
+        query = as_heads(t, query, spec.num_heads)
+        key, value = (as_heads(t, part, spec.num_kv_heads) for part in (key, value))
+    return query, key, value
+
+
+def _fused_projection(
+    t: Tape, x: Tensor, spec: AttentionSpec, hidden: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    query_size = spec.num_heads * spec.head_dim
+    kv_size = spec.num_kv_heads * spec.head_dim
+    width = query_size + 2 * kv_size
+    fused = linear(t, x, "self_attn.qkv_proj", hidden, width, bias=spec.query_bias)
+    tokens = x.numel // hidden
+    if spec.projection not in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}:
+        return _split_per_head(t, fused, spec.projection, spec.num_heads)
+    sizes = (tokens * query_size, tokens * kv_size, tokens * kv_size)
+    if spec.projection is Projection.FUSED_SLICED:
+        query, key, value = (t.slice(fused, size) for size in sizes)
+    else:
+        query, key, value = t.split(fused, *sizes)
+    return query, key, value
+
+
+CODEGEN_BLOCKS = 4
+"""Groups of heads that CodeGen's fused projection lays out one after another; with one head in each
+nothing needs to be copied (``CodeGenAttention.forward``, ``mp_num``)."""
+
+
+def _split_per_head(
+    t: Tape, fused: Tensor, projection: Projection, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Thirds of every head's columns; all are views, except where ``reshape`` has to copy."""
+    third = fused.numel // 3
+    if projection is Projection.FUSED_SELECTED:
+        return t.slice(fused, third), t.slice(fused, third), t.slice(fused, third)
+    if projection is Projection.FUSED_COPIED and num_heads > CODEGEN_BLOCKS:
+        query, value, key = (t.contiguous(part) for part in t.split(fused, third, third, third))
+        t.touch(fused)
+        return query, key, value
+    # The view's gradient is joined head by head, then copied back into rows.
+    query, key, value = t.split(t.slice(fused, fused.numel), third, third, third)
+    return query, key, value

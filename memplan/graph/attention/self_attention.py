@@ -1,0 +1,104 @@
+"""Self-attention as transformers' shared attention functions run it."""
+
+from dataclasses import replace
+
+from memplan.dtypes import DType
+from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
+from memplan.graph.attention.output_gate import gate_states, gated_output, gated_projections
+from memplan.graph.attention.paths import attend
+from memplan.graph.attention.projections import project
+from memplan.graph.attention.rotary import joins_heads, rotate
+from memplan.graph.operations import clamp, linear, norm
+from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.model.attention import AttentionSpec, OutputGate
+
+
+def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext) -> Tensor:
+    """Queries, keys and values of the hidden states, attention, output projection."""
+    frame: list[Tensor] = []
+    gate = None
+    mask = context.mask if spec.sliding_window is None else context.sliding_mask
+    shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
+    if splits_heads(t, spec):
+        shape = replace(shape, heads_split=spec.output_gate is not OutputGate.QUERIES)
+    beside = spec.output_gate is OutputGate.QUERIES
+    if beside:
+        query, key, value, gate = gated_projections(t, x, spec, context.hidden_size)
+    else:
+        query, key, value = project(t, x, spec, context, shape)
+    if spec.output_gate is OutputGate.SIGMOID:
+        gate = gate_states(t, x, spec, context.hidden_size)
+    if spec.projection_clamped:
+        query, key, value = (clamp(t, part) for part in (query, key, value))
+    if spec.views_last and (shape.heads_split or joins_heads(spec)):
+        query = as_heads(t, query, spec.num_heads)
+        key = as_heads(t, key, spec.num_kv_heads)
+        value = as_heads(t, value, spec.num_kv_heads) if shape.heads_split else value
+    if spec.query_rescaled:
+        query = t.scale(query)
+    if not spec.query_key_norm_last and not beside:
+        query, key = _normalized(t, query, key, spec)
+    if spec.rotary is not None:
+        cos, sin = context.tables(spec)
+        query, key = rotate(t, query, key, spec, cos, sin, frame)
+    if spec.query_key_norm_last:
+        query, key = _normalized(t, query, key, spec)
+    if spec.query_scaled_by_position:
+        query = _scaled_by_position(t, query, context)
+    if spec.fills_cache and not t.options.checkpointed_layers:
+        key, value = _cached(t, key, key.dtype), _cached(t, value, key.dtype)
+    out = attend(t, query, key, value, shape, mask)
+    if spec.output_gate is not OutputGate.NONE:
+        out = gated_output(t, x, out, gate, spec, context.hidden_size)
+    width = spec.num_heads * (spec.value_head_dim or spec.head_dim)
+    if spec.output_apart:
+        t.touch(query, key, value, *frame)
+        query = key = value = out
+        frame = []
+        context.attention_frame = (out,)
+    out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
+    t.touch(query, key, value, *frame, x)
+    if gate is not None:
+        t.touch(gate)
+    return out
+
+
+def _cached(t: Tape, x: Tensor, dtype: DType) -> Tensor:
+    """``DynamicCache.update``: joined to an empty tensor of the keys' dtype; the outputs hold it."""
+    joined = t.tensor(x.numel, dtype)
+    gradient = Gradient.ALIAS if x.dtype is dtype else Gradient.FRESH
+    t.record("cat", (x,), (joined,), gradients=(gradient,))
+    joined.by_head = True
+    t.cache(joined)
+    return joined
+
+
+def _scaled_by_position(t: Tape, query: Tensor, context: StackContext) -> Tensor:
+    """Ministral 3's: one factor for each position, the same for all heads."""
+    factors = t.tensor(context.seq_len, query.dtype)
+    t.record("position_factors", (), (factors,))
+    return t.mul(query, factors)
+
+
+def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Queries and keys through their norms, where they have some."""
+    kind = spec.query_key_norm
+    if kind is None:
+        return query, key
+    query_width, key_width = _norm_widths(spec)
+    query_groups, key_groups = (
+        (spec.num_heads, spec.num_kv_heads) if spec.query_key_norm_weight_per_head else (1, 1)
+    )
+    return (
+        norm(t, query, kind, "self_attn.q_norm", query_width, groups=query_groups),
+        norm(t, key, kind, "self_attn.k_norm", key_width, groups=key_groups),
+    )
+
+
+def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:
+    if spec.query_key_norm_per_head:
+        return spec.head_dim, spec.head_dim
+    return spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim

@@ -1,0 +1,71 @@
+"""Feed-forward networks: up, activation, and down again."""
+
+from memplan.graph.operations import activation_module, dropout, linear
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.training.kernels import FeedForwardKernel
+
+
+def feed_forward(
+    t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str = "mlp"
+) -> Tensor:
+    """Up, activation (times the gate), down."""
+    inner = spec.intermediate_size
+    halves = x
+    if spec.gated:
+        middle, halves = _gated(t, x, spec, hidden_size, name)
+    else:
+        up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
+        middle = _activated(t, up, spec.activation, name)
+        t.touch(up)
+    if spec.inline:
+        t.segment.unmade.add(name)
+    inside = f"{name}.dropout_inside" if spec.dropout_module else ""
+    middle = dropout(t, middle, spec.activation_dropout, module=inside)
+    if spec.output_cast:
+        middle = t.cast(middle, t.compute)
+    out = linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
+    if not spec.inline:
+        t.touch(x)
+    if spec.fused_gate_up:
+        t.touch(halves)
+    return out
+
+
+def _activated(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:
+    if kind is Activation.XIELU:
+        from memplan.graph.xielu import xielu  # only for Apertus
+
+        return xielu(t, x, f"{name}.act_fn")
+    return activation_module(t, x, kind, f"{name}.act_fn")
+
+
+def _gated(
+    t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str
+) -> tuple[Tensor, Tensor]:
+    """The gated product, and the gate."""
+    inner = spec.intermediate_size
+    if spec.fused_gate_up:
+        both = linear(t, x, f"{name}.gate_up_proj", hidden_size, 2 * inner, bias=spec.bias)
+        gate, up = t.split(both, both.numel // 2, both.numel // 2)
+    else:
+        gate = linear(t, x, f"{name}.gate_proj", hidden_size, inner, bias=spec.bias)
+        up = None
+    if t.kernels.feed_forward is FeedForwardKernel.FUSED:
+        up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
+        return fused_gate(t, gate, up), gate
+    active = activation_module(t, gate, spec.activation, f"{name}.act_fn")
+    up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
+    return t.mul(active, up), gate
+
+
+def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:
+    """Liger's ``silu(gate) * up``: keeps gate and up, and writes their gradients over them."""
+    out = t.tensor(gate.numel, gate.dtype)
+    t.record(
+        "fused_gate", (gate, up), (out,), saves=(gate, up),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,97 @@
+"""Which block writes down each of a layer's two parts: what mixes its tokens, and its network.
+
+The rarer blocks are imported where a model has one: reading a model should not wait for the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memplan.graph.feed_forward import feed_forward
+from memplan.model.attention import AttentionForm, AttentionSpec
+from memplan.model.networks import FeedForwardSpec
+
+if TYPE_CHECKING:
+    from memplan.graph.stack_context import StackContext
+    from memplan.graph.tape import Tape
+    from memplan.graph.tensors import Tensor
+    from memplan.model.latent import LatentAttentionSpec
+    from memplan.model.layers import LayerSpec
+    from memplan.model.mixers import CountedSpec, OtherMixer, TokenMixer
+    from memplan.model.mixtures import MixtureSpec
+
+
+def mix_tokens(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tensor:
+    """Attention, or what stands in its place."""
+    if not isinstance(spec, AttentionSpec):
+        return _other_mixer(t, x, spec, context)
+    if spec.form is AttentionForm.SEGMENTS:
+        from memplan.graph.cpmant import segment_attention  # only for CPM-Ant
+
+        return segment_attention(t, x, spec, context)
+    if spec.form is not AttentionForm.INTERFACE:
+        from memplan.graph.attention.older_classes import own_attention  # only for older classes
+
+        return own_attention(t, x, spec, context)
+    if spec.distances is not None:
+        from memplan.graph.attention.disentangled import (  # only for DeBERTa
+            disentangled_attention,
+        )
+
+        return disentangled_attention(t, x, spec, context)
+    from memplan.graph.attention.self_attention import self_attention  # not for two stacks
+
+    return self_attention(t, x, spec, context)
+
+
+def _other_mixer(
+    t: Tape, x: Tensor, spec: LatentAttentionSpec | OtherMixer, context: StackContext
+) -> Tensor:
+    from memplan.model.latent import LatentAttentionSpec  # only for rarer models
+    from memplan.model.mixers import DeltaRuleSpec, LightningSpec, ShortConvolutionSpec
+
+    if isinstance(spec, LatentAttentionSpec):
+        from memplan.graph.attention.latent import latent_attention  # only for DeepSeek's kin
+
+        return latent_attention(t, x, spec, context)
+    if isinstance(spec, ShortConvolutionSpec):
+        from memplan.graph.mixers.convolution import short_convolution  # only for LFM2
+
+        return short_convolution(t, x, spec, context)
+    if isinstance(spec, LightningSpec):
+        from memplan.graph.mixers.lightning_attention import (  # only for MiniMax
+            lightning_attention,
+        )
+
+        return lightning_attention(t, x, spec, context)
+    if isinstance(spec, DeltaRuleSpec):
+        from memplan.graph.mixers.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
+
+        return delta_rule(t, x, spec, context)
+    return _counted(t, x, spec, context)
+
+
+def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """The layer's dense network, mixture of experts, or network that is only counted."""
+    spec = layer.feed_forward
+    if isinstance(spec, FeedForwardSpec):
+        return feed_forward(t, x, spec, context.hidden_size)
+    return _other_network(t, x, spec, context)
+
+
+def _other_network(
+    t: Tape, x: Tensor, spec: MixtureSpec | CountedSpec, context: StackContext
+) -> Tensor:
+    from memplan.model.mixtures import MixtureSpec  # only for rarer models
+
+    if isinstance(spec, MixtureSpec):
+        from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
+
+        return mixture(t, x, spec, context.hidden_size)
+    return _counted(t, x, spec, context)
+
+
+def _counted(t: Tape, x: Tensor, spec: CountedSpec, context: StackContext) -> Tensor:
+    from memplan.graph.counted import counted_part  # only for what is not written down
+
+    return counted_part(t, x, spec, context.hidden_size)

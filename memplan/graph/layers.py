@@ -1,0 +1,180 @@
+"""Whole layers: what mixes the tokens, a feed-forward network, and norms where the class has them."""
+
+from memplan.graph.layer_parts import feed_forward_of, mix_tokens
+from memplan.graph.operations import dropout, norm
+from memplan.graph.stack_context import StackContext
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.model.attention import AttentionForm, AttentionSpec
+from memplan.model.layers import LayerSpec, NormPlacement
+
+DIRECT_FORMS = frozenset({AttentionForm.DIRECT, AttentionForm.DIRECT_ALIBI})
+"""Attention whose class calls torch's functions itself."""
+
+
+def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """One layer, with its norms where its placement says."""
+    spec = layer.attention
+    if isinstance(spec, AttentionSpec) and spec.form in DIRECT_FORMS:
+        from memplan.graph.falcon import direct_layer  # only for Falcon
+
+        return direct_layer(t, x, layer, spec, context)
+    placement = layer.placement
+    if placement is NormPlacement.PRE:
+        return pre_norm_layer(t, x, layer, context)
+    if placement is NormPlacement.POST:
+        return post_norm_layer(t, x, layer, context)
+    if placement is NormPlacement.SANDWICH:
+        return sandwich_layer(t, x, layer, context)
+    if placement is NormPlacement.OUTPUT:
+        return output_norm_layer(t, x, layer, context)
+    if placement in (NormPlacement.SINGLE, NormPlacement.NONE):
+        write = single_part_layer if placement is NormPlacement.SINGLE else unnormed_layer
+        return write(t, x, layer, context)
+    return parallel_layer(t, x, layer, context)
+
+
+def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """GPT-2's and Llama's order: norm, attention, sum; norm, feed-forward, sum."""
+    hidden = context.hidden_size
+    normed = norm(t, x, layer.norm, "input_layernorm", hidden) if layer.attention_norm else x
+    if layer.names_normed:
+        t.linger(normed)
+    attended = mix_tokens(t, normed, layer.attention, context)
+    attended = attention_dropout(t, attended, layer)
+    middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
+    t.touch(*context.attention_frame)
+    context.attention_frame = ()
+    if layer.names_attended:
+        t.linger(attended)
+    named = layer.names_attended and not layer.unnamed_norms
+    if named:
+        t.touch(normed)
+    normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
+    fed = feed_forward_of(t, normed, layer, context)
+    multiplied = t.segment.operations[-1].inputs[0]
+    fed = feed_forward_dropout(t, fed, layer)
+    if layer.dropout_inside:
+        t.touch(normed)
+    out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
+    if layer.sums_inside:
+        t.touch(multiplied, fed, normed)
+    t.touch(middle)
+    if named:
+        t.touch(normed)
+    return out
+
+
+def attention_dropout(t: Tape, x: Tensor, layer: LayerSpec) -> Tensor:
+    """Dropout on what attention returns."""
+    is_module = layer.dropout_modules and not layer.feed_forward_dropout_only
+    module = "self_attn.dropout" if is_module else ""
+    return dropout(t, x, layer.attention_output_dropout, module=module)
+
+
+def feed_forward_dropout(t: Tape, x: Tensor, layer: LayerSpec) -> Tensor:
+    """Dropout on what the feed-forward network returns."""
+    is_module = layer.dropout_modules and not layer.attention_dropout_only
+    module = "mlp.dropout" if is_module else ""
+    return dropout(t, x, layer.feed_forward_output_dropout, module=module)
+
+
+def add_residual(t: Tape, x: Tensor, added: Tensor, layer: LayerSpec) -> Tensor:
+    """The residual sum; Granite and MiniCPM multiply what is added by a constant."""
+    if layer.residual_weighted:
+        out = t.add(t.scale(x), t.scale(added))
+        t.touch(added)
+        return out
+    if not layer.residual_scaled:
+        return t.add(x, added)
+    out = t.add(x, t.scale(added))
+    t.touch(added)
+    return out
+
+
+def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """BERT's order: attention, sum, norm; feed-forward, sum, norm."""
+    hidden = context.hidden_size
+    attended = mix_tokens(t, x, layer.attention, context)
+    if layer.names_attended:
+        t.linger(attended)
+    attended = attention_dropout(t, attended, layer)
+    middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
+    t.touch(attended, *context.attention_frame)
+    context.attention_frame = ()
+    fed = feed_forward_of(t, middle, layer, context)
+    multiplied = t.segment.operations[-1].inputs[0]
+    fed = feed_forward_dropout(t, fed, layer)
+    out = norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
+    if not layer.names_attended:
+        t.touch(fed)
+    if isinstance(layer.attention, AttentionSpec) and layer.attention.output_apart:
+        # ``feed_forward_chunk`` calls one module for each half, and holds what is between them.
+        t.touch(multiplied)
+    t.linger(middle)
+    return out
+
+
+def sandwich_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """Gemma 2's: a norm before and after attention, and before and after the feed-forward."""
+    hidden = context.hidden_size
+    normed = norm(t, x, layer.norm, "input_layernorm", hidden)
+    attended = mix_tokens(t, normed, layer.attention, context)
+    attended = norm(t, attended, layer.norm, "post_attention_layernorm", hidden)
+    middle = add_residual(t, x, attended, layer)
+    normed = norm(t, middle, layer.norm, "pre_feedforward_layernorm", hidden)
+    fed = feed_forward_of(t, normed, layer, context)
+    fed = norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden)
+    return add_residual(t, middle, fed, layer)
+
+
+def output_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """OLMo 2's: norms on the outputs only, before each sum."""
+    hidden = context.hidden_size
+    attended = mix_tokens(t, x, layer.attention, context)
+    middle = t.add(x, norm(t, attended, layer.norm, "post_attention_layernorm", hidden))
+    fed = feed_forward_of(t, middle, layer, context)
+    return t.add(middle, norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden))
+
+
+def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """Attention and feed-forward side by side on the same input (GPT-NeoX, Phi, Cohere)."""
+    hidden = context.hidden_size
+    normed = norm(t, x, layer.norm, "input_layernorm", hidden)
+    attended = mix_tokens(t, normed, layer.attention, context)
+    attended = attention_dropout(t, attended, layer)
+    if layer.placement is NormPlacement.PARALLEL:
+        normed = norm(t, x, layer.norm, "post_attention_layernorm", hidden)
+    fed = feed_forward_of(t, normed, layer, context)
+    fed = feed_forward_dropout(t, fed, layer)
+    first, second = (x, fed) if layer.residual_first else (fed, x)
+    out = t.add(t.add(first, attended), second)
+    t.touch(attended, fed)
+    if layer.placement is NormPlacement.PARALLEL_SHARED:
+        t.touch(normed)
+    return out
+
+
+def single_part_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """A norm, the layer's only part, the sum (Mamba, Nemotron-H)."""
+    from memplan.model.mixers import NOTHING  # only for hybrids
+
+    normed = norm(t, x, layer.norm, "norm", context.hidden_size)
+    if layer.feed_forward == NOTHING:
+        return add_residual(t, x, mix_tokens(t, normed, layer.attention, context), layer)
+    return add_residual(t, x, feed_forward_of(t, normed, layer, context), layer)
+
+
+def unnormed_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """Parts that count norms of their own, each with its sum."""
+    from memplan.model.mixers import NOTHING  # only for hybrids
+
+    for part in (layer.attention, layer.feed_forward):
+        if part == NOTHING:
+            continue
+        if part is layer.attention:
+            added = mix_tokens(t, x, layer.attention, context)
+        else:
+            added = feed_forward_of(t, x, layer, context)
+        x = add_residual(t, x, added, layer)
+    return x

@@ -1,0 +1,1 @@
+"""What stands where attention does: convolutions, linear attention, the delta rule."""

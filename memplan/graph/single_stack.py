@@ -1,0 +1,318 @@
+"""A model of one stack on the tape: embedding, runs of layers, final norm, head and loss."""
+
+from dataclasses import replace
+
+from memplan.dtypes import DType
+from memplan.graph.attention.masks import attention_masks, attentions
+from memplan.graph.embeddings import module_embeddings
+from memplan.graph.heads import (
+    WHOLE_SEQUENCES,
+    base_parts,
+    classification,
+    masked_lm,
+    replaced_tokens,
+)
+from memplan.graph.layers import DIRECT_FORMS, decoder_layer
+from memplan.graph.losses import GRADIENTS_IN_FORWARD, language_model_loss
+from memplan.graph.operations import (
+    complex_tables,
+    cross_entropy,
+    dropout,
+    embedding,
+    embedding_lookup,
+    linear,
+    norm,
+    rotary_tables,
+)
+from memplan.graph.options import TapeOptions
+from memplan.graph.positions import decoder_embeddings
+from memplan.graph.stack_context import StackContext
+from memplan.graph.stacks import (
+    BASE_MODEL,
+    WHOLE_MODEL,
+    TrainedRun,
+    counted_parts,
+    output_matrix,
+    split_runs,
+)
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
+from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
+from memplan.model.layers import StackSpec
+from memplan.model.spec import ModelSpec, Task
+from memplan.training.kernels import AttentionKernel
+
+ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
+"""Attention that adds a bias made for the whole stack."""
+CLASSIFICATION_TASKS = frozenset(
+    {*WHOLE_SEQUENCES, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
+)
+"""Tasks whose logits are of classes, not of tokens."""
+
+
+def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
+    """Write the training step of a model of one stack, or of none, on a new tape."""
+    t = Tape(options, source=model.source)
+    if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
+        t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
+    if model.tables:
+        from memplan.graph.counted import record_tables  # only for parts that are merely counted
+
+        record_tables(t, counted_parts(model), tied=model.head.tied)
+        if not model.stacks:
+            return t
+    t.inputs_bytes = _ids(t, options.batch_size * options.seq_len) + _label_bytes(t, model)
+    stack = model.stacks[0]
+    x, table = embed(t, model, stack)
+    context = shared_tensors(t, model, stack)
+    x = run_layers(t, stack, x, context)
+    x = finish_stack(t, stack, x, context)
+    head(t, model, x, table)
+    return t
+
+
+def _label_bytes(t: Tape, model: ModelSpec) -> int:
+    """Labels of the batch: one a token, one a sequence, or a span's two ends [bytes]."""
+    batch = t.options.batch_size
+    if model.task in WHOLE_SEQUENCES:
+        return _ids(t, batch)
+    if model.task is Task.QUESTION_ANSWERING:
+        return 2 * _ids(t, batch)
+    return _ids(t, batch * t.options.seq_len)
+
+
+def _ids(t: Tape, count: int) -> int:
+    return t.tensor(count, DType.INT64).storage.num_bytes
+
+
+def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Parameter]:
+    """Token, position and type embeddings, their sum, norm and dropout."""
+    spec = stack.embedding
+    assert spec is not None
+    tokens = t.options.batch_size * t.options.seq_len
+    t.begin("embed", frozen=t.options.freeze.embeddings)
+    t.enter(WHOLE_MODEL)
+    if model.task is not Task.BASE:
+        t.enter(BASE_MODEL)
+    if spec.own_module:
+        return module_embeddings(t, model, spec)
+    rows = model.vocab_size + spec.extra_rows
+    if spec.prompts is not None:
+        rows += spec.prompts.num_types * spec.prompts.length
+    table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
+    if spec.prompts is not None:
+        from memplan.graph.cpmant import prompted_embeddings  # only for CPM-Ant
+
+        return prompted_embeddings(t, model, table, spec.prompts)
+    if spec.patch_features:
+        shape = model.hidden_size, spec.patch_features
+        t.parameter("vision_embed_tokens.weight", *shape).unused = True
+        t.parameter("vision_embed_tokens.bias", model.hidden_size).unused = True
+    x = embedding_lookup(t, table, tokens)
+    if spec.position_source is not None:
+        return decoder_embeddings(t, model, spec, x), table
+    if spec.unscaled_held:
+        t.hold(x)
+    if spec.scaled:
+        x = t.scale(x)
+    if not spec.unscaled_held:
+        t.hold(x)
+    if spec.num_positions:
+        rows = t.options.seq_len
+        positions = t.tensor(rows, DType.INT64)
+        t.record("arange", (), (positions,))
+        t.hold(positions)
+        added = embedding(
+            t, "embed_positions", spec.num_positions, model.hidden_size, rows, positions
+        )
+        x = t.add(x, added)
+    if spec.norm is not None:
+        x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
+    x = dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
+    return x, table
+
+
+def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
+    """Position tables and masks, made once and read by every layer."""
+    context = StackContext(
+        hidden_size=model.hidden_size,
+        batch=t.options.batch_size,
+        seq_len=t.options.seq_len,
+    )
+    prompts = stack.embedding.prompts if stack.embedding is not None else None
+    if prompts is not None:
+        from memplan.graph.cpmant import add_segment_bias  # only for CPM-Ant
+
+        context.seq_len += prompts.length
+        add_segment_bias(t, stack, prompts, context)
+        return context
+    context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
+    rotary = _first_rotary(stack)
+    if rotary is not None:
+        tables = complex_tables if rotary.complex_numbers else rotary_tables
+        positions = context.seq_len
+        if rotary.sections:
+            from memplan.graph.attention.rotary import sectioned_tables  # only for Qwen3.5
+
+            tables, positions = sectioned_tables, positions * context.batch
+        dtype = DType.FP32 if rotary.full_tables else t.compute
+        width = rotary.dim // 2 if rotary.halved else rotary.dim
+        context.cos, context.sin = tables(t, positions, width, dtype)
+        t.enter("rotary_emb")
+        local = _local_rotary(stack)
+        if local is not None:
+            context.local_cos, context.local_sin = tables(t, context.seq_len, local.dim, dtype)
+    if any(spec.form in DIRECT_FORMS for spec in attentions(stack)):
+        from memplan.graph.falcon import direct_masks  # only for Falcon
+
+        direct_masks(t, attentions(stack)[0], context)
+    if any(spec.form in ALIBI_FORMS for spec in attentions(stack)):
+        from memplan.graph.attention.alibi import add_alibi  # only for BLOOM and MPT
+
+        add_alibi(t, attentions(stack)[0], context)
+    if any(spec.position_bias is PositionBias.STACK for spec in attentions(stack)):
+        from memplan.graph.attention.position_bias import add_stack_bias  # only for MPNet
+
+        add_stack_bias(t, attentions(stack)[0], context)
+    if any(spec.distances is not None for spec in attentions(stack)):
+        from memplan.graph.attention.disentangled import make_distances  # only for DeBERTa
+
+        make_distances(t, stack, context)
+    return context
+
+
+def _first_rotary(stack: StackSpec) -> RotarySpec | None:
+    """The rotary embedding of layers without a window, where those with one have their own."""
+    specs = [spec for spec in attentions(stack) if spec.rotary is not None]
+    if _local_rotary(stack) is not None:
+        specs = [spec for spec in specs if spec.sliding_window is None]
+    return specs[0].rotary if specs else None
+
+
+def _local_rotary(stack: StackSpec) -> RotarySpec | None:
+    """The rotary embedding of layers with a window, where both kinds have tables of their own."""
+    specs = [spec for spec in attentions(stack) if spec.rotary is not None]
+    local = [spec.rotary for spec in specs if spec.sliding_window is not None]
+    if not stack.local_rotary or not local or len(local) == len(specs):
+        return None
+    return local[0]
+
+
+def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
+    """Every run of equal layers, split where only some are checkpointed."""
+    t.end(x)
+    embedded = x
+    for position, run in enumerate(split_runs(t, stack)):
+        x = run_layer(t, stack, run, x, context)
+        if position == 0 and stack.convolution is not None:
+            from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2
+
+            x = convolve(t, stack.convolution, embedded, x, context)
+    return x
+
+
+def run_layer(
+    t: Tape, stack: StackSpec, run: "TrainedRun", x: Tensor, context: StackContext
+) -> Tensor:
+    """A run's layers: written down once and repeated where they are all alike.
+
+    They are not where one gives another dtype than it is given, as the first one does behind a
+    projection under autocast, where the first trained one stands behind frozen ones, or where the
+    later ones own no parameters.
+    """
+    remaining = run.count
+    first = None
+    while remaining:
+        given = x
+        t.begin(
+            f"{stack.name}.layers",
+            repeat=1 if run.shared else remaining,
+            checkpointed=run.checkpointed,
+            frozen=run.frozen,
+            again=first,
+            x=x,
+        )
+        x = decoder_layer(t, x, run.layer, context)
+        t.end(x)
+        if x.dtype is not given.dtype or x.requires_grad is not given.requires_grad:
+            t.segment.repeat = 1
+        if run.shared and first is None:
+            first = t.segment
+        remaining -= t.segment.repeat
+    return x
+
+
+def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
+    """The final norm; then the stack's shared tensors are let go."""
+    if stack.final_norm is not None or stack.final_dropout or stack.projected_out:
+        t.begin(f"{stack.name}.norm", x=x, frozen=_norm_frozen(t, stack))
+    if stack.final_norm is not None:
+        x = norm(t, x, stack.final_norm, "norm", context.hidden_size)
+    if stack.projected_out and stack.embedding is not None:
+        width = stack.embedding.embedding_size
+        x = linear(t, x, "project_out", context.hidden_size, width)
+    x = dropout(t, x, stack.final_dropout)
+    cached = [tensor.storage for tensor, _ in t.cached]
+    for segment in t.segments:
+        for operation in segment.operations:
+            for tensor in operation.outputs:
+                if tensor.storage.held and tensor.storage not in cached:
+                    t.release(tensor)
+    t.end(x)
+    return x
+
+
+def _norm_frozen(t: Tape, stack: StackSpec) -> bool:
+    freeze = t.options.freeze
+    return freeze.norm or bool(getattr(freeze, stack.name))
+
+
+def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
+    """What the task adds, and its loss."""
+    t.begin("head", x=x, frozen=t.options.freeze.head)
+    t.segment.component = "logits_and_loss"
+    if model.task is not Task.BASE:
+        t.leave(BASE_MODEL)
+    embedded = model.stacks[0].embedding
+    if embedded is not None and embedded.prompts is not None:
+        from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant
+
+        x = cut_prompts(t, x, model.hidden_size)
+    pooled = base_parts(t, model, x)
+    if model.task is Task.MASKED_LM:
+        loss = masked_lm(t, model, x, table)
+    elif model.task is Task.PRETRAINING:
+        loss = replaced_tokens(t, model, x)
+    elif model.task in CLASSIFICATION_TASKS:
+        loss = classification(t, model, x, pooled)
+    elif model.task is Task.CAUSAL_LM:
+        loss = causal_lm(t, model, x, table)
+    else:
+        loss = x if pooled is None else pooled
+    t.release_cache()
+    t.leave(WHOLE_MODEL)
+    t.end(loss)
+
+
+def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
+    """The loss of a decoder, by the kernels' way to it."""
+    if model.head.router_loss:
+        from memplan.graph.experts.router_loss import (
+            router_loss,  # only for mixtures that ask for it
+        )
+
+        router_loss(t, model.stacks[0])
+    if model.head.plain_loss:
+        return cross_entropy(t, output_matrix(t, model, model.head, x, table))
+    if t.kernels.loss in GRADIENTS_IN_FORWARD:
+        weight = table
+        if not model.head.tied:
+            weight = t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])
+        return language_model_loss(t, x, weight, model.num_outputs, lambda hidden: hidden)
+    return language_model_loss(
+        t,
+        x,
+        table,
+        model.num_outputs,
+        lambda hidden: output_matrix(t, model, model.head, hidden, table),
+    )

@@ -1,0 +1,48 @@
+"""What the layers of a stack share, and hand from one to the next."""
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.tensors import Tensor
+from memplan.model.attention import AttentionSpec
+
+
+@dataclass(slots=True)
+class StackContext:
+    """What the layers of a stack share: sizes, position tables, masks."""
+
+    hidden_size: int
+    batch: int
+    seq_len: int
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    mask: Tensor | None = None
+    """None where the kernel knows the pattern itself."""
+    sliding_mask: Tensor | None = None
+    """For layers with a sliding window."""
+    memory: Tensor | None = None
+    """The encoder's output, in a decoder."""
+    memory_len: int = 0
+    bias: Tensor | None = None
+    """The position bias of self-attention that the first layer made (T5)."""
+    cross_bias: Tensor | None = None
+    """That of cross attention."""
+    alibi: Tensor | None = None
+    """Slopes times positions, for every head."""
+    attention_frame: tuple[Tensor, ...] = ()
+    """What an attention module still holds while it adds the residual itself (BLOOM)."""
+    distances: Tensor | None = None
+    """The table of relative distances (DeBERTa)."""
+    relative: Tensor | None = None
+    """The distance of each pair of tokens."""
+    local_cos: Tensor | None = None
+    local_sin: Tensor | None = None
+    """Tables of their own for layers with a sliding window (Gemma 3)."""
+
+    def tables(self, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for one kind of layer."""
+        cos, sin = self.cos, self.sin
+        if spec.sliding_window is not None and self.local_cos is not None:
+            cos, sin = self.local_cos, self.local_sin
+        if cos is None or sin is None:
+            msg = "a layer turns its heads, but the stack has made no tables"
+            raise ValueError(msg)
+        return cos, sin

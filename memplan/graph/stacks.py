@@ -1,0 +1,80 @@
+"""What models of one stack and of two have in common: runs of layers, the output matrix, modules."""
+
+from itertools import pairwise
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.operations import linear, matmul_weight
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import LayerSpec, StackSpec
+from memplan.model.parameters import ParameterBlock
+from memplan.model.spec import ModelSpec, Task
+
+WHOLE_MODEL = "whole model"
+"""The module of the task's class."""
+BASE_MODEL = "base model"
+"""The one inside it that every task shares."""
+
+
+def counted_parts(model: ModelSpec) -> tuple[ParameterBlock, ...]:
+    """What is merely counted of the class that the task asks for."""
+    if model.task is Task.BASE and model.base_tables is not None:
+        return model.base_tables
+    return model.tables
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """Equal layers that are also trained in the same way."""
+
+    count: int
+    layer: LayerSpec
+    checkpointed: bool
+    frozen: bool
+    shared: bool = False
+
+
+def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
+    """The stack's runs, cut where checkpointing or freezing begins or ends.
+
+    A share of checkpointed layers means the first ones, as torchtitan counts them.
+    """
+    options = t.options
+    whole = getattr(options.freeze, stack.name)
+    num_checkpointed = round(options.checkpointed_layers * stack.num_layers)
+    cuts = {0, num_checkpointed, stack.num_layers}
+    for first, last in options.freeze.layer_ranges:
+        cuts |= {first, last + 1}
+    parts: list[TrainedRun] = []
+    start = 0
+    for run in stack.runs:
+        inside = [] if run.shared else sorted(_between(cuts, start, start + run.count))
+        for low, high in pairwise([start, *inside, start + run.count]):
+            frozen = whole or options.freeze.freezes_layer(low)
+            checkpointed = low < num_checkpointed
+            parts.append(TrainedRun(high - low, run.layer, checkpointed, frozen, run.shared))
+        start += run.count
+    return parts
+
+
+def _between(cuts: set[int], low: int, high: int) -> list[int]:
+    return [cut for cut in cuts if low < cut < high]
+
+
+def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter) -> Tensor:
+    """Hidden states to logits, through the token table where it is tied."""
+    width = table.shape[-1]
+    if spec.input_scaled:
+        x = t.scale(x)
+        t.linger(x)
+    if spec.tied:
+        bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
+        logits = matmul_weight(t, x, table, bias)
+    else:
+        logits = linear(t, x, "lm_head", width, model.num_outputs, bias=spec.bias)
+    if spec.softcap:
+        logits = t.scale(t.elementwise("tanh", t.scale(logits), saves_output=True))
+    if spec.scaled:
+        logits = t.scale(logits)
+    return logits
