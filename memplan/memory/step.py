@@ -4,11 +4,11 @@ Segments are walked once each; a run of equal layers is repeated by arithmetic. 
 alive moves the level for the next one, and the height of a run's peak is a straight line in the
 layer's number, so its highest point is at one end of the run.
 
-``StepWalk`` gives the passes, which leave parameters' gradients out: engines lay their own buffers
-over them. ``plain_step`` is the account of a loop without an engine, where gradients simply stay.
+``StepWalk`` gives the passes, which leave parameters' gradients out: what becomes of them is the
+engine's business, as its program says it.
 """
 
-from dataclasses import field, replace
+from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Gradient, Segment
@@ -36,17 +36,13 @@ class Height:
     """Kept for backward by the layers and the embedding."""
     loss_bytes: int = 0
     """Kept or made by the head: logits, log-probabilities, their gradients."""
-    gradients_bytes: int = 0
-    """Gradients of parameters."""
     temporaries_bytes: int = 0
     """Alive inside an operation or between two."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return (
-            self.activations_bytes + self.loss_bytes + self.gradients_bytes + self.temporaries_bytes
-        )
+        return self.activations_bytes + self.loss_bytes + self.temporaries_bytes
 
     def plus(self, level: Level, *, loss: bool) -> "Height":
         """With a segment's level on top."""
@@ -56,15 +52,10 @@ class Height:
             + level.earlier_bytes
             + (0 if loss else saved),
             loss_bytes=self.loss_bytes + (saved + other if loss else 0),
-            gradients_bytes=self.gradients_bytes,
             temporaries_bytes=self.temporaries_bytes
             + level.passed_bytes
             + (0 if loss else other),
         )
-
-    def with_gradients(self, num_bytes: int) -> "Height":
-        """With finished gradients of parameters on top."""
-        return replace(self, gradients_bytes=self.gradients_bytes + num_bytes)
 
 
 @dataclass(slots=True)
@@ -332,39 +323,3 @@ def splits_sums(tape: Tape) -> bool:
 def kept_by(segment: Segment) -> list[Storage]:
     """Storages of earlier segments that a segment keeps, its input left out."""
     return segment.external_reads if segment.checkpointed else segment.external_saves
-
-
-@dataclass(frozen=True, slots=True)
-class PlainStep:
-    """The peaks of a step in which every gradient stays where autograd put it."""
-
-    forward_peak: Height
-    after_forward: Height
-    backward_peak: Height
-    after_backward: Height
-
-
-def plain_step(passes: StepPasses) -> PlainStep:
-    """Lay plain gradients over the passes: the account of one GPU without an engine."""
-    forward_peak = max(
-        (height for each in passes.forward for height in each.heights()),
-        key=lambda height: height.total_bytes,
-    )
-    peak = passes.after_forward
-    gradients = 0
-    for each in passes.backward:
-        for repetition in {0, each.repeats - 1}:
-            start = each.start_of(repetition)
-            finished = gradients + repetition * each.gradient_bytes
-            for interval in each.intervals:
-                height = start.total_bytes + finished + interval.peak.total_bytes
-                if height > peak.total_bytes:
-                    peak = start.plus(interval.peak, loss=each.loss).with_gradients(finished)
-                finished += interval.gradient_bytes
-        gradients += each.repeats * each.gradient_bytes
-    return PlainStep(
-        forward_peak=forward_peak,
-        after_forward=passes.after_forward,
-        backward_peak=peak,
-        after_backward=passes.after_backward.with_gradients(gradients),
-    )

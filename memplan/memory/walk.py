@@ -63,27 +63,10 @@ class ForwardProfile:
     """Nothing of this segment keeps its input, which then dies at the segment's end."""
     cached_cast_bytes: int
     """Weight casts that only autocast's cache still holds when the segment ends."""
-    levels: list[tuple[int, int]]
-    """For each operation, the bytes alive while it runs and after it."""
     events: list[Event]
     """Allocations and frees, in torch's order."""
     starts: list[int]
     """How many of them come before each operation, and before the end."""
-
-
-@dataclass(slots=True)
-class Station:
-    """A point of a backward walk at which a module's backward pass begins, as far as hooks can tell.
-
-    That is before an operation with weights, or before the one that made a module's output.
-    """
-
-    position: int
-    """The operation that runs next."""
-    peak_bytes: int
-    """The highest level since the station before, or since the interval began."""
-    level_bytes: int
-    """What is alive here."""
 
 
 @dataclass(slots=True)
@@ -107,14 +90,8 @@ class Interval:
     marks: list[tuple[int, int]]
     """How many of them come before an operation, and its position: that of its backward pass, or
     ``~position`` for its forward pass, run again."""
-    stations: list[Station]
-    """Where modules' backward passes begin in it."""
-    last_peak_bytes: int
-    """The highest level since the last of them."""
     gradient: object = None
     """The finished gradient's key in the events; None where it was added to another."""
-    recomputes: bool = False
-    """It ends with a checkpointed segment's forward pass, run again, and has no stations."""
 
 
 @dataclass(slots=True)
@@ -191,7 +168,6 @@ class ForwardWalk:
         output = segment.output.storage if segment.output is not None else None
         dying: list[list[Storage]] = [[] for _ in segment.operations]
         live = saved = peak = peak_saved = cached = 0
-        levels: list[tuple[int, int]] = []
         events: list[Event] = []
         starts: list[int] = []
         for position, operation in enumerate(operations):
@@ -240,7 +216,6 @@ class ForwardWalk:
             for storage in ending:
                 live -= storage.num_bytes
                 events.append((storage, 0))
-            levels.append((highest, live))
         starts.append(len(events))
         given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
@@ -248,7 +223,6 @@ class ForwardWalk:
             end=Level(saved_bytes=saved, other_bytes=live - saved),
             input_freed=given is not None and given not in saves,
             cached_cast_bytes=cached,
-            levels=levels,
             events=events,
             starts=starts,
         )
@@ -270,15 +244,6 @@ def _played(events: list[Event], changes: Sequence[Change]) -> int:
 
 def _is_alias(operation: Operation, storage: Storage) -> bool:
     return any(tensor.storage is storage for tensor in operation.inputs)
-
-
-def module_boundaries(segment: Segment) -> frozenset[int]:
-    """The operations before whose backward pass that of a module begins."""
-    made = {position - 1 for position, _ in segment.left}
-    for position, operation in enumerate(segment.operations):
-        if any(isinstance(tensor, Parameter) for tensor in operation.inputs):
-            made.add(position)
-    return frozenset(made)
 
 
 def last_recomputed(segment: Segment) -> int:
@@ -354,10 +319,7 @@ class BackwardWalk:
         self.earlier = 0
         """What earlier segments made of it."""
         self.peak = Level()
-        """The highest level since the last station."""
-        self.highest = Level()
-        """And before that, in the present interval."""
-        self.stations: list[Station] = []
+        """The highest level in the present interval."""
         self.intervals: list[Interval] = []
         self.events: list[Event] = []
         self.marks: list[tuple[int, int]] = []
@@ -379,7 +341,6 @@ class BackwardWalk:
             self.buffers[tensor] = GradientBuffer(size)
         given: dict[Tensor, GradientBuffer] = dict(self.buffers)
         replays = {region.stop - 1: region for region in segment.regions}
-        boundaries = module_boundaries(segment)
         for position in range(len(segment.operations) - 1, -1, -1):
             if position in replays:
                 self._replay(replays[position])
@@ -387,8 +348,6 @@ class BackwardWalk:
             if not operation.gradients:
                 continue
             self.marks.append((len(self.events), position))
-            if position in boundaries:
-                self._arrive(position)
             if self.again is not None and _keeps(operation):
                 self._recompute(self.again)
             self._step(operation)
@@ -418,16 +377,6 @@ class BackwardWalk:
             other_bytes=self.live - self.saved,
             earlier_bytes=self.earlier,
         )
-
-    def _arrive(self, position: int) -> None:
-        self.stations.append(Station(position, self.peak.total_bytes, self.live))
-        self._leave_stretch()
-
-    def _leave_stretch(self) -> None:
-        """Begin to look for a highest level anew."""
-        if self.peak.total_bytes > self.highest.total_bytes:
-            self.highest = self.peak
-        self.peak = self._level()
 
     def _allocate(self, key: object, num_bytes: int) -> None:
         self.live += num_bytes
@@ -481,27 +430,21 @@ class BackwardWalk:
         Modules whose backward pass has begun by then are noted where it has run.
         """
         self.again = None
-        self._leave_stretch()
         highest = self.live + again.peak.total_bytes
-        if highest > self.highest.total_bytes:
+        if highest > self.peak.total_bytes:
             saved = self.saved - self.earlier + again.peak.saved_bytes
-            other = highest - saved - self.earlier
-            self.highest = Level(
-                saved_bytes=saved, other_bytes=other, earlier_bytes=self.earlier
+            self.peak = Level(
+                saved_bytes=saved,
+                other_bytes=highest - saved - self.earlier,
+                earlier_bytes=self.earlier,
             )
-        self.peak = self.highest
         recomputed = again.end.total_bytes
         before = len(self.events)
         self.marks += [(before + start, ~number) for number, start in enumerate(again.starts)]
         self.events += again.events
         self.live += recomputed
         self.saved += recomputed
-        stations, self.stations = self.stations, []
-        self._close(None, 0, recomputes=True)
-        for station in stations:
-            station.peak_bytes += recomputed
-            station.level_bytes += recomputed
-        self.stations = stations
+        self._close(None, 0)
 
     def _replay(self, region: Region) -> None:
         """Compute a region's dropped storages again, just before its backward pass."""
@@ -513,34 +456,24 @@ class BackwardWalk:
                 self._allocate(storage, storage.num_bytes)
 
     def _close(
-        self,
-        parameter: Parameter | None,
-        gradient_bytes: int,
-        gradient: object = None,
-        *,
-        recomputes: bool = False,
+        self, parameter: Parameter | None, gradient_bytes: int, gradient: object = None
     ) -> None:
         self.live -= gradient_bytes
-        last = self.peak.total_bytes
-        self._leave_stretch()
+        end = self._level()
         self.intervals.append(
             Interval(
-                peak=self.highest,
+                peak=self.peak,
                 parameter=parameter,
                 gradient_bytes=gradient_bytes,
-                end=self._level(),
+                end=end,
                 events=self.events,
                 marks=self.marks,
-                stations=self.stations,
-                last_peak_bytes=last,
                 gradient=gradient,
-                recomputes=recomputes,
             )
         )
         self.events = []
         self.marks = []
-        self.highest = self.peak
-        self.stations = []
+        self.peak = end
 
     def _step(self, operation: Operation) -> None:
         """Call one node: formula, sums and casts, then its inputs and saved variables go."""

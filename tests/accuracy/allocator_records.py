@@ -14,7 +14,7 @@ from memplan.estimator.estimation import (
 )
 from memplan.hardware.gpu import num_multiprocessors, threads_per_multiprocessor
 from memplan.memory.account import ComponentKind, RankAccount
-from memplan.memory.deepspeed import deepspeed_account
+from memplan.memory.accounts import rank_account
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs import program_of
 from memplan.memory.programs.program import Program, Weight
@@ -93,7 +93,7 @@ def peak_of(record: dict[str, Any]) -> int:
     tape, passes = record_and_walk(model, tape_options(resolved, gpu))
     given = RankInput(tape=tape, passes=passes, setup=resolved)
     account = with_workspaces(
-        deepspeed_account(given, rank=0), workspace_bytes(gpu.compute_capability)
+        rank_account(given, rank=0), workspace_bytes(gpu.compute_capability)
     )
     if not steps_were_seen(settings):
         return _peak_without_states(account)

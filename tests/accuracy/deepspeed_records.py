@@ -4,7 +4,7 @@ from typing import Any
 
 from memplan.estimator.estimation import record_and_walk, tape_options
 from memplan.memory.account import RankAccount
-from memplan.memory.deepspeed import deepspeed_account
+from memplan.memory.accounts import rank_account
 from memplan.memory.rank import RankInput
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -75,7 +75,7 @@ def account_of(record: dict[str, Any], *, rank: int | None = None) -> RankAccoun
     model = load_model(record["config"], task)
     tape, passes = record_and_walk(model, tape_options(setup, None))
     given = RankInput(tape=tape, passes=passes, setup=setup)
-    return deepspeed_account(given, rank=record["settings"]["rank"] if rank is None else rank)
+    return rank_account(given, rank=record["settings"]["rank"] if rank is None else rank)
 
 
 def predict(record: dict[str, Any]) -> dict[str, int]:

@@ -5,9 +5,7 @@ from typing import Any
 
 from memplan.estimator.estimation import record_and_walk, tape_options
 from memplan.memory.account import RankAccount
-from memplan.memory.ddp import ddp_account
-from memplan.memory.fsdp1 import fsdp1_account
-from memplan.memory.fsdp2 import fsdp2_account
+from memplan.memory.accounts import rank_account
 from memplan.memory.rank import RankInput
 from memplan.sources.models import load_model
 from memplan.training.precision import Engine
@@ -15,9 +13,9 @@ from memplan.training.setup import TrainingSetup
 
 TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
 ACCOUNTANTS = {
-    Engine.FSDP: fsdp2_account,
-    Engine.FSDP1: partial(fsdp1_account, rank=0),
-    Engine.DDP: ddp_account,
+    Engine.FSDP: rank_account,
+    Engine.FSDP1: partial(rank_account, rank=0),
+    Engine.DDP: rank_account,
 }
 """Of the first rank, which the records are of."""
 

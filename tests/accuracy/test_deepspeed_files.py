@@ -8,7 +8,7 @@ import pytest
 
 from memplan.errors import ConfigError
 from memplan.estimator.estimation import record_and_walk, tape_options
-from memplan.memory.deepspeed import deepspeed_account
+from memplan.memory.accounts import rank_account
 from memplan.memory.rank import RankInput
 from memplan.sources.deepspeed_config import deepspeed_fields
 from memplan.sources.models import load_model
@@ -77,7 +77,7 @@ def peaks_of(record: dict[str, Any]) -> dict[str, int]:
     tape, passes = record_and_walk(
         load_model(truth["config"], "causal-lm"), tape_options(setup, None)
     )
-    account = deepspeed_account(RankInput(tape=tape, passes=passes, setup=setup), rank=0)
+    account = rank_account(RankInput(tape=tape, passes=passes, setup=setup), rank=0)
     phases = {phase.name: phase.peak_bytes for phase in account.phases}
     return {
         "before": account.held_bytes,

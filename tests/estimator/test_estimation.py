@@ -9,11 +9,11 @@ from memplan.errors import SetupError
 from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import gpu_from_memory
-from memplan.memory.step import plain_step
 from memplan.report.schema import COLUMN_MEANINGS
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
+from tests.plain_step import plain_step
 
 SMALL = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,

@@ -11,13 +11,14 @@ from memplan.families.gpt import FORMS
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.memory.step import StepWalk, plain_step
+from memplan.memory.step import StepWalk
 from memplan.model.attention import AttentionSpec, Projection
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.sources.defaults import class_defaults
 from memplan.training.kernels import AttentionKernel, Kernels
+from tests.plain_step import plain_step
 
 
 def read(config: Mapping[str, object], task: Task | None = None) -> ModelSpec:

@@ -14,9 +14,10 @@ from memplan.errors import UnsupportedOperationError
 from memplan.families import read_model
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.memory.step import StepWalk, plain_step
+from memplan.memory.step import StepWalk
 from memplan.sources.defaults import class_defaults
 from memplan.training.kernels import AttentionKernel, Kernels
+from tests.plain_step import plain_step
 
 T5 = {"d_model": 256, "d_ff": 640, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 6,
       "vocab_size": 3000}  # fmt: skip
@@ -58,13 +59,17 @@ def figures(
         kernels=Kernels(attention=setting.attention), decomposed=True,
         checkpointed_layers=float(setting.checkpointed),
     )  # fmt: skip
-    step = plain_step(StepWalk(record_model(model, options)).run())
-    after = step.after_backward
+    tape = record_model(model, options)
+    passes = StepWalk(tape).run()
+    step = plain_step(passes)
+    loss = tape.segments[-1].output
+    assert loss is not None
+    leaves = 2 * sum(leaf.storage.num_bytes for leaf in tape.leaves)
     return (
         step.after_forward.total_bytes,
         step.forward_peak.total_bytes,
         step.backward_peak.total_bytes,
-        after.total_bytes - after.gradients_bytes,
+        passes.after_backward.total_bytes - loss.storage.num_bytes - leaves,
     )
 
 

@@ -8,9 +8,10 @@ from memplan.dtypes import DType
 from memplan.graph.losses import liger_chunk_rows
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.memory.step import PlainStep, StepWalk, plain_step
+from memplan.memory.step import StepWalk
 from memplan.sources.models import load_model
 from memplan.training.kernels import Kernels, LossKernel
+from tests.plain_step import PlainStep, plain_step
 
 TOKENS, VOCAB, HIDDEN = 2048, 128_000, 512
 LOGITS = TOKENS * VOCAB

@@ -12,8 +12,9 @@ from memplan.dtypes import DType
 from memplan.families import read_model
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.memory.step import PlainStep, StepWalk, plain_step
+from memplan.memory.step import StepWalk
 from memplan.sources.defaults import class_defaults
+from tests.plain_step import PlainStep, plain_step
 
 SMALL: dict[str, Any] = {
     "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,

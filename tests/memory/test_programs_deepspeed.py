@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memplan.memory.deepspeed.account import rank_account
 
 from memplan.errors import SetupError
 from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.allocator import least_capacity, replay
-from memplan.memory.deepspeed.account import deepspeed_account
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.deepspeed import deepspeed_program
 from memplan.memory.programs.program import Program, Weight
@@ -99,7 +99,7 @@ def test_played_as_accounted(model: str, variant: str) -> None:
             given = given_for(
                 model, zero_stage=stage, num_gpus=num_gpus, precision=precision, **fields
             )
-            account = deepspeed_account(given, rank=rank)
+            account = rank_account(given, rank=rank)
         except SetupError:
             continue
         load, train = played(deepspeed_program(given, Ledger(), rank=rank))

@@ -6,7 +6,8 @@ from memplan.dtypes import DType
 from memplan.graph.operations import embedding_lookup, matmul_weight
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
-from memplan.memory.step import StepWalk, plain_step
+from memplan.memory.step import StepWalk
+from tests.plain_step import plain_step
 
 WIDTH, ROWS = 2048, 16
 

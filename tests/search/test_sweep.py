@@ -2,7 +2,8 @@ import pytest
 
 from memplan.errors import SetupError
 from memplan.estimator import estimate, estimation
-from memplan.memory.deepspeed import job, modules, stage0, stage3, stage12
+from memplan.memory import accounts
+from memplan.memory.deepspeed import job
 from memplan.search.grid import Grid
 from memplan.search.sweep import sweep
 from memplan.sources.catalog import load_gpu
@@ -15,9 +16,9 @@ MODEL = load_model("llama-3.2-1b")
 def forget() -> None:
     """Empty everything that estimates remember."""
     for remembered in (
-        estimation.record, estimation.record_and_walk, estimation.worst_account, job.written_out,
-        job.remembered_buffer, job.remembered_partition, modules.remembered_scripts, stage0._offers,
-        stage12._after_backward, stage12._while_backward, stage3._offers,
+        estimation.record, estimation.record_and_walk, estimation.worst_account,
+        job.remembered_buffer, job.remembered_partition,
+        accounts._outlined, accounts._spots, accounts._structure, accounts._interned,
     ):  # fmt: skip
         remembered.cache_clear()
 

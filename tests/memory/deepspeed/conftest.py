@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memplan.memory.account import RankAccount
-from memplan.memory.deepspeed import deepspeed_account
+from memplan.memory.accounts import rank_account
 from memplan.memory.deepspeed.partition import ModelWeights
 from tests.memory.deepspeed.small_model import SMALL, given_for
 
@@ -21,7 +21,7 @@ def account() -> Account:
         rank: int = 0, *, config: dict[str, Any] = SMALL, capacity: int | None = None, **fields: Any
     ) -> RankAccount:
         given = given_for(config, **fields)
-        return deepspeed_account(given, rank=rank, capacity_bytes=capacity)
+        return rank_account(given, rank=rank, capacity_bytes=capacity)
 
     return make
 
