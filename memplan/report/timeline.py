@@ -3,17 +3,13 @@
 The axis counts events (a layer forward, a layer backward), not seconds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from memplan.estimator import Estimate
-from memplan.estimator.estimation import record_and_walk, tape_options
-from memplan.estimator.named_run import play_estimate
-from memplan.memory.account import ComponentKind, Lifetime, Phase
+from memplan.estimator.named_run import named_run
+from memplan.memory.account import Lifetime, Phase
 from memplan.memory.levels import RunLevel, run_levels
-from memplan.memory.named import NamedRun
-from memplan.memory.step import Height, StepPasses
 from memplan.records import dataclass
-from memplan.training.precision import Engine
 from memplan.units import GIB
 
 NUM_ROWS = 14
@@ -27,10 +23,6 @@ LIFETIME_WORDS = {
     Lifetime.MEDIUM: "medium: forward to backward",
     Lifetime.SHORT: "short: within operations",
 }
-_WALKED = frozenset(
-    {ComponentKind.ACTIVATIONS, ComponentKind.LOGITS_AND_LOSS, ComponentKind.TEMPORARIES}
-)
-"""Components that come out of the walk; the others are the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +47,9 @@ class Moment:
 def step_moments(found: Estimate) -> tuple[Moment, ...]:
     """Every event of a step, loading first: of each layer its fullest moment, then what it leaves.
 
-    They are those of the run as it is played block by block. Where an engine's is not known so, its
-    own buffers stand at the height that they have at their phase's peak, under the activations.
+    They are those of the run as it is played block by block; a checkpoint is written between steps.
     """
-    run = play_estimate(found)
-    return _laid_moments(found) if run is None else _played_moments(found, run)
-
-
-def _played_moments(found: Estimate, run: NamedRun) -> tuple[Moment, ...]:
-    moments = [_moment_of(level) for level in run_levels(run)]
+    moments = [_moment_of(level) for level in run_levels(named_run(found))]
     if "save" in found.phases:
         moments.append(_flat("save", found.phases["save"]))
     return tuple(moment for moment in moments if moment.phase in found.phases)
@@ -84,62 +70,6 @@ def _moment_of(level: RunLevel) -> Moment:
     )
 
 
-def _laid_moments(found: Estimate) -> tuple[Moment, ...]:
-    _, passes = record_and_walk(found.model, tape_options(found.setup, found.gpu))
-    phases = found.phases
-    moments = [_flat("load", phases["load"])] if "load" in phases else []
-    plain = found.setup.chosen_engine is Engine.DDP and found.setup.num_gpus == 1
-    for name, heights in (
-        ("forward", forward_heights(passes)),
-        ("backward", backward_heights(passes, gradients=plain)),
-    ):
-        if name in phases:
-            moments += _laid_over(phases[name], heights, plain=plain)
-    moments += [_flat(name, phases[name]) for name in ("step", "save") if name in phases]
-    return tuple(moments)
-
-
-def forward_heights(passes: StepPasses) -> list[tuple[str, Height]]:
-    """Each layer's forward pass: its highest moment, then what it leaves."""
-    heights = []
-    for each in passes.forward:
-        for repetition in range(each.segment.repeat):
-            risen = 0
-            if repetition:
-                risen = each.first_bytes + (repetition - 1) * each.later_bytes
-            start = _risen(each.start, risen, loss=each.loss)
-            left = each.later_bytes if repetition else each.first_bytes
-            heights.append((each.segment.name, start.plus(each.peak, loss=each.loss)))
-            heights.append((each.segment.name, _risen(start, left, loss=each.loss)))
-    heights.append(("loss", passes.after_forward))
-    return heights
-
-
-def backward_heights(passes: StepPasses, *, gradients: bool) -> list[tuple[str, Height]]:
-    """Each layer's backward pass: its highest moment, then what it leaves."""
-    heights: list[tuple[str, Height]] = []
-    finished = 0
-    for each in passes.backward:
-        for repetition in range(each.repeats):
-            start = each.start_of(repetition)
-            within = []
-            for interval in each.intervals:
-                height = start.plus(interval.peak, loss=each.loss)
-                within.append(height.with_gradients(finished))
-                finished += interval.gradient_bytes if gradients else 0
-            top = max(within, key=lambda height: height.total_bytes)
-            heights.append((each.segment.name, top))
-            after = each.start_of(repetition + 1).with_gradients(finished)
-            heights.append((each.segment.name, after))
-    return heights
-
-
-def _risen(height: Height, num_bytes: int, *, loss: bool) -> Height:
-    from memplan.memory.walk import Level
-
-    return height.plus(Level(saved_bytes=num_bytes), loss=loss)
-
-
 def _flat(name: str, phase: Phase) -> Moment:
     totals = by_lifetime(phase)
     return Moment(name, "", totals[Lifetime.LONG], totals[Lifetime.MEDIUM], totals[Lifetime.SHORT])
@@ -151,28 +81,6 @@ def by_lifetime(phase: Phase) -> dict[Lifetime, int]:
     for entry in phase.entries:
         totals[entry.kind.lifetime] += entry.num_bytes
     return totals
-
-
-def _laid_over(phase: Phase, heights: Iterable[tuple[str, Height]], *, plain: bool) -> list[Moment]:
-    held = short = gradients = 0
-    for entry in phase.entries:
-        if entry.kind in _WALKED:
-            continue
-        if entry.kind is ComponentKind.GRADIENTS:
-            gradients += entry.num_bytes
-        elif entry.kind.lifetime is Lifetime.SHORT:
-            short += entry.num_bytes
-        else:
-            held += entry.num_bytes
-    moments = []
-    for place, height in heights:
-        medium = max(0, height.activations_bytes + height.loss_bytes)
-        # The peak is where engine and activations together are highest, not where each of them is.
-        room = max(0, phase.peak_bytes - held - medium)
-        ready = height.gradients_bytes if plain else min(gradients, room)
-        passing = min(max(0, height.temporaries_bytes) + short, max(0, room - ready))
-        moments.append(Moment(phase.name, place, held + ready, medium, passing))
-    return moments
 
 
 def columns_of(moments: Sequence[Moment], count: int) -> list[Moment]:

@@ -13,8 +13,8 @@ def program_of(
     workspace_bytes: int,
     rank: int = 0,
     capacity_bytes: int | None = None,
-) -> Program | None:
-    """The program of one rank of a setup's engine; None where there is none yet.
+) -> Program:
+    """The program of one rank of a setup's engine.
 
     ``capacity_bytes`` of the GPU, where it is known, decides how DeepSpeed loads.
     """
@@ -37,8 +37,7 @@ def program_of(
             rank=rank,
             capacity_bytes=capacity_bytes,
         )
-    if engine is not Engine.DDP:
-        return None
+    assert engine is Engine.DDP, f"{engine}: no account either"
     if given.setup.data_parallel == 1:
         return Program(given, ledger, workspace_bytes=workspace_bytes)
     from memplan.memory.programs.ddp import DdpProgram
