@@ -169,7 +169,7 @@ class Estimate:
 
     @property
     def num_flushes(self) -> int:
-        """How often the allocator gives its free segments back on this card, in two steps.
+        """How often the allocator gives its free segments back on this card, in the steps played.
 
         0 where it does not, where nothing is replayed, and without a GPU. Each is a synchronisation.
         """
