@@ -187,12 +187,15 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "deepspeed_formula": (JOB, ("--deepspeed-formula", "current")),
         "additional_buffer_factor": (JOB, ("--additional-buffer-factor", "2")),
         "params": ((), ("--params", "1e9", "--largest-layer", "1e8")),
+        "exact": ((*JOB, "--zero", "2"), ("--exact",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
     },
     "explain": {
         **TRAINED,
         "offload": (JOB, ("--offload", "cpu")),
         "operation": ((), ("--operation", "softmax")),
+        "snapshot": (JOB, ("--snapshot", "run.pickle")),
+        "against": (JOB, ("--against", "missing.pickle")),
     },
     "sweep": {
         **TRAINED,

@@ -27,6 +27,7 @@ from memplan.cli.sweep_options import (
     BaselineOption,
     CheckOption,
     EmitOption,
+    ExactOption,
     FailOnOption,
     OutputOption,
     ToleranceOption,
@@ -153,6 +154,7 @@ def estimate(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
+    exact: ExactOption = False,
     output_format: FormatOption = OutputFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
@@ -271,7 +273,8 @@ def estimate(
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
-    rows = [[settled(each, always=len(rows) == 1) for each in row] for row in rows]
+    exact = exact or len(rows) == 1
+    rows = [[settled(each, always=exact) for each in row] for row in rows]
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
@@ -305,7 +308,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 COUNTED_BY_HAND: frozenset[str] = frozenset()
-EMIT_IGNORES = frozenset({"output_format"})
+EMIT_IGNORES = frozenset({"exact", "output_format"})
 """What is not looked at where a setup is written down instead."""
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",

@@ -154,6 +154,7 @@ def explain(
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
     from memplan.estimator import estimate as estimate_memory
+    from memplan.estimator import settled
     from memplan.sources.models import load_model
     from memplan.training.setup import TrainingSetup
 
@@ -198,7 +199,10 @@ def explain(
     if len(names) + (gpu_memory is not None) > 1 and output is None:
         msg = "--gpu: explain takes one, or --output report.html for several"
         raise UsageError(msg)
-    found = [estimate_memory(spec, setup, each) for each in chosen_gpus(names, gpu_memory)]
+    found = [
+        settled(estimate_memory(spec, setup, each), always=True)
+        for each in chosen_gpus(names, gpu_memory)
+    ]
     if output is not None:
         _write(found, output)
         return
@@ -243,17 +247,18 @@ def _show(found: "Estimate", output_format: OutputFormat) -> None:
 def _write_snapshot(found: "Estimate", path: Path) -> None:
     """Write the predicted run in PyTorch's format, and say so.
 
-    Raises ``SetupError`` for an engine whose run is not known, and ``InputError`` where the file
-    cannot be written.
+    Raises ``InputError`` where the file cannot be written.
     """
     from memplan.estimator.named_run import named_run
     from memplan.memory.snapshot import snapshot_of
     from memplan.sources.snapshot_file import snapshot_pickle
 
-    data = snapshot_pickle(snapshot_of(named_run(found)))
+    run = named_run(found)
+    data = snapshot_pickle(snapshot_of(run))
     write_bytes(path, data, option="--snapshot")
+    steps = 1 + max(stretch.step for stretch in run.ledger.stretches)
     say(
-        f"Wrote {path}: {len(data) // 1024} KiB, loading and two steps; drop it on "
+        f"Wrote {path}: {len(data) // 1024} KiB, loading and {steps} steps; drop it on "
         "https://pytorch.org/memory_viz (nothing is uploaded)"
     )
 

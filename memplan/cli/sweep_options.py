@@ -208,7 +208,7 @@ ExactOption = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Settle every verdict that bounds leave open by replaying the run: slower.",
+        help="Replay every run through torch's allocator, where bounds decide too: slower.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

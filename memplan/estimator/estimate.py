@@ -55,11 +55,11 @@ class Estimate:
     """The defaults that were used, in words."""
     notes: tuple[str, ...] = ()
     """What the reader should know: what is not modelled, what surprises."""
-    run_source: "RunSource | None" = field(default=None, repr=False, compare=False)
+    run_source: "RunSource" = field(repr=False, compare=False)
     """From which the run is played out, event by event, when it is asked for."""
     is_replayed: bool = False
-    """The verdict and the range rest on a replay of the run through torch's allocator, where its
-    engine can be played out; else on bounds, within which *tight* means undecided."""
+    """The verdict and the range rest on a replay of the run through torch's allocator; else on
+    bounds, within which *tight* means undecided."""
 
     @property
     def peak_bytes(self) -> int:
@@ -117,27 +117,19 @@ class Estimate:
         return max(self.account.phases, key=lambda phase: phase.peak_bytes).name
 
     @property
-    def run(self) -> "PlayedRun | None":
-        """The run of this rank, played out; None where its engine cannot be yet."""
-        return self.run_source.played if self.run_source is not None else None
+    def run(self) -> "PlayedRun":
+        """The run of this rank, played out."""
+        return self.run_source.played
 
     @property
-    def reserved_bytes(self) -> int | None:
-        """Segments of the allocator, as ``max_memory_reserved`` counts them on a card with room [bytes].
-
-        None where the engine's run cannot be played out yet.
-        """
-        run = self.run
-        return run.peaks.reserved_bytes if run is not None else None
+    def reserved_bytes(self) -> int:
+        """Segments of the allocator, as ``max_memory_reserved`` counts them on a card with room [bytes]."""
+        return self.run.peaks.reserved_bytes
 
     @property
-    def required_bytes(self) -> int | None:
-        """Least memory for the allocator's segments with which loading and steps complete [bytes].
-
-        None where the engine's run cannot be played out yet.
-        """
-        run = self.run
-        return run.required_bytes if run is not None else None
+    def required_bytes(self) -> int:
+        """Least memory for the allocator's segments with which loading and steps complete [bytes]."""
+        return self.run.required_bytes
 
     @property
     def overhead_bytes(self) -> ByteRange:
@@ -151,10 +143,10 @@ class Estimate:
     @property
     def total_bytes(self) -> ByteRange:
         """What it needs of a card: the allocator's segments, the context, NCCL [bytes]."""
-        required = self.required_bytes if self.is_replayed else None
         overhead = self.overhead_bytes
-        if required is None:
+        if not self.is_replayed:
             return bounded_range(self.worst_bytes, overhead)
+        required = self.required_bytes
         return ByteRange(required + overhead.low, required + overhead.high)
 
     @property
@@ -162,35 +154,38 @@ class Estimate:
         """Whether it fits; None without a GPU."""
         found = self._verdict_of(self.worst_bytes)
         if found is Verdict.TIGHT and self.is_replayed and not self.account.unsaved:
-            return self._replayed_verdict() or found
+            return self._replayed_verdict()
         return found
 
-    def _replayed_verdict(self) -> Verdict | None:
-        """What becomes of the run on this card; None where it cannot be played out."""
-        run = self.run
-        if run is None or self.gpu is None:
-            return None
-        overhead = self.overhead_bytes
-        if run.on_card(self.gpu.capacity_bytes - overhead.high).died_at is None:
+    def _replayed_verdict(self) -> Verdict:
+        """What becomes of the run on this card."""
+        assert self.gpu is not None
+        run, capacity, overhead = self.run, self.gpu.capacity_bytes, self.overhead_bytes
+        if run.on_card(capacity - overhead.high).died_at is None:
             return Verdict.FITS
-        if run.on_card(self.gpu.capacity_bytes - overhead.low).died_at is None:
+        if run.on_card(capacity - overhead.low).died_at is None:
             return Verdict.TIGHT
         return Verdict.OOM
 
     @property
     def num_flushes(self) -> int:
-        """How often the allocator gives its free segments back on this card, in two steps.
+        """How often the allocator gives its free segments back on this card, in the steps played.
 
         0 where it does not, where nothing is replayed, and without a GPU. Each is a synchronisation.
         """
-        run = self.run if self.is_replayed else None
-        if run is None or self.gpu is None:
+        if not self.is_replayed or self.gpu is None:
             return 0
-        return run.on_card(self.gpu.capacity_bytes - self.overhead_bytes.high).num_flushes
+        return self.run.on_card(self.gpu.capacity_bytes - self.overhead_bytes.high).num_flushes
 
     @property
     def step_verdict(self) -> Verdict | None:
-        """Whether a training step alone would fit, loading and saving aside."""
+        """Whether a training step alone would fit, loading and saving aside.
+
+        Where these need more than it, and the whole run does not fit, by bounds.
+        """
+        found = self.verdict
+        if found is Verdict.FITS or self.worst_bytes == self.peak_bytes:
+            return found
         return self._verdict_of(self.peak_bytes)
 
     def _verdict_of(self, num_bytes: int) -> Verdict | None:

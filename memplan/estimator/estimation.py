@@ -245,13 +245,18 @@ def all_ranks(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> li
         account = job.account(rank=runs[0].start)
         found.setdefault(replace(account, rank=0), []).extend(runs)
     accounts = [
-        replace(account, rank=ranks[0].start, ranks=ranks)
+        replace(account, rank=_rank_of(ranks, worst), ranks=ranks)
         for account, runs in found.items()
         for ranks in [joined(runs)]
     ]
     return sorted(
         accounts, key=lambda each: (-each.peak.peak_bytes, not each.is_of(worst), each.rank)
     )
+
+
+def _rank_of(runs: tuple[range, ...], worst: int) -> int:
+    """The rank that stands for some: the one that stands for the job, if it is among them."""
+    return worst if any(worst in run for run in runs) else runs[0].start
 
 
 def _refuse_unmodelled(setup: TrainingSetup) -> None:

@@ -1,6 +1,5 @@
 """An estimate's run played out, each of its blocks with a name: for snapshots."""
 
-from memplan.errors import SetupError
 from memplan.estimator.estimate import Estimate
 from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
 from memplan.hardware.gpu import GpuSpec
@@ -10,11 +9,8 @@ from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.training.setup import TrainingSetup
 
 
-def play_estimate(found: Estimate) -> NamedRun | None:
-    """Play two steps of the estimate's run, on a card with room.
-
-    None where its engine's allocations are not known one by one.
-    """
+def named_run(found: Estimate) -> NamedRun:
+    """Play the estimate's run, on a card with room."""
     options = shared_options(found.model, tape_options(found.setup, found.gpu))
     tape, passes = record_and_walk(found.model, options)
     return play_named(
@@ -22,23 +18,6 @@ def play_estimate(found: Estimate) -> NamedRun | None:
         workspace_bytes=_workspace_bytes(found.setup, found.gpu),
         rank=found.account.rank,
     )
-
-
-def named_run(found: Estimate) -> NamedRun:
-    """Play the estimate's run, which must be known block by block.
-
-    Raises ``SetupError`` for an engine of which it is not.
-    """
-    run = play_estimate(found)
-    if run is None:
-        stage = found.setup.zero_stage
-        staged = f" with ZeRO stage {stage.value}" if stage is not None else ""
-        msg = (
-            f"engine: {found.setup.chosen_engine.value}{staged}: its allocations are not known one by one yet, so there is no "
-            "snapshot of it; ddp, fsdp and ZeRO stages 1 and 2 have one"
-        )
-        raise SetupError(msg)
-    return run
 
 
 def _workspace_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:

@@ -17,7 +17,7 @@ def settled(answer: Estimate, *, always: bool = False) -> Estimate:
         return answer
     bounded = answer.verdict
     found = replace(answer, is_replayed=True)
-    if bounded is not Verdict.TIGHT or found.run is None:
+    if bounded is not Verdict.TIGHT:
         return found
     notes = [*found.notes]
     if found.verdict is not Verdict.FITS and _fits_expandable(found):
@@ -40,10 +40,9 @@ FEW_FLUSHES = 2
 
 
 def _fits_expandable(answer: Estimate) -> bool:
-    source = answer.run_source
     setup = answer.setup
-    if source is None or setup.allocator is AllocatorKind.EXPANDABLE:
+    if setup.allocator is AllocatorKind.EXPANDABLE:
         return False
     other = replace(setup, allocator=AllocatorKind.EXPANDABLE)
-    again = replace(source, setup=other)
+    again = replace(answer.run_source, setup=other)
     return replace(answer, setup=other, run_source=again).verdict is Verdict.FITS

@@ -33,8 +33,9 @@ _SMALL_SEGMENT = SMALL_SEGMENT_BYTES // _UNIT
 _MEDIUM_SEGMENT = MEDIUM_SEGMENT_BYTES // _UNIT
 _MEDIUM_REQUEST = MEDIUM_REQUEST_BYTES // _UNIT
 _ROUNDING = SEGMENT_ROUNDING_BYTES // _UNIT
-_ADDRESS_BITS = 40
-"""Bits of an address in a pool's keys, which sort by size and then by address."""
+_ADDRESS_BITS = 96
+"""Bits of an address in a pool's keys, which sort by size and then by address. No address is used twice,
+and a run may be one that no computer holds."""
 _ADDRESSES = (1 << _ADDRESS_BITS) - 1
 
 BlockInUse = tuple[int, int, int, list[int]]
@@ -72,7 +73,7 @@ class CachingAllocator:
     )  # fmt: skip
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.capacity = 1 << 60 if capacity_bytes is None else capacity_bytes // _UNIT
+        self.capacity = _ADDRESSES if capacity_bytes is None else capacity_bytes // _UNIT
         self._pools: dict[int, list[int]] = {}
         """Free blocks of each pool and stream as sorted ``size << bits | address``."""
         self._at: dict[int, int] = {}

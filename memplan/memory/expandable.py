@@ -20,7 +20,7 @@ from memplan.memory.allocator import (
 )
 
 _UNIT = ALLOCATION_ROUNDING
-_ENDLESS = 1 << 60
+_ENDLESS = 1 << 96
 _Key = tuple[int, int]
 
 

@@ -115,12 +115,10 @@ class NamedRun:
     labels: dict[Block, Label] = field(default_factory=dict)
 
 
-def play_named(given: RankInput, *, workspace_bytes: int, rank: int = 0) -> NamedRun | None:
-    """Play two steps of a rank's run, naming every block; None where its engine has no program."""
+def play_named(given: RankInput, *, workspace_bytes: int, rank: int = 0) -> NamedRun:
+    """Play a rank's run, naming every block."""
     ledger = NamedLedger()
     program = program_of(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
-    if program is None:
-        return None
     program.run()
     return NamedRun(ledger=ledger, labels=block_labels(ledger, given.tape, given.passes))
 
@@ -212,6 +210,8 @@ class _KeyIndex:
 
     def _note(self, segment: Segment, events: list[Event], marks: list[tuple[int, int]]) -> None:
         """Note whose the keys are: a mark is an operation's position, ``~position`` if forward."""
+        if not marks:
+            return
         ends = [*(start for start, _ in marks[1:]), len(events)]
         for (start, mark), end in zip(marks, ends, strict=True):
             position, word = (mark, "backward of ") if mark >= 0 else (~mark, "scratch of ")

@@ -34,8 +34,8 @@ class RunSource:
     """Of the card; None: there is room for everything."""
 
     @property
-    def played(self) -> "PlayedRun | None":
-        """The run; None where its engine has no program yet. Kept, since GPUs share it."""
+    def played(self) -> "PlayedRun":
+        """The run. Kept, since GPUs share it."""
         return _played(
             _Walked(*self.record()),
             self.setup,
@@ -68,7 +68,7 @@ def _played(
     rank: int,
     workspace_bytes: int,
     capacity_bytes: int | None,
-) -> "PlayedRun | None":
+) -> "PlayedRun":
     """Play loading and as many steps as the engine needs."""
     from memplan.memory.ledger import Ledger
     from memplan.memory.programs import program_of
@@ -78,8 +78,6 @@ def _played(
     program = program_of(
         given, ledger, rank=rank, workspace_bytes=workspace_bytes, capacity_bytes=capacity_bytes
     )
-    if program is None:
-        return None
     program.run()
     return PlayedRun(ledger, expandable=setup.allocator is AllocatorKind.EXPANDABLE)
 

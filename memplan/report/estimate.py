@@ -337,7 +337,7 @@ def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) 
     lines = [
         (
             "GiB = 2^30 bytes, allocated by PyTorch. A card needs what its caching allocator must "
-            f"have to complete the run,{nccl} the CUDA context, as a range: fits = its high end does, "
+            f"have to complete the run{nccl} the CUDA context, as a range: fits = its high end does, "
             "tight = the GPU's memory is inside it, OOM = its low end exceeds the GPU."
         )
     ]

@@ -6,7 +6,7 @@ The axis counts events (a layer forward, a layer backward), not seconds.
 from collections.abc import Sequence
 
 from memplan.estimator import Estimate
-from memplan.estimator.named_run import play_estimate
+from memplan.estimator.named_run import named_run
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import Lifetime, Phase
 from memplan.memory.levels import RunLevel, run_levels
@@ -47,11 +47,9 @@ class Moment:
 def step_moments(found: Estimate) -> tuple[Moment, ...]:
     """Every event of a step, loading first: of each layer its fullest moment, then what it leaves.
 
-    They are those of the run as it is played block by block.
+    They are those of the run as it is played block by block; a checkpoint is written between steps.
     """
-    run = play_estimate(found)
-    assert run is not None
-    moments = [_moment_of(level) for level in run_levels(run)]
+    moments = [_moment_of(level) for level in run_levels(named_run(found))]
     if "save" in found.phases:
         moments.append(_flat("save", found.phases["save"]))
     return tuple(moment for moment in moments if moment.phase in found.phases)

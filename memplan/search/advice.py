@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate
+from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
@@ -44,7 +44,7 @@ class Hints:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What to change in a setup that does not fit."""
+    """What to change in a setup that does not fit; both sides are replayed."""
 
     answer: Estimate
     """Of the setup that does not fit."""
@@ -77,7 +77,7 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
     ``micro_batch`` is the largest that fits where it is known. A smaller micro-batch keeps the
     global batch by accumulating more. Where nothing fits for certain, what is tight is named.
     """
-    gpu = answer.gpu
+    answer, gpu = settled(answer, always=True), answer.gpu
     if gpu is None:
         return Advice(answer=answer, better=None)
     tight = None
@@ -90,11 +90,11 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
             continue
         tried.add(setup)
         try:
-            better = estimate(model, setup, gpu)
+            better = settled(estimate(model, setup, gpu))
         except SetupError:
             continue
         if better.verdict in (Verdict.FITS, Verdict.STATES_FIT):
-            return Advice(answer=answer, better=better)
+            return Advice(answer=answer, better=settled(better, always=True))
         if better.verdict is Verdict.TIGHT and tight is None:
             tight = better
     return Advice(answer=answer, better=tight)

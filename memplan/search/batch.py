@@ -3,19 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from memplan.estimator import Estimate, Verdict, estimate
+from memplan.estimator import Estimate, estimate
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.runtime import LEAST_OVER_REQUESTED
+from memplan.memory.runtime import LEAST_OVER_REQUESTED, bounded_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 
 MAX_MICRO_BATCH = 65_536
 """Sequences of one micro-batch beyond which nobody looks for more."""
-
-
-def fits(answer: Estimate) -> bool:
-    """Whether even the high end of the range is within the GPU's memory."""
-    return answer.verdict is Verdict.FITS
 
 
 def largest_micro_batch(
@@ -28,38 +23,112 @@ def largest_micro_batch(
 ) -> int:
     """The largest ``micro_batch_size`` that fits, everything else being as in ``setup``; 0: none.
 
-    ``known`` is an estimate of ``setup`` itself, where there is one. Raises ``SetupError`` for a
-    setup that cannot be trained.
+    ``known`` is an estimate of ``setup`` itself, where there is one: the search goes as deep as it
+    does. Runs are replayed where bounds leave open whether they fit, unless it rests on bounds too.
+    Raises ``SetupError`` for a setup that cannot be trained.
 
     >>> from memplan.sources.catalog import load_gpu
     >>> from memplan.sources.models import load_model
     >>> setup = TrainingSetup(seq_len=512, checkpointing="full")
     >>> largest_micro_batch(load_model("gpt2"), setup, load_gpu("v100-16gb"))
-    32
+    36
     """
-    search = LargestFit(
-        lambda size: estimate(model, replace(setup, micro_batch_size=size), gpu),
-        room=lambda answer: room_bytes(answer),
-        limit=limit,
-        first=1 if known is None else likely_size(known),
-    )
-    if known is not None:
-        search.tell(setup.micro_batch_size, known)
-    return search.run()
+    answers: dict[int, Estimate] = {} if known is None else {setup.micro_batch_size: known}
+
+    def ask(size: int) -> Estimate:
+        if size not in answers:
+            answers[size] = estimate(model, replace(setup, micro_batch_size=size), gpu)
+        return answers[size]
+
+    search = SizeSearch(ask, gpu.capacity_bytes)
+    if known is None:
+        return search.replayed(limit=limit)
+    first = likely_size(known, gpu.capacity_bytes)
+    run = search.replayed if known.is_replayed else search.bounded
+    return run(limit=limit, first=first, known=known)
 
 
-def room_bytes(answer: Estimate) -> int:
-    """What the high end of the range leaves of the GPU; below zero where it does not fit [bytes]."""
-    if answer.gpu is None or answer.unmodelled:
+class SizeSearch:
+    """Looks for the largest micro-batch that so much of a GPU is enough for."""
+
+    def __init__(self, ask: Callable[[int], Estimate], capacity_bytes: int) -> None:
+        self._ask = ask
+        self._capacity_bytes = capacity_bytes
+
+    def bounded(
+        self, *, limit: int = MAX_MICRO_BATCH, first: int = 1, known: Estimate | None = None
+    ) -> int:
+        """The largest that fits by the upper bound: without a replay; 0: none."""
+        return self._search(least_room, limit=limit, first=first, known=known)
+
+    def replayed(
+        self, *, limit: int = MAX_MICRO_BATCH, first: int = 1, known: Estimate | None = None
+    ) -> int:
+        """The largest that fits; 0: none.
+
+        First the largest that can fit by what it allocates; most often that one does. Only between
+        it and what fits by the bound are runs replayed.
+        """
+        largest = self._search(most_room, limit=limit, first=first, known=known)
+        if not largest or self._fits(largest):
+            return largest
+        likely = int(largest / LEAST_OVER_REQUESTED[1])
+        surely = self.bounded(limit=largest - 1, first=max(1, likely)) if largest > 1 else 0
+        found = largest_of(range(surely + 1, largest), self._fits)
+        return surely if found is None else found
+
+    def _fits(self, size: int) -> bool:
+        return fits_within(self._ask(size), self._capacity_bytes)
+
+    def _search(
+        self,
+        room: Callable[[Estimate, int], int],
+        *,
+        limit: int,
+        first: int,
+        known: Estimate | None,
+    ) -> int:
+        search = LargestFit(
+            self._ask,
+            room=lambda answer: room(answer, self._capacity_bytes),
+            limit=limit,
+            first=first,
+        )
+        if known is not None:
+            search.tell(known.setup.micro_batch_size, known)
+        return search.run()
+
+
+def fits_within(answer: Estimate, capacity_bytes: int) -> bool:
+    """Whether a run fits so much of a GPU for certain; replayed where bounds leave it open."""
+    if least_room(answer, capacity_bytes) >= 0:
+        return True
+    if most_room(answer, capacity_bytes) < 0:
+        return False
+    room = capacity_bytes - answer.overhead_bytes.high
+    return answer.run.on_card(room).died_at is None
+
+
+def least_room(answer: Estimate, capacity_bytes: int) -> int:
+    """What the upper bound leaves; below zero where that does not fit [bytes]."""
+    if answer.unmodelled:
         return -1
-    return answer.gpu.capacity_bytes - answer.total_bytes.high
+    needed = bounded_range(answer.worst_bytes, answer.overhead_bytes)
+    return capacity_bytes - needed.high
 
 
-def likely_size(known: Estimate) -> int:
+def most_room(answer: Estimate, capacity_bytes: int) -> int:
+    """What is left where the allocator needs no more than is asked of it [bytes]."""
+    if answer.unmodelled:
+        return -1
+    return capacity_bytes - answer.worst_bytes - answer.overhead_bytes.high
+
+
+def likely_size(known: Estimate, capacity_bytes: int) -> int:
     """Where the largest micro-batch is to be looked for first, by what one sequence keeps."""
     size = known.setup.micro_batch_size
-    each = LEAST_OVER_REQUESTED[1] * max(1, known.activations_bytes // size)
-    return max(1, size + int(room_bytes(known) / each))
+    each = max(1, known.activations_bytes // size)
+    return max(1, size + most_room(known, capacity_bytes) // each)
 
 
 class LargestFit:

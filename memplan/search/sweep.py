@@ -40,7 +40,7 @@ class Sweep:
     ) -> None:
         self.model = model
         self.exact = exact
-        """Verdicts that bounds leave open are settled by replaying the run."""
+        """Every run is replayed through the allocator, whether bounds leave its verdict open or not."""
         self.grid = grid
         self.gpus = tuple(gpus)
         self.num_combinations = grid.num_combinations
@@ -79,7 +79,7 @@ class Sweep:
         except SetupError as error:
             return Impossible(str(error))
         if self.exact:
-            estimates = tuple(settled(each) for each in estimates)
+            estimates = tuple(settled(each, always=True) for each in estimates)
         return SweepResult(estimates=estimates)
 
 

@@ -282,6 +282,9 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind,
 }  # fmt: skip
 
+_ALWAYS_NAMED = (Optimizer, AllocatorKind)
+"""What no engine or model fills in where it is null."""
+
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
 """Names of all fields, in order."""
 
@@ -310,7 +313,7 @@ def _coerce(name: str, value: object, kind: type[Enum]) -> Enum | None:
     """A field's member; what is not to be offloaded may be null, as what has a default."""
     if value is None and kind is Offload:
         return Offload.NONE
-    return None if value is None and kind is not Optimizer else coerce_enum(name, value, kind)
+    return None if value is None and kind not in _ALWAYS_NAMED else coerce_enum(name, value, kind)
 
 
 def _checkpointing(value: object) -> Recomputation | float:

@@ -77,18 +77,41 @@ def check(job: list[str], run: Callable[..., Any]) -> bool:
         return False
     rows = rows_of(run("estimate", *job, "--format", "json"))
     assert all(row["verdict"] == "OOM" for row in rows)
-    before = min(row["total_low_bytes"] for row in rows)
+    nearest = min(rows, key=lambda row: row["total_low_bytes"])
+    before = replayed(job, nearest, run)["total_low_bytes"]
     missing = before - rows[0]["gpu_capacity_bytes"]
     assert missing / GIB == pytest.approx(number(found["missing"]), abs=0.06)
     if found["flags"] is None:
         return True
-    after = rows_of(run("estimate", *changed(job, found["flags"]), "--format", "json"))
+    new = changed(job, found["flags"])
+    after = rows_of(run("estimate", *new, "--format", "json"))
     promised = "tight" if found["outcome"] else "fits"
-    saved = [(before - row["total_low_bytes"]) / GIB for row in after if row["verdict"] == promised]
-    assert any(each == pytest.approx(number(found["saved"]), abs=0.06) for each in saved), (
-        f"{' '.join(job)}\n{found[0]}\n{saved}"
-    )
-    return True
+    wanted = number(found["saved"])
+    saved: list[float] = []
+    for row in sorted(after, key=lambda row: abs(before - row["total_low_bytes"] - wanted * GIB)):
+        if row["verdict"] == promised:
+            saved.append((before - replayed(new, row, run)["total_low_bytes"]) / GIB)
+            if saved[-1] == pytest.approx(wanted, abs=0.06):
+                return True
+    pytest.fail(f"{' '.join(job)}\n{found[0]}\n{saved}")
+
+
+def replayed(job: list[str], row: dict[str, Any], run: Callable[..., Any]) -> dict[str, Any]:
+    """One row of a job's answer, asked for alone: its run is replayed then."""
+    named = {
+        "--engine": row["engine"], "--zero": row["zero_stage"],
+        "--fsdp-strategy": row["fsdp_strategy"], "--offload": row["offload_optimizer"],
+        "--offload-param": row["offload_param"],
+    }  # fmt: skip
+    words = job[:1]
+    for name, value in zip(job[1::2], job[2::2], strict=True):
+        if name not in named:
+            words += [name, value]
+    for name, value in named.items():
+        if value is not None:
+            words += [name, str(value)]
+    (found,) = rows_of(run("estimate", *words, "--format", "json"))
+    return found
 
 
 def rows_of(outcome: Any) -> list[dict[str, Any]]:

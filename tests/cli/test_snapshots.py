@@ -88,7 +88,6 @@ def test_the_table_shows_places_as_they_are(run: Any, model: str):
         (("--output", "a.html", "--snapshot", "b"), 2, "--output makes no use of --snapshot"),
         (("--snapshot", "b", "--format", "json"), 2, "--snapshot makes no use of --format"),
         (("--snapshot", "none/out.pickle"), 3, "--snapshot: none/out.pickle cannot be written"),
-        (("--snapshot", "b", "--engine", "fsdp1", "--gpus", "2"), 3, "engine: fsdp1: its allocations"),
         (("--operation", "mul", "--snapshot", "b"), 2, "--operation makes no use of"),
     ],
 )  # fmt: skip

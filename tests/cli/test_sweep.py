@@ -41,8 +41,18 @@ def test_all_formats_hold_the_same_rows(run: Run) -> None:
 def test_rows_are_those_of_an_estimate(run: Run) -> None:
     named = ("llama-3.2-1b", "--gpus", "8", "--engine", "deepspeed", "--zero", "2", "--gpu", "h100")
     estimates = rows_of(run("estimate", *named, "--offload", "none", "--format", "json").stdout)
-    swept = rows_of(run("sweep", *named, "--format", "json").stdout)
+    swept = rows_of(run("sweep", *named, "--exact", "--format", "json").stdout)
     assert swept == [each for each in estimates if each["offload_optimizer"] == "none"]
+
+
+def test_without_exact_nothing_is_replayed(run: Run) -> None:
+    named = ("sweep", "llama-3.2-1b", "--gpus", "8", "--engine", "fsdp", "--gpu", "h100")
+    (quick,) = rows_of(run(*named, "--format", "json").stdout)
+    (exact,) = rows_of(run(*named, "--exact", "--format", "json").stdout)
+    assert quick["reserved_bytes"] is quick["required_bytes"] is None
+    assert exact["required_bytes"] <= exact["reserved_bytes"]
+    assert quick["total_low_bytes"] <= exact["total_low_bytes"] <= exact["total_high_bytes"]
+    assert exact["total_high_bytes"] <= quick["total_high_bytes"]
 
 
 def test_the_table_has_a_row_for_each_setup_and_a_column_for_each_gpu(run: Run) -> None:
@@ -75,10 +85,9 @@ def test_estimate_checks_its_one_setup(run: Run) -> None:
     command = ("estimate", "llama-3.1-8b", "--gpu", "h100", "--check")
     assert run(*command).exit_code == 5
     assert run(*command, "--precision", "bf16").exit_code == 0
-    assert (
-        run(*command, "--precision", "bf16", "--batch-size", "2", "--fail-on", "tight").exit_code
-        == 5
-    )
+    for size, code in (("2", 0), ("4", 5)):
+        tight = ("--precision", "bf16", "--batch-size", size, "--fail-on", "tight")
+        assert run(*command, *tight).exit_code == code
 
 
 def test_a_baseline_shows_what_moved(run: Run, tmp_path: Path) -> None:

@@ -166,3 +166,11 @@ def test_recorded_runs(reference_dir: Path):
             assert reserved == pytest.approx(expandable["reserved_peak"], rel=0.0005)
         checked += 1
     assert checked > 10
+
+
+def test_a_run_that_no_computer_holds_is_replayed() -> None:
+    each = 1 << 70
+    run = [each * (number + 1) for number in range(9)]
+    run += [~number for number in range(9)]
+    # All are free by now: the largest serves what is next.
+    assert replay([*run, each]).reserved_bytes == each * 45

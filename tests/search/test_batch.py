@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.estimator import Verdict, estimate
+from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.search.batch import LargestFit, largest_micro_batch, largest_of
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
@@ -35,14 +35,22 @@ def test_it_is_the_last_that_fits(model: str, gpu: str, setup: dict[str, Any]) -
     spec, card, base = load_model(model), load_gpu(gpu), TrainingSetup(**setup)
     largest = largest_micro_batch(spec, base, card)
 
+    def estimate_of(size: int) -> Estimate:
+        return estimate(spec, replace(base, micro_batch_size=size), card)
+
     def verdict(size: int) -> Verdict | None:
-        return estimate(spec, replace(base, micro_batch_size=size), card).verdict
+        return settled(estimate_of(size)).verdict
 
     assert largest == 0 or verdict(largest) is Verdict.FITS
     assert verdict(largest + 1) is not Verdict.FITS
-    known = estimate(spec, replace(base, micro_batch_size=3), card)
     start = replace(base, micro_batch_size=3)
+    bounded = estimate(spec, start, card)
+    known = settled(bounded, always=True)
     assert largest_micro_batch(spec, start, card, known=known) == largest
+    surely = largest_micro_batch(spec, start, card, known=bounded)
+    assert surely <= largest
+    assert surely == 0 or estimate_of(surely).verdict is Verdict.FITS
+    assert estimate_of(surely + 1).verdict is not Verdict.FITS
 
 
 @given(

@@ -37,7 +37,7 @@ def program_of(
             rank=rank,
             capacity_bytes=capacity_bytes,
         )
-    assert engine is Engine.DDP, engine
+    assert engine is Engine.DDP, f"{engine}: no account either"
     if given.setup.data_parallel == 1:
         return Program(given, ledger, workspace_bytes=workspace_bytes)
     from memplan.memory.programs.ddp import DdpProgram
