@@ -20,7 +20,7 @@ from memplan.memory import accounts
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast, has_module_hooks, has_python_linear
 from memplan.memory.programs import rank_kinds
-from memplan.memory.rank import RankInput, check_rank, joined
+from memplan.memory.rank import RankInput, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
@@ -228,8 +228,6 @@ def rank_account(
     that the setup does not have.
     """
     _refuse_unmodelled(given.setup)
-    if rank is not None:
-        check_rank(rank, given.setup.num_gpus)
     return accounts.rank_account(given, rank=rank, capacity_bytes=capacity_bytes)
 
 

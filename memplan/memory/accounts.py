@@ -21,7 +21,7 @@ from memplan.memory.account import (
 )
 from memplan.memory.ledger import Part
 from memplan.memory.programs import heaviest_ranks, program_of
-from memplan.memory.rank import RankInput
+from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Outline, Spots, Tally, height_entries
 from memplan.training.setup import TrainingSetup
@@ -39,8 +39,11 @@ def rank_account(
 
     ``capacity_bytes`` is what an engine goes by that loads differently where there is no room.
 
-    Raises ``SetupError`` for engine options that do not exist or cannot be.
+    Raises ``SetupError`` for engine options that do not exist or cannot be, and for a rank that the
+    setup does not have.
     """
+    if rank is not None:
+        check_rank(rank, given.setup.num_gpus)
     ranks = heaviest_ranks(given) if rank is None else [rank]
     accounts = [_account(given, each, capacity_bytes) for each in ranks]
     return max(accounts, key=lambda account: account.peak.peak_bytes)

@@ -135,9 +135,6 @@ def test_options_of_fsdp1_and_ddp() -> None:
             "FSDP1 does not offload whole parameters",
             id="whole-offload",
         ),
-        pytest.param(
-            {"engine": "fsdp", "tensor_parallel": 2}, "tensor_parallel: not modelled", id="tp"
-        ),
     ],
 )  # fmt: skip
 def test_refused(fields: dict[str, Any], message: str) -> None:

@@ -88,7 +88,11 @@ class _Weight:
 
 
 def _arrivals(job: Job) -> dict[int, int]:
-    """When each parameter's gradient is finished, by its number."""
+    """When each parameter's gradient is reduced, by its number: when it comes, or afterwards in the
+    order of the buffer."""
+    if job.given.setup.zero_stage is ZeroStage.OPTIMIZER and not job.options.overlap_comm:
+        buffer = job.flat_buffer(round_robin=job.options.round_robin_gradients)
+        return {index: position for position, index in enumerate(buffer.order)}
     found: dict[int, int] = {}
     remaining = {segment.index: segment.repeat for segment in job.given.tape.segments}
     for each in job.given.passes.backward:

@@ -3,7 +3,6 @@
 from memplan.fast_dataclass import dataclass
 from memplan.memory.fsdp1.options import Fsdp1Options
 from memplan.memory.fsdp1.units import find_flat_units, heaviest_states, own_states
-from memplan.memory.fsdp2.ranks import check_degrees
 from memplan.memory.fsdp2.units import UnitFormats, Units
 from memplan.memory.rank import RankInput, in_every_replica
 from memplan.training.setup import FsdpStrategy, Offload
@@ -26,7 +25,6 @@ def wrap(given: RankInput) -> WrappedModel:
     Raises ``SetupError`` for options that do not exist or cannot be.
     """
     options = Fsdp1Options.of(given.setup)
-    check_degrees(given)
     keeps_whole = given.setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP
     formats = UnitFormats(
         degree=options.shard_degree(given.setup),

@@ -378,11 +378,14 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.reduce_inputs.append(
             ledger.allocate(unit.reduce_input_bytes, 0, _BUFFERS, "gradients to reduce")
         )
-        last = [parameter for parameter in unit.parameters if parameter in gradients][-1]
-        for parameter in reversed(unit.parameters):
-            if parameter in gradients and parameter is not last:
-                ledger.free(gradients[parameter])
-        self._keep_shards(use, after=gradients[last])
+        blocks = [gradients[each] for each in unit.parameters if each in gradients]
+        # Of several ranks each looks at how every gradient is cut: its loop's variable holds the last.
+        last = blocks.pop() if self.formats.degree > 1 else None
+        for block in reversed(blocks):
+            ledger.free(block)
+        self._keep_shards(use)
+        if last is not None:
+            ledger.free(last)
         use.gradients.clear()
         use.whole.clear()
 
@@ -401,8 +404,8 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             ledger.free(block)
         use.gradients.clear()
 
-    def _keep_shards(self, use: UnitUse, *, after: Block) -> None:
-        """The reduced shards, cast to the kept format; the last whole gradient goes afterwards."""
+    def _keep_shards(self, use: UnitUse) -> None:
+        """The reduced shards, cast to the kept format."""
         unit, ledger = use.unit, self.ledger
         gradients = ComponentKind.GRADIENTS
         name = "reduced gradients"
@@ -419,4 +422,3 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             ledger.free(reduced)
         else:
             use.gradient_shards = reduced
-        ledger.free(after)
