@@ -10,17 +10,18 @@ backward needs (``torch/utils/checkpoint.py``, early stop), and flash attention'
 computes the scores again.
 """
 
-from collections.abc import Iterator
 from enum import Enum
 from fractions import Fraction
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.operation_kinds import ATTENTION_KERNELS, OUTPUT_LOSSES, OperationKind
 from memplan.graph.segments import Gradient, Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec
+from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
 
 
@@ -121,24 +122,9 @@ def count_flops(tape: Tape, model: ModelSpec, *, scores: ScoreCount = ScoreCount
     s/(6h)) + 6bshV`` (arXiv:2104.04473), which this gives exactly.
     """
     counter = _Counter(tape, model, scores)
-    for segment, layer in layers_of(tape, model):
-        counter.add(segment, layer)
-    return counter.result()
-
-
-def layers_of(tape: Tape, model: ModelSpec) -> Iterator[tuple[Segment, LayerSpec | None]]:
-    """Each segment, and the layer it is made of where it is one of a stack's."""
-    layers = {
-        f"{stack.name}.layers": [run.layer for run in stack.runs for _ in range(run.count)]
-        for stack in model.stacks
-    }
-    reached = dict.fromkeys(layers, 0)
     for segment in tape.segments:
-        if segment.name not in layers:
-            yield segment, None
-            continue
-        yield segment, layers[segment.name][reached[segment.name]]
-        reached[segment.name] += segment.repeat
+        counter.add(segment)
+    return counter.result()
 
 
 class _Tally:
@@ -159,7 +145,7 @@ class _Counter:
         self.weights: dict[Tensor, Parameter] = {}
         """Weights' copies in another format."""
 
-    def add(self, segment: Segment, layer: LayerSpec | None) -> None:
+    def add(self, segment: Segment) -> None:
         again = recomputed_positions(segment)
         stop = _early_stop(segment)
         cross = False
@@ -173,13 +159,13 @@ class _Counter:
             component = self._component(segment, operation, weight, cross=cross)
             share = Fraction(1)
             if component is FlopsComponent.SCORES:
-                share = self._counted_share(layer)
+                share = self._counted_share(segment.layer)
             unit = Fraction(operation.flops) * share * segment.repeat
             forward, backward = _passes(operation, unit)
             tally = self.tallies.setdefault(component, _Tally())
             tally.forward += int(forward)
             tally.backward += int(backward)
-            if operation.name in _KERNELS_THAT_RECOMPUTE and operation.gradients:
+            if operation.kind in ATTENTION_KERNELS and operation.gradients:
                 self.kernel_recomputation += int(unit * _score_part(operation))
             if position in again:
                 tally.recomputation += int(forward)
@@ -210,7 +196,7 @@ class _Counter:
         )
 
     def _note_copy(self, operation: Operation) -> None:
-        if operation.name == "to" and operation.inputs:
+        if operation.kind is OperationKind.TO and operation.inputs:
             source = operation.inputs[0]
             weight = source if isinstance(source, Parameter) else self.weights.get(source)
             if weight is not None:
@@ -228,11 +214,11 @@ class _Counter:
     ) -> FlopsComponent:
         if weight is None:
             return FlopsComponent.CROSS_SCORES if cross else FlopsComponent.SCORES
-        if segment.name == "head":
+        if segment.part is ModelPart.HEAD:
             made = operation.flops // 2 // max(1, operation.inputs[0].numel)
-            is_logits = operation.name in _LOSSES or made == self.model.vocab_size
+            is_logits = operation.kind in OUTPUT_LOSSES or made == self.model.vocab_size
             return FlopsComponent.LOGITS if is_logits else FlopsComponent.OTHER
-        if not segment.name.endswith(".layers"):
+        if not segment.is_layer:
             return FlopsComponent.OTHER
         return next(
             (found for part, found in _COMPONENTS if part in weight.name),
@@ -268,24 +254,18 @@ _COMPONENTS = (
 )
 """What stands in a weight's name, and what its product is for; the first match counts."""
 
-_LOSSES = frozenset({"fused_linear_cross_entropy", "chunked_cross_entropy"})
-"""Output matrix and loss in one: the tape counts all three products of their two passes forward."""
-
-_ATTENTION = frozenset({"cudnn_attention", "flash_attention", "efficient_attention"})
-_KERNELS_THAT_RECOMPUTE = _ATTENTION
-
 
 def _passes(operation: Operation, unit: Fraction) -> tuple[Fraction, Fraction]:
     """FLOPs of an operation forward and backward, ``unit`` being what the tape counts."""
     if not operation.gradients:
-        return (unit / 3 if operation.name in _LOSSES else unit), Fraction(0)
+        return (unit / 3 if operation.kind in OUTPUT_LOSSES else unit), Fraction(0)
     needed = [
         tensor.requires_grad and kind != Gradient.NONE
         for tensor, kind in zip(operation.inputs, operation.gradients, strict=True)
     ]
-    if operation.name in _LOSSES:
+    if operation.kind in OUTPUT_LOSSES:
         return unit / 3, sum(needed[:2]) * unit / 3
-    if operation.name in _ATTENTION:
+    if operation.kind in ATTENTION_KERNELS:
         return unit, unit * _attention_factor(operation, needed)
     return unit, unit * sum(needed[:2])
 
@@ -325,6 +305,6 @@ def _early_stop(segment: Segment) -> int:
         return len(operations)
     for position in range(len(operations) - 1, -1, -1):
         operation = operations[position]
-        if operation.gradients and operation.saved:
+        if operation.keeps:
             return position + 1 if operation.saves_output else position
     return 0

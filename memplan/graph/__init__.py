@@ -1,1 +1,1 @@
-"""Models as operations on symbolic tensors: the tape, its operations and the blocks made of them."""
+"""Models as operations on symbolic tensors: the tape, operations, and blocks made of them."""

@@ -1,6 +1,7 @@
 """What is counted but not written down: parts of layers, and parts that stand beside a model."""
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
@@ -18,7 +19,7 @@ def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Ten
     tokens = x.numel // hidden_size
     matrices = sum(weight.active_numel for weight in weights if len(weight.shape) > 1)
     t.record(
-        "counted", (x, *weights), (out,), gradients=(Gradient.FRESH,) * (1 + len(weights)),
+        OperationKind.COUNTED, (x, *weights), (out,), gradients=(Gradient.FRESH,) * (1 + len(weights)),
         flops=2 * tokens * matrices,
     )  # fmt: skip
     return out
@@ -42,7 +43,8 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
     """
     declared: dict[str, Parameter] = {}
     for block in blocks:
-        t.begin(block.name, repeat=block.count)
+        t.begin(block.name, part=block.part, repeat=block.count)
+        t.segment.beside = block.beside
         for each in block.parameters:
             earlier = declared.get(each.same_as) if tied else None
             if earlier is None:
@@ -51,7 +53,7 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
                 t.tie(earlier, each.module)
         weights = [each for each in t.segment.parameters if not each.unused]
         out = t.tensor(0, DType.FP32)
-        t.record("counted", weights, (out,), gradients=(Gradient.FRESH,) * len(weights))
+        t.record(OperationKind.COUNTED, weights, (out,), gradients=(Gradient.FRESH,) * len(weights))
         t.end(out)
 
 

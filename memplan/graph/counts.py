@@ -9,6 +9,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
+from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
 
 
@@ -131,21 +132,17 @@ def largest_layer_parameters(tape: Tape) -> int:
 def component_of(segment: Segment, parameter: Parameter) -> str:
     """Which part of a model, as people speak of it, a parameter belongs to."""
     module = parameter.module
-    beside = segment.name.partition(".")[0]
-    if beside.endswith(("_tower", "_projector")) or beside in _BESIDE:
-        return beside.replace("_", " ")
-    if segment.name.endswith("embed"):
+    if segment.beside:
+        return segment.beside.replace("_", " ")
+    if segment.part is ModelPart.EMBEDDING:
         return "embeddings"
-    if segment.name == "head":
+    if segment.part is ModelPart.HEAD:
         return "head"
     for part, component in _COMPONENTS:
         if part in f"{module}.":
             return component
     return "feed-forward"
 
-
-_BESIDE = frozenset({"projector", "qformer", "vqgan", "talker", "token2wav", "vocoder"})
-"""Parts that stand beside a language model and are not broken down further."""
 
 _COMPONENTS = (
     ("norm", "norms"),

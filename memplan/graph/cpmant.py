@@ -6,6 +6,7 @@ last layer; its attention masks the scores before and after the softmax.
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, embedding, embedding_lookup, linear, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -35,7 +36,7 @@ def prompted_embeddings(
 
 def _ids(t: Tape, count: int) -> Tensor:
     made = t.tensor(count, DType.INT32)
-    t.record("cat", (), (made,))
+    t.record(OperationKind.CAT, (), (made,))
     return made
 
 
@@ -45,15 +46,15 @@ def add_segment_bias(t: Tape, stack: StackSpec, spec: PromptSpec, context: Stack
     assert isinstance(attention, AttentionSpec)
     pairs = context.batch * context.seq_len**2
     context.mask = t.tensor(pairs, DType.INT32)
-    t.record("bitwise_and", (), (context.mask,))
+    t.record(OperationKind.BITWISE_AND, (), (context.mask,))
     t.hold(context.mask)
     buckets = t.tensor(pairs, DType.INT32)
-    t.record("where", (), (buckets,))
+    t.record(OperationKind.WHERE, (), (buckets,))
     rows = spec.num_segments**2 + spec.num_buckets
     table = t.parameter("position_bias.relative_attention_bias", rows, attention.num_heads)
     bias = t.tensor(pairs * attention.num_heads, table.dtype)
     t.record(
-        "embedding", (table, buckets), (bias,), saves=(buckets,),
+        OperationKind.EMBEDDING, (table, buckets), (bias,), saves=(buckets,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     context.bias = t.contiguous(bias)
@@ -68,13 +69,13 @@ def segment_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackCon
     )
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     left, right = merged_heads(t, query, shape), merged_heads(t, key, shape)
-    scores = t.scale(batched_matmul(t, left, right, shape.scores, spec.head_dim), "div")
+    scores = t.scale(batched_matmul(t, left, right, shape.scores, spec.head_dim), OperationKind.DIV)
     assert context.bias is not None
     scores = t.add(scores, context.bias)
     weights = _masked(t, softmax(t, _masked(t, scores, context)), context)
     weights = dropout(t, weights, spec.dropout)
     product = batched_matmul(t, weights, merged_heads(t, value, shape), shape.outputs, shape.keys)
-    out = t.contiguous(product) if shape.batch == 1 else t.scale(product, "clone")
+    out = t.contiguous(product) if shape.batch == 1 else t.scale(product, OperationKind.CLONE)
     out = linear(t, out, "self_attn.o_proj", width, hidden)
     t.touch(x, query, key, value)
     return out
@@ -83,10 +84,10 @@ def segment_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackCon
 def _masked(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
     assert context.mask is not None
     pattern = t.tensor(context.mask.numel, DType.BOOL)
-    t.record("eq", (context.mask,), (pattern,))
+    t.record(OperationKind.EQ, (context.mask,), (pattern,))
     out = t.tensor(scores.numel, scores.dtype)
     t.record(
-        "masked_fill", (scores, pattern), (out,), saves=(pattern,),
+        OperationKind.MASKED_FILL, (scores, pattern), (out,), saves=(pattern,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     t.touch(scores)

@@ -5,6 +5,7 @@ model holds what it returned until the encoder is done.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, embedding, embedding_lookup, linear, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -59,7 +60,7 @@ def project(t: Tape, model: ModelSpec, spec: EmbeddingSpec, x: Tensor) -> Tensor
 def _made(t: Tape, num_ids: int, *, hold: bool) -> Tensor:
     """Integer indices that the model makes itself."""
     ids = t.tensor(num_ids, DType.INT64)
-    t.record("indices", (), (ids,))
+    t.record(OperationKind.INDICES, (), (ids,))
     if hold:
         t.hold(ids)
     return ids
@@ -96,7 +97,7 @@ def _boxes(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tens
 def _joined(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tensor]) -> Tensor:
     """RoCBert's: rows of shapes and sounds beside a copy of the tokens', joined one by one."""
     width = spec.embedding_size
-    joined = t.scale(x, "clone")
+    joined = t.scale(x, OperationKind.CLONE)
     for index, (rows, columns) in enumerate(spec.joined_tables):
         ids = _made(t, tokens, hold=False)
         found = embedding(t, f"joined_embeddings.{index}", rows, columns, tokens, ids)
@@ -110,7 +111,7 @@ def _joined(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Ten
 def _times_mask(t: Tape, x: Tensor, tokens: int) -> Tensor:
     """DeBERTa's: rows of padding become zero, though there be none."""
     mask = t.tensor(tokens, x.dtype)
-    t.record("ones", (), (mask,))
+    t.record(OperationKind.ONES, (), (mask,))
     t.hold(mask)
     return t.mul(x, mask)
 
@@ -119,9 +120,15 @@ def _token_dropout(t: Tape, x: Tensor) -> Tensor:
     """ESM's: masked tokens' rows are zeroed, the others scaled by how many there are."""
     tokens = t.options.batch_size * t.options.seq_len
     masked = t.tensor(tokens, DType.BOOL)
-    t.record("eq", (), (masked,))
+    t.record(OperationKind.EQ, (), (masked,))
     zeroed = t.tensor(x.numel, x.dtype)
-    t.record("masked_fill", (x, masked), (zeroed,), saves=(masked,), gradients=(Gradient.FRESH, -2))
+    t.record(
+        OperationKind.MASKED_FILL,
+        (x, masked),
+        (zeroed,),
+        saves=(masked,),
+        gradients=(Gradient.FRESH, -2),
+    )
     ratio = t.tensor(t.options.batch_size, DType.FP32)
-    t.record("mean", (), (ratio,))
+    t.record(OperationKind.MEAN, (), (ratio,))
     return t.cast(t.mul(t.scale(zeroed), ratio), x.dtype)

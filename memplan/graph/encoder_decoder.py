@@ -17,6 +17,7 @@ from memplan.graph.counted import record_tables
 from memplan.graph.heads import classification
 from memplan.graph.layer_parts import feed_forward_of
 from memplan.graph.layers import add_residual
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import cross_entropy, dropout, embedding_lookup, linear, norm
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient
@@ -26,6 +27,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec, PositionBias
 from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerSpec, NormPlacement, StackSpec
+from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
 
 
@@ -58,7 +60,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     if encoder.final_norm is None:
         t.leave(encoder.name)
     ids = t.tensor(options.batch_size * target, DType.INT64)
-    t.record("shift_right", (), (ids,))
+    t.record(OperationKind.SHIFT_RIGHT, (), (ids,))
     x = record_stack(t, model, decoder, context, stack_table(t, decoder, table), ids)
     head(t, model, x, table)
     t.release(memory)
@@ -81,7 +83,7 @@ def begin_embedding(t: Tape, stack: StackSpec) -> None:
     """Start the segment of a stack's embedding."""
     freeze = t.options.freeze
     whole = freeze.encoder if stack.name == "encoder" else freeze.decoder
-    t.begin(f"{stack.name}.embed", frozen=freeze.embeddings or whole)
+    t.begin(f"{stack.name}.embed", part=ModelPart.EMBEDDING, frozen=freeze.embeddings or whole)
 
 
 def token_table(t: Tape, model: ModelSpec, stack: StackSpec) -> Parameter:
@@ -117,11 +119,13 @@ def record_stack(
     for run in split_runs(t, stack):
         t.begin(
             f"{stack.name}.layers",
+            part=ModelPart.LAYERS,
             repeat=run.count,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
             x=x,
         )
+        t.segment.layer = run.layer
         x = layer(t, x, run.layer, context)
         t.end(x)
     return finish(t, stack, x, context, first)
@@ -146,12 +150,12 @@ def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
     """Rows of the position table; a variable holds them until the stack is done."""
     rows = context.seq_len * (context.batch if spec.batched_positions else 1)
     numbers = t.tensor(rows, DType.INT64)
-    t.record("arange", (), (numbers,))
+    t.record(OperationKind.ARANGE, (), (numbers,))
     if spec.position_buffer:
         size = spec.num_positions * context.hidden_size
         t.buffers_bytes += allocated_bytes(size, t.options.weights)
         found = t.tensor(rows * context.hidden_size, t.compute)
-        t.record("index_select", (numbers,), (found,))
+        t.record(OperationKind.INDEX_SELECT, (numbers,), (found,))
     else:
         table = t.parameter(
             "embed_positions.weight",
@@ -169,7 +173,7 @@ def finish(t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: i
     freeze = t.options.freeze
     whole = freeze.encoder if stack.name == "encoder" else freeze.decoder
     if stack.final_norm is not None:
-        t.begin(f"{stack.name}.norm", x=x, frozen=freeze.norm or whole)
+        t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=freeze.norm or whole)
         x = norm(t, x, stack.final_norm, "final_layer_norm", context.hidden_size)
         is_module = stack.runs[0].layer.dropout_modules
         x = dropout(t, x, stack.final_dropout, module="dropout" if is_module else "")
@@ -207,7 +211,7 @@ def clamped(t: Tape, x: Tensor) -> Tensor:
     comparisons = 3 if t.decomposed else 2
     out = t.tensor(x.numel, x.dtype)
     t.record(
-        "clamp", (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
+        OperationKind.CLAMP, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=comparisons * allocated_bytes(x.numel, DType.BOOL),
     )  # fmt: skip
     return out
@@ -300,8 +304,7 @@ _EARLIER = frozenset({PositionBias.EARLIER_LEARNED, PositionBias.EARLIER_ZEROS})
 
 def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     """Logits over the vocabulary, or of classes, and their loss."""
-    t.begin("head", x=x, frozen=t.options.freeze.head)
-    t.segment.component = "logits_and_loss"
+    t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if has_base_model(model):
         t.leave(BASE_MODEL)
     decoder = model.stacks[-1]
@@ -328,5 +331,5 @@ def biased_logits(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     t.buffers_bytes += allocated_bytes(vocab_size, t.options.weights)
     out = t.tensor(logits.numel, dtype)
     gradient = Gradient.ALIAS if dtype is logits.dtype else Gradient.FRESH
-    t.record("add_buffer", (logits,), (out,), gradients=(gradient,))
+    t.record(OperationKind.ADD_BUFFER, (logits,), (out,), gradients=(gradient,))
     return out

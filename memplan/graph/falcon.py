@@ -10,6 +10,7 @@ from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_he
 from memplan.graph.attention.masks import additive_mask, causal_pattern
 from memplan.graph.attention.paths import sdpa
 from memplan.graph.attention.rotary import rotate
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, dropout, norm, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -28,7 +29,7 @@ def direct_layer(
     hidden = context.hidden_size
     # A checkpointed layer's arguments are kept, whether it reads them or not.
     passed = (context.cos, context.sin, context.alibi, context.mask)
-    t.record("arguments", [each for each in passed if each is not None], ())
+    t.record(OperationKind.ARGUMENTS, [each for each in passed if each is not None], ())
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     read = normed
     if layer.placement is NormPlacement.PARALLEL:
@@ -57,16 +58,16 @@ def direct_masks(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
     if spec.form is not AttentionForm.DIRECT_ALIBI:
         return
     context.alibi = t.tensor(context.batch * spec.num_heads * length, t.compute)
-    t.record("mul", (), (context.alibi,))
+    t.record(OperationKind.MUL, (), (context.alibi,))
     t.hold(context.alibi)
     pattern = context.mask
     pattern.storage.held = False
     if not eager:
         pattern = additive_mask(t, pattern, context.batch, t.compute)
     lower = t.tensor(pattern.numel, DType.BOOL)
-    t.record("lt", (pattern,), (lower,))
+    t.record(OperationKind.LT, (pattern,), (lower,))
     context.mask = t.tensor(context.batch * spec.num_heads * length * length, t.compute)
-    t.record("masked_fill", (lower,), (context.mask,))
+    t.record(OperationKind.MASKED_FILL, (lower,), (context.mask,))
     t.touch(pattern)
     t.hold(context.mask)
 
@@ -85,7 +86,7 @@ def _product(
     if weight.requires_grad:
         saves.append(x)
     t.record(
-        "linear", (x, factor), (out,), saves=saves, gradients=(Gradient.VIEW, Gradient.VIEW),
+        OperationKind.LINEAR, (x, factor), (out,), saves=saves, gradients=(Gradient.VIEW, Gradient.VIEW),
         flops=2 * rows * in_features * out_features,
     )  # fmt: skip
     if bias:
@@ -105,7 +106,12 @@ def _feed_forward(t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int) -
 
 def _add_in_place(t: Tape, left: Tensor, right: Tensor) -> Tensor:
     out = t.view(left, left.numel)
-    t.record("add_", (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS))
+    t.record(
+        OperationKind.ADD_IN_PLACE,
+        (left, right),
+        (out,),
+        gradients=(Gradient.ALIAS, Gradient.ALIAS),
+    )
     return out
 
 
@@ -148,7 +154,7 @@ def _split(t: Tape, fused: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor,
 
 def _broadcast(t: Tape, x: Tensor, numel: int) -> Tensor:
     out = t.tensor(numel, x.dtype)
-    t.record("broadcast", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.BROADCAST, (x,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
@@ -167,7 +173,7 @@ def _spread(t: Tape, x: Tensor, numel: int) -> Tensor:
     if x.numel == numel:
         return x
     out = t.view(x, numel)
-    t.record("expand", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.EXPAND, (x,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
@@ -211,4 +217,4 @@ def _written_out(
     t.linger(weights)
     t.carry(weights)
     out = batched_matmul(t, weights, _heads(t, value, shape), query.numel, shape.keys)
-    return t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
+    return t.contiguous(out) if shape.batch == 1 else t.scale(out, OperationKind.CLONE)

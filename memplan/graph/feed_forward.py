@@ -1,5 +1,6 @@
 """Feed-forward networks: up, activation, and down again."""
 
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, dropout, linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -65,7 +66,7 @@ def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:
     """Liger's ``silu(gate) * up``: keeps gate and up, and writes their gradients over them."""
     out = t.tensor(gate.numel, gate.dtype)
     t.record(
-        "fused_gate", (gate, up), (out,), saves=(gate, up),
+        OperationKind.FUSED_GATE, (gate, up), (out,), saves=(gate, up),
         gradients=(Gradient.FRESH, Gradient.FRESH),
     )  # fmt: skip
     return out

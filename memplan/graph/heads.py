@@ -1,6 +1,7 @@
 """What a task adds to an encoder: masked-LM heads, classification heads, their losses."""
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, cross_entropy, dropout, linear, matmul_weight, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -113,10 +114,10 @@ def replaced_tokens(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
     if t.autocast is not None:
         logits = t.cast(logits, DType.FP32)
     labels = t.tensor(logits.numel, DType.FP32)
-    t.record("to", (), (labels,))
+    t.record(OperationKind.TO, (), (labels,))
     loss = t.tensor(1, logits.dtype)
     t.record(
-        "binary_cross_entropy_with_logits", (logits, labels), (loss,),
+        OperationKind.BINARY_CROSS_ENTROPY_WITH_LOGITS, (logits, labels), (loss,),
         saves=(logits, labels), gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     t.give_out(logits)
@@ -162,7 +163,7 @@ def _dense(t: Tape, model: ModelSpec, spec: ClassifierSpec, x: Tensor) -> Tensor
 def _selected(t: Tape, x: Tensor, numel: int) -> Tensor:
     """Rows picked by a boolean index: a copy, whose gradient is put back into zeros."""
     out = t.tensor(numel, x.dtype)
-    t.record("index", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.INDEX, (x,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
@@ -174,8 +175,8 @@ def span_loss(t: Tape, logits: Tensor, num_labels: int) -> Tensor:
     """Question answering: start and end scores copied apart, a cross-entropy of each, their mean."""
     tokens = logits.numel // num_labels
     start, end = t.split(logits, tokens, tokens)
-    first = t.elementwise("clone", start)
-    last = t.elementwise("clone", end)
+    first = t.elementwise(OperationKind.CLONE, start)
+    last = t.elementwise(OperationKind.CLONE, end)
     loss = t.scale(t.add(cross_entropy(t, first), cross_entropy(t, last)))
     t.give_out(logits)
     return loss

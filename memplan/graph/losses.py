@@ -9,6 +9,7 @@ copies at once. Sources: transformers 5.23 ``loss/loss_utils.py``; torchtitan 0.
 from collections.abc import Callable
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import causal_lm_loss
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -57,7 +58,7 @@ def keep_outputs(t: Tape, logits: Tensor) -> None:
     outputs = logits
     if t.options.upcast_outputs and logits.dtype is not DType.FP32:
         outputs = t.tensor(logits.numel, DType.FP32)
-        t.record("outputs_to_fp32", (), (outputs,))
+        t.record(OperationKind.OUTPUTS_TO_FP32, (), (outputs,))
         t.touch(logits)
     if t.options.outputs_held:
         t.hold(outputs)
@@ -72,7 +73,7 @@ def softmax_in_place(t: Tape, logits: Tensor) -> Tensor:
         full = t.contiguous(logits)
     loss = t.tensor(1, DType.FP32)
     t.record(
-        "vocab_parallel_cross_entropy", (full,), (loss,), saves=(full,),
+        OperationKind.VOCAB_PARALLEL_CROSS_ENTROPY, (full,), (loss,), saves=(full,),
         gradients=(Gradient.SAVED,),
     )  # fmt: skip
     return loss
@@ -86,7 +87,12 @@ def fused_linear_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     logits_dtype = t.autocast or x.dtype
     scratch = allocated_bytes(rows * vocab_size, logits_dtype)
     return _gradients_in_forward(
-        t, "fused_linear_cross_entropy", x, weight, gradient_dtype=x.dtype, scratch_bytes=scratch
+        t,
+        OperationKind.FUSED_LINEAR_CROSS_ENTROPY,
+        x,
+        weight,
+        gradient_dtype=x.dtype,
+        scratch_bytes=scratch,
     )
 
 
@@ -114,13 +120,18 @@ def chunked_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     logits = 0 if half is DType.FP32 else allocated_bytes(rows * vocab_size, half)
     scratch = rows * vocab_size * LOSS_BYTES_PER_LOGIT + logits
     return _gradients_in_forward(
-        t, "chunked_cross_entropy", x, weight, gradient_dtype=DType.FP32, scratch_bytes=scratch
+        t,
+        OperationKind.CHUNKED_CROSS_ENTROPY,
+        x,
+        weight,
+        gradient_dtype=DType.FP32,
+        scratch_bytes=scratch,
     )
 
 
 def _gradients_in_forward(
     t: Tape,
-    name: str,
+    kind: OperationKind,
     x: Tensor,
     weight: Parameter,
     *,
@@ -136,7 +147,7 @@ def _gradients_in_forward(
         gradients[1] = Gradient.SAVED
     loss = t.tensor(1, DType.FP32)
     t.record(
-        name, (x, weight), (loss, *saves), saves=saves, gradients=gradients,
+        kind, (x, weight), (loss, *saves), saves=saves, gradients=gradients,
         forward_scratch_bytes=scratch_bytes, flops=6 * x.numel * weight.shape[0],
     )  # fmt: skip
     for tensor in saves:

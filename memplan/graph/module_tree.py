@@ -58,7 +58,7 @@ def _add(root: ModuleNode, segment: Segment, numbers: dict[str, int]) -> None:
     start = numbers.get(segment.name, 0)
     numbers[segment.name] = start + segment.num_copies
     label = segment.name
-    if segment.num_copies > 1 or label in root.children or label.endswith(".layers"):
+    if segment.num_copies > 1 or label in root.children or segment.is_layer:
         last = start + segment.num_copies - 1
         label = f"{label}.{start}" if last == start else f"{label}.{start}-{last}"
     node = root.child(label)

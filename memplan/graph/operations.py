@@ -6,6 +6,7 @@ was compared with real runs; see ``tests/graph``.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
@@ -47,7 +48,7 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
         inputs += (addend,)
         gradients += (Gradient.SUMMED,)
     t.record(
-        "linear", inputs, (out,), saves=saves, gradients=gradients,
+        OperationKind.LINEAR, inputs, (out,), saves=saves, gradients=gradients,
         flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
@@ -113,9 +114,8 @@ def _layer_norm_kernel(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ..
     rows = x.numel // width
     out = t.tensor(x.numel, x.dtype)
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
-    made = tuple(each for each in weights if not isinstance(each, Parameter))
     t.record(
-        "layer_norm", (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *made),
+        OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *weights),
         gradients=(Gradient.FRESH,) * (1 + len(weights)),
     )  # fmt: skip
     return out
@@ -170,10 +170,10 @@ def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
     mean = t.mean(full, width)
     variance = t.mean(t.square(t.add(full, mean)), width)
     centred = t.add(full, mean)
-    root = t.elementwise("sqrt", t.shift(variance), saves_output=True)
+    root = t.elementwise(OperationKind.SQRT, t.shift(variance), saves_output=True)
     quotient = t.tensor(centred.numel, DType.FP32)
     t.record(
-        "div", (centred, root), (quotient,), saves=(centred, root),
+        OperationKind.DIV, (centred, root), (quotient,), saves=(centred, root),
         gradients=(Gradient.FRESH, 3 * quotient.storage.num_bytes),
     )  # fmt: skip
     weighted = t.mul(t.parameter(f"{name}.weight", width), t.cast(quotient, x.dtype))
@@ -184,7 +184,7 @@ def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
 
 def _reciprocal_root(t: Tape, variance: Tensor) -> Tensor:
     shifted = t.shift(variance)
-    return t.elementwise("rsqrt", shifted, saves_output=True)
+    return t.elementwise(OperationKind.RSQRT, shifted, saves_output=True)
 
 
 def rms_norm(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
@@ -231,7 +231,7 @@ def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     out = t.tensor(x.numel, x.dtype)
     statistic = t.tensor(x.numel // weight.numel, DType.FP32)
     t.record(
-        "rms_norm", (x, weight), (out, statistic), saves=(x, statistic),
+        OperationKind.RMS_NORM, (x, weight), (out, statistic), saves=(x, statistic),
         gradients=(Gradient.FRESH, Gradient.FRESH),
     )  # fmt: skip
     return out
@@ -252,7 +252,7 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
     gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.NONE)[: len(inputs)]
     scratch = () if t.decomposed else embedding_backward_scratch(num_ids, *weight.shape[-2:])
     t.record(
-        "embedding", inputs, (out,), saves=inputs[1:], gradients=gradients,
+        OperationKind.EMBEDDING, inputs, (out,), saves=inputs[1:], gradients=gradients,
         backward_scratch_bytes=scratch,
     )  # fmt: skip
     return out
@@ -290,7 +290,7 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     before = t.tensor(x.numel, x.dtype)
     after = t.view(x, x.numel)
     t.record(
-        "clamp_", (x,), (after, before), saves=(before,), gradients=(Gradient.FRESH,),
+        OperationKind.CLAMP_IN_PLACE, (x,), (after, before), saves=(before,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=(*(allocated_bytes(x.numel, DType.BOOL),) * 2, RESULT),
     )  # fmt: skip
     return after
@@ -311,7 +311,9 @@ def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tens
     out = x
     if dropout_probability(t, probability) != 0.0:
         mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
-        t.record("dropout", (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
+        t.record(
+            OperationKind.DROPOUT, (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,)
+        )
     if module:
         t.leave(module)
     return out
@@ -329,7 +331,7 @@ def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
         x = t.cast(x, target)
     out = t.tensor(x.numel, target)
     t.record(
-        "softmax", (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
+        OperationKind.SOFTMAX, (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=0 if t.decomposed else out.storage.num_bytes,
     )  # fmt: skip
     return out
@@ -346,15 +348,15 @@ def activation_module(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor
 def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
     """A nonlinearity, in the steps its implementation takes."""
     if t.kernels.fused_elementwise:
-        return t.elementwise(kind.value, x, saves_input=True)
+        return t.elementwise(OperationKind(kind.value), x, saves_input=True)
     if kind is Activation.SILU:
-        return t.elementwise("silu", x, saves_input=True, decomposed_copies=5)
+        return t.elementwise(OperationKind.SILU, x, saves_input=True, decomposed_copies=5)
     if kind is Activation.RELU:
-        return t.elementwise("relu", x, saves_output=True)
+        return t.elementwise(OperationKind.RELU, x, saves_output=True)
     if kind in {Activation.GELU, Activation.GELU_TANH}:
-        return t.elementwise("gelu", x, saves_input=True)
+        return t.elementwise(OperationKind.GELU, x, saves_input=True)
     if kind is Activation.TANH:
-        return t.elementwise("tanh", x, saves_output=True)
+        return t.elementwise(OperationKind.TANH, x, saves_output=True)
     if kind is Activation.GELU_PYTHON:
         return gelu_python(t, x)
     if kind is Activation.GELU_NEW:
@@ -362,9 +364,9 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
     if kind is Activation.GELU_FAST:
         return gelu_fast(t, x)
     if kind is Activation.QUICK_GELU:
-        return t.mul(x, t.elementwise("sigmoid", t.scale(x), saves_output=True))
+        return t.mul(x, t.elementwise(OperationKind.SIGMOID, t.scale(x), saves_output=True))
     if kind is Activation.RELU_SQUARED:
-        rectified = t.elementwise("relu", x, saves_output=True)
+        rectified = t.elementwise(OperationKind.RELU, x, saves_output=True)
         out = t.square(rectified if t.autocast is None else t.cast(rectified, DType.FP32))
         t.touch(rectified)
         return out
@@ -380,7 +382,7 @@ def gelu_python(t: Tape, x: Tensor) -> Tensor:
     half, inner = t.scale(x), t.scale(x)
     curve = t.tensor(x.numel, x.dtype)
     t.record(
-        "erf", (inner,), (curve,), saves=(inner,), gradients=(Gradient.FRESH,),
+        OperationKind.ERF, (inner,), (curve,), saves=(inner,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=4 * curve.storage.num_bytes,
     )  # fmt: skip
     return t.mul(half, t.shift(curve))
@@ -391,7 +393,7 @@ def gelu_new(t: Tape, x: Tensor) -> Tensor:
     half = t.scale(x)
     cube = t.square(x if t.autocast is None else t.cast(x, DType.FP32))
     inner = t.scale(t.add(x, t.scale(cube)))
-    curve = t.shift(t.elementwise("tanh", inner, saves_output=True))
+    curve = t.shift(t.elementwise(OperationKind.TANH, inner, saves_output=True))
     return t.mul(half, curve)
 
 
@@ -399,7 +401,7 @@ def gelu_fast(t: Tape, x: Tensor) -> Tensor:
     """The tanh GELU written with products only."""
     half = t.scale(x)
     inner = t.mul(t.scale(x), t.shift(t.mul(t.scale(x), x)))
-    curve = t.shift(t.elementwise("tanh", inner, saves_output=True))
+    curve = t.shift(t.elementwise(OperationKind.TANH, inner, saves_output=True))
     return t.mul(half, curve)
 
 
@@ -420,7 +422,7 @@ def bloom_gelu(t: Tape, x: Tensor) -> Tensor:
         size, size, ~26, size, ~23, ~27, RESULT, ~9,
     )  # fmt: skip
     t.record(
-        "bloom_gelu", (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
+        OperationKind.BLOOM_GELU, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
         forward_scratch_bytes=forward, backward_scratch_bytes=backward,
     )  # fmt: skip
     return out
@@ -440,9 +442,9 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     if t.kernels.loss is LossKernel.SHIFTED:
         return shifted_loss(t, full, vocab_size)
     padded = t.tensor(tokens + t.options.batch_size, DType.INT64)
-    t.record("pad", (), (padded,))
+    t.record(OperationKind.PAD, (), (padded,))
     labels = t.tensor(tokens, DType.INT64)
-    t.record("contiguous", (padded,), (labels,))
+    t.record(OperationKind.CONTIGUOUS, (padded,), (labels,))
     loss = cross_entropy(t, full, labels)
     t.touch(padded)
     return loss
@@ -457,7 +459,7 @@ def shifted_loss(t: Tape, full: Tensor, vocab_size: int) -> Tensor:
     rows = full.numel // vocab_size - t.options.batch_size
     cut = t.contiguous(t.slice(full, max(rows, 1) * vocab_size))
     labels = t.tensor(max(rows, 1), DType.INT64)
-    t.record("shift_labels", (), (labels,))
+    t.record(OperationKind.SHIFT_LABELS, (), (labels,))
     loss = cross_entropy(t, cut, labels)
     t.touch(full, cut)
     return loss
@@ -471,7 +473,7 @@ def cross_entropy(t: Tape, logits: Tensor, labels: Tensor | None = None) -> Tens
     """
     log_probabilities = t.tensor(logits.numel, logits.dtype)
     t.record(
-        "log_softmax", (logits,), (log_probabilities,), saves=(log_probabilities,),
+        OperationKind.LOG_SOFTMAX, (logits,), (log_probabilities,), saves=(log_probabilities,),
         gradients=(Gradient.FRESH,),
     )  # fmt: skip
     if t.autocast is not None:
@@ -484,7 +486,7 @@ def cross_entropy(t: Tape, logits: Tensor, labels: Tensor | None = None) -> Tens
         inputs += (labels,)
         gradients += (Gradient.NONE,)
     t.record(
-        "nll_loss", inputs, (loss, total_weight), saves=(*inputs, total_weight),
+        OperationKind.NLL_LOSS, inputs, (loss, total_weight), saves=(*inputs, total_weight),
         gradients=gradients,
     )  # fmt: skip
     t.touch(logits)
@@ -495,11 +497,11 @@ def rotary(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``x * cos + rotate_half(x) * sin``: keeps the tables only."""
     if t.kernels.fused_rotary:
         out = t.tensor(x.numel, x.dtype)
-        t.record("rotary", (x, cos, sin), (out,), gradients=(Gradient.FRESH, -2, -2))
+        t.record(OperationKind.ROTARY, (x, cos, sin), (out,), gradients=(Gradient.FRESH, -2, -2))
         return out
     straight = t.mul(x, cos)
     first, second = t.slice(x, x.numel // 2), t.slice(x, x.numel - x.numel // 2)
-    turned = t.concatenate(t.scale(second, "neg"), first)
+    turned = t.concatenate(t.scale(second, OperationKind.NEG), first)
     t.touch(turned)
     return t.add(straight, t.mul(turned, sin))
 
@@ -507,12 +509,14 @@ def rotary(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotary_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every position, computed in fp32 and cast; held by the stack."""
     frequencies = t.tensor(positions * ((dim + 1) // 2), DType.FP32)
-    t.record("mul", (), (frequencies,))
+    t.record(OperationKind.MUL, (), (frequencies,))
     angles = t.tensor(positions * dim, DType.FP32)
-    t.record("cat", (frequencies,), (angles,))
+    t.record(OperationKind.CAT, (frequencies,), (angles,))
     cosines, sines = t.tensor(positions * dim, DType.FP32), t.tensor(positions * dim, DType.FP32)
-    t.record("cos", (angles,), (cosines,), forward_scratch_bytes=cosines.storage.num_bytes)
-    t.record("sin", (angles,), (sines,), forward_scratch_bytes=sines.storage.num_bytes)
+    t.record(
+        OperationKind.COS, (angles,), (cosines,), forward_scratch_bytes=cosines.storage.num_bytes
+    )
+    t.record(OperationKind.SIN, (angles,), (sines,), forward_scratch_bytes=sines.storage.num_bytes)
     tables = t.cast(cosines, dtype), t.cast(sines, dtype)
     t.touch(frequencies, angles, cosines, sines)
     for table in tables:
@@ -524,10 +528,10 @@ def complex_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Ten
     """Cosines and sines as one table of complex numbers, two fp32 each, whatever the dtype."""
     del dtype
     angles = t.tensor(positions * (dim // 2), DType.FP32)
-    t.record("mul", (), (angles,))
+    t.record(OperationKind.MUL, (), (angles,))
     table = t.tensor(positions * dim, DType.FP32)
     scratch = angles.storage.num_bytes + table.storage.num_bytes
-    t.record("polar", (angles,), (table,), forward_scratch_bytes=scratch)
+    t.record(OperationKind.POLAR, (angles,), (table,), forward_scratch_bytes=scratch)
     t.touch(angles)
     t.hold(table)
     return table, table

@@ -5,6 +5,7 @@ looked up until the last layer is done.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, embedding, linear, norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -38,9 +39,9 @@ def _none(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
     return None
 
 
-def _made(t: Tape, name: str, numel: int, dtype: DType) -> Tensor:
+def _made(t: Tape, kind: OperationKind, numel: int, dtype: DType) -> Tensor:
     made = t.tensor(numel, dtype)
-    t.record(name, (), (made,))
+    t.record(kind, (), (made,))
     t.hold(made)
     return made
 
@@ -55,17 +56,17 @@ def _table(
 
 def _counted(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
     """GPT-2's: ``arange``, one row of ids for all sequences."""
-    ids = _made(t, "arange", t.options.seq_len, DType.INT64)
+    ids = _made(t, OperationKind.ARANGE, t.options.seq_len, DType.INT64)
     return _table(t, model, spec, t.options.seq_len, ids)
 
 
 def _summed(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
     """OPT's: the running sum of an fp32 mask of ones, of every sequence; then the offset."""
     tokens = t.options.batch_size * t.options.seq_len
-    _made(t, "ones", tokens, DType.FP32)
-    ids = _made(t, "to", tokens, DType.INT64)
+    _made(t, OperationKind.ONES, tokens, DType.FP32)
+    ids = _made(t, OperationKind.TO, tokens, DType.INT64)
     shifted = t.tensor(tokens, DType.INT64)
-    t.record("add", (ids,), (shifted,))
+    t.record(OperationKind.ADD, (ids,), (shifted,))
     return _table(t, model, spec, tokens, shifted)
 
 
@@ -78,9 +79,9 @@ def _buffered(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
 def _sinusoids(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> Tensor | None:
     """XGLM's: rows of a buffer, which nothing holds on to; the buffer is fp32 at first."""
     t.buffer(spec.num_positions * model.hidden_size, t.compute)
-    _made(t, "arange", t.options.seq_len, DType.INT64)
+    _made(t, OperationKind.ARANGE, t.options.seq_len, DType.INT64)
     rows = t.tensor(t.options.seq_len * model.hidden_size, t.compute)
-    t.record("index_select", (), (rows,))
+    t.record(OperationKind.INDEX_SELECT, (), (rows,))
     return rows
 
 

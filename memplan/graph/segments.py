@@ -1,10 +1,16 @@
 """Operations and the segments they stand in: what the tape is made of, and what walks read."""
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.operation_kinds import PRODUCTS, SECOND_FIRST, OperationKind
 from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.model.parameters import ModelPart
+
+if TYPE_CHECKING:
+    from memplan.model.layers import LayerSpec
 
 
 class Gradient(IntEnum):
@@ -78,7 +84,9 @@ class Operation:
         "gradients",
         "in_python",
         "inputs",
-        "name",
+        "keeps",
+        "keeps_weight",
+        "kind",
         "outputs",
         "saved",
         "saves_output",
@@ -86,7 +94,7 @@ class Operation:
 
     def __init__(
         self,
-        name: str,
+        kind: OperationKind,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         saved: Sequence[Storage],
@@ -95,10 +103,11 @@ class Operation:
         forward_scratch: Sequence[int] = (),
         backward_scratch: Sequence[int] = (),
         flops: int = 0,
+        keeps_weight: bool = False,
         saves_output: bool = False,
         in_python: bool = False,
     ) -> None:
-        self.name = name
+        self.kind = kind
         self.inputs = inputs
         self.outputs = outputs
         self.saved = saved
@@ -112,11 +121,20 @@ class Operation:
         self.backward_scratch = backward_scratch
         """The same in the backward formula, whose results are the gradients."""
         self.flops = flops
+        self.keeps_weight = keeps_weight
+        """It keeps a weight or buffer for backward, which is there anyway and not in ``saved``."""
+        self.keeps = bool(gradients and (saved or keeps_weight))
+        """It keeps anything for its backward formula, be it a weight."""
         self.saves_output = saves_output or in_python
         """One of its own outputs is kept, or whatever it keeps is kept when it has run: recomputation
         must run it to get there."""
         self.in_python = in_python
         """It is an ``autograd.Function``, whose formula goes by the order of its inputs."""
+
+    @property
+    def name(self) -> str:
+        """What people and snapshots call it; no rule hangs on it."""
+        return str(self.kind)
 
     def backward_order(self) -> list[tuple[Tensor, int]]:
         """Each input with its gradient, in the order the backward formula computes them.
@@ -125,20 +143,21 @@ class Operation:
         gen_autograd_functions.py): ``mat2`` and ``other`` come before ``self``.
         """
         pairs = list(zip(self.inputs, self.gradients, strict=True))
-        if len(pairs) == 2 and self.name in _SECOND_FIRST and not self.in_python:
+        if len(pairs) == 2 and self.kind in SECOND_FIRST and not self.in_python:
             pairs.reverse()
         return pairs
 
     @property
     def multiplies(self) -> bool:
         """Whether it is a product of matrices that cuBLAS computes."""
-        return self.name in _PRODUCTS
+        return self.kind in PRODUCTS
 
 
-_PRODUCTS = frozenset({"linear", "matmul", "baddbmm"})
+class SegmentComponent(StrEnum):
+    """Which component of an account a segment's tensors belong to."""
 
-_SECOND_FIRST = frozenset({"linear", "mul", "matmul", "baddbmm", "div"})
-"""Operations of two tensors whose second gradient is computed first."""
+    ACTIVATIONS = "activations"
+    LOGITS_AND_LOSS = "logits_and_loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +175,28 @@ class Segment:
     """A stretch of operations: the embedding, one layer of a run, the head."""
 
     __slots__ = (
-        "carried", "checkpointed", "component", "entered", "external_reads", "external_saves",
-        "index", "input", "kept_outputs", "left", "lingering", "name", "operations", "output",
-        "parameters", "regions", "releases", "repeat", "sealed", "tied", "unmade",
+        "beside", "carried", "checkpointed", "entered", "external_reads", "external_saves", "index",
+        "input", "kept_outputs", "layer", "left", "lingering", "name", "operations", "output",
+        "parameters", "part", "regions", "releases", "repeat", "sealed", "tied", "unmade",
     )  # fmt: skip
 
-    def __init__(self, name: str, index: int, *, repeat: int, checkpointed: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        *,
+        repeat: int,
+        checkpointed: bool,
+        part: ModelPart = ModelPart.OTHER,
+    ) -> None:
         self.name = name
+        """What people read; no rule hangs on it."""
+        self.part = part
+        """What it is to the model."""
+        self.layer: LayerSpec | None = None
+        """The layer that it writes down, where it is one of a stack's."""
+        self.beside = ""
+        """The tower or projector that it is of, beside a language model."""
         self.index = index
         self.repeat = repeat
         """How many times the segment is run, each time with parameters of its own."""
@@ -193,7 +227,6 @@ class Segment:
         """Modules on which DeepSpeed hangs its hooks as a whole: none on those inside."""
         self.unmade: set[str] = set()
         """Beginnings of parameters' names that no module bears: what they hold is the layer's."""
-        self.component = "activations"
         self.regions: list[Region] = []
         """Stretches that are recomputed on their own."""
         self.kept_outputs: frozenset[Storage] = frozenset()
@@ -202,7 +235,14 @@ class Segment:
     @property
     def is_layer(self) -> bool:
         """It is one module of its own: a layer of a stack."""
-        return self.name.endswith(".layers")
+        return self.part is ModelPart.LAYERS
+
+    @property
+    def component(self) -> SegmentComponent:
+        """What its tensors count as."""
+        if self.part is ModelPart.HEAD:
+            return SegmentComponent.LOGITS_AND_LOSS
+        return SegmentComponent.ACTIVATIONS
 
     @property
     def num_copies(self) -> int:

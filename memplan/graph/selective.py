@@ -1,11 +1,10 @@
 """Selective checkpointing: what each policy keeps of a layer, and what it computes again."""
 
+from memplan.graph.operation_kinds import ATTENTION_KERNELS, OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Region, Segment
 from memplan.graph.tensors import Storage
 from memplan.training.kernels import SelectivePolicy
-
-_ATTENTION_OPERATIONS = frozenset({"cudnn_attention", "flash_attention", "efficient_attention"})
 
 
 def keeps_every_other_matmul(options: TapeOptions) -> bool:
@@ -27,11 +26,11 @@ def kept_outputs(segment: Segment) -> frozenset[Storage]:
     found: set[Storage] = set()
     products = 0
     for operation in segment.operations:
-        if operation.name == "linear":
+        if operation.kind is OperationKind.LINEAR:
             products += 1
             if products % 2:
                 found.update(tensor.storage for tensor in operation.outputs)
-        elif operation.name in _ATTENTION_OPERATIONS:
+        elif operation.kind in ATTENTION_KERNELS:
             found.update(tensor.storage for tensor in operation.outputs)
     return frozenset(found)
 

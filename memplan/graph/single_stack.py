@@ -14,6 +14,7 @@ from memplan.graph.heads import (
 )
 from memplan.graph.layers import DIRECT_FORMS, decoder_layer
 from memplan.graph.losses import GRADIENTS_IN_FORWARD, language_model_loss
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import (
     complex_tables,
     cross_entropy,
@@ -39,6 +40,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
 from memplan.model.layers import StackSpec
+from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.kernels import AttentionKernel
 
@@ -90,7 +92,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     spec = stack.embedding
     assert spec is not None
     tokens = t.options.batch_size * t.options.seq_len
-    t.begin("embed", frozen=t.options.freeze.embeddings)
+    t.begin("embed", part=ModelPart.EMBEDDING, frozen=t.options.freeze.embeddings)
     t.enter(WHOLE_MODEL)
     if model.task is not Task.BASE:
         t.enter(BASE_MODEL)
@@ -120,7 +122,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if spec.num_positions:
         rows = t.options.seq_len
         positions = t.tensor(rows, DType.INT64)
-        t.record("arange", (), (positions,))
+        t.record(OperationKind.ARANGE, (), (positions,))
         t.hold(positions)
         added = embedding(
             t, "embed_positions", spec.num_positions, model.hidden_size, rows, positions
@@ -226,12 +228,14 @@ def run_layer(
         given = x
         t.begin(
             f"{stack.name}.layers",
+            part=ModelPart.LAYERS,
             repeat=1 if run.shared else remaining,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
             again=first,
             x=x,
         )
+        t.segment.layer = run.layer
         x = decoder_layer(t, x, run.layer, context)
         t.end(x)
         if x.dtype is not given.dtype or x.requires_grad is not given.requires_grad:
@@ -245,7 +249,7 @@ def run_layer(
 def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """The final norm; then the stack's shared tensors are let go."""
     if stack.final_norm is not None or stack.final_dropout or stack.projected_out:
-        t.begin(f"{stack.name}.norm", x=x, frozen=_norm_frozen(t, stack))
+        t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=_norm_frozen(t, stack))
     if stack.final_norm is not None:
         x = norm(t, x, stack.final_norm, "norm", context.hidden_size)
     if stack.projected_out and stack.embedding is not None:
@@ -269,8 +273,7 @@ def _norm_frozen(t: Tape, stack: StackSpec) -> bool:
 
 def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     """What the task adds, and its loss."""
-    t.begin("head", x=x, frozen=t.options.freeze.head)
-    t.segment.component = "logits_and_loss"
+    t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
     embedded = model.stacks[0].embedding

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, matmul_weight
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
@@ -74,7 +75,7 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
     else:
         logits = linear(t, x, "lm_head", width, model.num_outputs, bias=spec.bias)
     if spec.softcap:
-        logits = t.scale(t.elementwise("tanh", t.scale(logits), saves_output=True))
+        logits = t.scale(t.elementwise(OperationKind.TANH, t.scale(logits), saves_output=True))
     if spec.scaled:
         logits = t.scale(logits)
     return logits

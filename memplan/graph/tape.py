@@ -15,9 +15,11 @@ from collections.abc import Sequence
 
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import RESULT, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
+from memplan.model.parameters import ModelPart
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 
@@ -59,6 +61,7 @@ class Tape:
         self,
         name: str,
         *,
+        part: ModelPart = ModelPart.OTHER,
         repeat: int = 1,
         checkpointed: bool = False,
         frozen: bool = False,
@@ -71,7 +74,9 @@ class Tape:
         """
         self._again = again
         self.frozen = frozen
-        self.segment = Segment(name, len(self.segments), repeat=repeat, checkpointed=checkpointed)
+        self.segment = Segment(
+            name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
+        )
         self.segment.input = x
         self.segments.append(self.segment)
 
@@ -198,7 +203,7 @@ class Tape:
 
     def record(
         self,
-        name: str,
+        kind: OperationKind,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         *,
@@ -224,14 +229,17 @@ class Tape:
             elif storage.segment >= 0 and not self._is_input(storage):
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
-        saves_output = False
+        saves_output = keeps_weight = False
         if differentiable:
             for tensor in outputs:
                 if tensor.dtype.is_floating:
                     tensor.requires_grad = True
             for tensor in saves:
                 storage = tensor.storage
-                if storage.segment < 0 or storage in saved:
+                if storage.segment < 0:
+                    keeps_weight = True
+                    continue
+                if storage in saved:
                     continue
                 if storage.segment == index or self._is_input(storage):
                     saved.append(storage)
@@ -241,10 +249,11 @@ class Tape:
                     _note(segment.external_saves, storage)
         segment.operations.append(
             Operation(
-                name, inputs, outputs, saved, gradients if differentiable else (),
+                kind, inputs, outputs, saved, gradients if differentiable else (),
                 forward_scratch=_blocks(forward_scratch_bytes),
                 backward_scratch=_blocks(backward_scratch_bytes),
-                flops=flops, saves_output=saves_output, in_python=in_python,
+                flops=flops, keeps_weight=keeps_weight,
+                saves_output=saves_output, in_python=in_python,
             )
         )  # fmt: skip
 
@@ -265,7 +274,7 @@ class Tape:
         out = self.tensor(x.numel, dtype)
         out.by_head = x.by_head
         out.by_column = x.by_column
-        self.record("to", (x,), (out,), gradients=(Gradient.FRESH,))
+        self.record(OperationKind.TO, (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 
     def cast_weight(self, weight: Parameter) -> Tensor:
@@ -278,13 +287,13 @@ class Tape:
             cached = self.tensor(weight.numel, dtype)
             cached.storage.weight_cast = weight.requires_grad
             cached.by_column = True
-            self.record("to", (weight,), (cached,), gradients=(Gradient.FRESH,))
+            self.record(OperationKind.TO, (weight,), (cached,), gradients=(Gradient.FRESH,))
             self._casts[weight] = cached
         return cached
 
     def elementwise(
         self,
-        name: str,
+        kind: OperationKind,
         x: Tensor,
         *,
         saves_input: bool = False,
@@ -301,7 +310,7 @@ class Tape:
         saves = (x,) if saves_input else (out,) if saves_output else ()
         scratch = decomposed_copies * out.storage.num_bytes if self.decomposed else 0
         self.record(
-            name, (x,), (out,), saves=saves, gradients=(Gradient.FRESH,),
+            kind, (x,), (out,), saves=saves, gradients=(Gradient.FRESH,),
             backward_scratch_bytes=scratch,
         )  # fmt: skip
         return out
@@ -311,7 +320,7 @@ class Tape:
         dtype = left.dtype if left.dtype is right.dtype else DType.FP32
         out = self.tensor(max(left.numel, right.numel), dtype)
         self.record(
-            "add",
+            OperationKind.ADD,
             (left, right),
             (out,),
             gradients=(_sum_gradient(left, out), _sum_gradient(right, out)),
@@ -328,7 +337,7 @@ class Tape:
         if right.requires_grad:
             saves.append(left)
         self.record(
-            "mul",
+            OperationKind.MUL,
             (left, right),
             (out,),
             saves=saves,
@@ -336,30 +345,30 @@ class Tape:
         )
         return out
 
-    def scale(self, x: Tensor, name: str = "mul_scalar") -> Tensor:
+    def scale(self, x: Tensor, kind: OperationKind = OperationKind.MUL_SCALAR) -> Tensor:
         """Multiply by, divide by or add a number: nothing is kept."""
         out = self.tensor(x.numel, x.dtype)
-        self.record(name, (x,), (out,), gradients=(Gradient.FRESH,))
+        self.record(kind, (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 
     def shift(self, x: Tensor) -> Tensor:
         """Add a number: nothing is kept, and the gradient passes through."""
         out = self.tensor(x.numel, x.dtype)
         out.by_column = x.by_column
-        self.record("add_scalar", (x,), (out,), gradients=(Gradient.ALIAS,))
+        self.record(OperationKind.ADD_SCALAR, (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
 
     def mean(self, x: Tensor, width: int) -> Tensor:
         """Average over the last dimension of ``width`` elements."""
         out = self.tensor(x.numel // width, x.dtype)
-        self.record("mean", (x,), (out,), gradients=(Gradient.FRESH,))
+        self.record(OperationKind.MEAN, (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 
     def square(self, x: Tensor) -> Tensor:
         """``x.pow(2)``: keeps x; its backward formula makes two copies on the way."""
         out = self.tensor(x.numel, x.dtype)
         self.record(
-            "pow", (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
+            OperationKind.POW, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
             backward_scratch_bytes=(out.storage.num_bytes, out.storage.num_bytes, RESULT),
         )  # fmt: skip
         return out
@@ -373,25 +382,25 @@ class Tape:
         gradients = [
             Gradient.ALIAS if part.dtype is out.dtype else Gradient.FRESH for part in parts
         ]
-        self.record("cat", parts, (out,), gradients=gradients)
+        self.record(OperationKind.CAT, parts, (out,), gradients=gradients)
         return out
 
     def slice(self, x: Tensor, numel: int) -> Tensor:
         """A view of a part: its gradient is a zero-filled tensor of the whole."""
         out = self.view(x, numel)
-        self.record("slice", (x,), (out,), gradients=(Gradient.FRESH,))
+        self.record(OperationKind.SLICE, (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 
     def split(self, x: Tensor, *numels: int) -> list[Tensor]:
         """Views of consecutive parts; in backward their gradients are joined into one tensor."""
         outs = [self.view(x, numel) for numel in numels]
-        self.record("split", (x,), outs, gradients=(Gradient.FRESH,))
+        self.record(OperationKind.SPLIT, (x,), outs, gradients=(Gradient.FRESH,))
         return outs
 
     def contiguous(self, x: Tensor) -> Tensor:
         """Copy into row-major order; the gradient passes through as a view."""
         out = self.tensor(x.numel, x.dtype)
-        self.record("clone", (x,), (out,), gradients=(Gradient.ALIAS,))
+        self.record(OperationKind.CLONE, (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
 
 

@@ -5,6 +5,7 @@
 """
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
@@ -12,15 +13,19 @@ from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 
 def xielu(t: Tape, x: Tensor, name: str) -> Tensor:
     """``x > 0 ? a x x + b x : (expm1(min(x, e)) - x) c + b x``, with a and c trained."""
-    positive = t.elementwise("softplus", _trained(t, f"{name}.alpha_p"), saves_input=True)
-    negative = t.elementwise("softplus", _trained(t, f"{name}.alpha_n"), saves_input=True)
+    positive = t.elementwise(
+        OperationKind.SOFTPLUS, _trained(t, f"{name}.alpha_p"), saves_input=True
+    )
+    negative = t.elementwise(
+        OperationKind.SOFTPLUS, _trained(t, f"{name}.alpha_n"), saves_input=True
+    )
     above = t.tensor(x.numel, DType.BOOL)
-    t.record("gt", (x,), (above,), gradients=(Gradient.NONE,))
+    t.record(OperationKind.GT, (x,), (above,), gradients=(Gradient.NONE,))
     upper = t.add(t.mul(t.mul(positive, x), x), t.scale(x))
     lower = t.add(t.mul(_below(t, x), t.shift(negative)), t.scale(x))
     out = t.tensor(x.numel, upper.dtype)
     t.record(
-        "where", (above, upper, lower), (out,), saves=(above,),
+        OperationKind.WHERE, (above, upper, lower), (out,), saves=(above,),
         gradients=(Gradient.NONE, Gradient.FRESH, Gradient.FRESH),
     )  # fmt: skip
     return out
@@ -34,17 +39,17 @@ def _below(t: Tape, x: Tensor) -> Tensor:
     """``expm1(min(x, eps)) - x``; autocast runs expm1 in fp32."""
     low = t.tensor(x.numel, x.dtype)
     t.record(
-        "minimum", (x,), (low,), saves=(x,), gradients=(Gradient.FRESH,),
+        OperationKind.MINIMUM, (x,), (low,), saves=(x,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=low.storage.num_bytes + 2 * allocated_bytes(x.numel, DType.BOOL),
     )  # fmt: skip
     argument = low if t.autocast is None else t.cast(low, DType.FP32)
     curve = t.tensor(x.numel, argument.dtype)
     t.record(
-        "expm1", (argument,), (curve,), saves=(curve,), gradients=(Gradient.FRESH,),
+        OperationKind.EXPM1, (argument,), (curve,), saves=(curve,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=curve.storage.num_bytes,
     )  # fmt: skip
     t.touch(low)
     out = t.tensor(x.numel, curve.dtype)
     negated = Gradient.FRESH if x.dtype is out.dtype else out.storage.num_bytes
-    t.record("sub", (curve, x), (out,), gradients=(Gradient.ALIAS, negated))
+    t.record(OperationKind.SUB, (curve, x), (out,), gradients=(Gradient.ALIAS, negated))
     return out

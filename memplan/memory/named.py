@@ -160,7 +160,9 @@ def _placed(ledger: NamedLedger) -> Iterator[tuple[Block, Stretch]]:
 def segment_name(segment: Segment, repetition: int) -> str:
     """A segment's name, one layer of a stack with its number.
 
-    >>> segment_name(Segment("decoder.layers", 1, repeat=4, checkpointed=False), 2)
+    >>> from memplan.model.parameters import ModelPart
+    >>> layers = {"repeat": 4, "checkpointed": False, "part": ModelPart.LAYERS}
+    >>> segment_name(Segment("decoder.layers", 1, **layers), 2)
     'decoder.layers.2'
     """
     return f"{segment.name}.{repetition}" if segment.is_layer else segment.name

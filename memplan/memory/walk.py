@@ -269,9 +269,7 @@ def recomputation_stop(segment: Segment) -> int:
 
 def _keeps(operation: Operation) -> bool:
     """Whether it keeps something for its backward formula, be it a weight."""
-    if not operation.gradients:
-        return False
-    return bool(operation.saved) or operation.name in {"linear", "mul", "layer_norm"}
+    return operation.keeps
 
 
 class GradientBuffer:

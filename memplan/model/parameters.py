@@ -7,6 +7,7 @@ so.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 
 from memplan.fast_dataclass import dataclass
 
@@ -34,6 +35,19 @@ class ParameterShape:
     """A class may own a parameter that it never trains: Whisper's sinusoids."""
 
 
+class ModelPart(StrEnum):
+    """What a stretch of a model is to it."""
+
+    EMBEDDING = "embedding"
+    LAYERS = "layers"
+    """Layers of a stack, each a module of its own."""
+    NORM = "norm"
+    """What stands behind a stack's layers."""
+    HEAD = "head"
+    """What the task adds, with its loss."""
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterBlock:
     """Weights that stand in the model ``count`` times."""
@@ -43,6 +57,29 @@ class ParameterBlock:
     parameters: tuple[ParameterShape, ...]
     idle: bool = False
     """Experts that a token does not pass."""
+
+    @property
+    def part(self) -> ModelPart:
+        """What it is to the model, as torch's modules are called: the last of its names says it."""
+        last = self.name.rpartition(".")[2]
+        if self.name == "head":
+            return ModelPart.HEAD
+        return next((part for end, part in _ENDINGS if last.endswith(end)), ModelPart.OTHER)
+
+    @property
+    def beside(self) -> str:
+        """The tower or projector beside the language model that it is of; empty where it is none."""
+        first = self.name.partition(".")[0]
+        return first if first.endswith(("_tower", "_projector")) or first in _BESIDE else ""
+
+
+_ENDINGS = (
+    ("layers", ModelPart.LAYERS),
+    ("embed", ModelPart.EMBEDDING),
+    ("norm", ModelPart.NORM),
+)
+_BESIDE = frozenset({"projector", "qformer", "vqgan", "talker", "token2wav", "vocoder"})
+"""Parts that stand beside a language model and are not broken down further."""
 
 
 class ParameterTable:

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from memplan.compute.flops import layers_of
 from memplan.estimator import Estimate
 from memplan.estimator.estimation import record_and_walk, tape_options
 from memplan.fast_dataclass import dataclass
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
@@ -205,7 +205,7 @@ def layer_kinds(tape: Tape, model: ModelSpec) -> Iterator[LayerKind]:
             tensors=shared,
             kept_bytes=sum(node.num_bytes for node in shared),
         )
-    for segment, _ in layers_of(tape, model):
+    for segment in tape.segments:
         tensors = kept_tensors(segment, names)
         if tensors:
             yield LayerKind(
@@ -313,23 +313,23 @@ def _maker(storage: Storage, segment: Segment) -> tuple[Tensor | None, str]:
 def _made_by(tensor: Tensor, operation: Operation) -> str:
     """A tensor by what made it: ``q_proj``, ``copy in fp32``, ``mul``."""
     weight = next((each for each in operation.inputs if isinstance(each, Parameter)), None)
-    if operation.name == "to":
+    if operation.kind is OperationKind.TO:
         return f"copy in {tensor.dtype.label}" if weight is None else "copy of a weight"
-    if weight is not None and operation.name in ("linear", "grouped_mm"):
+    if weight is not None and operation.kind in (OperationKind.LINEAR, OperationKind.GROUPED_MM):
         return weight.name.removesuffix(".weight").rpartition(".")[2]
-    if operation.name in _PLURAL and tensor is not operation.outputs[0]:
-        return _PLURAL[operation.name]
+    if operation.kind in _PLURAL and tensor is not operation.outputs[0]:
+        return _PLURAL[operation.kind]
     return operation.name
 
 
 _PLURAL = {
-    "flash_attention": "flash_attention's statistics",
-    "cudnn_attention": "cudnn_attention's statistics",
-    "efficient_attention": "efficient_attention's statistics",
-    "dropout": "dropout mask",
-    "layer_norm": "layer_norm's statistics",
-    "rms_norm": "rms_norm's statistics",
-    "nll_loss": "nll_loss's weight",
+    OperationKind.FLASH_ATTENTION: "flash_attention's statistics",
+    OperationKind.CUDNN_ATTENTION: "cudnn_attention's statistics",
+    OperationKind.EFFICIENT_ATTENTION: "efficient_attention's statistics",
+    OperationKind.DROPOUT: "dropout mask",
+    OperationKind.LAYER_NORM: "layer_norm's statistics",
+    OperationKind.RMS_NORM: "rms_norm's statistics",
+    OperationKind.NLL_LOSS: "nll_loss's weight",
 }
 """What an operation makes beside its result."""
 

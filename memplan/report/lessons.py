@@ -14,6 +14,7 @@ from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import attend
 from memplan.graph.feed_forward import feed_forward
 from memplan.graph.losses import language_model_loss
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import (
     dropout,
     embedding,
@@ -127,7 +128,7 @@ def teach(variant: Variant) -> Taught:
     seen: dict[Storage, None] = {}
     steps = []
     for operation in tape.segment.operations:
-        if operation.name != GIVEN:
+        if operation.kind is not OperationKind.GIVEN:
             steps.append(_step(operation, tape.segment.operations, seen))
     kept = sum(storage.num_bytes for storage in seen)
     beside = sum(storage.num_bytes for storage in seen if storage is not out.storage)
@@ -150,10 +151,6 @@ def _peak(tape: Tape) -> int:
         for interval in each.intervals
     ]
     return max(forward + backward)
-
-
-GIVEN = "given"
-"""The operation that makes a lesson's inputs."""
 
 
 def _step(
@@ -181,7 +178,7 @@ def _described(
         return "its result"
     for operation in operations:
         if any(tensor.storage is storage for tensor in operation.outputs):
-            if operation.name == GIVEN:
+            if operation.kind is OperationKind.GIVEN:
                 return "its input"
             return f"the result of {operation.name}"
     return "its input"
@@ -193,7 +190,7 @@ def _described(
 def given(t: Tape, numel: int, dtype: DType = DType.BF16, *, requires_grad: bool = True) -> Tensor:
     """A tensor that was there before."""
     made = t.tensor(numel, dtype, requires_grad=requires_grad)
-    t.record(GIVEN, (), (made,))
+    t.record(OperationKind.GIVEN, (), (made,))
     return made
 
 
@@ -202,10 +199,10 @@ def hidden_states(t: Tape) -> Tensor:
     return given(t, TOKENS * HIDDEN)
 
 
-def _unary(name: str, *, saves_input: bool) -> Record:
+def _unary(kind: OperationKind, *, saves_input: bool) -> Record:
     def record(t: Tape) -> Tensor:
         return t.elementwise(
-            name, hidden_states(t), saves_input=saves_input, saves_output=not saves_input
+            kind, hidden_states(t), saves_input=saves_input, saves_output=not saves_input
         )
 
     return record
@@ -223,7 +220,7 @@ def _product_of_sums(*, x: bool, y: bool) -> Record:
 def _sigmoids(t: Tape) -> Tensor:
     x = given(t, GIB // 4, DType.FP32)
     for _ in range(5):
-        x = t.elementwise("sigmoid", x, saves_output=True)
+        x = t.elementwise(OperationKind.SIGMOID, x, saves_output=True)
     return x
 
 
@@ -254,7 +251,7 @@ def _rotary(t: Tape) -> Tensor:
 
 def _gelu_new(t: Tape) -> Tensor:
     if t.kernels.fused_elementwise:
-        return t.elementwise("gelu", hidden_states(t), saves_input=True)
+        return t.elementwise(OperationKind.GELU, hidden_states(t), saves_input=True)
     return gelu_new(t, hidden_states(t))
 
 
@@ -284,24 +281,24 @@ LESSONS: tuple[Lesson, ...] = (
         "dx = 2x·g: the input is kept.",
     ),
     _lesson(
-        "relu", "relu(x)", _unary("relu", saves_input=False),
+        "relu", "relu(x)", _unary(OperationKind.RELU, saves_input=False),
         "The gradient passes where the result is positive: the result is kept, which the next "
         "operation mostly keeps anyway.",
     ),
     _lesson(
-        "sigmoid", "sigmoid(x)", _unary("sigmoid", saves_input=False),
+        "sigmoid", "sigmoid(x)", _unary(OperationKind.SIGMOID, saves_input=False),
         "dx = g·y(1 - y): the result is kept.",
     ),
     _lesson(
-        "tanh", "tanh(x)", _unary("tanh", saves_input=False),
+        "tanh", "tanh(x)", _unary(OperationKind.TANH, saves_input=False),
         "dx = g(1 - y²): the result is kept.",
     ),
     _lesson(
-        "silu", "silu(x)", _unary("silu", saves_input=True),
+        "silu", "silu(x)", _unary(OperationKind.SILU, saves_input=True),
         "dx is a function of x, not of the result: the input is kept.",
     ),
     _lesson(
-        "gelu", "gelu(x), one kernel", _unary("gelu", saves_input=True),
+        "gelu", "gelu(x), one kernel", _unary(OperationKind.GELU, saves_input=True),
         "dx is a function of x, not of the result: the input is kept.",
     ),
     _lesson(

@@ -3,6 +3,8 @@
 import pytest
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import layer_norm, linear
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
@@ -36,7 +38,7 @@ def test_chained_sigmoids() -> None:
     t.begin("expression")
     x = leaf(t, GIB // 4, requires_grad=True)
     for _ in range(5):
-        x = t.elementwise("sigmoid", x, saves_output=True)
+        x = t.elementwise(OperationKind.SIGMOID, x, saves_output=True)
     t.end(x)
     assert StepWalk(t).run().after_forward.total_bytes - GIB == 4 * GIB
 
@@ -45,8 +47,8 @@ def test_a_storage_counts_once_however_many_operations_keep_it() -> None:
     t = Tape(TapeOptions())
     t.begin("expression")
     x = t.shift(leaf(t, 1024, requires_grad=True))
-    first = t.elementwise("silu", x, saves_input=True)
-    second = t.elementwise("gelu", x, saves_input=True)
+    first = t.elementwise(OperationKind.SILU, x, saves_input=True)
+    second = t.elementwise(OperationKind.GELU, x, saves_input=True)
     t.end(t.add(first, second))
     kept = StepWalk(t).run().after_forward.total_bytes
     assert kept == 4096 + 4096  # x once, and the sum
@@ -55,3 +57,36 @@ def test_a_storage_counts_once_however_many_operations_keep_it() -> None:
 @pytest.mark.parametrize(("numel", "size"), [(1, 512), (128, 512), (129, 1024), (0, 0)])
 def test_allocations_are_rounded_to_512_bytes(numel: int, size: int) -> None:
     assert allocated_bytes(numel, DType.FP32) == size
+
+
+def test_an_operation_says_whether_it_keeps_a_weight() -> None:
+    """A linear layer keeps its weight where its input needs a gradient, and only there."""
+    t = Tape(TapeOptions())
+    t.begin("expression")
+    linear(t, leaf(t, 64, requires_grad=True), "trained", 8, 8)
+    linear(t, leaf(t, 64, requires_grad=False), "first", 8, 8)
+    t.frozen = True
+    linear(t, leaf(t, 64, requires_grad=True), "frozen", 8, 8)
+    linear(t, leaf(t, 64, requires_grad=False), "neither", 8, 8)
+    found = [(each.keeps_weight, each.keeps) for each in t.segment.operations]
+    assert found == [(True, True), (True, True), (True, True), (False, False)]
+
+
+def test_a_layer_norm_keeps_its_weight() -> None:
+    t = Tape(TapeOptions())
+    t.begin("expression")
+    layer_norm(t, leaf(t, 64, requires_grad=True), "norm", 8)
+    t.shift(leaf(t, 64, requires_grad=True))
+    assert [each.keeps_weight for each in t.segment.operations] == [True, False]
+
+
+def test_every_kind_of_operation_has_a_name_of_its_own() -> None:
+    assert len({kind.value for kind in OperationKind}) == len(OperationKind.__members__)
+
+
+def test_a_name_is_plain_text() -> None:
+    """Snapshots are pickled: what they hold must not be an enum."""
+    t = Tape(TapeOptions())
+    t.begin("expression")
+    t.shift(leaf(t, 64, requires_grad=True))
+    assert type(t.segment.operations[0].name) is str

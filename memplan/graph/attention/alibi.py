@@ -4,6 +4,7 @@ O. Press, N. A. Smith, and M. Lewis, "Train short, test long," 2021. arXiv:2108.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -22,9 +23,9 @@ def add_alibi(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
 def _per_sequence(t: Tape, spec: AttentionSpec, context: StackContext) -> Tensor:
     """``BloomModel``: a row for each head, repeated for the batch, then cast."""
     row = t.tensor(spec.num_heads * context.seq_len, DType.FP32)
-    t.record("mul", (), (row,))
+    t.record(OperationKind.MUL, (), (row,))
     rows = t.tensor(context.batch * spec.num_heads * context.seq_len, DType.FP32)
-    t.record("repeat", (row,), (rows,))
+    t.record(OperationKind.REPEAT, (row,), (rows,))
     bias = t.cast(rows, t.compute)
     t.touch(row, rows)
     t.hold(bias)
@@ -34,7 +35,7 @@ def _per_sequence(t: Tape, spec: AttentionSpec, context: StackContext) -> Tensor
 def _full_length(t: Tape, spec: AttentionSpec) -> Tensor:
     """``build_mpt_alibi_tensor``: fp32, for the longest sequence the config allows."""
     bias = t.tensor(spec.num_heads * spec.buffer_positions, DType.FP32)
-    t.record("mul", (), (bias,))
+    t.record(OperationKind.MUL, (), (bias,))
     t.hold(bias)
     return bias
 
@@ -45,6 +46,6 @@ def _pattern_of(t: Tape, mask: Tensor | None) -> Tensor | None:
         return None
     mask.storage.held = False
     pattern = t.tensor(mask.numel, DType.BOOL)
-    t.record("to", (mask,), (pattern,))
+    t.record(OperationKind.TO, (mask,), (pattern,))
     t.hold(pattern)
     return pattern

@@ -7,6 +7,7 @@ gathers each pair's distance out of the product, which autograd keeps.
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, dropout, linear, matmul_weight, norm, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -24,11 +25,11 @@ def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
         return
     pairs = context.seq_len * context.seq_len
     ones = t.tensor(context.batch * context.seq_len, DType.FP32)
-    t.record("ones", (), (ones,))
+    t.record(OperationKind.ONES, (), (ones,))
     mask = t.tensor(context.batch * pairs, DType.FP32)
-    t.record("mul", (ones,), (mask,))
+    t.record(OperationKind.MUL, (ones,), (mask,))
     relative = t.tensor(pairs, DType.INT64)
-    t.record("sub", (), (relative,), forward_scratch_bytes=relative.storage.num_bytes)
+    t.record(OperationKind.SUB, (), (relative,), forward_scratch_bytes=relative.storage.num_bytes)
     for tensor in (ones, mask, relative):
         t.hold(tensor)
     context.mask, context.relative = mask, relative
@@ -64,7 +65,7 @@ def disentangled_attention(
     weights = dropout(t, softmax(t, masked), spec.dropout)
     size = shape.rows * hidden
     out = batched_matmul(t, weights, merged_heads(t, value, shape), size, shape.keys)
-    out = t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
+    out = t.contiguous(out) if shape.batch == 1 else t.scale(out, OperationKind.CLONE)
     t.touch(fused, query, value, masked, weights)
     if distances is not None:
         t.touch(distances)
@@ -82,7 +83,7 @@ def flat_attention(
         for name in ("query", "key", "value")
     )
     query, key, value = (
-        t.scale(matmul_weight(t, x, *weights), "clone")
+        t.scale(matmul_weight(t, x, *weights), OperationKind.CLONE)
         for weights in (query_weights, key_weights, value_weights)
     )
     scores = batched_matmul(t, query, t.scale(key), shape.scores, spec.head_dim)
@@ -103,7 +104,7 @@ def flat_attention(
     masked = _masked(t, scores, context)
     weights = dropout(t, softmax(t, masked), spec.dropout)
     out = batched_matmul(t, weights, value, shape.rows * width, shape.keys)
-    out = t.scale(out, "clone")
+    out = t.scale(out, OperationKind.CLONE)
     t.touch(query, key, value, masked, weights)
     if total is not None:
         t.touch(total)
@@ -119,26 +120,30 @@ def convolve(
     weight = t.parameter("conv.weight", hidden, hidden // spec.groups, spec.kernel_size)
     bias = t.cast_weight(t.parameter("conv.bias", hidden))
     factor = t.cast_weight(weight)
-    given = t.scale(embedded, "clone")
+    given = t.scale(embedded, OperationKind.CLONE)
     if t.autocast is not None:
         given = t.cast(given, t.autocast)
     out = t.tensor(given.numel, given.dtype)
     t.record(
-        "convolution", (given, factor, bias), (out,), saves=(given, factor),
+        OperationKind.CONVOLUTION, (given, factor, bias), (out,), saves=(given, factor),
         gradients=(Gradient.FRESH,) * 3,
         flops=2 * given.numel * (hidden // spec.groups) * spec.kernel_size,
     )  # fmt: skip
-    out = t.scale(out, "clone")
+    out = t.scale(out, OperationKind.CLONE)
     padded = t.tensor(context.batch * context.seq_len, DType.BOOL)
-    t.record("to", (), (padded,))
+    t.record(OperationKind.TO, (), (padded,))
     filled = t.view(out, out.numel)
     t.record(
-        "masked_fill_", (out, padded), (filled,), saves=(padded,), gradients=(Gradient.FRESH, -2)
+        OperationKind.MASKED_FILL_IN_PLACE,
+        (out, padded),
+        (filled,),
+        saves=(padded,),
+        gradients=(Gradient.FRESH, -2),
     )
     added = t.add(x, activation(t, dropout(t, filled, spec.dropout), spec.activation))
     normed = norm(t, added, spec.norm, "norm", hidden)
     mask = t.tensor(context.batch * context.seq_len, DType.FP32)
-    t.record("to", (), (mask,))
+    t.record(OperationKind.TO, (), (mask,))
     out = t.mul(normed, mask)
     t.touch(added, normed)
     t.end(out)
@@ -151,9 +156,9 @@ def _projection(t: Tape, name: str, hidden: int, width: int) -> tuple[Parameter,
 
 def _repeated(t: Tape, distances: Tensor, shape: Shape) -> Tensor:
     """A copy with the heads first, then one for each sequence."""
-    by_head = t.scale(distances, "clone")
+    by_head = t.scale(distances, OperationKind.CLONE)
     out = t.tensor(distances.numel * shape.batch, distances.dtype)
-    t.record("repeat", (by_head,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.REPEAT, (by_head,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
@@ -183,11 +188,11 @@ def _masked(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
     if context.mask is None:
         return scores
     kept, hidden = (t.tensor(context.mask.numel, DType.BOOL) for _ in range(2))
-    t.record("to", (context.mask,), (kept,))
-    t.record("bitwise_not", (kept,), (hidden,))
+    t.record(OperationKind.TO, (context.mask,), (kept,))
+    t.record(OperationKind.BITWISE_NOT, (kept,), (hidden,))
     out = t.tensor(scores.numel, scores.dtype)
     t.record(
-        "masked_fill", (scores, hidden), (out,), saves=(hidden,),
+        OperationKind.MASKED_FILL, (scores, hidden), (out,), saves=(hidden,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return out
@@ -226,7 +231,12 @@ def _distance_scores(
 def _summed(t: Tape, total: Tensor, found: Tensor) -> Tensor:
     """A sum in place; the gradient of both is the sum's own."""
     out = t.view(total, total.numel)
-    t.record("add_", (total, found), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS))
+    t.record(
+        OperationKind.ADD_IN_PLACE,
+        (total, found),
+        (out,),
+        gradients=(Gradient.ALIAS, Gradient.ALIAS),
+    )
     return out
 
 
@@ -234,7 +244,9 @@ def _index(t: Tape, shape: Shape, context: StackContext) -> Tensor:
     """For each pair the row of its distance, clamped to those that there are."""
     index = t.tensor(shape.queries * shape.keys, DType.INT64)
     made_from = () if context.relative is None else (context.relative,)
-    t.record("clamp", made_from, (index,), forward_scratch_bytes=index.storage.num_bytes)
+    t.record(
+        OperationKind.CLAMP, made_from, (index,), forward_scratch_bytes=index.storage.num_bytes
+    )
     return index
 
 
@@ -264,7 +276,7 @@ def _picked(
     out = t.tensor(shape.scores, products.dtype)
     scratch = products.storage.num_bytes if t.decomposed else 0
     t.record(
-        "gather", (products, index), (out,), saves=(products, index),
+        OperationKind.GATHER, (products, index), (out,), saves=(products, index),
         gradients=(Gradient.FRESH, Gradient.NONE), backward_scratch_bytes=scratch,
     )  # fmt: skip
     return out
@@ -277,5 +289,5 @@ def _expanded(t: Tape, distances: Tensor, shape: Shape) -> Tensor:
     if shape.batch == 1:
         return t.slice(distances, distances.numel)
     out = t.tensor(distances.numel * shape.batch, distances.dtype)
-    t.record("clone", (distances,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.CLONE, (distances,), (out,), gradients=(Gradient.FRESH,))
     return out

@@ -1,7 +1,8 @@
-"""Attention whose scores are written out: transformers' eager function, and Megatron's fused one."""
+"""Attention with its scores written out: transformers' eager function, and Megatron's fused one."""
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, expand_heads, merged_heads
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -28,7 +29,7 @@ def eager(
     else:
         scores = t.scale(_heads_product(t, query, key, shape, shape.scores, spec.head_dim))
     if spec.softcap:
-        scores = t.scale(t.elementwise("tanh", t.scale(scores), saves_output=True))
+        scores = t.scale(t.elementwise(OperationKind.TANH, t.scale(scores), saves_output=True))
     for added in (bias, mask):
         if added is not None:
             scores = t.add(scores, added)
@@ -42,7 +43,7 @@ def eager(
         t.touch(scores)
     weights = dropout(t, weights, spec.dropout)
     out = _heads_product(t, weights, value, shape, shape.outputs, shape.keys, first_merged=True)
-    out = t.contiguous(out) if shape.batch == 1 else t.scale(out, "clone")
+    out = t.contiguous(out) if shape.batch == 1 else t.scale(out, OperationKind.CLONE)
     t.touch(*held)
     if spec.names_weights:
         t.linger(weights)
@@ -84,11 +85,11 @@ def _reordered_scores(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tens
     """
     sources = query, key
     blank = t.tensor(shape.scores, DType.FP32)
-    t.record("empty", (), (blank,))
+    t.record(OperationKind.EMPTY, (), (blank,))
     query, key = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
     scores = t.tensor(shape.scores, DType.FP32)
     t.record(
-        "baddbmm", (query, key), (scores,), saves=(query, key), gradients=(Gradient.FRESH,) * 2,
+        OperationKind.BADDBMM, (query, key), (scores,), saves=(query, key), gradients=(Gradient.FRESH,) * 2,
         flops=2 * shape.scores * shape.spec.head_dim,
     )  # fmt: skip
     t.touch(blank, *sources)
@@ -99,6 +100,6 @@ def eager_fused(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape
     """Megatron's core attention: one kernel scales, masks and normalizes the scores."""
     spec = shape.spec
     scores = batched_matmul(t, query, key, shape.scores, spec.head_dim)
-    weights = t.elementwise("fused_softmax", scores, saves_output=True)
+    weights = t.elementwise(OperationKind.FUSED_SOFTMAX, scores, saves_output=True)
     weights = dropout(t, weights, spec.dropout)
     return t.contiguous(batched_matmul(t, weights, value, shape.outputs, shape.keys))

@@ -1,6 +1,7 @@
 """How queries, keys and values lie in memory, and the products of their heads."""
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -55,7 +56,7 @@ def as_heads(t: Tape, x: Tensor, num_heads: int) -> Tensor:
     """A projection's rows seen as heads; where there are several, the gradient is copied into rows."""
     out = t.view(x, x.numel)
     gradient = Gradient.ALIAS if num_heads == 1 else Gradient.FRESH
-    t.record("view", (x,), (out,), gradients=(gradient,))
+    t.record(OperationKind.VIEW, (x,), (out,), gradients=(gradient,))
     return out
 
 
@@ -66,14 +67,14 @@ def expand_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     if shape.spec.num_kv_heads > 1:
         return repeat_heads(t, x, shape)
     out = t.view(x, x.numel * shape.groups)
-    t.record("expand", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.EXPAND, (x,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
 def repeat_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     """``repeat_interleave``: a copy of keys or values for every query head."""
     out = t.tensor(x.numel * shape.groups, x.dtype)
-    t.record("repeat_kv", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.REPEAT_KV, (x,), (out,), gradients=(Gradient.FRESH,))
     out.by_head = True
     return out
 
@@ -93,7 +94,7 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     single = x.numel == shape.batch * shape.spec.num_heads * shape.spec.head_dim
     if shape.batch == 1 or shape.spec.num_heads == 1 or single:
         return t.slice(x, x.numel)
-    return t.scale(x, "clone")
+    return t.scale(x, OperationKind.CLONE)
 
 
 def batched_matmul(
@@ -116,7 +117,7 @@ def batched_matmul(
     if right.requires_grad:
         saves.append(left)
     t.record(
-        "matmul", (left, right), (out,), saves=saves, gradients=(Gradient.FRESH, Gradient.FRESH),
+        OperationKind.MATMUL, (left, right), (out,), saves=saves, gradients=(Gradient.FRESH, Gradient.FRESH),
         backward_scratch_bytes=backward_scratch_bytes, flops=2 * numel * inner,
     )  # fmt: skip
     return out

@@ -6,6 +6,7 @@ once for each row (``torch.matmul`` expands its second operand, and merges its d
 """
 
 from memplan.dtypes import DType, promote
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
@@ -30,13 +31,19 @@ def sparse_mask(
     batch, length, _, _ = sizes
     chosen = _chosen(t, x, narrow_query, spec, sizes)
     pairs = batch * length * length
-    ones = _made(t, "new_ones", pairs, DType.BOOL)
-    places = _made(t, "to", chosen.numel, DType.INT64, chosen)
-    left_out = _made(t, "scatter", pairs, DType.BOOL, ones, places)
+    ones = _made(t, OperationKind.NEW_ONES, pairs, DType.BOOL)
+    places = _made(t, OperationKind.TO, chosen.numel, DType.INT64, chosen)
+    left_out = _made(t, OperationKind.SCATTER, pairs, DType.BOOL, ones, places)
     if mask.dtype is DType.BOOL:
-        inverse = _made(t, "bitwise_not", pairs, DType.BOOL, left_out)
-        return _made(t, "bitwise_and", pairs, DType.BOOL, mask, inverse), (chosen, left_out)
-    return _made(t, "masked_fill", pairs, mask.dtype, mask, left_out), (chosen, left_out)
+        inverse = _made(t, OperationKind.BITWISE_NOT, pairs, DType.BOOL, left_out)
+        return _made(t, OperationKind.BITWISE_AND, pairs, DType.BOOL, mask, inverse), (
+            chosen,
+            left_out,
+        )
+    return _made(t, OperationKind.MASKED_FILL, pairs, mask.dtype, mask, left_out), (
+        chosen,
+        left_out,
+    )
 
 
 def _chosen(
@@ -51,17 +58,17 @@ def _chosen(
     tokens = batch * length
     held = _queries_and_keys(t, x, narrow_query, spec, (tokens, hidden_size, narrow))
     scores = _scores(t, held[-2], held[-1], spec, batch, length)
-    positive = _made(t, "relu", scores.numel, scores.dtype, scores)
+    positive = _made(t, OperationKind.RELU, scores.numel, scores.dtype, scores)
     weights = _linear(t, x, "weights_proj", spec.num_heads, hidden_size)
     weights = _cast(t, weights, DType.FP32)
-    weights = _made(t, "mul_scalar", weights.numel, DType.FP32, weights)
+    weights = _made(t, OperationKind.MUL_SCALAR, weights.numel, DType.FP32, weights)
     factor = _cast(t, weights, t.autocast or DType.FP32)
-    summed = _made(t, "matmul", tokens * length, factor.dtype, factor, positive)
-    masked = _made(t, "masked_fill", tokens * length, summed.dtype, summed)
+    summed = _made(t, OperationKind.MATMUL, tokens * length, factor.dtype, factor, positive)
+    masked = _made(t, OperationKind.MASKED_FILL, tokens * length, summed.dtype, summed)
     count = tokens * min(spec.top_k, length)
     values, places = t.tensor(count, masked.dtype), t.tensor(count, DType.INT64)
-    t.record("topk", (masked,), (values, places))
-    chosen = _made(t, "to", count, DType.INT32, places)
+    t.record(OperationKind.TOPK, (masked,), (values, places))
+    chosen = _made(t, OperationKind.TO, count, DType.INT32, places)
     t.touch(*held, positive, weights, masked)
     return chosen
 
@@ -75,13 +82,13 @@ def _scores(
     dtype = factors[0].dtype
     second = factors[1]
     if batch > 1:
-        second = _made(t, "clone", second.numel * length, dtype, second)
+        second = _made(t, OperationKind.CLONE, second.numel * length, dtype, second)
     scores = _made(
-        t, "matmul", batch * length * spec.num_heads * length, dtype, factors[0], second, *full,
+        t, OperationKind.MATMUL, batch * length * spec.num_heads * length, dtype, factors[0], second, *full,
         flops=2 * query.numel * length,
     )  # fmt: skip
     t.touch(*factors)
-    return _made(t, "mul_scalar", scores.numel, dtype, scores)
+    return _made(t, OperationKind.MUL_SCALAR, scores.numel, dtype, scores)
 
 
 def _queries_and_keys(
@@ -94,10 +101,10 @@ def _queries_and_keys(
     weights = [_weight(t, f"k_norm.{part}", spec.head_dim) for part in ("weight", "bias")]
     if t.autocast is not None:
         key = _cast(t, key, DType.FP32)
-    normed = _made(t, "layer_norm", key.numel, key.dtype, key, *weights)
+    normed = _made(t, OperationKind.LAYER_NORM, key.numel, key.dtype, key, *weights)
     turned = [_rotated(t, part, spec) for part in (query, normed)]
     joined = [
-        _made(t, "cat", part.numel, rotated.dtype, part, rotated)
+        _made(t, OperationKind.CAT, part.numel, rotated.dtype, part, rotated)
         for part, rotated in zip((query, normed), turned, strict=True)
     ]
     return query, normed, *turned, *joined
@@ -107,7 +114,7 @@ def _rotated(t: Tape, x: Tensor, spec: IndexerSpec) -> Tensor:
     """The first numbers of each head, turned; two products are alive beside the result."""
     numel = x.numel // spec.head_dim * spec.rotary_dim
     dtype = promote(x.dtype, t.compute)
-    return _made(t, "rotary", numel, dtype, x, scratch=2 * numel * dtype.num_bytes)
+    return _made(t, OperationKind.ROTARY, numel, dtype, x, scratch=2 * numel * dtype.num_bytes)
 
 
 def _linear(t: Tape, x: Tensor, name: str, out_features: int, in_features: int) -> Tensor:
@@ -117,7 +124,7 @@ def _linear(t: Tape, x: Tensor, name: str, out_features: int, in_features: int) 
         x = _cast(t, x, t.autocast)
     rows = x.numel // in_features
     flops = 2 * rows * weight.numel
-    return _made(t, "linear", rows * out_features, x.dtype, x, factor, flops=flops)
+    return _made(t, OperationKind.LINEAR, rows * out_features, x.dtype, x, factor, flops=flops)
 
 
 def _weight(t: Tape, name: str, *shape: int) -> Parameter:
@@ -128,12 +135,12 @@ def _weight(t: Tape, name: str, *shape: int) -> Parameter:
 
 
 def _cast(t: Tape, x: Tensor, dtype: DType) -> Tensor:
-    return x if x.dtype is dtype else _made(t, "to", x.numel, dtype, x)
+    return x if x.dtype is dtype else _made(t, OperationKind.TO, x.numel, dtype, x)
 
 
 def _made(
     t: Tape,
-    name: str,
+    kind: OperationKind,
     numel: int,
     dtype: DType,
     *reads: Tensor,
@@ -143,7 +150,7 @@ def _made(
     """A tensor made without autograd."""
     out = t.tensor(numel, dtype)
     t.record(
-        name, reads, (out,), gradients=(Gradient.NONE,) * len(reads),
+        kind, reads, (out,), gradients=(Gradient.NONE,) * len(reads),
         forward_scratch_bytes=scratch, flops=flops,
     )  # fmt: skip
     out.requires_grad = False

@@ -13,6 +13,7 @@ from memplan.graph.attention.scratch import (
     efficient_forward_scratch,
     flash_backward_scratch,
 )
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
@@ -37,7 +38,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
     statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
     random_state = _random_state(t)
     t.record(
-        "flash_attention", (query, key, value), (out, statistics, *random_state),
+        OperationKind.FLASH_ATTENTION, (query, key, value), (out, statistics, *random_state),
         saves=(key, query, value, statistics, out, *random_state),
         gradients=(Gradient.FRESH,) * 3,
         backward_scratch_bytes=() if t.decomposed else (*copies, *flash_backward_scratch(shape, out)),
@@ -55,7 +56,7 @@ def _random_state(t: Tape) -> tuple[Tensor, Tensor]:
 
 def _pad(t: Tape, x: Tensor, head_dim: int, padding: int) -> Tensor:
     out = t.tensor(x.numel // head_dim * (head_dim + padding), x.dtype)
-    t.record("pad", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.PAD, (x,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
@@ -70,7 +71,7 @@ def cudnn(
     statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
     inputs = (query, key, value) if mask is None else (query, key, value, mask)
     t.record(
-        "cudnn_attention", inputs, (out, statistics, *random_state),
+        OperationKind.CUDNN_ATTENTION, inputs, (out, statistics, *random_state),
         saves=(*inputs, out, statistics, *random_state),
         gradients=(Gradient.FRESH,) * 3 + (Gradient.NONE,) * (mask is not None),
         forward_scratch_bytes=cudnn_forward_scratch(t),
@@ -98,7 +99,7 @@ def efficient(
     if mask is not None:
         gradients += (Gradient.FRESH if mask.requires_grad else Gradient.NONE,)
     t.record(
-        "efficient_attention", inputs, (out, statistics, *random_state),
+        OperationKind.EFFICIENT_ATTENTION, inputs, (out, statistics, *random_state),
         saves=(*inputs[3:], key, query, value, statistics, out, *random_state),
         gradients=gradients,
         forward_scratch_bytes=efficient_forward_scratch(t, query.dtype, shape),
@@ -122,7 +123,7 @@ def _expanded(t: Tape, mask: Tensor, shape: Shape) -> Tensor:
     if shape.batch == 1:
         return mask
     out = t.view(mask, shape.scores)
-    t.record("expand", (mask,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.EXPAND, (mask,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
@@ -131,7 +132,7 @@ def _mask_to_bias(t: Tape, mask: Tensor, shape: Shape, dtype: DType) -> Tensor:
     numel = shape.batch * shape.queries * shape.keys
     additive = t.tensor(numel, dtype)
     negated = allocated_bytes(numel, DType.BOOL) if t.decomposed else 0
-    t.record("mask_to_bias", (mask,), (additive,), forward_scratch_bytes=negated)
+    t.record(OperationKind.MASK_TO_BIAS, (mask,), (additive,), forward_scratch_bytes=negated)
     return additive
 
 
@@ -182,17 +183,17 @@ def _add_in_place(t: Tape, scores: Tensor, mask: Tensor) -> Tensor:
     spread = mask.numel < scores.numel and mask.dtype is not scores.dtype
     summed = allocated_bytes(mask.numel, scores.dtype) if spread else Gradient.FRESH
     kind = summed if mask.requires_grad else Gradient.NONE
-    t.record("add_", (scores, mask), (out,), gradients=(Gradient.ALIAS, kind))
+    t.record(OperationKind.ADD_IN_PLACE, (scores, mask), (out,), gradients=(Gradient.ALIAS, kind))
     return out
 
 
 def _causal_bias(t: Tape, shape: Shape) -> Tensor:
     ones = t.tensor(shape.queries * shape.keys, DType.BOOL)
-    t.record("ones", (), (ones,))
+    t.record(OperationKind.ONES, (), (ones,))
     lower = t.tensor(ones.numel, DType.BOOL)
-    t.record("tril", (ones,), (lower,))
+    t.record(OperationKind.TRIL, (ones,), (lower,))
     bias = t.tensor(ones.numel, DType.FP32)
-    t.record("where", (lower,), (bias,))
+    t.record(OperationKind.WHERE, (lower,), (bias,))
     return bias
 
 
@@ -204,7 +205,7 @@ def _safe_softmax(t: Tape, scores: Tensor, rows: int) -> Tensor:
         compared = allocated_bytes(scores.numel, DType.BOOL) + allocated_bytes(rows, DType.BOOL)
         product = out.storage.num_bytes
     t.record(
-        "safe_softmax", (scores,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
+        OperationKind.SAFE_SOFTMAX, (scores,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
         forward_scratch_bytes=compared, backward_scratch_bytes=product,
     )  # fmt: skip
     return out

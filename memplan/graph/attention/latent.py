@@ -8,6 +8,7 @@ tensor beside their own parts. Query and value heads differ in size, so flash at
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import attend
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, norm, rotary
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -71,7 +72,7 @@ def latent_query(
 def by_head(t: Tape, x: Tensor) -> Tensor:
     """A view with the heads before the rows; its gradient is copied back into rows."""
     out = t.view(x, x.numel)
-    t.record("transpose", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.TRANSPOSE, (x,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
@@ -87,9 +88,9 @@ def keys_and_values(
         by_head(t, both), tokens * heads * plain, tokens * heads * spec.value_head_dim
     )
     shared = t.view(turned, tokens * heads * rotated)
-    t.record("expand", (turned,), (shared,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.EXPAND, (turned,), (shared,), gradients=(Gradient.FRESH,))
     empty = t.tensor(tokens * heads * (plain + rotated), both.dtype)
-    t.record("new_empty", (), (empty,))
+    t.record(OperationKind.NEW_EMPTY, (), (empty,))
     key = copy_into(t, copy_into(t, empty, own), shared)
     key.by_head = True
     t.touch(both)
@@ -106,7 +107,7 @@ def copy_into(t: Tape, base: Tensor, part: Tensor) -> Tensor:
     zeros = -(-part.numel * part.dtype.num_bytes // 512) * 512
     scratch = zeros if base.requires_grad else whole
     t.record(
-        "copy_", (base, part), (out,), gradients=(Gradient.FRESH, Gradient.FRESH),
+        OperationKind.COPY_IN_PLACE, (base, part), (out,), gradients=(Gradient.FRESH, Gradient.FRESH),
         backward_scratch_bytes=scratch,
     )  # fmt: skip
     return out
@@ -136,7 +137,7 @@ def _turned_in_pairs(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _difference(t: Tape, left: Tensor, right: Tensor) -> Tensor:
     out = t.tensor(left.numel, left.dtype)
-    t.record("sub", (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
+    t.record(OperationKind.SUB, (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
     return out
 
 
@@ -147,7 +148,7 @@ def _turned_as_complex(t: Tape, query: Tensor, key: Tensor, table: Tensor) -> tu
     for original, x in zip((query, key), full, strict=True):
         product = t.mul(x, table)
         flat = t.view(product, product.numel)
-        t.record("view_as_real", (product,), (flat,), gradients=(Gradient.FRESH,))
+        t.record(OperationKind.VIEW_AS_REAL, (product,), (flat,), gradients=(Gradient.FRESH,))
         results.append(t.cast(flat, original.dtype))
     t.touch(*full)
     return results[0], results[1]

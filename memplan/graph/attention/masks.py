@@ -7,6 +7,7 @@ mode does.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -19,17 +20,17 @@ from memplan.training.kernels import AttentionKernel
 def causal_pattern(t: Tape, queries: int, keys: int) -> Tensor:
     """``kv <= q``: one boolean matrix for the whole batch."""
     pattern = t.tensor(queries * keys, DType.BOOL)
-    t.record("le", (), (pattern,))
+    t.record(OperationKind.LE, (), (pattern,))
     return pattern
 
 
 def sliding_pattern(t: Tape, queries: int, keys: int) -> Tensor:
     """``kv > q - window`` and ``kv <= q``, each joined to what came before (``and_masks``)."""
     recent, first, causal, both = (t.tensor(queries * keys, DType.BOOL) for _ in range(4))
-    t.record("gt", (), (recent,))
-    t.record("bitwise_and", (recent,), (first,))
-    t.record("le", (), (causal,))
-    t.record("bitwise_and", (first, causal), (both,))
+    t.record(OperationKind.GT, (), (recent,))
+    t.record(OperationKind.BITWISE_AND, (recent,), (first,))
+    t.record(OperationKind.LE, (), (causal,))
+    t.record(OperationKind.BITWISE_AND, (first, causal), (both,))
     return both
 
 
@@ -37,18 +38,18 @@ def two_sided_pattern(t: Tape, length: int) -> Tensor:
     """``|q - kv| <= window``, joined to what came before; distances are int64."""
     distances, absolute = (t.tensor(length * length, DType.INT64) for _ in range(2))
     near, first, both = (t.tensor(length * length, DType.BOOL) for _ in range(3))
-    t.record("sub", (), (distances,))
-    t.record("abs", (distances,), (absolute,))
-    t.record("le", (absolute,), (near,))
-    t.record("bitwise_and", (near,), (first,))
-    t.record("bitwise_and", (first,), (both,))
+    t.record(OperationKind.SUB, (), (distances,))
+    t.record(OperationKind.ABS, (distances,), (absolute,))
+    t.record(OperationKind.LE, (absolute,), (near,))
+    t.record(OperationKind.BITWISE_AND, (near,), (first,))
+    t.record(OperationKind.BITWISE_AND, (first,), (both,))
     return both
 
 
 def additive_mask(t: Tape, pattern: Tensor, batch: int, dtype: DType) -> Tensor:
     """Zero or the dtype's lowest number, written out for each sequence (``eager_mask``)."""
     mask = t.tensor(pattern.numel * batch, dtype)
-    t.record("where", (pattern,), (mask,))
+    t.record(OperationKind.WHERE, (pattern,), (mask,))
     return mask
 
 
@@ -119,6 +120,6 @@ def padding_mask(t: Tape, stack: StackSpec) -> Tensor | None:
     if not any(spec.padding_mask for spec in attentions(stack)):
         return None
     mask = t.tensor(t.options.batch_size * t.options.seq_len, t.compute)
-    t.record("mask", (), (mask,))
+    t.record(OperationKind.MASK, (), (mask,))
     t.hold(mask)
     return mask

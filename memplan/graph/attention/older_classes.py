@@ -12,6 +12,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
 from memplan.graph.attention.projections import project
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, linear, rotary, softmax
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
@@ -59,7 +60,7 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     probabilities, weights = weights, dropout(t, weights, spec.dropout)
     product = _weighted(t, weights, value, shape)
     t.touch(weights, *frame.inner)
-    out = t.contiguous(product) if shape.batch == 1 else t.scale(product, "clone")
+    out = t.contiguous(product) if shape.batch == 1 else t.scale(product, OperationKind.CLONE)
     _name_weights(t, probabilities, weights, spec, frame)
     merged, width = out, spec.num_heads * spec.head_dim
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
@@ -94,9 +95,9 @@ def _folded(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     if shape.spec.projection is Projection.FUSED_SELECTED:
         out = t.contiguous(x) if shape.batch > 1 else t.view(x, x.numel)
         if shape.batch == 1:
-            t.record("view", (x,), (out,), gradients=(Gradient.ALIAS,))
+            t.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.ALIAS,))
     else:
-        out = t.slice(x, x.numel) if shape.batch == 1 else t.scale(x, "clone")
+        out = t.slice(x, x.numel) if shape.batch == 1 else t.scale(x, OperationKind.CLONE)
     out.by_head = True
     return out
 
@@ -134,7 +135,7 @@ def _fp32_scores(
     t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
 ) -> Tensor:
     """``GPTJAttention._attn``: divided, then masked."""
-    scores = t.scale(_wide_product(t, query, key, shape, frame), "div")
+    scores = t.scale(_wide_product(t, query, key, shape, frame), OperationKind.DIV)
     return _softmax(t, _masked(t, scores, context))
 
 
@@ -143,7 +144,7 @@ def _fp32_scores_divided(
 ) -> Tensor:
     """``CodeGenAttention._attn``: masked, then divided."""
     scores = _masked(t, _wide_product(t, query, key, shape, frame), context)
-    return _softmax(t, t.scale(scores, "div"))
+    return _softmax(t, t.scale(scores, OperationKind.DIV))
 
 
 def _fp32_scores_masked(
@@ -151,7 +152,7 @@ def _fp32_scores_masked(
 ) -> Tensor:
     """``GPTNeoSelfAttention._attn``: ``where`` with a buffer, then the mask as well."""
     t.buffer(shape.spec.buffer_positions**2, DType.BOOL)
-    scores = t.scale(_wide_product(t, query, key, shape, frame), "where")
+    scores = t.scale(_wide_product(t, query, key, shape, frame), OperationKind.WHERE)
     return _softmax(t, _masked(t, scores, context))
 
 
@@ -162,7 +163,7 @@ def _mask_product(
     del context, frame
     buffer = t.buffer(shape.spec.buffer_positions**2, t.compute)
     pattern = t.view(buffer, shape.queries * shape.keys)
-    scores = t.scale(_product(t, query, key, shape), "div")
+    scores = t.scale(_product(t, query, key, shape), OperationKind.DIV)
     product = t.mul(scores, pattern)
     complement = t.scale(t.shift(pattern))
     summed = t.add(product, complement)
@@ -202,7 +203,7 @@ def _filled(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
         return scores
     out = t.tensor(scores.numel, scores.dtype)
     t.record(
-        "masked_fill", (scores, context.mask), (out,), saves=(context.mask,),
+        OperationKind.MASKED_FILL, (scores, context.mask), (out,), saves=(context.mask,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return out
@@ -221,7 +222,7 @@ def _clamped_scores(
     scores = _masked(t, product, context)
     clamped = t.tensor(scores.numel, scores.dtype)
     t.record(
-        "maximum", (scores,), (clamped,), saves=(scores,), gradients=(Gradient.FRESH,),
+        OperationKind.MAXIMUM, (scores,), (clamped,), saves=(scores,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=clamped.storage.num_bytes + 2 * clamped.numel,
     )  # fmt: skip
     return _softmax(t, clamped)
@@ -232,7 +233,7 @@ def _plain_scores(
 ) -> Tensor:
     """``RemBertSelfAttention`` and ``MPNetSelfAttention``: divided, a bias added in place."""
     del frame
-    scores = t.scale(_product(t, query, key, shape), "div")
+    scores = t.scale(_product(t, query, key, shape), OperationKind.DIV)
     if shape.spec.position_bias is PositionBias.STACK and context.bias is not None:
         scores = _added_in_place(t, scores, context.bias)
     return _softmax(t, _masked(t, scores, context))
@@ -242,7 +243,9 @@ def _added_in_place(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
     out = t.view(scores, scores.numel)
     out.requires_grad = True
     of_bias = Gradient.ALIAS if bias.dtype is scores.dtype else Gradient.FRESH
-    t.record("add_", (scores, bias), (out,), gradients=(Gradient.ALIAS, of_bias))
+    t.record(
+        OperationKind.ADD_IN_PLACE, (scores, bias), (out,), gradients=(Gradient.ALIAS, of_bias)
+    )
     return out
 
 
@@ -277,12 +280,12 @@ def _sines(
     t.buffer(spec.buffer_positions * dim, DType.FP32)
     rows = t.tensor(context.seq_len * dim, DType.FP32)
     if spec.form is not AttentionForm.FP32_SCORES:
-        t.record("index", (), (rows,))
+        t.record(OperationKind.INDEX, (), (rows,))
         return rows
     copy = t.tensor(spec.buffer_positions * dim, DType.FP32)
     ids = t.tensor(context.seq_len * dim, DType.INT64)
-    t.record("repeat", (), (copy, ids))
-    t.record("gather", (copy, ids), (rows,))
+    t.record(OperationKind.REPEAT, (), (copy, ids))
+    t.record(OperationKind.GATHER, (copy, ids), (rows,))
     frame.outer += [copy, ids]
     return t.cast(rows, dtype)
 
@@ -290,7 +293,7 @@ def _sines(
 def _repeated(t: Tape, table: Tensor) -> Tensor:
     """``repeat_interleave`` of one half of the table."""
     out = t.tensor(table.numel, table.dtype)
-    t.record("repeat_interleave", (table,), (out,))
+    t.record(OperationKind.REPEAT_INTERLEAVE, (table,), (out,))
     return out
 
 

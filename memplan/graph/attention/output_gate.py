@@ -1,6 +1,7 @@
 """Gates on attention's output: a linear layer of the hidden states, a curve, a product."""
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -41,7 +42,7 @@ def gated_output(
 ) -> Tensor:
     """Attention's output times its gate (``AfmoeAttention``, ``LagunaAttention``)."""
     if states is not None:
-        return t.mul(out, t.elementwise("sigmoid", states, saves_output=True))
+        return t.mul(out, t.elementwise(OperationKind.SIGMOID, states, saves_output=True))
     full = t.cast(gate_states(t, x, spec, hidden_size), DType.FP32)
-    curve = t.elementwise("softplus", full, saves_input=True)
+    curve = t.elementwise(OperationKind.SOFTPLUS, full, saves_input=True)
     return t.mul(out, t.cast(curve, out.dtype))

@@ -11,6 +11,7 @@ Eager attention adds the bias to the scores. sdpa gets it as an additive mask
 
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import embedding
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -27,10 +28,10 @@ def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: st
     """Look the bucket of every pair of positions up; the buckets are kept for backward."""
     pairs = queries * keys
     distances = t.tensor(pairs, DType.INT64)
-    t.record("sub", (), (distances,))
+    t.record(OperationKind.SUB, (), (distances,))
     buckets = t.tensor(pairs, DType.INT64)
     t.record(
-        "relative_position_bucket", (distances,), (buckets,),
+        OperationKind.RELATIVE_POSITION_BUCKET, (distances,), (buckets,),
         forward_scratch_bytes=_bucket_temporaries_bytes(spec, pairs),
     )  # fmt: skip
     bias = embedding(
@@ -45,7 +46,7 @@ def add_stack_bias(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
     """``MPNetEncoder.compute_position_bias``: looked up once, then written out for the batch."""
     bias = learned_bias(t, spec, context.seq_len, context.seq_len, "encoder")
     out = t.tensor(bias.numel * context.batch, bias.dtype)
-    t.record("clone", (bias,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.CLONE, (bias,), (out,), gradients=(Gradient.FRESH,))
     t.hold(out)
     context.bias = out
 
@@ -69,7 +70,7 @@ def zero_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, dtype: DTyp
     Under gradient checkpointing ``T5Attention`` lets them require a gradient, which nothing uses.
     """
     bias = t.tensor(spec.num_heads * queries * keys, dtype)
-    t.record("zeros", (), (bias,))
+    t.record(OperationKind.ZEROS, (), (bias,))
     if spec.position_bias is PositionBias.FIRST_ZEROS and t.options.checkpointed_layers:
         t.leaf(bias)
     return bias
@@ -88,10 +89,10 @@ def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
     mask = pattern = bias
     if spec.causal:
         pattern = t.tensor(pairs, DType.BOOL)
-        t.record("ge", (), (pattern,))
+        t.record(OperationKind.GE, (), (pattern,))
         mask = t.tensor(bias.numel, bias.dtype)
         t.record(
-            "where", (pattern, bias), (mask,), saves=(pattern,),
+            OperationKind.WHERE, (pattern, bias), (mask,), saves=(pattern,),
             gradients=(Gradient.NONE, Gradient.FRESH),
         )  # fmt: skip
     if spec.position_bias in _LEARNED:

@@ -5,6 +5,7 @@ tables come from, and in whether the result is joined from parts.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import rotary
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -61,14 +62,14 @@ def _twice_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     straight = t.mul(t.cast(x, DType.FP32), cos)
     copy = t.cast(x, DType.FP32)
     first, second = t.slice(copy, copy.numel // 2), t.slice(copy, copy.numel - copy.numel // 2)
-    turned = t.concatenate(t.scale(second, "neg"), first)
+    turned = t.concatenate(t.scale(second, OperationKind.NEG), first)
     return t.add(straight, t.mul(turned, sin))
 
 
 def _expanded(t: Tape, table: Tensor) -> Tensor:
     """The first half of each row, every number twice: made anew in each layer (GLM)."""
     out = t.tensor(table.numel, table.dtype)
-    t.record("repeat_interleave", (table,), (out,))
+    t.record(OperationKind.REPEAT_INTERLEAVE, (table,), (out,))
     return out
 
 
@@ -102,7 +103,7 @@ def _turned_halves(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _less(t: Tape, left: Tensor, right: Tensor) -> Tensor:
     out = t.tensor(left.numel, left.dtype)
-    t.record("sub", (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
+    t.record(OperationKind.SUB, (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
     return out
 
 
@@ -120,10 +121,12 @@ def sectioned_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[T
     half = 3 * positions * (dim // 2)
     angles = t.tensor(half, DType.FP32)
     scratch = 3 * positions * DType.FP32.num_bytes
-    t.record("mul", (), (angles,), forward_scratch_bytes=scratch)
+    t.record(OperationKind.MUL, (), (angles,), forward_scratch_bytes=scratch)
     curves = t.tensor(half, DType.FP32), t.tensor(half, DType.FP32)
     for curve in curves:
-        t.record("cos", (angles,), (curve,), forward_scratch_bytes=curve.storage.num_bytes)
+        t.record(
+            OperationKind.COS, (angles,), (curve,), forward_scratch_bytes=curve.storage.num_bytes
+        )
     joined = [t.concatenate(t.view(curve, positions * dim)) for curve in reversed(curves)]
     tables = t.cast(joined[1], dtype), t.cast(joined[0], dtype)
     t.touch(angles, *joined)

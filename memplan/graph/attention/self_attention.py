@@ -8,6 +8,7 @@ from memplan.graph.attention.output_gate import gate_states, gated_output, gated
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.projections import project
 from memplan.graph.attention.rotary import joins_heads, rotate
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import clamp, linear, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -70,7 +71,7 @@ def _cached(t: Tape, x: Tensor, dtype: DType) -> Tensor:
     """``DynamicCache.update``: joined to an empty tensor of the keys' dtype; the outputs hold it."""
     joined = t.tensor(x.numel, dtype)
     gradient = Gradient.ALIAS if x.dtype is dtype else Gradient.FRESH
-    t.record("cat", (x,), (joined,), gradients=(gradient,))
+    t.record(OperationKind.CAT, (x,), (joined,), gradients=(gradient,))
     joined.by_head = True
     t.cache(joined)
     return joined
@@ -79,7 +80,7 @@ def _cached(t: Tape, x: Tensor, dtype: DType) -> Tensor:
 def _scaled_by_position(t: Tape, query: Tensor, context: StackContext) -> Tensor:
     """Ministral 3's: one factor for each position, the same for all heads."""
     factors = t.tensor(context.seq_len, query.dtype)
-    t.record("position_factors", (), (factors,))
+    t.record(OperationKind.POSITION_FACTORS, (), (factors,))
     return t.mul(query, factors)
 
 

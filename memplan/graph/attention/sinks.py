@@ -6,6 +6,7 @@ the softmax runs in the scores' dtype; the extra key is dropped before the value
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, expand_heads, merged_heads
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -31,7 +32,7 @@ def sink_attention(
     weights = t.slice(probabilities, shape.scores) if spec.sinks else probabilities
     weights = t.cast(dropout(t, weights, spec.dropout), value.dtype)
     value = merged_heads(t, value, shape)
-    out = t.scale(batched_matmul(t, weights, value, shape.outputs, shape.keys), "clone")
+    out = t.scale(batched_matmul(t, weights, value, shape.outputs, shape.keys), OperationKind.CLONE)
     t.touch(*held, shifted, probabilities)
     t.linger(weights)
     return out
@@ -41,7 +42,7 @@ def _with_sink(t: Tape, scores: Tensor, shape: Shape) -> Tensor:
     """Each head's sink, expanded to every row, joined to the scores."""
     weight = t.parameter("self_attn.sinks", shape.spec.num_heads)
     sinks = t.view(weight, shape.rows * shape.spec.num_heads)
-    t.record("expand", (weight,), (sinks,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.EXPAND, (weight,), (sinks,), gradients=(Gradient.FRESH,))
     return t.concatenate(scores, sinks)
 
 
@@ -50,9 +51,14 @@ def _less_largest(t: Tape, scores: Tensor, shape: Shape) -> Tensor:
     rows = shape.rows * shape.spec.num_heads
     largest, places = t.tensor(rows, scores.dtype), t.tensor(rows, DType.INT64)
     t.record(
-        "max", (scores,), (largest, places), saves=(places,), gradients=(Gradient.FRESH,),
+        OperationKind.MAX, (scores,), (largest, places), saves=(places,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=scores.storage.num_bytes if t.decomposed else 0,
     )  # fmt: skip
     out = t.tensor(scores.numel, scores.dtype)
-    t.record("sub", (scores, largest), (out,), gradients=(Gradient.ALIAS, out.storage.num_bytes))
+    t.record(
+        OperationKind.SUB,
+        (scores, largest),
+        (out,),
+        gradients=(Gradient.ALIAS, out.storage.num_bytes),
+    )
     return out

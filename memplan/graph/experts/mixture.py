@@ -8,6 +8,7 @@ So most of it has ``tokens x experts per token`` rows, and each layer's experts 
 
 from memplan.dtypes import DType
 from memplan.graph.experts.routing import route, take
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -51,7 +52,7 @@ def _shared(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
 
 def _gate_shared(t: Tape, x: Tensor, shared: Tensor, hidden_size: int) -> Tensor:
     weight = t.parameter("mlp.shared_expert_gate.weight", 1, hidden_size)
-    gate = t.elementwise("sigmoid", matmul_weight(t, x, weight), saves_output=True)
+    gate = t.elementwise(OperationKind.SIGMOID, matmul_weight(t, x, weight), saves_output=True)
     return t.mul(gate, shared)
 
 
@@ -59,10 +60,14 @@ def _jitter(t: Tape, x: Tensor, times: int) -> Tensor:
     """Multiply by uniform noise, in place: the noise is kept."""
     for _ in range(times):
         noise = t.tensor(x.numel, x.dtype)
-        t.record("uniform_", (), (noise,))
+        t.record(OperationKind.UNIFORM_IN_PLACE, (), (noise,))
         out = t.view(x, x.numel)
         t.record(
-            "mul_", (x, noise), (out,), saves=(noise,), gradients=(Gradient.FRESH, Gradient.NONE)
+            OperationKind.MUL_IN_PLACE,
+            (x, noise),
+            (out,),
+            saves=(noise,),
+            gradients=(Gradient.FRESH, Gradient.NONE),
         )
         x = out
     return x
@@ -74,16 +79,16 @@ def routed_experts(
     """``grouped_mm_experts_forward``: sort, copy, two grouped products, weight, put back, sum."""
     rows = chosen.numel
     by_expert, order = t.tensor(rows, DType.INT64), t.tensor(rows, DType.INT64)
-    t.record("sort", (chosen,), (by_expert, order))
+    t.record(OperationKind.SORT, (chosen,), (by_expert, order))
     sources = t.tensor(rows, DType.INT64)
-    t.record("floor_divide", (order,), (sources,))
+    t.record(OperationKind.FLOOR_DIVIDE, (order,), (sources,))
     selected = take(t, x, sources, rows * hidden_size)
     row_weights = take(t, weights, order, rows)
     offsets = _offsets(t, by_expert, spec.num_experts)
     inner, bias = expert_products(t, selected, offsets, by_expert, spec, hidden_size)
     weighted = t.mul(inner, row_weights)
     inverse = t.tensor(rows, DType.INT64)
-    t.record("arange", (), (inverse,), forward_scratch_bytes=inverse.storage.num_bytes)
+    t.record(OperationKind.ARANGE, (), (inverse,), forward_scratch_bytes=inverse.storage.num_bytes)
     ordered = take(t, weighted, inverse, weighted.numel)
     out = sum_of_rows(t, ordered, x.numel)
     result = t.cast(out, x.dtype)
@@ -96,10 +101,10 @@ def routed_experts(
 def _offsets(t: Tape, by_expert: Tensor, num_experts: int) -> Tensor:
     """Where each expert's rows end."""
     ids = t.tensor(by_expert.numel, DType.INT32)
-    t.record("to", (by_expert,), (ids,))
+    t.record(OperationKind.TO, (by_expert,), (ids,))
     counts, offsets = t.tensor(num_experts, DType.INT32), t.tensor(num_experts, DType.INT32)
-    t.record("histc", (ids,), (counts,))
-    t.record("cumsum", (counts,), (offsets,))
+    t.record(OperationKind.HISTC, (ids,), (counts,))
+    t.record(OperationKind.CUMSUM, (counts,), (offsets,))
     t.touch(ids)
     return offsets
 
@@ -157,7 +162,9 @@ def _add_bias(t: Tape, x: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return x
     out = t.view(x, x.numel)
-    t.record("add_", (x, bias), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS))
+    t.record(
+        OperationKind.ADD_IN_PLACE, (x, bias), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS)
+    )
     return out
 
 
@@ -173,7 +180,7 @@ def grouped_matmul(t: Tape, x: Tensor, weight: Parameter, offsets: Tensor) -> Te
     if x.requires_grad:
         saves.append(weight)
     t.record(
-        "grouped_mm", (x, weight, offsets), (out,), saves=saves,
+        OperationKind.GROUPED_MM, (x, weight, offsets), (out,), saves=saves,
         gradients=(Gradient.FRESH, Gradient.FRESH, Gradient.NONE),
         flops=2 * rows * in_features * out_features,
     )  # fmt: skip
@@ -185,7 +192,7 @@ def clamped_gate(t: Tape, both: Tensor) -> Tensor:
     half = both.numel // 2
     gate = _clamp(t, t.slice(both, half))
     up = _clamp(t, t.slice(both, half))
-    curve = t.elementwise("sigmoid", t.scale(gate), saves_output=True)
+    curve = t.elementwise(OperationKind.SIGMOID, t.scale(gate), saves_output=True)
     glu = t.mul(gate, curve)
     out = t.mul(t.shift(up), glu)
     t.touch(gate, up, glu)
@@ -193,13 +200,13 @@ def clamped_gate(t: Tape, both: Tensor) -> Tensor:
 
 
 def _clamp(t: Tape, x: Tensor) -> Tensor:
-    return t.elementwise("clamp", x, saves_input=True)
+    return t.elementwise(OperationKind.CLAMP, x, saves_input=True)
 
 
 def sum_of_rows(t: Tape, x: Tensor, numel: int) -> Tensor:
     """Sum each token's rows; backward spreads the gradient and copies it out to every row."""
     rows = t.view(x, x.numel)
-    t.record("view", (x,), (rows,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.VIEW, (x,), (rows,), gradients=(Gradient.FRESH,))
     out = t.tensor(numel, x.dtype)
-    t.record("sum", (rows,), (out,), gradients=(Gradient.ALIAS,))
+    t.record(OperationKind.SUM, (rows,), (out,), gradients=(Gradient.ALIAS,))
     return out

@@ -6,6 +6,7 @@ once; the gradients that the logits get from it, as large as the softmaxes, are 
 """
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.model.layers import LayerSpec, StackSpec
@@ -21,11 +22,13 @@ def router_loss(t: Tape, stack: StackSpec) -> None:
             continue
         logits = t.tensor(tokens * mixture.num_experts * run.count, _logits_dtype(t, run.layer))
         logits.requires_grad = True
-        t.record("router_logits", (), (logits,))
+        t.record(OperationKind.ROUTER_LOGITS, (), (logits,))
         t.linger(logits)
         dtype = DType.FP32 if t.autocast is not None else logits.dtype
         scores = t.tensor(logits.numel, dtype)
-        t.record("softmax", (logits,), (scores,), saves=(scores,), gradients=(Gradient.NONE,))
+        t.record(
+            OperationKind.SOFTMAX, (logits,), (scores,), saves=(scores,), gradients=(Gradient.NONE,)
+        )
 
 
 def _logits_dtype(t: Tape, layer: LayerSpec) -> DType:

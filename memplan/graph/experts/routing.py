@@ -5,6 +5,7 @@ the weights are made of is kept.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import matmul_weight, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -27,7 +28,7 @@ def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tens
         return weights, chosen, logits
     scored = t.cast(logits, DType.FP32) if router.fp32_logits else logits
     if router.softcap:
-        scored = t.scale(t.elementwise("tanh", t.scale(scored), saves_output=True))
+        scored = t.scale(t.elementwise(OperationKind.TANH, t.scale(scored), saves_output=True))
     if router.returns_fp32_logits:
         logits = scored
     if router.score is RouterScore.SOFTMAX_SELECTED:
@@ -64,7 +65,7 @@ def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> 
     tokens = x.numel // hidden_size
     out = t.tensor(tokens * spec.num_experts, x.dtype)
     t.record(
-        "linear", (x, factor), (out,), saves=(x, factor),
+        OperationKind.LINEAR, (x, factor), (out,), saves=(x, factor),
         gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * tokens * weight.numel,
     )  # fmt: skip
     return out
@@ -80,7 +81,7 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
     router = spec.router
     count = tokens * spec.num_experts_per_token
     if router.score is RouterScore.SIGMOID:
-        scores = t.elementwise("sigmoid", logits, saves_output=True)
+        scores = t.elementwise(OperationKind.SIGMOID, logits, saves_output=True)
     else:
         scores = softmax(t, logits, dtype=DType.FP32)
     if not router.correction and not router.correction_parameter:
@@ -90,12 +91,12 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
         t.touch(scores)
         return weights, chosen
     corrected = t.tensor(scores.numel, DType.FP32)
-    t.record("add", (scores,), (corrected,), gradients=(Gradient.NONE,))
+    t.record(OperationKind.ADD, (scores,), (corrected,), gradients=(Gradient.NONE,))
     if router.grouped:
         corrected = _group_choice(t, corrected)
     chosen = t.tensor(count, DType.INT64)
     values = t.tensor(count, corrected.dtype)
-    t.record("topk", (corrected,), (values, chosen), gradients=(Gradient.NONE,))
+    t.record(OperationKind.TOPK, (corrected,), (values, chosen), gradients=(Gradient.NONE,))
     weights = take(t, scores, chosen, count)
     t.touch(scores, corrected)
     return weights, chosen
@@ -104,10 +105,10 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
 def _rule_out_groups(t: Tape, scores: Tensor) -> Tensor:
     """DeepSeek-V2's: scores outside the best groups become zero, with a gradient."""
     mask = t.tensor(scores.numel, DType.BOOL)
-    t.record("score_mask", (), (mask,), forward_scratch_bytes=scores.storage.num_bytes)
+    t.record(OperationKind.SCORE_MASK, (), (mask,), forward_scratch_bytes=scores.storage.num_bytes)
     out = t.tensor(scores.numel, scores.dtype)
     t.record(
-        "masked_fill", (scores, mask), (out,), saves=(mask,),
+        OperationKind.MASKED_FILL, (scores, mask), (out,), saves=(mask,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return out
@@ -116,11 +117,11 @@ def _rule_out_groups(t: Tape, scores: Tensor) -> Tensor:
 def _group_choice(t: Tape, corrected: Tensor) -> Tensor:
     """DeepSeek-V3's: corrected scores outside the best groups become minus infinity."""
     mask = t.tensor(corrected.numel, corrected.dtype)
-    t.record("score_mask", (), (mask,))
+    t.record(OperationKind.SCORE_MASK, (), (mask,))
     out = t.tensor(corrected.numel, corrected.dtype)
     flags = 2 * t.tensor(corrected.numel, DType.BOOL).storage.num_bytes
     t.record(
-        "masked_fill", (corrected, mask), (out,), forward_scratch_bytes=flags,
+        OperationKind.MASKED_FILL, (corrected, mask), (out,), forward_scratch_bytes=flags,
         gradients=(Gradient.NONE, Gradient.NONE),
     )  # fmt: skip
     t.touch(mask)
@@ -132,7 +133,7 @@ def _normalize(t: Tape, weights: Tensor, tokens: int, kind: Normalization) -> Te
     if kind is Normalization.NONE:
         return weights
     total = t.tensor(tokens, weights.dtype)
-    t.record("sum", (weights,), (total,), gradients=(Gradient.ALIAS,))
+    t.record(OperationKind.SUM, (weights,), (total,), gradients=(Gradient.ALIAS,))
     kept = t.tensor(weights.numel, weights.dtype)
     if kind is Normalization.IN_PLACE:
         out = t.view(weights, weights.numel)
@@ -143,7 +144,7 @@ def _normalize(t: Tape, weights: Tensor, tokens: int, kind: Normalization) -> Te
         outputs = (out,)
         saves = (weights, total)
     t.record(
-        "div", (weights, total), outputs, saves=saves,
+        OperationKind.DIV, (weights, total), outputs, saves=saves,
         gradients=(Gradient.FRESH, kept.storage.num_bytes),
         backward_scratch_bytes=2 * kept.storage.num_bytes,
     )  # fmt: skip
@@ -170,7 +171,7 @@ def _sparse_mixer(t: Tape, logits: Tensor, tokens: int, num_experts: int) -> tup
 def _without_drawn(t: Tape, logits: Tensor, drawn: Tensor) -> Tensor:
     out = t.tensor(logits.numel, logits.dtype)
     t.record(
-        "scatter", (logits, drawn), (out,), saves=(drawn,),
+        OperationKind.SCATTER, (logits, drawn), (out,), saves=(drawn,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return out
@@ -182,24 +183,24 @@ def _draw(
     """One expert for each token, and ``PhimoeMultiplier``'s estimate of its weight."""
     mask = t.tensor(logits.numel, DType.BOOL)
     t.record(
-        "sparsity_mask", (scores,), (mask,), gradients=(Gradient.NONE,),
+        OperationKind.SPARSITY_MASK, (scores,), (mask,), gradients=(Gradient.NONE,),
         forward_scratch_bytes=3 * logits.storage.num_bytes,
     )  # fmt: skip
     masked = t.tensor(logits.numel, logits.dtype)
     t.record(
-        "masked_fill", (scores, mask), (masked,), saves=(mask,),
+        OperationKind.MASKED_FILL, (scores, mask), (masked,), saves=(mask,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     drawn = t.tensor(tokens, DType.INT64)
     t.record(
-        "gumbel", (masked,), (drawn,), gradients=(Gradient.NONE,),
+        OperationKind.GUMBEL, (masked,), (drawn,), gradients=(Gradient.NONE,),
         forward_scratch_bytes=3 * logits.storage.num_bytes,
     )  # fmt: skip
     gates = softmax(t, masked)
     taken = take(t, gates, drawn, tokens)
     multiplier = t.tensor(tokens, gates.dtype)
     t.record(
-        "multiplier", (logits, taken), (multiplier,), saves=(taken, drawn, gates),
+        OperationKind.MULTIPLIER, (logits, taken), (multiplier,), saves=(taken, drawn, gates),
         gradients=(Gradient.FRESH, Gradient.NONE),
         backward_scratch_bytes=2 * tokens * num_experts * logits.dtype.num_bytes,
     )  # fmt: skip
@@ -210,7 +211,7 @@ def take(t: Tape, x: Tensor, indices: Tensor, numel: int) -> Tensor:
     """Rows or columns by index: keeps the indices; the gradient is added up in zeros of x's size."""
     out = t.tensor(numel, x.dtype)
     t.record(
-        "index", (x, indices), (out,), saves=(indices,),
+        OperationKind.INDEX, (x, indices), (out,), saves=(indices,),
         gradients=(Gradient.FRESH, Gradient.NONE),
         backward_scratch_bytes=_index_scratch_bytes(t, x, indices),
     )  # fmt: skip
@@ -229,7 +230,7 @@ def top_k(t: Tape, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values, indices = t.tensor(count, x.dtype), t.tensor(count, DType.INT64)
     scratch = x.storage.num_bytes if t.decomposed else 0
     t.record(
-        "topk", (x,), (values, indices), saves=(indices,), gradients=(Gradient.FRESH,),
+        OperationKind.TOPK, (x,), (values, indices), saves=(indices,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=scratch,
     )  # fmt: skip
     return values, indices

@@ -4,6 +4,7 @@
 makes the gradient of the longer tensor first.
 """
 
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -31,7 +32,7 @@ def causal_convolution(
     if addend is not None:
         inputs += (addend,)
     t.record(
-        "convolution", inputs, (out,), saves=(read, factor),
+        OperationKind.CONVOLUTION, inputs, (out,), saves=(read, factor),
         gradients=(Gradient.FRESH,) * len(inputs), flops=2 * longer * kernel,
     )  # fmt: skip
     t.touch(given)
@@ -46,7 +47,7 @@ def turned(t: Tape, x: Tensor, batch: int) -> Tensor:
     if batch == 1:
         return x
     out = t.view(x, x.numel)
-    t.record("transpose", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.TRANSPOSE, (x,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 

@@ -9,6 +9,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.mixers.convolution import causal_convolution, turned
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -64,7 +65,7 @@ def delta_rule(t: Tape, x: Tensor, spec: DeltaRuleSpec, context: StackContext) -
     states = activation(t, convolved, spec.activation)
     t.touch(mixed)
     query, key, value = t.split(states, tokens * keys, tokens * keys, tokens * values)
-    rate = t.elementwise("sigmoid", rate, saves_output=True)
+    rate = t.elementwise(OperationKind.SIGMOID, rate, saves_output=True)
     fading = _decay(t, decay, spec)
     out = _chunked_rule(t, (query, key, value), rate, fading, spec, context)
     out = gated_norm(t, out, gate, "linear_attn.norm", spec.value_head_dim)
@@ -117,12 +118,14 @@ def _decay(t: Tape, states: Tensor, spec: DeltaRuleSpec) -> Tensor:
     heads = spec.num_value_heads
     bias = t.parameter("linear_attn.dt_bias", heads)
     scale = t.parameter("linear_attn.A_log", heads)
-    factor = t.elementwise("exp", t.cast(scale, DType.FP32), saves_output=True)
-    factor = t.scale(factor, "neg")
+    factor = t.elementwise(OperationKind.EXP, t.cast(scale, DType.FP32), saves_output=True)
+    factor = t.scale(factor, OperationKind.NEG)
     full = t.cast(states, DType.FP32)
     shifted = t.tensor(full.numel, DType.FP32)
-    t.record("add", (full, bias), (shifted,), gradients=(Gradient.ALIAS, Gradient.FRESH))
-    return t.mul(t.elementwise("softplus", shifted, saves_input=True), factor)
+    t.record(
+        OperationKind.ADD, (full, bias), (shifted,), gradients=(Gradient.ALIAS, Gradient.FRESH)
+    )
+    return t.mul(t.elementwise(OperationKind.SOFTPLUS, shifted, saves_input=True), factor)
 
 
 def _chunked_rule(
@@ -151,15 +154,17 @@ def _chunked_rule(
     total, pairwise = _pairwise_decay(t, decay, sizes)
     system = _within_chunks(t, _copied_back(t, key_part), key, pairwise, sizes)
     scores = _within_chunks(t, query, key, pairwise, sizes)
-    faded = t.mul(_copied_back(t, key_part), t.elementwise("exp", total, saves_output=True))
+    faded = t.mul(
+        _copied_back(t, key_part), t.elementwise(OperationKind.EXP, total, saves_output=True)
+    )
     new_values = _solved(t, system, _copied_back(t, value_part))
     old_keys = _solved(t, system, faded)
     state = _zeros(t, sizes.heads * sizes.keys * sizes.values)
     out = _zeros(t, new_values.numel)
-    query = t.mul(query, t.elementwise("exp", total, saves_output=True))
+    query = t.mul(query, t.elementwise(OperationKind.EXP, total, saves_output=True))
     key = t.mul(key, _remaining(t, total))
     last = t.slice(total, sizes.heads * sizes.chunks)
-    fading = t.elementwise("exp", last, saves_output=True)
+    fading = t.elementwise(OperationKind.EXP, last, saves_output=True)
     parts = (new_values, old_keys, query, key, scores, fading)
     out, frame = _over_chunks(t, parts, state, out, sizes)
     result = _in_rows(t, out, sizes, dtype)
@@ -185,7 +190,7 @@ def _widened(
 def _repeated(t: Tape, x: Tensor, repeats: int) -> Tensor:
     """A copy of each head for the value heads that share it; backward sums them."""
     out = t.tensor(x.numel * repeats, x.dtype)
-    t.record("repeat_interleave", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.REPEAT_INTERLEAVE, (x,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
@@ -193,8 +198,8 @@ def _unit_length(t: Tape, x: Tensor, width: int) -> Tensor:
     """``l2norm``: times the reciprocal root of the sum of its squares."""
     squares = t.mul(x, x)
     total = t.tensor(x.numel // width, x.dtype)
-    t.record("sum", (squares,), (total,), gradients=(Gradient.ALIAS,))
-    return t.mul(x, t.elementwise("rsqrt", t.shift(total), saves_output=True))
+    t.record(OperationKind.SUM, (squares,), (total,), gradients=(Gradient.ALIAS,))
+    return t.mul(x, t.elementwise(OperationKind.RSQRT, t.shift(total), saves_output=True))
 
 
 def _padded(t: Tape, parts: tuple[Tensor, ...], sizes: Sizes) -> list[Tensor]:
@@ -203,7 +208,7 @@ def _padded(t: Tape, parts: tuple[Tensor, ...], sizes: Sizes) -> list[Tensor]:
     made = []
     for number, part in enumerate(parts):
         out = t.tensor(part.numel // sizes.tokens * padded, part.dtype)
-        t.record("pad", (part,), (out,), gradients=(Gradient.FRESH,))
+        t.record(OperationKind.PAD, (part,), (out,), gradients=(Gradient.FRESH,))
         made.append(out)
         if number == len(STATES) - 1:
             t.touch(*parts[: len(STATES)])
@@ -218,32 +223,39 @@ STATES = ("queries", "keys", "values")
 def _copied_back(t: Tape, x: Tensor) -> Tensor:
     """A view in chunks; its gradient, column by column in memory, is copied back into rows."""
     out = t.view(x, x.numel)
-    t.record("view", (x,), (out,), gradients=(Gradient.FRESH,))
+    t.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.FRESH,))
     return out
 
 
 def _pairwise_decay(t: Tape, decay: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Running sums within chunks, and the decay between the two tokens of every pair."""
     ones = t.tensor(CHUNK * CHUNK, DType.BOOL)
-    t.record("ones", (), (ones,))
+    t.record(OperationKind.ONES, (), (ones,))
     mask = t.tensor(CHUNK * CHUNK, DType.BOOL)
-    t.record("triu", (ones,), (mask,))
+    t.record(OperationKind.TRIU, (ones,), (mask,))
     total = t.tensor(decay.numel, DType.FP32)
     scratch = 2 * total.storage.num_bytes
     t.record(
-        "cumsum", (decay,), (total,), gradients=(Gradient.FRESH,), backward_scratch_bytes=scratch
+        OperationKind.CUMSUM,
+        (decay,),
+        (total,),
+        gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=scratch,
     )
     between = t.tensor(sizes.pairs, DType.FP32)
     t.record(
-        "sub", (total, total), (between,), gradients=(Gradient.FRESH, between.storage.num_bytes)
+        OperationKind.SUB,
+        (total, total),
+        (between,),
+        gradients=(Gradient.FRESH, between.storage.num_bytes),
     )
     masked = t.tensor(sizes.pairs, DType.FP32)
     t.record(
-        "masked_fill", (between, mask), (masked,), saves=(mask,),
+        OperationKind.MASKED_FILL, (between, mask), (masked,), saves=(mask,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     t.touch(between)
-    return total, t.elementwise("exp", masked, saves_output=True)
+    return total, t.elementwise(OperationKind.EXP, masked, saves_output=True)
 
 
 def _within_chunks(t: Tape, left: Tensor, right: Tensor, pairwise: Tensor, sizes: Sizes) -> Tensor:
@@ -257,7 +269,7 @@ def _solved(t: Tape, system: Tensor, right: Tensor) -> Tensor:
     """``linalg.solve_triangular``: keeps the system and its solution."""
     out = t.tensor(right.numel, right.dtype)
     t.record(
-        "solve_triangular", (right, system), (out,), saves=(system, out),
+        OperationKind.SOLVE_TRIANGULAR, (right, system), (out,), saves=(system, out),
         gradients=(Gradient.FRESH, Gradient.FRESH),
         backward_scratch_bytes=system.storage.num_bytes, flops=out.numel * CHUNK,
     )  # fmt: skip
@@ -267,13 +279,13 @@ def _solved(t: Tape, system: Tensor, right: Tensor) -> Tensor:
 def _remaining(t: Tape, total: Tensor) -> Tensor:
     """The decay from each token to the end of its chunk."""
     left = t.tensor(total.numel, DType.FP32)
-    t.record("sub", (total,), (left,), gradients=(Gradient.FRESH,))
-    return t.elementwise("exp", left, saves_output=True)
+    t.record(OperationKind.SUB, (total,), (left,), gradients=(Gradient.FRESH,))
+    return t.elementwise(OperationKind.EXP, left, saves_output=True)
 
 
 def _zeros(t: Tape, numel: int) -> Tensor:
     out = t.tensor(numel, DType.FP32)
-    t.record("zeros", (), (out,))
+    t.record(OperationKind.ZEROS, (), (out,))
     return out
 
 
@@ -296,7 +308,10 @@ def _over_chunks(
         predicted = batched_matmul(t, old_keys, state, size, sizes.keys)
         fresh = t.tensor(size, DType.FP32)
         t.record(
-            "sub", (new_values, predicted), (fresh,), gradients=(Gradient.ALIAS, Gradient.FRESH)
+            OperationKind.SUB,
+            (new_values, predicted),
+            (fresh,),
+            gradients=(Gradient.ALIAS, Gradient.FRESH),
         )
         t.touch(predicted)
         earlier = batched_matmul(t, query, state, size, sizes.keys)
@@ -327,7 +342,7 @@ def _written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
     made = whole.storage.num_bytes if not whole.requires_grad else part.storage.num_bytes
     gradient = Gradient.FRESH if whole.requires_grad else Gradient.NONE
     t.record(
-        "copy_slice", (whole, part), (after,), gradients=(gradient, Gradient.FRESH),
+        OperationKind.COPY_SLICE, (whole, part), (after,), gradients=(gradient, Gradient.FRESH),
         backward_scratch_bytes=made,
     )  # fmt: skip
     return after
@@ -345,7 +360,7 @@ def gated_norm(t: Tape, x: Tensor, gate: Tensor, name: str, width: int) -> Tenso
     weight = t.parameter(f"{name}.weight", width)
     full = t.cast(x, DType.FP32)
     variance = t.mean(t.square(full), width)
-    normal = t.mul(full, t.elementwise("rsqrt", t.shift(variance), saves_output=True))
+    normal = t.mul(full, t.elementwise(OperationKind.RSQRT, t.shift(variance), saves_output=True))
     weighted = t.mul(weight, t.cast(normal, x.dtype))
     t.touch(normal)
     curve = activation(t, t.cast(gate, DType.FP32), Activation.SILU)

@@ -6,6 +6,7 @@ own scores are kept, so the memory grows with the sequence times the block.
 """
 
 from memplan.graph.attention.head_layout import batched_matmul
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, linear, norm
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
@@ -25,7 +26,7 @@ def lightning_attention(t: Tape, x: Tensor, spec: LightningSpec, context: StackC
     t.touch(joined)
     normed = norm(t, out, spec.norm, "self_attn.norm", width)
     gate = linear(t, x, "self_attn.output_gate", hidden, width)
-    gated = t.mul(t.elementwise("sigmoid", gate, saves_output=True), normed)
+    gated = t.mul(t.elementwise(OperationKind.SIGMOID, gate, saves_output=True), normed)
     result = linear(t, gated, "self_attn.out_proj", width, hidden)
     t.touch(x, states, *carried)
     t.linger(carried[0])
@@ -55,14 +56,14 @@ def _blocks(
     batch, size = context.batch, spec.head_dim
     heads = batch * spec.num_heads
     total = t.tensor(heads * size * size, states[2].dtype)
-    t.record("zeros", (), (total,))
+    t.record(OperationKind.ZEROS, (), (total,))
     outputs: list[Tensor] = []
     frame: tuple[Tensor, ...] = ()
     for start in range(0, context.seq_len, spec.block_size):
         rows = min(spec.block_size, context.seq_len - start)
         query, key, value = (t.slice(part, heads * rows * size) for part in states)
         decay = t.tensor(spec.num_heads, t.options.weights)
-        t.record("exp", (), (decay,))
+        t.record(OperationKind.EXP, (), (decay,))
         scores = _product(t, query, key, heads * rows * rows, size, batch)
         pairs = t.mul(scores, t.view(pair_decay, spec.num_heads * rows * rows))
         within = batched_matmul(t, pairs, _merged(t, value, batch), query.numel, rows)
