@@ -136,9 +136,7 @@ class _Question:
 
 
 _OF_THE_BATCH = {"micro_batch_size", "seq_len", "target_seq_len"}
-_ENGINE_FIELDS = [
-    each.name for each in fields(TrainingSetup) if each.name not in _OF_THE_BATCH
-]
+_ENGINE_FIELDS = [each.name for each in fields(TrainingSetup) if each.name not in _OF_THE_BATCH]
 
 
 def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:

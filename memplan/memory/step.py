@@ -48,13 +48,9 @@ class Height:
         """With a segment's level on top."""
         saved, other = level.saved_bytes, level.other_bytes
         return Height(
-            activations_bytes=self.activations_bytes
-            + level.earlier_bytes
-            + (0 if loss else saved),
+            activations_bytes=self.activations_bytes + level.earlier_bytes + (0 if loss else saved),
             loss_bytes=self.loss_bytes + (saved + other if loss else 0),
-            temporaries_bytes=self.temporaries_bytes
-            + level.passed_bytes
-            + (0 if loss else other),
+            temporaries_bytes=self.temporaries_bytes + level.passed_bytes + (0 if loss else other),
         )
 
 

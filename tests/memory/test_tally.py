@@ -1,0 +1,186 @@
+"""Two ledgers, one program: what is added up spot by spot is what is played out block by block.
+
+To the byte, in every part of a step, for every engine.
+"""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from memplan.errors import SetupError
+from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.memory.accounts import MICRO_BATCHES, rank_account
+from memplan.memory.ledger import Ledger, Part
+from memplan.memory.programs import program_of
+from memplan.memory.rank import RankInput
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+from memplan.units import round_up
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 700, "vocab_size": 4001,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+MODELS: dict[str, tuple[dict[str, Any], str]] = {
+    "llama": (LLAMA, "causal-lm"),
+    "tied": ({**LLAMA, "tie_word_embeddings": True}, "causal-lm"),
+    "gpt2": (
+        {
+            "model_type": "gpt2", "n_embd": 256, "n_layer": 3, "n_head": 4, "vocab_size": 4001,
+            "n_positions": 512,
+        },
+        "causal-lm",
+    ),
+    "t5": (
+        {
+            "model_type": "t5", "d_model": 256, "d_kv": 64, "d_ff": 700, "num_layers": 3,
+            "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 4001,
+            "feed_forward_proj": "gated-gelu",
+        },
+        "seq2seq-lm",
+    ),
+    "mixtral": (
+        {
+            "model_type": "mixtral", "hidden_size": 256, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 700,
+            "vocab_size": 4001, "num_local_experts": 4,
+        },
+        "causal-lm",
+    ),
+}  # fmt: skip
+ENGINES: dict[str, dict[str, Any]] = {
+    "one GPU": {"engine": "ddp"},
+    "ddp": {"engine": "ddp", "num_gpus": 8},
+    "ddp views": {
+        "engine": "ddp", "num_gpus": 4, "engine_options": {"gradient_as_bucket_view": True},
+    },
+    "fsdp alone": {"engine": "fsdp"},
+    "fsdp": {"engine": "fsdp", "num_gpus": 8},
+    "fsdp offloaded": {"engine": "fsdp", "num_gpus": 2, "offload_param": "cpu"},
+    "fsdp1": {"engine": "fsdp1", "num_gpus": 8},
+    "fsdp1 offloaded": {"engine": "fsdp1", "num_gpus": 2, "offload_param": "cpu"},
+    "zero0": {"engine": "deepspeed", "zero_stage": 0, "num_gpus": 2},
+    "zero1": {"engine": "deepspeed", "zero_stage": 1, "num_gpus": 4},
+    "zero1, small buckets": {
+        "engine": "deepspeed", "zero_stage": 1, "num_gpus": 4,
+        "engine_options": {"reduce_bucket_size": 300_000},
+    },
+    "bf16 optimizer": {
+        "engine": "deepspeed", "zero_stage": 1, "num_gpus": 4,
+        "engine_options": {"grad_accum_dtype": "fp32"},
+    },
+    "zero2": {"engine": "deepspeed", "zero_stage": 2, "num_gpus": 8},
+    "zero2, overlapping": {
+        "engine": "deepspeed", "zero_stage": 2, "num_gpus": 8,
+        "engine_options": {"overlap_comm": True, "reduce_bucket_size": 300_000},
+    },
+    "zero2 offloaded": {
+        "engine": "deepspeed", "zero_stage": 2, "num_gpus": 2, "offload_optimizer": "cpu",
+    },
+    "zero3": {"engine": "deepspeed", "zero_stage": 3, "num_gpus": 8},
+    "zero3, nothing kept": {
+        "engine": "deepspeed", "zero_stage": 3, "num_gpus": 2,
+        "engine_options": {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0},
+    },
+    "zero3 offloaded": {
+        "engine": "deepspeed", "zero_stage": 3, "num_gpus": 2, "offload_optimizer": "cpu",
+        "offload_param": "cpu",
+    },
+}  # fmt: skip
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"checkpointing": "full"},
+    {"checkpointing": 0.5, "gradient_accumulation_steps": 2},
+    {"gradient_accumulation_steps": 4, "optimizer": "adamw-fused"},
+    {"precision": "fp32", "dropout": 0.1},
+    {"precision": "bf16-amp", "checkpointing": "full"},
+    {"micro_batch_size": 3, "seq_len": 40},
+)
+
+
+def given_for(model: str, fields: dict[str, Any]) -> RankInput:
+    spec = load_model(*MODELS[model])
+    resolved = TrainingSetup(**{"seq_len": 96, **fields}).resolve()
+    tape, passes = record_and_walk(spec, shared_options(spec, tape_options(resolved, None)))
+    return RankInput(tape=tape, passes=passes, setup=resolved)
+
+
+class MarkedLedger(Ledger):
+    """Notes where the parts of a run begin."""
+
+    __slots__ = ("marks",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: list[tuple[int, Part, int]] = []
+
+    def enter(self, part: Part, step: int = 0) -> None:
+        """A part begins."""
+        self.marks.append((len(self.events), part, step))
+
+
+def played(given: RankInput, rank: int) -> dict[str, int]:
+    """The highest sum of blocks in loading, and in each part of the second step [bytes]."""
+    ledger = MarkedLedger()
+    program = program_of(given, ledger, workspace_bytes=0, rank=rank)
+    num_micro_batches = min(given.setup.gradient_accumulation_steps, MICRO_BATCHES)
+    program.start()
+    for step in range(2):
+        program.train(step, num_micro_batches=num_micro_batches)
+    found: dict[str, int] = {}
+    ends = [*(start for start, _, _ in ledger.marks[1:]), len(ledger.events)]
+    sizes: dict[int, int] = {}
+    alive = 0
+    for (start, part, step), end in zip(ledger.marks, ends, strict=True):
+        highest = alive
+        for number in range(start, end):
+            event = ledger.events[number]
+            if event > 0:
+                sizes[number] = round_up(event, ALLOCATION_ROUNDING)
+                alive += sizes[number]
+                highest = max(highest, alive)
+            elif event < 0:
+                alive -= sizes.pop(~event)
+        if part is Part.LOAD or step == 1:
+            found[part.value] = max(found.get(part.value, 0), highest)
+    found["held"] = alive
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_added_up_is_what_is_played_out(model: str, engine: str) -> None:
+    num_compared = 0
+    for way, last in product(WAYS, (False, True)):
+        fields = {**ENGINES[engine], **way}
+        try:
+            given = given_for(model, fields)
+            rank = given.setup.num_gpus - 1 if last else 0
+            account = rank_account(given, rank=rank)
+        except SetupError:
+            continue
+        peaks = {phase.name: phase.peak_bytes for phase in account.phases if phase.name != "save"}
+        assert {**peaks, "held": account.held_bytes} == played(given, rank), (fields, rank)
+        num_compared += 1
+    assert num_compared >= 6
+
+
+def test_one_outline_serves_every_batch() -> None:
+    """What is remembered of one batch is what another one finds anew."""
+    from memplan.memory import accounts
+
+    for fields in ENGINES.values():
+        small = given_for("t5", fields)
+        for batch, length in ((1, 200), (7, 96), (4, 1000)):
+            setup = replace(small.setup, micro_batch_size=batch, seq_len=length)
+            large = given_for("t5", {**fields, "micro_batch_size": batch, "seq_len": length})
+            accounts._outlined.cache_clear()
+            alone = rank_account(large, rank=0)
+            accounts._outlined.cache_clear()
+            rank_account(small, rank=0)
+            assert rank_account(large, rank=0) == alone, setup
+            assert accounts._outlined.cache_info().misses == 1
