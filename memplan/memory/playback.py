@@ -50,6 +50,9 @@ Place = tuple[Frame, object]
 class Engine(Protocol):
     """What takes part in a step beside the model."""
 
+    is_even: bool
+    """It does the same in each of a run of equal layers, but for the first and the last two, and does
+    nothing within them but take gradients."""
     sum_stream: int
     """Where autograd adds up a weight's gradients: the stream of the node that waits for them."""
 
@@ -379,6 +382,16 @@ def forward_cuts(each: ForwardPass, stops: Stops) -> list[Cut]:
     """Where its events are cut."""
     starts = each.profile.starts
     return [(starts[number], stops.forward[number]) for number in sorted(stops.forward)]
+
+
+def forward_acts(stops: Stops) -> Acts:
+    """All that an engine does in a forward pass, in order."""
+    return [act for number in sorted(stops.forward) for act in stops.forward[number]]
+
+
+def backward_acts(each: BackwardPass, stops: Stops) -> Acts:
+    """All that it does in a backward pass, in order."""
+    return [act for cuts in backward_cuts(each, stops) for _, acts in cuts for act in acts]
 
 
 def backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:

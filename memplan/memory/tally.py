@@ -365,35 +365,51 @@ class Tally(Ledger):
 
     def stand(self, spot: Spot, repetition: int = 0) -> None:
         """The model stays at a spot while its engine acts."""
-        self._leave()
+        # What is still held counts with the rise that follows.
+        if self._most > self._total:
+            self._add(self._spot, self._repetition, self._most, self._most_held)
         self._spot, self._repetition = spot, repetition
-        self._most, self._most_held = -1, ()
+        self._most = -1
+
+    def rest(self, spot: Spot) -> None:
+        """It stays at a spot from which it need not rise."""
+        self.stand(spot)
+        self._leave()
+        self._most = -1
 
     def _leave(self) -> None:
         if self._total > self._most:
             self._most, self._most_held = self._total, self._now()
-        self._add(self._spot, (self._repetition, self._most, self._most_held))
+        self._add(self._spot, self._repetition, self._most, self._most_held)
 
     def rise(self, spot: Spot, repetition: int) -> None:
         """It rises to a spot and goes on at once."""
-        self._add(spot, (repetition, self._total, self._now()))
+        held = self._snapshot
+        if held is None:
+            held = self._snapshot = tuple(self._held)
+        self._add(spot, repetition, self._total, held)
 
-    def _add(self, spot: Spot, point: Point) -> None:
+    def _add(self, spot: Spot, repetition: int, total: int, held: Held) -> None:
         """Keep a point if, for some slope of the model's own bytes, none of its spot is higher."""
         points = self._points.get(spot)
+        point = (repetition, total, held)
         if points is None:
             self._points[spot] = [point]
             return
-        repetition, total, _ = point
-        if points[-1][0] >= repetition:
+        middle, between, _ = points[-1]
+        if middle >= repetition:
             # Another micro-batch, or another act at the same spot.
             self._add_again(points, point)
             return
-        while len(points) > 1 and points[-2][0]:
-            (start, first, _), (middle, between, _) = points[-2], points[-1]
-            if (between - first) * (repetition - start) > (total - first) * (middle - start):
+        while len(points) > 1:
+            start, first, _ = points[-2]
+            # The first repetition may begin lower than the line of all others.
+            if not start or (between - first) * (repetition - start) > (total - first) * (
+                middle - start
+            ):
                 break
             points.pop()
+            middle, between, _ = points[-1]
         points.append(point)
 
     def _add_again(self, points: list[Point], point: Point) -> None:
@@ -446,20 +462,27 @@ class TallyPlayback:
         spots = self.spots
         for each, own in zip(self.passes.forward, spots.forward, strict=True):
             self._forward(each, own)
-        self.ledger.stand(spots.after_forward)
+        self.ledger.rest(spots.after_forward)
 
     def _forward(self, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         (pieces,) = own.stretches
         for repetition in range(segment.repeat):
-            ledger.stand(own.start, repetition)
+            is_noted = self._is_noted(repetition, segment.repeat)
+            if is_noted:
+                ledger.stand(own.start, repetition)
             engine.before_forward(segment, repetition)
-            for peak, end, acts in pieces:
-                ledger.rise(peak, repetition)
-                ledger.stand(end, repetition)
-                if acts:
-                    engine.reach(segment, repetition, acts)
+            if is_noted:
+                for peak, end, acts in pieces:
+                    ledger.rise(peak, repetition)
+                    ledger.stand(end, repetition)
+                    if acts:
+                        engine.reach(segment, repetition, acts)
             engine.after_forward(segment, repetition)
+
+    def _is_noted(self, repetition: int, count: int) -> bool:
+        """Of equal repetitions the first and the last two tell all."""
+        return not self.engine.is_even or repetition < 2 or repetition >= count - 2
 
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
@@ -470,22 +493,25 @@ class TallyPlayback:
             for repetition in range(each.repeats):
                 remaining[index] -= 1
                 self._backward(each, own, repetition, remaining[index])
-        self.ledger.stand(spots.after_backward)
+        self.ledger.rest(spots.after_backward)
 
     def let_go(self) -> None:
         """The loss goes, and with it all that is left of the model's."""
-        self.ledger.stand(self.spots.between)
+        self.ledger.rest(self.spots.between)
 
     def _backward(self, each: BackwardPass, own: PassSpots, repetition: int, copy: int) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
-        ledger.stand(own.start, repetition)
+        is_noted = self._is_noted(repetition, each.repeats)
+        if is_noted:
+            ledger.stand(own.start, repetition)
         engine.before_backward(segment, copy)
         for interval, pieces in zip(each.intervals, own.stretches, strict=True):
-            for peak, end, acts in pieces:
-                ledger.rise(peak, repetition)
-                ledger.stand(end, repetition)
-                if acts:
-                    engine.reach(segment, copy, acts)
+            if is_noted:
+                for peak, end, acts in pieces:
+                    ledger.rise(peak, repetition)
+                    ledger.stand(end, repetition)
+                    if acts:
+                        engine.reach(segment, copy, acts)
             parameter = interval.parameter
             if parameter is not None:
                 is_own = parameter in segment.parameters

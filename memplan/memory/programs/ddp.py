@@ -40,6 +40,7 @@ class DdpProgram(Program):
         self.reduces = True
         """This micro-batch reduces its gradients."""
         self.compressed = compressed_format(self.options, given.formats)
+        self.is_even = self.compressed is None
         self.waiting: list[int] = []
         """Gradients in each bucket that is not reduced yet."""
         self.lengths: list[int] = []

@@ -25,6 +25,7 @@ COUNTER_BYTES = ALLOCATION_ROUNDING
 class Program:
     """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
 
+    is_even = True
     sum_stream = 0
     num_steps = 4
     """Steps of a run. Two give the reserved peak of 66 of 68 runs of PyTorch's CUDA build, and the least

@@ -25,6 +25,8 @@ _NORM = "a gradient in fp32, for its norm"
 class ShardedStatesProgram(DeepSpeedProgram):
     """One rank whose weights are views of one flat buffer."""
 
+    is_even = False
+
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(job, ledger, workspace_bytes=workspace_bytes)
         self.partition = job.partition(round_robin=job.options.round_robin_gradients)

@@ -7,7 +7,7 @@ included (``partitioned_param_coordinator.py``). A block that another stream use
 stream has come past it (``record_stream``); here at once, as in a run whose streams keep up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind, HostMemory
@@ -27,7 +27,7 @@ from memplan.memory.deepspeed.shards import (
     shard_plan,
 )
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.playback import Acts, Stops
+from memplan.memory.playback import Acts, Stops, backward_acts, forward_acts
 from memplan.memory.programs.program import Weight, step_optimizer
 from memplan.memory.programs.zero import DeepSpeedProgram
 
@@ -164,6 +164,8 @@ class PlayedCoordinator(Coordinator):
 
 class ShardedParametersProgram(DeepSpeedProgram):
     """One rank that holds shards of everything."""
+
+    is_even = False
 
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(job, ledger, workspace_bytes=workspace_bytes)
@@ -443,8 +445,31 @@ class ShardedParametersProgram(DeepSpeedProgram):
         self.in_backward = False
 
     def settle(self, *, num_micro_batches: int) -> None:
-        """The first micro-batch records in which order modules run."""
-        self.train(0, num_micro_batches=num_micro_batches)
+        """A first micro-batch would record in which order modules run."""
+        if self.gathers:
+            self.coordinator.recorded = list(self._order_of_modules())
+        super().settle(num_micro_batches=num_micro_batches)
+
+    def _order_of_modules(self) -> Iterator[Sequence[int]]:
+        """What each module needs, as forward and backward pass run them."""
+        passes = self.given.passes
+        for forward in passes.forward:
+            acts = forward_acts(self.found[forward.segment.index].stops)
+            for repetition in range(forward.segment.repeat):
+                yield from self._fetched(forward.segment, acts, repetition)
+        remaining = {segment.index: segment.repeat for segment in self.given.tape.segments}
+        for backward in passes.backward:
+            index = backward.segment.index
+            acts = backward_acts(backward, self.found[index].stops)
+            for _ in range(backward.repeats):
+                remaining[index] -= 1
+                yield from self._fetched(backward.segment, acts, remaining[index])
+
+    def _fetched(self, segment: Segment, acts: Acts, repetition: int) -> Iterator[Sequence[int]]:
+        modules = self.found[segment.index].modules
+        for act, number in acts:
+            if act == Act.FETCH:
+                yield module_numbers(modules[number].weights, repetition)
 
     # -- the update ------------------------------------------------------------------------------
 
