@@ -273,7 +273,7 @@ def cudnn(
     inputs = (query, key, value) if mask is None else (query, key, value, mask)
     t.record(
         "cudnn_attention", inputs, (out, statistics, *random_state),
-        saves=(*inputs, out, statistics, *random_state),
+        saves=(*inputs[3:], key, query, value, statistics, out, *random_state),
         gradients=(Gradient.FRESH,) * 3 + (Gradient.NONE,) * (mask is not None),
         forward_scratch_bytes=0 if t.decomposed else _rounded(CUDNN_FORWARD_BYTES),
         backward_scratch_bytes=_rounded(cudnn_backward_scratch_bytes(t, shape, key)),
@@ -286,13 +286,13 @@ def cudnn_backward_scratch_bytes(t: Tape, shape: Shape, key: Tensor) -> int:
     """Workspace of cuDNN's backward plan [bytes]: an fp32 dq, a sum for each row of it, and where
     key heads serve several query heads, dk and dv of every query head.
 
-    cuDNN 9.20 asks for as much, on cards described to it.
+    cuDNN 9.20 asks for as much, on cards described to it, and what it asks for in the forward pass.
     """
     if t.decomposed:
         return 0
     spec = shape.spec
     rows = shape.rows * spec.num_heads
-    found = 4 * rows * (spec.head_dim + 1)
+    found = 4 * rows * (spec.head_dim + 1) + CUDNN_FORWARD_BYTES
     heads = key.numel // (shape.batch * shape.keys * spec.head_dim)
     if heads < spec.num_heads:
         widths = spec.head_dim + shape.value_head_dim
