@@ -115,9 +115,11 @@ class Playback:
             for storage in kept_by(segment):
                 self.keepers[storage] = self.keepers.get(storage, 0) + 1
         self.casts: list[Place] = []
+        self.carried: Place | None = None
         self.output: Place | None = None
         for each in self.passes.forward:
             self._forward(each)
+        self._let_go_of_carried()
         for place in self.casts:
             self._free(place)
 
@@ -128,7 +130,9 @@ class Playback:
         carried = segment.carried if segment.carried not in kept else None
         stops = self.engine.stops(segment)
         cuts = [] if stops is None else _forward_cuts(each, stops)
-        last_carried: Place | None = None
+        if each.loss:
+            # The base model has returned.
+            self._let_go_of_carried()
         given = segment.input.storage if segment.input is not None else None
         for repetition in range(segment.repeat):
             ledger.reach(segment, repetition)
@@ -148,10 +152,9 @@ class Playback:
                         ledger.free(frame.pop(key))
                 if acts:
                     self.engine.reach(segment, repetition, acts)
+            self._let_go_of_carried()
             if carried is not None:
-                if last_carried is not None:
-                    self._free(last_carried)
-                last_carried = (frame, carried)
+                self.carried = (frame, carried)
             for key in frame:
                 if isinstance(key, Storage) and key.weight_cast and key not in kept:
                     self.casts.append((frame, key))
@@ -164,11 +167,15 @@ class Playback:
                 self.output = (frame, output)
             elif output is not None and output is not given:
                 self.output = self._place(output)
-        if last_carried is not None:
-            self.casts.append(last_carried)
         for storage in segment.releases:
             if not self.keepers.get(storage, 0) and not self._kept_nearby(storage):
                 self._free_any(storage)
+
+    def _let_go_of_carried(self) -> None:
+        """The model's variable is set anew, or gone."""
+        if self.carried is not None:
+            self._free(self.carried)
+            self.carried = None
 
     def _source(self, repetition: int, given: Storage | None) -> Place | None:
         """Where a repetition's input is noted."""
@@ -213,10 +220,14 @@ class Playback:
             self.ledger.free(block)
 
     def _free_any(self, storage: Storage) -> None:
-        """Free a storage of an earlier segment, of the first repetition that still has it."""
+        """Free a storage of an earlier segment: what it returned, or of the first repetition left."""
         if storage.segment < 0:
             return
-        for repetition in range(self.tape.segments[storage.segment].repeat):
+        segment = self.tape.segments[storage.segment]
+        repetitions = range(segment.repeat)
+        if segment.output is not None and segment.output.storage is storage:
+            repetitions = repetitions[-1:]
+        for repetition in repetitions:
             frame = self.frames.get((storage.segment, repetition))
             if frame is not None and storage in frame:
                 self._free((frame, storage))
@@ -242,6 +253,9 @@ class Playback:
                 self._backward(each, remaining[each.segment.index], cuts)
             if not remaining[each.segment.index] and not each.segment.checkpointed:
                 self._free_shared(each.segment)
+
+    def let_go(self) -> None:
+        """The loss goes, and with its graph the leaves that want gradients, and these."""
         for leaf in self.tape.leaves:
             self._free_any(leaf.storage)
         for block in self.shared.values():
@@ -261,14 +275,14 @@ class Playback:
         source = self.inputs.get((segment.index, repetition))
         given = segment.input.storage if segment.input is not None else None
         for tensor, buffer in each.profile.given.items():
+            block = None
             if tensor is segment.output:
-                if self.flow is not None:
-                    frame[buffer] = self.flow
-                self.flow = None
-            else:
+                block, self.flow = self.flow, None
+            if block is None:
+                # An output that only later segments read, as an encoder's, has a shared gradient.
                 block = self.shared.pop(tensor, None)
-                if block is not None:
-                    frame[buffer] = block
+            if block is not None:
+                frame[buffer] = block
         for number, interval in enumerate(each.intervals):
             for events, acts in _pieces(interval.events, cuts[number] if cuts else ()):
                 for key, size in events:

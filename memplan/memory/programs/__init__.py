@@ -22,11 +22,11 @@ def program_of(
     if engine is Engine.FSDP:
         from memplan.memory.programs.fsdp2 import Fsdp2Program
 
-        return Fsdp2Program(given, ledger, workspace_bytes=workspace_bytes)
+        return Fsdp2Program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     if engine is Engine.FSDP1:
         from memplan.memory.programs.fsdp1 import Fsdp1Program
 
-        return Fsdp1Program(given, ledger, workspace_bytes=workspace_bytes)
+        return Fsdp1Program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     if engine is Engine.DEEPSPEED:
         from memplan.memory.programs.deepspeed import deepspeed_program
 

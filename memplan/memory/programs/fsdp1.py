@@ -32,7 +32,8 @@ class FlatUse:
     """One flat parameter."""
 
     __slots__ = (
-        "copy", "done", "gathered", "gradient", "gradients", "prefetched", "shard_gradient", "unit",
+        "awaits_backward", "copy", "done", "gathered", "gradient", "gradients", "prefetched",
+        "shard_gradient", "unit",
     )  # fmt: skip
 
     def __init__(self, unit: Unit, copy: int) -> None:
@@ -43,6 +44,8 @@ class FlatUse:
         """The flat parameter, whole."""
         self.prefetched = False
         """Gathered, or only looked at, before its turn."""
+        self.awaits_backward = False
+        """Its backward pass has not begun (``_needs_pre_backward_unshard``)."""
         self.gradients: dict[Weight, Block] = {}
         """Of its views, in this backward pass."""
         self.gradient: Block | None = None
@@ -53,15 +56,19 @@ class FlatUse:
 
 
 class Fsdp1Program(ShardedProgram[FlatUse]):
-    """One rank of ``FullyShardedDataParallel``, the first of its group."""
+    """One rank of ``FullyShardedDataParallel``."""
 
     sum_stream = GATHER_STREAM
 
-    def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+    def __init__(
+        self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0, rank: int = 0
+    ) -> None:
         wrapped = wrap(given)
         super().__init__(given, ledger, wrapped.units, FlatUse, workspace_bytes=workspace_bytes)
         self.options = wrapped.options
         self.formats = wrapped.formats
+        self.place = rank % wrapped.formats.degree
+        """Among the ranks over which the parameters are spread."""
         self.keeps_whole = wrapped.keeps_whole
         self.sharded = wrapped.formats.degree > 1
         self.mixed = wrapped.formats.compute is not wrapped.formats.kept
@@ -187,14 +194,18 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         use = self._layer(segment, repetition)
         if use is not None:
             self._reshard(use, frees=not self.keeps_whole)
-            self.order.append(use)
+            self._end_forward_of(use)
 
     def end_forward(self) -> None:
         """The root stays gathered."""
         self.entered = False
         if self.root is not None:
             self._reshard(self.root, frees=False)
-            self.order.append(self.root)
+            self._end_forward_of(self.root)
+
+    def _end_forward_of(self, use: FlatUse) -> None:
+        self.order.append(use)
+        use.awaits_backward = True
 
     # -- backward --------------------------------------------------------------------------------
 
@@ -212,13 +223,16 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
     def _pre_backward(self, use: FlatUse) -> None:
         if not use.prefetched:
             self._gather(use)
+        use.awaits_backward = False
         if self.options.backward_prefetch is Prefetch.PRE:
             self._prefetch_before(use)
 
     def _prefetch_before(self, use: FlatUse) -> None:
-        """Gather the unit whose forward pass ended before this one's."""
+        """Gather the unit whose forward pass ended before this one's, unless it is done already."""
         position = self.order.index(use)
-        self._prefetch(self.order[position - 1] if position else None)
+        before = self.order[position - 1] if position else None
+        if before is not None and before.awaits_backward:
+            self._prefetch(before)
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """It waits for those of its flat parameter's other views."""
@@ -287,7 +301,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """Each original parameter gets a gradient as small as its shard, then a view of the whole."""
         if not self.options.use_orig_params or not self.sharded or self.formats.offloaded:
             return
-        for _, _, numel in flat_places(use.unit, self.options, self.formats):
+        for _, _, numel in flat_places(use.unit, self.options, self.formats, self.place):
             if numel:
                 self.ledger.use(allocated_bytes(numel, self.formats.kept), stream=GATHER_STREAM)
 
@@ -357,7 +371,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             ]
         numels: dict[Weight, int] = {}
         for use in self._uses():
-            for parameter, copy, numel in flat_places(use.unit, self.options, self.formats):
+            places = flat_places(use.unit, self.options, self.formats, self.place)
+            for parameter, copy, numel in places:
                 numels[parameter, copy + use.copy] = numel
         return [
             allocated_bytes(numels[weight], states)

@@ -12,14 +12,16 @@ from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
-from memplan.memory.fsdp2.units import Unit, UnitFormats, find_units, shard_numel
+from memplan.memory.fsdp2.units import Unit, UnitFormats, find_units, own_numel, shard_numel
 from memplan.memory.ledger import Block, Ledger
+from memplan.memory.playback import Acts, Stops
 from memplan.memory.programs.program import Weight, is_trained, step_optimizer
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
 from memplan.training.setup import Offload
 
 GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
+_TAIL_HOOK = (0, 0)
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
 
@@ -47,17 +49,23 @@ class UnitUse:
 
 
 class Fsdp2Program(ShardedProgram[UnitUse]):
-    """One rank of ``fully_shard``, the first of its group."""
+    """One rank of ``fully_shard``."""
 
-    def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+    def __init__(
+        self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0, rank: int = 0
+    ) -> None:
         self.options = Fsdp2Options.of(given.setup)
         self.offloaded = given.setup.offload_param is Offload.CPU
         self.formats = UnitFormats.of(given, self.options, offloaded=self.offloaded)
         units = find_units(given.tape, self.options, self.formats)
         super().__init__(given, ledger, units, UnitUse, workspace_bytes=workspace_bytes)
+        self.place = rank % self.formats.degree
+        """Among the ranks over which the parameters are spread."""
         self.root = self._single(self.units.root)
         self.tail = self._single(self.units.tail)
         self.embedding = self._single(self.units.embedding)
+        self.in_tail = False
+        """The tail's backward pass has begun."""
         self.kept_all_gather: Block | None = None
         self.reduce_inputs: list[Block] = []
         self.replicated = self.options.data_parallel_replicate_degree > 1
@@ -67,15 +75,26 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
     # -- loading and stepping --------------------------------------------------------------------
 
     def load(self) -> None:
-        """The shards; where the model is sharded on the way, each unit whole before its shards."""
+        """Each unit whole before its shards; shards that are filled later, tensor by tensor.
+
+        (accelerate 1.15, ``fsdp2_load_full_state_dict``)
+        """
         ledger = self.ledger
         if self.options.init_device is not InitDevice.META:
             self._load_units()
             return
         for weight in self.weights:
-            if not self.offloaded:
-                ledger.allocate(self._shard_bytes(weight[0]), 0, ComponentKind.PARAMETERS, weight)
+            size = allocated_bytes(weight[0].numel, self.formats.kept)
+            whole = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+            self.load_shard(weight)
+            ledger.free(whole)
         self.load_buffers()
+
+    def load_shard(self, weight: Weight) -> None:
+        """One weight's, where it is kept on the GPU."""
+        if not self.offloaded:
+            size = self._shard_bytes(weight[0])
+            self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
 
     def _load_units(self) -> None:
         """Layer by layer, the root last: moved to the GPU whole, then cut (``_init_sharded_param``)."""
@@ -85,15 +104,16 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         whole: dict[UnitUse, list[Block]] = {}
         if cuda:
             whole = {use: self._whole(use) for use in uses}
+            self.load_buffers()
         for use in uses:
             blocks = whole.get(use) or self._whole(use)
-            for parameter, block in zip(use.unit.parameters, blocks, strict=True):
-                if not self.offloaded:
-                    weight = parameter, use.copy
-                    size = self._shard_bytes(parameter)
-                    ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+            if use is uses[-1] and not cuda:
+                self.load_buffers()
+            for parameter in use.unit.parameters:
+                self.load_shard((parameter, use.copy))
+            # The call's list of parameters holds them all until it returns.
+            for block in blocks:
                 ledger.free(block)
-        self.load_buffers()
 
     def _whole(self, use: UnitUse) -> list[Block]:
         kept = self.formats.kept
@@ -117,11 +137,12 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         super().micro_batch(step, first=first, last=last)
 
     def optimizer_step(self, *, first: bool) -> None:
-        """States of the shards."""
+        """States of this rank's own chunks, without what shards are padded with."""
         if self.offloaded:
             return
+        degree = self.formats.degree
         sizes = [
-            allocated_bytes(shard_numel(parameter, self.formats.degree), self.formats.states)
+            allocated_bytes(own_numel(parameter, degree, self.place), self.formats.states)
             for parameter, _ in self.weights
             if is_trained(parameter)
         ]
@@ -252,9 +273,31 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             if segment.output is not None and segment.output.requires_grad:
                 self._pre_backward(use)
             return
-        for single in (self.embedding, self.tail):
-            if single is not None and self._owns(single, segment) and not single.gathered:
-                self._pre_backward(single)
+        single = self.embedding
+        if single is not None and self._owns(single, segment) and not single.gathered:
+            self._pre_backward(single)
+
+    def stops(self, segment: Segment) -> Stops | None:
+        """The tail's hook fires when the gradient of what it returns arrives."""
+        tail = self.tail
+        if tail is None or segment.is_layer:
+            return None
+        of_parameter = self.units.of_parameter
+        products = [
+            position
+            for position, operation in enumerate(segment.operations)
+            for tensor in operation.inputs
+            if isinstance(tensor, Parameter) and of_parameter.get(tensor) is tail.unit
+        ]
+        if not products or segment is self.given.tape.segments[0]:
+            return None
+        return Stops(before_backward={products[-1]: [_TAIL_HOOK]})
+
+    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:  # noqa: ARG002
+        """The tail's backward pass begins, with the last of its modules."""
+        if self.tail is not None and not self.in_tail:
+            self.in_tail = True
+            self._pre_backward(self.tail)
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """It waits for the end of its unit's backward pass."""
@@ -290,6 +333,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.all_reduced.clear()
         for use in self._uses():
             use.done = False
+        self.in_tail = False
         self.order.clear()
 
     def _post_backward(self, use: UnitUse) -> None:

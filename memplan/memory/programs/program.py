@@ -6,6 +6,7 @@ of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(
 
 from collections.abc import Iterable
 
+from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
@@ -85,6 +86,7 @@ class Program:
         self.begin_backward()
         self.playback.backward()
         self.end_backward()
+        self.playback.let_go()
 
     def optimizer_step(self, *, first: bool) -> None:
         """States in the first step; then what the optimizer copies."""
@@ -141,10 +143,10 @@ class Program:
 
 
 def weights_of(given: RankInput) -> Iterable[Weight]:
-    """Every parameter of every copy of its segment."""
-    for segment in given.tape.segments:
+    """Every parameter of every copy of its segment, in the order of ``named_parameters()``."""
+    for segment, parameters in declared_parameters(given.tape):
         for copy in range(segment.num_copies):
-            for parameter in segment.parameters:
+            for parameter in parameters:
                 yield parameter, copy
 
 
@@ -162,8 +164,8 @@ def step_optimizer(
         for size in state_sizes:
             if optimizer.has_step_counter:
                 ledger.allocate(COUNTER_BYTES, 0, ComponentKind.OPTIMIZER_STATES, "step counter")
-            for _ in range(optimizer.num_states):
+            for _ in range(optimizer.num_states if size else 0):
                 ledger.allocate(size, 0, ComponentKind.OPTIMIZER_STATES, "optimizer state")
     if optimizer.num_step_copies:
-        copies = state_sizes * optimizer.num_step_copies
+        copies = [size for size in state_sizes if size] * optimizer.num_step_copies
         ledger.use(*copies, kind=ComponentKind.TEMPORARIES, name="the optimizer's copy of a state")

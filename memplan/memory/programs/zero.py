@@ -2,7 +2,7 @@
 
 from memplan.graph.tensors import allocated_bytes
 from memplan.memory.deepspeed.job import Job, rounded
-from memplan.memory.ledger import Block, Ledger
+from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs.program import Program, Weight
 
 
@@ -29,9 +29,11 @@ class DeepSpeedProgram(Program):
         return sorted(kept, key=self.number)
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
-        """Note whether the optimizer steps after it."""
+        """Note whether the optimizer steps after it; ``engine.step()`` is called all the same."""
         self.last = last
         super().micro_batch(step, first=first, last=last)
+        if not last:
+            self.ledger.enter(Part.STEP, step)
 
     def allocate(self, num_bytes: int, stream: int = 0) -> Block:
         """Ask for a block, rounded up as the allocator does."""
