@@ -83,7 +83,7 @@ _OLMO2 = replace(
     _OLMO,
     norm=NormKind.RMS_UPCAST,
     placement=NormPlacement.OUTPUT,
-    attention=Variation(query_key_norm=NormKind.RMS_UPCAST),
+    attention=Variation(query_key_norm=NormKind.RMS_UPCAST, norm_at_once=True),
     query_key_norm_per_head=False,
 )
 _COHERE = Form(

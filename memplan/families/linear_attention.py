@@ -252,7 +252,9 @@ def _lfm_layer(
             kernel_size=reader.integer("conv_L_cache"), bias=reader.flag("conv_bias")
         )
     else:
-        variation = Variation(qkv_bias=False, output_bias=False, query_key_norm=NormKind.RMS)
+        variation = Variation(
+            qkv_bias=False, output_bias=False, query_key_norm=NormKind.RMS, norm_at_once=True
+        )
         attention = plain_attention(reader, variation)
         attention = replace(attention, rotary=RotarySpec(dim=attention.head_dim), dropout=0.0)
     return LayerSpec(attention=attention, feed_forward=network, norm=NORM)

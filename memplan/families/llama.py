@@ -31,6 +31,8 @@ class Variation:
     feed_forward_bias: bool | None = None
     """Fixed by the class; None reads ``mlp_bias``."""
     query_key_norm: NormKind | None = None
+    norm_at_once: bool = False
+    """``q_norm(q_proj(x))``: queries are normed before keys are projected."""
     norm: NormKind = NormKind.RMS
 
 
@@ -38,7 +40,7 @@ VARIATIONS: dict[str, Variation] = {
     "llama": Variation(),
     "mistral": Variation(qkv_bias=False, output_bias=False, feed_forward_bias=False),
     "qwen2": Variation(qkv_bias=True, output_bias=False, feed_forward_bias=False),
-    "qwen3": Variation(query_key_norm=NormKind.RMS, feed_forward_bias=False),
+    "qwen3": Variation(query_key_norm=NormKind.RMS, norm_at_once=True, feed_forward_bias=False),
 }
 
 
@@ -111,6 +113,7 @@ def read_attention(reader: ConfigReader, variation: Variation, hidden_size: int)
         query_key_norm=(
             NormSpec(kind=variation.query_key_norm) if variation.query_key_norm else None
         ),
+        query_key_norm_at_once=variation.norm_at_once,
         dropout=reader.number("attention_dropout"),
     )
 

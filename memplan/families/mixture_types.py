@@ -214,7 +214,7 @@ MIXTURES: dict[str, Mixture] = {
     ),
     "qwen3_moe": Mixture(
         router=QWEN_ROUTER,
-        attention=Variation(query_key_norm=NormKind.RMS),
+        attention=Variation(query_key_norm=NormKind.RMS, norm_at_once=True),
         dense=_qwen_dense,
         sliding=_always,
         window_switch=True,
@@ -238,7 +238,7 @@ MIXTURES: dict[str, Mixture] = {
     ),
     "olmoe": Mixture(
         router=QWEN_ROUTER,
-        attention=Variation(query_key_norm=NormKind.RMS),
+        attention=Variation(query_key_norm=NormKind.RMS, norm_at_once=True),
         query_key_norm_per_head=False,
         clamps=True,
         expert_size="intermediate_size",
@@ -264,7 +264,7 @@ MIXTURES: dict[str, Mixture] = {
     ),
     "dots1": Mixture(
         router=DEEPSEEK_ROUTER,
-        attention=Variation(query_key_norm=NormKind.RMS),
+        attention=Variation(query_key_norm=NormKind.RMS, norm_at_once=True),
         shared_count="n_shared_experts",
         dense=first_dense,
         sliding=_after_window_layers,
@@ -303,7 +303,9 @@ MIXTURES: dict[str, Mixture] = {
         router=RouterSpec(
             score=RouterScore.SIGMOID, correction=True, normalization=Normalization.IN_PLACE
         ),
-        attention=Variation(qkv_bias=False, output_bias=False, query_key_norm=NormKind.RMS),
+        attention=Variation(
+            qkv_bias=False, output_bias=False, query_key_norm=NormKind.RMS, norm_at_once=True
+        ),
         query_key_norm_per_head=False,
         rotary=JOINED_ROTARY,
         partial_rotary=1.0,

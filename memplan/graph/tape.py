@@ -7,8 +7,7 @@ becomes gradients of its inputs. Operations stand in ``Segment``s: the embedding
 each run of equal layers, the head with its loss. What is alive when is found by walking the
 segments (``memplan.memory.walk``), never assumed here.
 
-Sizes are rounded up to 512 bytes, the smallest block of torch's caching allocator
-(c10/core/AllocatorConfig.h, torch 2.13).
+Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.tensors``).
 """
 
 from collections.abc import Sequence
@@ -196,9 +195,7 @@ class Tape:
     def tensor(self, numel: int, dtype: DType, *, requires_grad: bool = False) -> Tensor:
         """Make a tensor with a storage of its own in the present segment."""
         segment = self.segment
-        storage = Storage(
-            -(-numel * dtype.num_bytes // 512) * 512, segment.index, len(segment.operations)
-        )
+        storage = Storage(allocated_bytes(numel, dtype), segment.index, len(segment.operations))
         return Tensor(numel, dtype, storage, requires_grad=requires_grad)
 
     def record(

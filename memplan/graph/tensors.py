@@ -1,6 +1,6 @@
 """Symbolic tensors: a size and a dtype on a storage, and weights with the module that owns them.
 
-Sizes are rounded up to 512 bytes, the smallest block of torch's caching allocator
+Sizes are rounded up to ``ALLOCATION_ROUNDING``, the smallest block of torch's caching allocator
 (c10/core/AllocatorConfig.h, torch 2.13).
 """
 
@@ -17,7 +17,7 @@ def allocated_bytes(numel: int, dtype: DType) -> int:
     >>> allocated_bytes(100, DType.FP32)
     512
     """
-    return -(-numel * dtype.num_bytes // 512) * 512
+    return -(-numel * dtype.num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
 
 
 class Storage:

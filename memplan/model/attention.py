@@ -142,6 +142,8 @@ class AttentionSpec:
     """The norm runs over each head's dimensions rather than over all of them at once."""
     query_key_norm_weight_per_head: bool = False
     """Each head has a norm weight of its own (Cohere)."""
+    query_key_norm_at_once: bool = False
+    """Each is normed as soon as it is projected, queries before keys are projected (Qwen3, OLMo 2)."""
     query_key_norm_last: bool = False
     """The norm comes after the rotary embedding (Hunyuan)."""
     query_scaled_by_position: bool = False

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
+from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.report.estimate import print_assumptions, setup_label
 from memplan.report.explanation import Explanation, LayerKind, Node, states_line
 from memplan.report.timeline import timeline_lines
@@ -58,7 +59,7 @@ def footnotes(found: Estimate, explained: Explanation) -> tuple[str, ...]:
     summed = (
         f"After the forward pass {size_text(explained.kept_bytes)} stay: what the lists above hold, "
         f"and {size_text(beside)} that variables hold, the loss or outputs among them. Every tensor "
-        "is rounded up to 512 bytes."
+        f"is rounded up to {ALLOCATION_ROUNDING} bytes."
     )
     return (
         summed,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.report.explain import size_text
 from memplan.report.lessons import Lesson, Taught, teach
 
@@ -78,7 +79,10 @@ def _table(taught: Taught) -> "Table":
     table.add_column("what", overflow="fold")
     for step in taught.steps:
         kept = sum(num_bytes for _, num_bytes in step.saves)
-        what = [text if num_bytes > 512 else f"{text} (a number)" for text, num_bytes in step.saves]
+        what = [
+            text if num_bytes > ALLOCATION_ROUNDING else f"{text} (a number)"
+            for text, num_bytes in step.saves
+        ]
         if step.again_bytes:
             what.append(f"{size_text(step.again_bytes)} kept before: counted once")
         table.add_row(

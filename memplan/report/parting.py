@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
+from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.parting import Level, LoneBlocks, Parting, SizeClass
 from memplan.report.estimate import setup_label
 from memplan.report.explain import size_text
@@ -89,8 +90,8 @@ def print_parting(console: "Console", found: Estimate, parting: Parting, *, sour
 def footnotes(parting: Parting) -> list[str]:
     """How the figures are to be read."""
     counted = (
-        "Blocks count as they were asked for, rounded up to 512 bytes; what the allocator hands out "
-        "beyond that is part of what it reserves."
+        f"Blocks count as they were asked for, rounded up to {ALLOCATION_ROUNDING} bytes; what the "
+        "allocator hands out beyond that is part of what it reserves."
     )
     lines = [counted]
     if not parting.parts:

@@ -17,6 +17,7 @@ from memplan.memory.account import ComponentKind, RankAccount
 from memplan.memory.accounts import rank_account
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs import program_of
+from memplan.memory.programs.fsdp2 import Fsdp2Program
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
 from memplan.memory.required import PlayedRun
@@ -122,9 +123,6 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
     model = load_model(record["config"], TASKS[record.get("task", "causal")])
     gpu = load_gpu(GPUS[settings["gpu"]])
     setup = setup_of(settings)
-    if engine_of(settings) == "fsdp2":
-        options = {**dict(setup.engine_options), "init_device": "meta"}
-        setup = replace(setup, engine_options=options)
     resolved = setup.resolve(model.context_length, has_bf16=True)
     options = replace(
         shared_options(model, tape_options(resolved, gpu)),
@@ -139,11 +137,21 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
     if program is None:
         return None
     num_steps = NUM_MICRO_BATCHES
+    if engine_of(settings) == "fsdp2":
+        program.load = partial(_load_empty, program)  # type: ignore[method-assign]
     if engine_of(settings) == "deepspeed":
         program.load_weights = partial(_cast_weights, program)  # type: ignore[method-assign]
         num_steps = max(1, NUM_MICRO_BATCHES // setup.gradient_accumulation_steps)
     program.run(num_steps=num_steps)
     return PlayedRun(ledger, expandable=False)
+
+
+def _load_empty(program: Program) -> None:
+    """These records make the shards with ``to_empty``."""
+    assert isinstance(program, Fsdp2Program)
+    for weight in program.weights:
+        program.load_shard(weight)
+    program.load_buffers()
 
 
 def _cast_weights(program: Program) -> dict[Weight, Block]:

@@ -72,7 +72,7 @@ def cudnn(
     inputs = (query, key, value) if mask is None else (query, key, value, mask)
     t.record(
         OperationKind.CUDNN_ATTENTION, inputs, (out, statistics, *random_state),
-        saves=(*inputs, out, statistics, *random_state),
+        saves=(*inputs[3:], key, query, value, statistics, out, *random_state),
         gradients=(Gradient.FRESH,) * 3 + (Gradient.NONE,) * (mask is not None),
         forward_scratch_bytes=cudnn_forward_scratch(t),
         backward_scratch_bytes=cudnn_backward_scratch(t, shape, key),

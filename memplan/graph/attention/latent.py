@@ -13,7 +13,7 @@ from memplan.graph.operations import linear, norm, rotary
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import RotarySpec
 from memplan.model.latent import LatentAttentionSpec
 
@@ -104,7 +104,7 @@ def copy_into(t: Tape, base: Tensor, part: Tensor) -> Tensor:
     """
     out = t.view(base, base.numel)
     whole = base.storage.num_bytes
-    zeros = -(-part.numel * part.dtype.num_bytes // 512) * 512
+    zeros = allocated_bytes(part.numel, part.dtype)
     scratch = zeros if base.requires_grad else whole
     t.record(
         OperationKind.COPY_IN_PLACE, (base, part), (out,), gradients=(Gradient.FRESH, Gradient.FRESH),

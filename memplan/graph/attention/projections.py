@@ -1,8 +1,8 @@
 """From hidden states to queries, keys and values."""
 
 from memplan.graph.attention.head_layout import Shape, as_heads
-from memplan.graph.attention.rotary import joins_heads
-from memplan.graph.operations import linear
+from memplan.graph.attention.rotary import turns_heads
+from memplan.graph.operations import linear, norm
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -15,16 +15,16 @@ def project(
     """Queries, keys and values, in one linear layer or three."""
     hidden = context.hidden_size
     split = shape is not None and shape.heads_split
-    # Heads that ``cat`` has joined get their gradients head by head from any kernel.
-    turned = split or joins_heads(spec)
+    # Heads that were turned get their gradients head by head from any kernel.
+    turned = split or turns_heads(t, spec)
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
-        query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
         apart = not spec.views_last
-        query = as_heads(t, query, spec.num_heads) if turned and apart else query
+        query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
+        query = _heads(t, query, spec, "q", spec.num_heads, viewed=turned and apart)
         key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)
-        key = as_heads(t, key, spec.num_kv_heads) if turned and apart else key
+        key = _heads(t, key, spec, "k", spec.num_kv_heads, viewed=turned and apart)
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = linear(t, x, "self_attn.v_proj", hidden, width, bias=spec.value_bias)
         value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
@@ -34,6 +34,19 @@ def project(
         query = as_heads(t, query, spec.num_heads)
         key, value = (as_heads(t, part, spec.num_kv_heads) for part in (key, value))
     return query, key, value
+
+
+def _heads(
+    t: Tape, x: Tensor, spec: AttentionSpec, name: str, num_heads: int, *, viewed: bool
+) -> Tensor:
+    """A projection as heads, normed at once where the class does so: each head, or all before."""
+    kind = spec.query_key_norm if spec.query_key_norm_at_once else None
+    each = spec.query_key_norm_per_head
+    module, width = f"self_attn.{name}_norm", num_heads * spec.head_dim
+    if kind is not None and not each:
+        x = norm(t, x, kind, module, width)
+    x = as_heads(t, x, num_heads) if viewed else x
+    return norm(t, x, kind, module, spec.head_dim) if kind is not None and each else x
 
 
 def _fused_projection(

@@ -51,10 +51,13 @@ def rotate(
     return rotated[0], rotated[1]
 
 
-def joins_heads(spec: AttentionSpec) -> bool:
-    """Whether turned heads are joined from parts, and so lie head after head."""
-    form = spec.rotary
-    return form is not None and (form.halved or form.joined or form.dim != spec.head_dim)
+def turns_heads(t: Tape, spec: AttentionSpec) -> bool:
+    """Whether heads are turned by parts: the gradient of a slice is written head after head.
+
+    (``slice_backward`` copies into zeros of its input's shape, whatever its input's strides, and
+    autograd adds what else arrives to the first of them in place.)
+    """
+    return spec.rotary is not None and not t.kernels.fused_rotary
 
 
 def _twice_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -46,13 +46,13 @@ def cudnn_backward_scratch(t: Tape, shape: Shape, key: Tensor) -> int:
     """Workspace of cuDNN's backward plan [bytes]: an fp32 dq, a sum for each row of it, and where
     key heads serve several query heads, dk and dv of every query head.
 
-    cuDNN 9.20 asks for as much, on cards described to it.
+    cuDNN 9.20 asks for as much, on cards described to it, and what it asks for in the forward pass.
     """
     if t.decomposed:
         return 0
     spec = shape.spec
     rows = shape.rows * spec.num_heads
-    found = 4 * rows * (spec.head_dim + 1)
+    found = 4 * rows * (spec.head_dim + 1) + CUDNN_FORWARD_BYTES
     heads = key.numel // (shape.batch * shape.keys * spec.head_dim)
     if heads < spec.num_heads:
         widths = spec.head_dim + shape.value_head_dim

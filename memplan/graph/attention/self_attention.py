@@ -7,7 +7,7 @@ from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.output_gate import gate_states, gated_output, gated_projections
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.projections import project
-from memplan.graph.attention.rotary import joins_heads, rotate
+from memplan.graph.attention.rotary import rotate, turns_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import clamp, linear, norm
 from memplan.graph.segments import Gradient
@@ -34,13 +34,13 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         gate = gate_states(t, x, spec, context.hidden_size)
     if spec.projection_clamped:
         query, key, value = (clamp(t, part) for part in (query, key, value))
-    if spec.views_last and (shape.heads_split or joins_heads(spec)):
+    if spec.views_last and (shape.heads_split or turns_heads(t, spec)):
         query = as_heads(t, query, spec.num_heads)
         key = as_heads(t, key, spec.num_kv_heads)
         value = as_heads(t, value, spec.num_kv_heads) if shape.heads_split else value
     if spec.query_rescaled:
         query = t.scale(query)
-    if not spec.query_key_norm_last and not beside:
+    if not spec.query_key_norm_last and not spec.query_key_norm_at_once and not beside:
         query, key = _normalized(t, query, key, spec)
     if spec.rotary is not None:
         cos, sin = context.tables(spec)

@@ -6,6 +6,7 @@ of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(
 
 from collections.abc import Iterable
 
+from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
@@ -169,10 +170,10 @@ class Program:
 
 
 def weights_of(given: RankInput) -> Iterable[Weight]:
-    """Every parameter of every copy of its segment."""
-    for segment in given.tape.segments:
+    """Every parameter of every copy of its segment, in the order of ``named_parameters()``."""
+    for segment, parameters in declared_parameters(given.tape):
         for copy in range(segment.num_copies):
-            for parameter in segment.parameters:
+            for parameter in parameters:
                 yield parameter, copy
 
 
