@@ -354,6 +354,6 @@ def test_a_card_without_bf16_is_compared_in_fp16(run: Callable[..., Any]) -> Non
         told.stdout.split()
     )
     asked = run("estimate", "gpt2", "--gpu", "v100", "--precision", "bf16-amp").stdout
-    assert "no bf16 hardware: bf16 is emulated there; --precision fp16 is fp16-amp" in " ".join(
+    assert "no bf16 hardware: bf16 is emulated there; precision fp16 is fp16-amp" in " ".join(
         asked.split()
     )

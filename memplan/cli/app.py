@@ -181,9 +181,18 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         return build().main(list(arguments), prog_name="memplan", standalone_mode=False) or 0
     except MemplanError as error:
-        return _fail(str(error), code=error.exit_code)
+        return _fail(_own_message(error, arguments), code=error.exit_code)
     except _TyperUsageError as error:
         return _fail(_usage_message(error, arguments), code=ExitCode.USAGE)
+
+
+def _own_message(error: MemplanError, arguments: Sequence[str]) -> str:
+    """What the library says, which knows of fields, in terms of options."""
+    if not arguments or arguments[0] not in COMMANDS:
+        return str(error)
+    from memplan.cli.wording import in_options, option_names
+
+    return in_options(str(error), option_names(load_command(arguments[0])), arguments[1:])
 
 
 def _usage_message(error: Any, arguments: Sequence[str]) -> str:

@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import GpuNotFoundError, did_you_mean, nearest
-from memplan.hardware.gpu import GpuSpec, LinkSpec, PcieSpec, TflopsByDtype, Vendor
-from memplan.units import GB, MIB
+from memplan.hardware.gpu import (
+    GpuSpec,
+    LinkSpec,
+    PcieSpec,
+    TflopsByDtype,
+    Vendor,
+    gpu_from_memory,
+)
+from memplan.units import GB, MIB, is_size, parse_bytes
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -26,16 +33,17 @@ _PUNCTUATION = str.maketrans("", "", " \t-_/().")
 _SHOWN_LENGTH = 80
 _UNLISTED_KINDS = {"mig": "a slice of a GPU (MIG)", "laptop": "a laptop GPU"}
 _ADVICE = (
-    "`memplan gpus` (lists those known), --gpu-memory 46GiB (the memory of any other card), "
+    "`memplan gpus` (lists those known), `gpu='46GiB'` (the memory of any other card), "
     "or a .yaml file that describes one"
 )
 
 
 def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
-    """Find a GPU by catalog id, alias or printed device name, or read a YAML description.
+    """Find a GPU by catalog id, alias or printed device name, by its memory, or read its description.
 
-    Raises ``GpuNotFoundError`` with the nearest name, and ``ConfigError`` for a description that
-    is wrong (see ``memplan.sources.cardfile``).
+    Memory is a size with its unit, such as ``46GiB``: what an unlisted card reports. Raises
+    ``GpuNotFoundError`` with the nearest name, and ``ConfigError`` for a YAML description that is
+    wrong (see ``memplan.sources.cardfile``).
 
     >>> load_gpu("h100").gpu_id, load_gpu("NVIDIA A100 80GB PCIe").gpu_id, load_gpu("A10").gpu_id
     ('h100-sxm-80gb', 'a100-pcie-80gb', 'a10-24gb')
@@ -48,6 +56,8 @@ def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
         from memplan.sources.cardfile import read_card
 
         return read_card(Path(text))
+    if is_size(text):
+        return gpu_from_memory(parse_bytes(text))
     raise GpuNotFoundError(_not_found_message(text))
 
 
@@ -101,6 +111,8 @@ def _not_found_message(text: str) -> str:
     for word, kind in _UNLISTED_KINDS.items():
         if word in text.lower():
             return f"{shown!r} is {kind}, which the GPU catalog does not list. Try: {_ADVICE}"
+    if text.isdecimal():
+        return f"{shown!r} names no GPU; if it is how many there are, say so: `num_gpus={shown}`"
     return f"the GPU catalog has no {shown!r}.{_suggestion(shown)} Try: {_ADVICE}"
 
 

@@ -135,8 +135,8 @@ class _Guess:
             f"{self.source}: model_type {self.model_type!r} is not supported."
             f"{did_you_mean(self.model_type, known)} {len(known)} types are, such as "
             f"{', '.join(COMMON_FAMILIES)}. By its keys this is most like "
-            f"{self.family}{self._unread}: take it as that with --family {self.family}, or "
-            "--allow-guess"
+            f"{self.family}{self._unread}: take it as that with `family='{self.family}'`, "
+            "or `allow_guess=True`"
         )
 
     @property

@@ -147,7 +147,7 @@ def test_an_unlisted_card(run: Run) -> None:
         (["llama-3.2-1b", "--gpus", "0"], 2, "--gpus"),
         (["llama-3.2-1b", "--precision", "int3"], 3, "precision"),
         (["llama-3.2-1b", "--precision", "bf16-master"], 0, ""),
-        (["llama-3.2-1b", "--batch-size", "0"], 3, "micro_batch_size"),
+        (["llama-3.2-1b", "--batch-size", "0"], 3, "--batch-size: must be"),
         (["llama-3.2-1b", "--freeze", "tail"], 3, "freeze"),
         (["llama-3.2-1b", "--gpu-memory", "46"], 2, "46GiB"),
         (["llama-3.2-1b", "--batchsize", "2"], 2, "--batch-size"),

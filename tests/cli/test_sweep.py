@@ -248,7 +248,7 @@ def test_colours_are_a_heat_map(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     ("arguments", "code", "message"),
     [
         pytest.param(("--gpus", "8-"), 2, "--gpus: the list of numbers '8-'", id="range"),
-        pytest.param(("--zero", "4"), 3, "zero_stage: 4 is not one of", id="stage"),
+        pytest.param(("--zero", "4"), 3, "--zero: 4 is not one of", id="stage"),
         pytest.param(("--precision", "bf17"), 3, "Did you mean 'bf16'", id="precision"),
         pytest.param(("--pivot", "peek"), 2, "Did you mean 'peak'", id="figure"),
         pytest.param(("--pivot", "--format", "csv"), 2, "leave it out", id="figure for scripts"),
