@@ -34,6 +34,7 @@ from memplan.training.setup import (
     TrainingSetup,
     ZeroStage,
 )
+from memplan.upward import Displayed
 
 EQUAL_SPEED = 0.02
 """Setups whose speeds differ by less are equals, and the simplest of them comes first."""
@@ -185,7 +186,7 @@ class Shortfall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class Plan(Displayed):
     """The answer to a goal."""
 
     goal: Goal
@@ -200,6 +201,17 @@ class Plan:
     """Why combinations were not tried at all, each reason once."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
+
+    def rows(self) -> list[dict[str, object]]:
+        """The setups that fit as flat rows, best first, for a table of pandas' or polars'."""
+        return [each.estimate.to_dict() for each in self.setups]
+
+    def __repr__(self) -> str:
+        some = self.setups[0].estimate if self.setups else self.shortfalls[0].estimate
+        best = f", the best {some!r}" if self.setups else ""
+        return (
+            f"Plan({some.model.name} on {self.gpu.short_name}: {self.num_fitting} setups fit{best})"
+        )
 
 
 def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec) -> Plan:
