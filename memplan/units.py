@@ -62,6 +62,20 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
+_COUNT = re.compile(r"(\d{1,18})([kKmM]?)")
+_MULTIPLES = {"": 1, "k": KIB, "m": MIB}
+
+
+def parse_count(text: str) -> int | None:
+    """Read a whole number such as ``8192`` or ``8k``, where k is 1,024; None for anything else.
+
+    >>> parse_count("8k"), parse_count("1M"), parse_count("512"), parse_count("8.5")
+    (8192, 1048576, 512, None)
+    """
+    match = _COUNT.fullmatch(text.strip()) if text.isascii() else None
+    return int(match[1]) * _MULTIPLES[match[2].lower()] if match else None
+
+
 def is_size(text: str) -> bool:
     """Whether a text is a size with its unit.
 

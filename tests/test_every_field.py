@@ -209,6 +209,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "objective": (JOB, ("--objective", "batch")),
         "headroom": (JOB, ("--headroom", "50%")),
         "limit": (JOB, ("--limit", "1")),
+        "maximize": (JOB, ("--maximize", "seq-len")),
+        "exact": ((*JOB, "--engine", "ddp"), ("--exact",)),
         "emit": ((*JOB, "--engine", "deepspeed"), ("--emit", "deepspeed")),
     },
     "compare": {**TRAINED, "model": (("gpt2-medium",), ("gpt2",))},

@@ -18,6 +18,9 @@ from memplan.text import one_line, shortened
 PIPE_CLOSED = 141
 """Exit code when the reader went away (``memplan models | head -1``): 128 + SIGPIPE."""
 
+COMPLETION_VARIABLE = "_MEMPLAN_COMPLETE"
+"""Set where a shell asks what may come next."""
+
 _TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
 # Typer exports BadParameter but not its base, which every mistake on the command line derives from.
 
@@ -48,7 +51,12 @@ class MemplanCommand(TyperCommand):
                 formatter.write_dl(rows)
 
 
-OPTIONAL_VALUES = {"--check": ("all", ("all", "any")), "--pivot": ("peak", ())}
+OPTIONAL_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "--check": ("all", ("all", "any")),
+    "--pivot": ("peak", ()),
+    "--install-completion": ("this", ()),
+    "--show-completion": ("this", ()),
+}
 """Options that may stand alone: what they then mean, and the words that may follow all the same."""
 
 
@@ -74,7 +82,7 @@ class MemplanGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the command without pydantic."""
         read_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, with_optional_values(args))
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the commands' names, in the order of the help."""
@@ -132,12 +140,48 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _install_completion(shell: str | None) -> None:
+    if shell is not None:
+        from memplan.cli.completion import install
+
+        typer.echo(install(shell))
+        raise typer.Exit
+
+
+def _show_completion(shell: str | None) -> None:
+    if shell is not None:
+        from memplan.cli.completion import script
+
+        typer.echo(script(shell))
+        raise typer.Exit
+
+
 def top(
     ctx: typer.Context,
     version: Annotated[  # noqa: ARG001
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
+    install_completion: Annotated[  # noqa: ARG001
+        str | None,
+        typer.Option(
+            "--install-completion",
+            metavar="[SHELL]",
+            callback=_install_completion,
+            is_eager=True,
+            help="Have this shell complete memplan: options, models, GPUs.",
+        ),
+    ] = None,
+    show_completion: Annotated[  # noqa: ARG001
+        str | None,
+        typer.Option(
+            "--show-completion",
+            metavar="[SHELL]",
+            callback=_show_completion,
+            is_eager=True,
+            help="Show what that would add to the shell.",
+        ),
+    ] = None,
 ) -> None:
     """Will this training run fit, where do the bytes go, and what should change?"""
     if ctx.invoked_subcommand is None:
@@ -178,6 +222,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if COMPLETION_VARIABLE in os.environ:
+        from memplan.cli.completion import prepare
+
+        prepare()
     try:
         return build().main(list(arguments), prog_name="memplan", standalone_mode=False) or 0
     except MemplanError as error:

@@ -11,7 +11,7 @@ COLUMN_MEANINGS: dict[str, str] = {
     "gpu_capacity_bytes": "memory that torch reports for it",
     "num_gpus": "GPUs of the job",
     "num_nodes": "nodes they are in",
-    "engine": "ddp, deepspeed, fsdp, fsdp1 or megatron",
+    "engine": "ddp, deepspeed, fsdp or fsdp1",
     "zero_stage": "DeepSpeed's stage, 0-3",
     "fsdp_strategy": "what FSDP shards",
     "offload_optimizer": "none, cpu or nvme",

@@ -66,6 +66,16 @@ def all_gpus() -> tuple[GpuSpec, ...]:
     return tuple(_catalog_entry(gpu_id) for gpu_id in _catalog()["gpus"])
 
 
+def gpu_names() -> tuple[str, ...]:
+    """Every id and alias of the catalog, in order.
+
+    >>> "h100" in gpu_names(), "h100-sxm-80gb" in gpu_names()
+    (True, True)
+    """
+    catalog = _catalog()
+    return tuple(sorted({*catalog["gpus"], *catalog["aliases"]}))
+
+
 def _find_id(text: str) -> str | None:
     """Return the catalog id that a name stands for, quickest way first."""
     catalog = _catalog()
