@@ -477,6 +477,8 @@ def _write_flat(
     rows: "list[list[Estimate]]",
     output_format: OutputFormat,
     markdown_columns: tuple[str, ...],
+    *,
+    hints: "list[dict[str, object]] | None" = None,
 ) -> None:
     """Write flat rows in a format for scripts, with what was assumed for any of them."""
     from memplan.cli.checking import about
@@ -491,6 +493,7 @@ def _write_flat(
                 schema_version=SCHEMA_VERSION,
                 assumptions=list(dict.fromkeys(said)),
                 about=about(rows[0][0].model),
+                hints=hints,
             )
         )
     elif output_format is OutputFormat.CSV:
@@ -504,8 +507,16 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhe
     if output_format is not OutputFormat.TABLE:
         from memplan.report.estimate import MARKDOWN_COLUMNS
 
-        flat = [each.to_dict() for row in rows for each in row]
-        _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+        if output_format is OutputFormat.MARKDOWN:
+            flat = [each.to_dict() for row in rows for each in row]
+            _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+            return
+        from memplan.report.hints import hint_rows, hinted_rows
+        from memplan.search.advice import hints_for
+
+        found = hints_for(rows[0][0].model, rows)
+        flat = hinted_rows(rows, found)
+        _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
         return
     from memplan.report.console import TerminalConsole
     from memplan.report.estimate import best_places, print_account, print_comparison
