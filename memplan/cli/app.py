@@ -132,14 +132,6 @@ def _grouped(params: Sequence[Any], ctx: Any) -> dict[str, list[tuple[str, str]]
     return groups
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        from memplan import __version__
-
-        typer.echo(f"memplan {__version__}")
-        raise typer.Exit
-
-
 def _install_completion(shell: str | None) -> None:
     if shell is not None:
         from memplan.cli.completion import install
@@ -158,9 +150,12 @@ def _show_completion(shell: str | None) -> None:
 
 def top(
     ctx: typer.Context,
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option("--version", help="Show the version; with --verbose what a report needs."),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
     ] = False,
     install_completion: Annotated[  # noqa: ARG001
         str | None,
@@ -184,6 +179,13 @@ def top(
     ] = None,
 ) -> None:
     """Will this training run fit, where do the bytes go, and what should change?"""
+    if verbose and not version:
+        ctx.fail("--verbose means nothing without --version")
+    if version:
+        from memplan.cli.versions import version_text
+
+        typer.echo(version_text(verbose=verbose))
+        raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
