@@ -62,12 +62,12 @@ test: $(ENVIRONMENT)  ## Run the whole test suite
 	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)
 
 pythons:  ## Run the whole test suite under every Python of PYTHONS that this machine has
-	@found=; for python in $(PYTHONS); do \
+	@found=; failed=0; for python in $(PYTHONS); do \
 	  if "$$python" --version >/dev/null 2>&1; then \
 	    found=yes; echo "== $$python"; \
-	    $(MAKE) test SYSTEM_PYTHON="$$python" VENV="$(VENV)-$$python" || exit 1; \
+	    $(MAKE) test SYSTEM_PYTHON="$$python" VENV="$(VENV)-$$python" || failed=1; \
 	  else echo "== $$python is not here: not tested"; fi; \
-	done; test -n "$$found"
+	done; test -n "$$found" && exit $$failed
 
 fuzz: $(ENVIRONMENT)  ## Look for inputs that break it, for FUZZ_SECONDS (600) in all
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m pytest -m fuzz $(PYTEST_FLAGS)

@@ -11,7 +11,10 @@ from rich.console import Console
 
 import memplan
 from memplan.errors import MemplanError
+from memplan.search.planner import Objective
 from memplan.sources.catalog import all_gpus, load_gpu
+from memplan.training.precision import Engine, Precision
+from memplan.training.setup import Recomputation
 
 LLAMA = memplan.TrainingSetup(seq_len=512, precision="bf16", checkpointing="full")  # type: ignore[arg-type]
 
@@ -128,6 +131,23 @@ def test_rows_make_a_data_frame_of(library: str) -> None:
 def test_a_plan_has_rows(values: dict[str, Any]) -> None:
     rows = values["plan"].rows()
     assert [row["verdict"] for row in rows] == ["fits"] * len(values["plan"].setups)
+
+
+def test_a_goal_takes_words_and_single_values() -> None:
+    typed = memplan.Goal(
+        num_gpus=8,
+        engines="fsdp2",
+        precisions=["bf16"],
+        checkpointing="full",
+        objective="gpus",  # type: ignore[arg-type]
+    )
+    made = memplan.Goal(
+        num_gpus=(8,), engines=(Engine.FSDP,), precisions=(Precision.BF16,),
+        checkpointing=(Recomputation.FULL,), objective=Objective.GPUS,
+    )  # fmt: skip
+    assert typed == made
+    with pytest.raises(MemplanError, match=r"engines: 'fsdp3' is not one of .* Did you mean 'fsdp"):
+        memplan.Goal(engines=("fsdp3",))  # type: ignore[arg-type]
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ ASKED_FOR: tuple[EngineVariant, ...] = (
 class Goal:
     """What a plan is for.
 
-    Raises ``SetupError`` for values that make no sense.
+    Enums accept their string values, and a single value stands for a tuple of one. Raises ``SetupError`` for values that make no sense.
     """
 
     num_gpus: tuple[int, ...] = (8,)
@@ -151,6 +151,15 @@ class Goal:
     """What the setups that are returned need is replayed, not bounded: more fits, found slowly."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.num_gpus, int):
+            object.__setattr__(self, "num_gpus", (self.num_gpus,))
+        for name, kind in (
+            ("engines", Engine),
+            ("precisions", Precision),
+            ("zero_stages", ZeroStage),
+        ):
+            object.__setattr__(self, name, _members(name, getattr(self, name), kind))
+        object.__setattr__(self, "checkpointing", _policies(self.checkpointing))
         if not self.num_gpus or min(self.num_gpus) < 1:
             msg = "num_gpus: name at least one number of GPUs, each at least 1"
             raise SetupError(msg)
@@ -168,8 +177,6 @@ class Goal:
             self._check_stages()
 
     def _check_stages(self) -> None:
-        stages = tuple(coerce_enum("zero_stages", each, ZeroStage) for each in self.zero_stages)
-        object.__setattr__(self, "zero_stages", stages)
         if self.engines and Engine.DEEPSPEED not in self.engines:
             named = ", ".join(each.value for each in self.engines)
             msg = f"zero_stages: only deepspeed has ZeRO stages, and the engines are {named}"
@@ -191,6 +198,17 @@ class Goal:
                 else each.zero_stage is not ZeroStage.NONE
             )
         )
+
+
+def _members(name: str, values: object, kind: type[Enum]) -> tuple[Enum, ...]:
+    """Members of an enum, which may be given by their values, or one alone."""
+    given = values if isinstance(values, tuple | list) else (values,)
+    return tuple(coerce_enum(name, each, kind) for each in given)
+
+
+def _policies(values: object) -> tuple[Recomputation | float, ...]:
+    given = values if isinstance(values, tuple | list) else (values,)
+    return tuple(TrainingSetup(checkpointing=each).checkpointing for each in given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
