@@ -11,7 +11,7 @@ FUZZ_SECONDS ?= 600
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 # Paths that are linted and typed.
-CODE = memplan tests benchmarks
+CODE = memplan tests benchmarks docs
 # Texts with generated blocks.
 GENERATED = README.md docs/commands.md docs/engine-options.md
 
