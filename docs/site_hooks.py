@@ -18,19 +18,20 @@ _SOURCE = "https://github.com/memplan/memplan/blob/main/"
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in what a page names. Called by mkdocs."""
-    return _PLACE.sub(lambda found: _PARTS[found[1]](found[2].strip()), markdown)
+    text = _COG.sub("", markdown)
+    return _PLACE.sub(lambda found: _PARTS[found[1]](found[2].strip()), text)
 
 
 def readme_section(title: str) -> str:
     """A section of README.md with those below it, without its heading."""
-    text = _COG.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.search(
         rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL
     )
     if found is None:
         msg = f"README.md has no section {title!r}"
         raise SystemExit(msg)
-    return _relinked(found[1].strip())
+    return _relinked(_COG.sub("", found[1]).strip())
 
 
 def whole_file(name: str) -> str:

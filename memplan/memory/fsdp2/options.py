@@ -52,7 +52,8 @@ class Fsdp2Options:
     """Settings that decide what FSDP2 holds; the field names are the option names."""
 
     reshard_after_forward: bool | None = True
-    """None: torch's own default, every unit but the root."""
+    """A unit's gathered parameters are freed after its forward pass and gathered again for backward.
+    ``auto``: torch's own default, every unit but the root."""
     reduce_dtype: DType | None = None
     """What gradients are reduced in; None: the format that they are computed in."""
     wrapping: Wrapping = Wrapping.LAYERS
