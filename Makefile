@@ -7,8 +7,13 @@ PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 
+# Interpreters that `make pythons` looks for.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+
 # Paths that are linted and typed.
-CODE = memplan tests benchmarks
+CODE = memplan tests benchmarks docs
+# Texts with generated blocks.
+GENERATED = README.md docs/commands.md docs/engine-options.md
 
 ifeq ($(PYTHON),$(VENV)/bin/python)
 ENVIRONMENT = $(VENV)/.ready
@@ -17,7 +22,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme test fuzz golden bench accuracy build clean
+.PHONY: help fix check lint format types layers readme docs test pythons fuzz golden bench accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +36,7 @@ $(VENV)/.ready: pyproject.toml
 fix: $(ENVIRONMENT)  ## Rewrite what can be: formatting, simple lint, generated blocks of README.md and docs/
 	$(PYTHON) -m ruff check --fix $(CODE)
 	$(PYTHON) -m ruff format $(CODE)
-	$(PYTHON) -m cogapp -r README.md docs/commands.md
+	$(PYTHON) -m cogapp -r $(GENERATED)
 
 check: lint format types layers readme  ## Lint, formatting, types, layers, generated blocks of README.md and docs/
 
@@ -48,10 +53,21 @@ layers: $(ENVIRONMENT)
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 readme: $(ENVIRONMENT)
-	$(PYTHON) -m cogapp --check README.md docs/commands.md
+	$(PYTHON) -m cogapp --check $(GENERATED)
+
+docs: $(ENVIRONMENT)  ## Build the documentation site into site/, warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 test: $(ENVIRONMENT)  ## Run the whole test suite
 	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)
+
+pythons:  ## Run the whole test suite under every Python of PYTHONS that this machine has
+	@found=; failed=0; for python in $(PYTHONS); do \
+	  if "$$python" --version >/dev/null 2>&1; then \
+	    found=yes; echo "== $$python"; \
+	    $(MAKE) test SYSTEM_PYTHON="$$python" VENV="$(VENV)-$$python" || failed=1; \
+	  else echo "== $$python is not here: not tested"; fi; \
+	done; test -n "$$found" && exit $$failed
 
 fuzz: $(ENVIRONMENT)  ## Look for inputs that break it, for FUZZ_SECONDS (600) in all
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m pytest -m fuzz $(PYTEST_FLAGS)
@@ -65,10 +81,10 @@ bench: $(ENVIRONMENT)  ## Measure start-up, an estimate, a sweep of 19,200 setup
 
 accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
 	$(PYTHON) -m pytest tests/accuracy tests/measured --update-accuracy $(PYTEST_FLAGS)
-	$(PYTHON) -m cogapp -r README.md docs/commands.md
+	$(PYTHON) -m cogapp -r $(GENERATED)
 
 build: $(ENVIRONMENT)  ## Build the wheel and the source distribution into dist/
 	$(PYTHON) -m build
 
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

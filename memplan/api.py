@@ -29,7 +29,7 @@ def estimate(
 ) -> Estimate:
     """Estimate the memory of a training run.
 
-    ``gpu`` is a name of the catalog or a ``GpuSpec``; without one there is no verdict. The account
+    ``gpu`` is a name of the catalog, a card's memory (``46GiB``) or a ``GpuSpec``; without one there is no verdict. The account
     is the worst rank's, or with ``rank`` that one's; ``Estimate.ranks`` has them all. Raises a
     ``MemplanError`` for what cannot be read or trained, and for a rank that there is not.
 
@@ -39,11 +39,10 @@ def estimate(
     >>> answer.num_params, answer.peak_phase, answer.verdict.value
     (1235814400, 'backward', 'fits')
     """
-    from memplan.sources.catalog import load_gpu
     from memplan.sources.models import load_model
 
     spec = load_model(model)
-    card = load_gpu(gpu) if isinstance(gpu, str) else gpu
+    card = _card(gpu) if gpu is not None else None
     answer = estimate_memory(spec, setup or TrainingSetup(), card, rank=rank)
     return replace(answer, is_replayed=True)
 

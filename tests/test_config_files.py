@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+import memplan
+
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
@@ -64,30 +66,95 @@ def shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedPr
 SWEEP = "configs/sweeps/xlm-roberta-xxl.yaml"
 
 
+ROOT = CONFIGS.parent
+
+
+def action_step(inputs: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the step of ``action.yml`` that checks, with these inputs over its own defaults."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    assert action["runs"]["using"] == "composite"
+    assert inputs.keys() <= action["inputs"].keys()
+    given = {
+        name: inputs.get(name, each.get("default", "")) for name, each in action["inputs"].items()
+    }
+    step = action["runs"]["steps"][-1]
+    environment = {}
+    for name, text in step["env"].items():
+        known = text.removeprefix("${{ inputs.").removesuffix(" }}")
+        assert known in given, f"{name} is no input"
+        environment[name] = given.pop(known)
+    assert set(given) == {"python"}, "inputs that no step uses"
+    scripts = folder / "memplan" / "bin"
+    scripts.mkdir(parents=True)
+    (scripts / "memplan").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memplan "$@"\n')
+    (scripts / "memplan").chmod(0o755)
+    environment |= {
+        "RUNNER_TEMP": str(folder), "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]], cwd=ROOT,
+        env={**os.environ, **environment}, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.skipif(os.name == "nt", reason="runs a shell")
-def test_the_github_actions_job_runs(tmp_path: Path) -> None:
+def test_the_action_runs_as_the_example_asks(tmp_path: Path) -> None:
     workflow = yaml.safe_load((CONFIGS / "ci" / "github-actions.yml").read_text())
-    assert workflow.keys() >= {"name", "env", "jobs"}
     (job,) = workflow["jobs"].values()
-    lines = [step["run"] for step in job["steps"] if "memplan sweep" in step.get("run", "")]
-    assert len(lines) == 3
-    baseline, summary = tmp_path / "baseline.json", tmp_path / "summary.md"
+    (inputs,) = (step["with"] for step in job["steps"] if "memplan" in step["uses"])
+    baseline = tmp_path / "baseline.json"
     made = shell(f"memplan sweep {SWEEP} --format json > {baseline}", tmp_path)
     assert made.returncode == 0, made.stderr
-    variables = {"SWEEP": SWEEP, "BASELINE": str(baseline), "GITHUB_STEP_SUMMARY": str(summary)}
-    for line in lines:
-        done = shell(line, tmp_path, **variables)
-        assert done.returncode == 0, done.stderr
-    table = summary.read_text().splitlines()
+    (tmp_path / "memplan").unlink()
+    done = action_step({**inputs, "sweep": SWEEP, "baseline": str(baseline)}, tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "summary.md").read_text().splitlines()
     assert table[0].startswith("| num_gpus | engine |")
     assert len(table) == 2 + 8 * 2
+    assert done.stdout.splitlines() == table
+
+
+@pytest.mark.skipif(os.name == "nt", reason="runs a shell")
+@pytest.mark.parametrize(
+    ("inputs", "code"),
+    [
+        ({"options": "--gpus 1 --gpu t4"}, 5),
+        ({"options": "--gpus 1 --gpu t4", "check": "", "summary": "false"}, 0),
+        ({"options": "--gpus 8 --gpu h100 --engine fsdp"}, 0),
+        ({"options": "--gpus 8 --gpu nonsense"}, 3),
+    ],
+)
+def test_the_action_fails_where_nothing_fits(
+    inputs: dict[str, str], code: int, tmp_path: Path
+) -> None:
+    done = action_step({"sweep": "llama-3.2-1b", **inputs}, tmp_path)
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "summary.md").exists() == (inputs.get("summary") != "false")
+
+
+HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="runs a shell")
 @pytest.mark.parametrize(("batch", "code"), [("4", 0), ("64", 5)])
 def test_the_pre_commit_hook_runs(tmp_path: Path, batch: str, code: int) -> None:
     config = yaml.safe_load((CONFIGS / "ci" / "pre-commit-config.yaml").read_text())
-    (hook,) = config["repos"][0]["hooks"]
+    (used,) = config["repos"][0]["hooks"]
+    (hook,) = (each for each in HOOKS if each["id"] == used["id"])
     assert hook.keys() >= {"id", "name", "language", "entry", "files"}
-    done = shell(f"{hook['entry']} --batch-size {batch}", tmp_path)
+    command = shlex.join([*shlex.split(hook["entry"]), *used["args"], "--batch-size", batch])
+    done = shell(command, tmp_path)
     assert done.returncode == code, done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="runs a shell")
+def test_the_other_hook_runs(tmp_path: Path) -> None:
+    (hook,) = (each for each in HOOKS if each["id"] == "memplan-sweep")
+    done = shell(f"{hook['entry']} {SWEEP}", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_examples_name_this_version() -> None:
+    for path in (CONFIGS / "ci").iterdir():
+        assert f"v{memplan.__version__}" in path.read_text(encoding="utf-8"), path.name

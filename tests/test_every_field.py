@@ -212,6 +212,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "objective": (JOB, ("--objective", "batch")),
         "headroom": (JOB, ("--headroom", "50%")),
         "limit": (JOB, ("--limit", "1")),
+        "maximize": (JOB, ("--maximize", "seq-len")),
+        "exact": ((*JOB, "--engine", "ddp"), ("--exact",)),
         "emit": ((*JOB, "--engine", "deepspeed"), ("--emit", "deepspeed")),
     },
     "compare": {**TRAINED, "model": (("gpt2-medium",), ("gpt2",))},
@@ -357,6 +359,6 @@ def test_a_card_without_bf16_is_compared_in_fp16(run: Callable[..., Any]) -> Non
         told.stdout.split()
     )
     asked = run("estimate", "gpt2", "--gpu", "v100", "--precision", "bf16-amp").stdout
-    assert "no bf16 hardware: bf16 is emulated there; --precision fp16 is fp16-amp" in " ".join(
+    assert "no bf16 hardware: bf16 is emulated there; precision fp16 is fp16-amp" in " ".join(
         asked.split()
     )

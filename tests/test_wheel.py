@@ -62,3 +62,8 @@ def test_the_main_job_works_without_the_checkout(scripts: Path, tmp_path: Path) 
     printed = call(scripts / "memplan", "estimate", "t5-3b", "--gpus", "8", cwd=tmp_path)
     assert "t5-3b" in printed
     assert "ZeRO-3" in printed
+
+
+def test_type_checkers_are_told_of_its_types(scripts: Path, tmp_path: Path) -> None:
+    code = "from importlib.resources import files; print((files('memplan') / 'py.typed').is_file())"
+    assert call(scripts / "python", "-c", code, cwd=tmp_path) == "True\n"

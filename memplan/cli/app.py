@@ -18,6 +18,9 @@ from memplan.text import one_line, shortened
 PIPE_CLOSED = 141
 """Exit code when the reader went away (``memplan models | head -1``): 128 + SIGPIPE."""
 
+COMPLETION_VARIABLE = "_MEMPLAN_COMPLETE"
+"""Set where a shell asks what may come next."""
+
 _TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
 # Typer exports BadParameter but not its base, which every mistake on the command line derives from.
 
@@ -48,7 +51,12 @@ class MemplanCommand(TyperCommand):
                 formatter.write_dl(rows)
 
 
-OPTIONAL_VALUES = {"--check": ("all", ("all", "any")), "--pivot": ("peak", ())}
+OPTIONAL_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "--check": ("all", ("all", "any")),
+    "--pivot": ("peak", ()),
+    "--install-completion": ("this", ()),
+    "--show-completion": ("this", ()),
+}
 """Options that may stand alone: what they then mean, and the words that may follow all the same."""
 
 
@@ -74,7 +82,7 @@ class MemplanGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the command without pydantic."""
         read_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, with_optional_values(args))
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the commands' names, in the order of the help."""
@@ -124,22 +132,60 @@ def _grouped(params: Sequence[Any], ctx: Any) -> dict[str, list[tuple[str, str]]
     return groups
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        from memplan import __version__
+def _install_completion(shell: str | None) -> None:
+    if shell is not None:
+        from memplan.cli.completion import install
 
-        typer.echo(f"memplan {__version__}")
+        typer.echo(install(shell))
+        raise typer.Exit
+
+
+def _show_completion(shell: str | None) -> None:
+    if shell is not None:
+        from memplan.cli.completion import script
+
+        typer.echo(script(shell))
         raise typer.Exit
 
 
 def top(
     ctx: typer.Context,
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option("--version", help="Show the version; with --verbose what a report needs."),
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
+    ] = False,
+    install_completion: Annotated[  # noqa: ARG001
+        str | None,
+        typer.Option(
+            "--install-completion",
+            metavar="[SHELL]",
+            callback=_install_completion,
+            is_eager=True,
+            help="Have this shell complete memplan: options, models, GPUs.",
+        ),
+    ] = None,
+    show_completion: Annotated[  # noqa: ARG001
+        str | None,
+        typer.Option(
+            "--show-completion",
+            metavar="[SHELL]",
+            callback=_show_completion,
+            is_eager=True,
+            help="Show what that would add to the shell.",
+        ),
+    ] = None,
 ) -> None:
     """Will this training run fit, where do the bytes go, and what should change?"""
+    if verbose and not version:
+        ctx.fail("--verbose means nothing without --version")
+    if version:
+        from memplan.cli.versions import version_text
+
+        typer.echo(version_text(verbose=verbose))
+        raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
@@ -178,12 +224,25 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if COMPLETION_VARIABLE in os.environ:
+        from memplan.cli.completion import prepare
+
+        prepare()
     try:
         return build().main(list(arguments), prog_name="memplan", standalone_mode=False) or 0
     except MemplanError as error:
-        return _fail(str(error), code=error.exit_code)
+        return _fail(_own_message(error, arguments), code=error.exit_code)
     except _TyperUsageError as error:
         return _fail(_usage_message(error, arguments), code=ExitCode.USAGE)
+
+
+def _own_message(error: MemplanError, arguments: Sequence[str]) -> str:
+    """What the library says, which knows of fields, in terms of options."""
+    if not arguments or arguments[0] not in COMMANDS:
+        return str(error)
+    from memplan.cli.wording import in_options, option_names
+
+    return in_options(str(error), option_names(load_command(arguments[0])), arguments[1:])
 
 
 def _usage_message(error: Any, arguments: Sequence[str]) -> str:

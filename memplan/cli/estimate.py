@@ -29,6 +29,7 @@ from memplan.cli.sweep_options import (
     EmitOption,
     ExactOption,
     FailOnOption,
+    GlobalBatchOption,
     OutputOption,
     ToleranceOption,
     UnmatchedOption,
@@ -68,6 +69,8 @@ from memplan.cli.training_options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from memplan.cli.setup_files import BaseSetup
     from memplan.estimator import Estimate
     from memplan.hardware.gpu import GpuSpec
@@ -96,6 +99,7 @@ def estimate(
     fsdp_strategy: FsdpStrategyOption = None,
     batch_size: BatchSizeOption = 1,
     gradient_accumulation: GradientAccumulationOption = 1,
+    global_batch_size: GlobalBatchOption = None,
     seq_len: SeqLenOption = None,
     target_seq_len: TargetSeqLenOption = None,
     precision: PrecisionOption = None,
@@ -256,15 +260,22 @@ def estimate(
         deepspeed_config=deepspeed_config,
         accelerate_config=accelerate_config,
     )
-    setups = _setups(
-        base,
-        precision=precision,
-        engine=engine,
-        zero=zero,
-        offload=offload,
-        offload_param=offload_param,
-        fsdp_strategy=fsdp_strategy,
-    )
+    engines = [None] if engine is None else [part.strip() for part in engine.split(",")]
+    setups = [
+        setup
+        for each in engines
+        for setup in _setups(
+            base,
+            precision=precision,
+            engine=each,
+            zero=zero if _is_of(each, "deepspeed", engines) else None,
+            offload=offload,
+            offload_param=offload_param,
+            fsdp_strategy=fsdp_strategy if _is_of(each, "fsdp", engines) else None,
+        )
+    ]
+    if global_batch_size is not None:
+        setups = _with_global_batch(ctx, setups, global_batch_size)
     gpus = chosen_gpus(gpu, gpu_memory, attention=setups[0].chosen_kernels.attention.value)
     from memplan.estimator import estimate as estimate_memory
     from memplan.estimator import settled
@@ -372,6 +383,24 @@ def _setups(
     return comparison_setups(base, wanted)
 
 
+def _is_of(engine: str | None, owner: str, engines: "Sequence[str | None]") -> bool:
+    """Whether an option of ``owner``'s is for this engine: of several, it is for the owner alone."""
+    named = [each for each in engines if each is not None and each.startswith(owner)]
+    return engine in named or not named
+
+
+def _with_global_batch(
+    ctx: typer.Context, setups: "list[TrainingSetup]", global_batch_size: int
+) -> "list[TrainingSetup]":
+    """The setups with as many accumulation steps as make up the global batch."""
+    from memplan.cli.unused import refuse
+    from memplan.search.grid import with_global_batch
+
+    if given_fields(ctx, {"gradient_accumulation_steps": None}):
+        refuse("--global-batch-size", ["--gradient-accumulation, which follows from it"])
+    return [with_global_batch(each, global_batch_size) for each in setups]
+
+
 def _place(name: str, text: str | None) -> "Offload | None":
     from memplan.training.setup import Offload, coerce_enum
 
@@ -400,15 +429,25 @@ def _with_named(
 def chosen_gpus(
     names: list[str] | None, memory: str | None, *, attention: str = ""
 ) -> "list[GpuSpec]":
-    """The GPUs to judge by; of the usual ones, those that run the ``attention`` asked for."""
+    """The GPUs to judge by; of the usual ones, those that run the ``attention`` asked for.
+
+    Names may be joined by commas.
+    """
     from memplan.sources.catalog import load_gpu
 
-    chosen = [load_gpu(name) for name in names or ()]
+    parts = gpu_names(names)
+    chosen = [load_gpu(name) for name in parts]
     if memory is not None:
         from memplan.hardware.gpu import gpu_from_memory
         from memplan.units import parse_bytes
 
         chosen.append(gpu_from_memory(parse_bytes(memory)))
+    if parts or memory is not None:
+        from memplan.units import decimal_note
+
+        for text in (*parts, memory or ""):
+            if note := decimal_note(text):
+                remark(note)
     usual = [load_gpu(name) for name in DEFAULT_GPUS] if not chosen else []
     for each in usual:
         if attention == "flash" and not each.supports_flash_attention:
@@ -416,6 +455,11 @@ def chosen_gpus(
         else:
             chosen.append(each)
     return chosen
+
+
+def gpu_names(names: "Iterable[str] | None") -> list[str]:
+    """The names typed, of which some may be joined by commas."""
+    return [part.strip() for name in names or () for part in name.split(",") if part.strip()]
 
 
 def _show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
@@ -436,6 +480,8 @@ def _write_flat(
     rows: "list[list[Estimate]]",
     output_format: OutputFormat,
     markdown_columns: tuple[str, ...],
+    *,
+    hints: "list[dict[str, object]] | None" = None,
 ) -> None:
     """Write flat rows in a format for scripts, with what was assumed for any of them."""
     from memplan.cli.checking import about
@@ -450,6 +496,7 @@ def _write_flat(
                 schema_version=SCHEMA_VERSION,
                 assumptions=list(dict.fromkeys(said)),
                 about=about(rows[0][0].model),
+                hints=hints,
             )
         )
     elif output_format is OutputFormat.CSV:
@@ -463,8 +510,16 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhe
     if output_format is not OutputFormat.TABLE:
         from memplan.report.estimate import MARKDOWN_COLUMNS
 
-        flat = [each.to_dict() for row in rows for each in row]
-        _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+        if output_format is OutputFormat.MARKDOWN:
+            flat = [each.to_dict() for row in rows for each in row]
+            _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+            return
+        from memplan.report.hints import hint_rows, hinted_rows
+        from memplan.search.advice import hints_for
+
+        found = hints_for(rows[0][0].model, rows)
+        flat = hinted_rows(rows, found)
+        _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
         return
     from memplan.report.console import TerminalConsole
     from memplan.report.estimate import best_places, print_account, print_comparison

@@ -150,7 +150,7 @@ def explain(
     refuse(named[0] if named else "", named[1:])
     if snapshot is not None and output_format is not OutputFormat.TABLE:
         refuse("--snapshot", ["--format"])
-    from memplan.cli.estimate import chosen_gpus
+    from memplan.cli.estimate import chosen_gpus, gpu_names
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
     from memplan.estimator import estimate as estimate_memory
@@ -195,7 +195,7 @@ def explain(
         kernel_scratch=kernel_scratch,
     )
     setup = with_engine(base, precision=precision, engine=engine, zero=zero, offload=offload)
-    names = gpu or ([] if gpu_memory else ["a100-80gb"])
+    names = gpu_names(gpu) or ([] if gpu_memory else ["a100-80gb"])
     if len(names) + (gpu_memory is not None) > 1 and output is None:
         msg = "--gpu: explain takes one, or --output report.html for several"
         raise UsageError(msg)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from memplan.cli.options import FormatOption, OutputFormat
+from memplan.cli.options import FormatOption, OutputFormat, complete_gpus
 from memplan.cli.terminal import say
 
 
@@ -15,6 +15,7 @@ def gpus(
             metavar="NAME",
             help="An id, a short name (h100), a device name as torch prints it, or a YAML file.",
             show_default=False,
+            autocompletion=complete_gpus,
         ),
     ] = None,
     output_format: FormatOption = OutputFormat.TABLE,

@@ -1,6 +1,6 @@
 """``memplan models``."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +14,14 @@ from memplan.cli.options import (
     RevisionOption,
     TaskOption,
     TokenOption,
+    complete_models,
 )
 from memplan.cli.terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memplan.sources.registry import BuiltinModel
 
 
 def models(
@@ -24,8 +30,9 @@ def models(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A built-in name, a Hugging Face id, a config.json or its folder, a YAML spec.",
+            help="A model as `memplan estimate` takes it, or a part of built-in names: qwen.",
             show_default=False,
+            autocompletion=complete_models,
         ),
     ] = None,
     task: TaskOption = None,
@@ -41,11 +48,14 @@ def models(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """List the built-in models, or show where one model's parameters are."""
-    from memplan.cli.unused import refuse, refuse_without
+    from memplan.cli.unused import given_options, refuse, refuse_without
 
     if name is None:
         refuse_without(ctx, ctx.params.keys() - {"output_format"}, "a MODEL")
         _list(output_format)
+        return
+    if (found := _holding(name)) and not given_options(ctx).keys() - {"name", "output_format"}:
+        _list_counted(found, output_format)
         return
     if tree and output_format in (OutputFormat.CSV, OutputFormat.MARKDOWN):
         refuse(f"--format {output_format.value}", ["--tree"])
@@ -82,6 +92,31 @@ def models(
         from memplan.report.console import TerminalConsole
 
         print_model(TerminalConsole(), spec, counts)
+        return
+    say(write_rows(rows, output_format.value))
+
+
+def _holding(text: str) -> "list[BuiltinModel]":
+    """The built-in models with this in their name, family or hub id; none where it names a model."""
+    from pathlib import Path
+
+    from memplan.sources.registry import builtins_holding, find_builtin
+
+    if "/" in text or find_builtin(text) is not None or Path(text).exists():
+        return []
+    return builtins_holding(text)
+
+
+def _list_counted(found: "Sequence[BuiltinModel]", output_format: OutputFormat) -> None:
+    """Write those models with their sizes, which are counted one by one."""
+    from memplan.report.models import print_sizes, size_rows, write_rows
+    from memplan.sources.models import load_model
+
+    rows = size_rows([(load_model(model.name), model.hub_id) for model in found])
+    if output_format is OutputFormat.TABLE:
+        from memplan.report.console import TerminalConsole
+
+        print_sizes(TerminalConsole(), rows)
         return
     say(write_rows(rows, output_format.value))
 

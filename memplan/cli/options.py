@@ -44,22 +44,42 @@ def read_number(text: str) -> int:
     return int(whole + fraction + "0" * places)
 
 
+MODEL_HELP = (
+    "A built-in name (t5-3b), a Hugging Face id or page, a config.json or its folder, or a YAML "
+    "spec."
+)
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """For a shell: the built-in names, or files, that begin so."""
+    from memplan.cli.completion import model_names
+
+    return model_names(incomplete)
+
+
+def complete_gpus(incomplete: str) -> list[str]:
+    """For a shell: the GPUs that begin so, after the last comma."""
+    from memplan.cli.completion import gpu_words
+
+    return gpu_words(incomplete)
+
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A built-in name (t5-3b), a Hugging Face id, a config.json or its folder, "
-        "or a YAML spec.",
+        help=MODEL_HELP,
         show_default=False,
+        autocompletion=complete_models,
     ),
 ]
 OptionalModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A built-in name (t5-3b), a Hugging Face id, a config.json or its folder, "
-        "or a YAML spec.",
+        help=MODEL_HELP,
         show_default=False,
+        autocompletion=complete_models,
     ),
 ]
 FamilyOption = Annotated[
@@ -129,11 +149,12 @@ GpuOption = Annotated[
     list[str] | None,
     typer.Option(
         "--gpu",
-        metavar="NAME",
-        help="A GPU to judge by, as `memplan gpus` lists them, or a YAML description; repeatable. "
+        metavar="NAMES",
+        help="GPUs to judge by, as `memplan gpus` lists them, 46GiB, or a YAML description: a100,h100. "
         "[default: v100-32gb, a100-80gb, h100-80gb]",
         rich_help_panel=HARDWARE_PANEL,
         show_default=False,
+        autocompletion=complete_gpus,
     ),
 ]
 GpuMemoryOption = Annotated[

@@ -22,6 +22,7 @@ from memplan.cli.sweep_options import (
     CheckpointingAxis,
     EmitOption,
     EngineAxis,
+    ExactOption,
     FreezeAxis,
     GlobalBatchOption,
     GpuNames,
@@ -33,18 +34,26 @@ from memplan.cli.sweep_options import (
     PrecisionAxis,
     RowFormat,
     RowFormatOption,
+    ZeroAxis,
     axis_option,
     named_gpus,
     parse_share,
 )
 from memplan.cli.terminal import say
-from memplan.cli.training_options import SetupFileOption, TrainingArgumentsOption
+from memplan.cli.training_options import (
+    SetupFileOption,
+    TrainingArgumentsOption,
+    read_tokens,
+)
+from memplan.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from memplan.model.spec import ModelSpec
-    from memplan.search.planner import Plan, PlannedSetup
+    from memplan.search.planner import Objective, Plan, PlannedSetup
     from memplan.training.precision import Engine, Precision
-    from memplan.training.setup import Recomputation, TrainingSetup
+    from memplan.training.setup import Recomputation, TrainingSetup, ZeroStage
 
 PLAN_PANEL = "Goal"
 
@@ -59,6 +68,25 @@ def plan(
         str,
         axis_option("--objective", "What comes first: speed, gpus or batch.", "WHAT", PLAN_PANEL),
     ] = "speed",
+    maximize: Annotated[
+        str | None,
+        axis_option(
+            "--maximize",
+            "Find the largest batch, seq-len or layers (in each stack) that fit.",
+            "WHAT",
+            PLAN_PANEL,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            "--batch-size",
+            metavar="N",
+            min=1,
+            help="Sequences of one micro-batch, with --maximize seq-len or layers.",
+            rich_help_panel=PLAN_PANEL,
+        ),
+    ] = 1,
     headroom: Annotated[
         str,
         axis_option("--headroom", "Memory to keep free besides, such as 5%.", "SHARE", PLAN_PANEL),
@@ -69,19 +97,21 @@ def plan(
             "--limit", metavar="N", min=1, help="Setups to show.", rich_help_panel=PLAN_PANEL
         ),
     ] = 10,
+    exact: ExactOption = False,
     global_batch_size: GlobalBatchOption = None,
     seq_len: Annotated[
         int | None,
         typer.Option(
             "--seq-len",
             metavar="N",
-            min=1,
+            parser=read_tokens,
             help="Tokens of a sequence. [default: the context, at most 2048]",
             rich_help_panel=PLAN_PANEL,
             show_default=False,
         ),
     ] = None,
     engine: EngineAxis = None,
+    zero: ZeroAxis = None,
     precision: PrecisionAxis = None,
     checkpointing: CheckpointingAxis = None,
     optimizer: OptimizerAxis = None,
@@ -103,7 +133,7 @@ def plan(
     output: OutputOption = None,
 ) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
-    from memplan.cli.unused import refuse_unused, refuse_without
+    from memplan.cli.unused import given_options, refuse_unused, refuse_without
 
     if emit is not None:
         refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
@@ -112,24 +142,32 @@ def plan(
     from memplan.search.planner import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
-    from memplan.training.setup import coerce_enum
 
     changes: dict[str, object] = {
         "seq_len": seq_len, "optimizer": optimizer, "kernels": kernels, "attention": attention,
         "loss": loss, "freeze": freeze,
     }  # fmt: skip
     base = _laid_over(base_setup(setup, training_args), changes)
-    _name_replaced(base)
+    wanted = _objective(ctx, objective, maximize)
+    if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
+        if "batch_size" in given_options(ctx):
+            base = replace(base, micro_batch_size=batch_size)
+        _name_replaced(base, kept=("micro_batch_size", "gradient_accumulation_steps"))
+    else:
+        refuse_without(ctx, {"batch_size"}, "--maximize seq-len or layers")
+        _name_replaced(base)
     goal = Goal(
         num_gpus=_counts(num_gpus, base),
         global_batch_size=global_batch_size,
         headroom=parse_share(headroom, option="--headroom"),
-        objective=coerce_enum("objective", objective, Objective),
+        objective=wanted,
         base=base,
         engines=_engines(engine) or tuple(filter(None, [base.engine])),
+        zero_stages=_stages(zero),
         precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(checkpointing),
         limit=limit,
+        exact=exact,
     )
     spec = load_model(
         model,
@@ -163,12 +201,13 @@ CHOSEN_BY_PLAN = (
 """What a file may fix, and a plan searches for all the same."""
 
 
-def _name_replaced(base: "TrainingSetup") -> None:
+def _name_replaced(base: "TrainingSetup", *, kept: "Collection[str]" = ()) -> None:
     """Say on stderr what of a file's setup the plan does not keep."""
     from memplan.training.setup import TrainingSetup
 
     usual = TrainingSetup()
     replaced = [name for name in CHOSEN_BY_PLAN if getattr(base, name) != getattr(usual, name)]
+    replaced = [name for name in replaced if name not in kept]
     if replaced:
         from memplan.cli.terminal import remark
 
@@ -186,6 +225,38 @@ def _counts(text: str | None, base: "TrainingSetup") -> tuple[int, ...]:
     if text is not None:
         return tuple(parse_range(text, option="--gpus", minimum=1))
     return (base.num_gpus if base.num_gpus > 1 else DEFAULT_NUM_GPUS,)
+
+
+def _objective(ctx: typer.Context, objective: str, maximize: str | None) -> "Objective":
+    """What comes first. Raises ``UsageError`` where that is said twice."""
+    from memplan.cli.unused import given_options, refuse
+    from memplan.search.planner import Objective
+    from memplan.training.setup import coerce_enum
+
+    if maximize is None:
+        return coerce_enum("objective", objective, Objective)
+    given = given_options(ctx)
+    found = {each.value: each for each in (Objective.BATCH, Objective.SEQ_LEN, Objective.LAYERS)}
+    if maximize not in found:
+        known = tuple(found)
+        hint = did_you_mean(maximize, known)
+        msg = f"--maximize: {maximize!r} is not one of {', '.join(known)}.{hint}"
+        raise UsageError(msg)
+    refuse("--maximize", [given[name] for name in ("objective",) if name in given])
+    if maximize == Objective.SEQ_LEN.value:
+        refuse("--maximize seq-len", [given[name] for name in ("seq_len",) if name in given])
+    return found[maximize]
+
+
+def _stages(text: str | None) -> "tuple[ZeroStage, ...]":
+    from memplan.search.ranges import parse_range
+    from memplan.training.setup import ZeroStage, coerce_enum
+
+    if text is None:
+        return ()
+    return tuple(
+        coerce_enum("zero_stage", stage, ZeroStage) for stage in parse_range(text, option="--zero")
+    )
 
 
 def _engines(text: str | None) -> "tuple[Engine, ...]":

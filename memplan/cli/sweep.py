@@ -17,6 +17,7 @@ from memplan.cli.options import (
     RevisionOption,
     TaskOption,
     TokenOption,
+    complete_models,
 )
 from memplan.cli.setup_files import base_setup
 from memplan.cli.sweep_options import (
@@ -74,6 +75,7 @@ def sweep(
             metavar="MODEL|SWEEP.YAML",
             help="A model as `memplan estimate` takes it, or a YAML file that describes a sweep.",
             show_default=False,
+            autocompletion=complete_models,
         ),
     ],
     num_gpus: GpusAxis = None,

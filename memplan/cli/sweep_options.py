@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memplan.cli.options import HARDWARE_PANEL, OUTPUT_PANEL, TRAINING_PANEL
+from memplan.cli.options import (
+    HARDWARE_PANEL,
+    OUTPUT_PANEL,
+    TRAINING_PANEL,
+    complete_gpus,
+)
 
 if TYPE_CHECKING:
     from memplan.hardware.gpu import GpuSpec
@@ -41,16 +46,18 @@ NodesAxis = Annotated[
 ]
 GpuNames = Annotated[
     list[str] | None,
-    axis_option(
+    typer.Option(
         "--gpu",
-        "GPUs to judge by, as `memplan gpus` lists them, or YAML descriptions: v100-32gb,h100. "
+        metavar="NAMES",
+        help="GPUs to judge by, as `memplan gpus` lists them, 46GiB, or a YAML description: a100,h100. "
         "[default: v100-32gb, a100-80gb, h100-80gb]",
-        "NAMES",
-        HARDWARE_PANEL,
+        rich_help_panel=HARDWARE_PANEL,
+        show_default=False,
+        autocompletion=complete_gpus,
     ),
 ]
 EngineAxis = Annotated[
-    str | None, axis_option("--engine", "ddp, deepspeed, fsdp, fsdp1, megatron.", "NAMES")
+    str | None, axis_option("--engine", "ddp, deepspeed, fsdp (FSDP2) or fsdp1.", "NAMES")
 ]
 ZeroAxis = Annotated[str | None, axis_option("--zero", "DeepSpeed's ZeRO stages: 0-3.", "LIST")]
 FsdpStrategyAxis = Annotated[
@@ -81,7 +88,7 @@ GlobalBatchOption = Annotated[
     ),
 ]
 SeqLenAxis = Annotated[
-    str | None, axis_option("--seq-len", "Tokens of a sequence: 2048..8192.", "LIST")
+    str | None, axis_option("--seq-len", "Tokens of a sequence: 2k..8k.", "LIST")
 ]
 TargetSeqLenAxis = Annotated[
     str | None, axis_option("--target-seq-len", "Tokens of a target sequence.", "LIST")
@@ -228,8 +235,7 @@ def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object
 def named_gpus(
     names: list[str] | tuple[str, ...] | None, memory: str | None, *, attention: str = ""
 ) -> "list[GpuSpec]":
-    """The GPUs to judge by; names may be joined by commas."""
+    """The GPUs to judge by, as ``memplan estimate`` takes them."""
     from memplan.cli.estimate import chosen_gpus
 
-    parts = [part for name in names or () for part in name.split(",") if part]
-    return chosen_gpus(parts, memory, attention=attention)
+    return chosen_gpus(list(names or ()), memory, attention=attention)

@@ -14,10 +14,33 @@ def _option(name: str, help_text: str, metavar: str = "NAME") -> Any:
     return typer.Option(name, metavar=metavar, help=help_text, rich_help_panel=TRAINING_PANEL)
 
 
+def read_tokens(text: str | int) -> int:
+    """Read a number of tokens, such as 8192 or 8k.
+
+    >>> read_tokens("8k")
+    8192
+    """
+    from memplan.units import parse_count
+
+    count = text if isinstance(text, int) else parse_count(text)
+    if count is None:
+        msg = f"{text!r} is not a whole number of tokens, such as 8192 or 8k"
+        raise ValueError(msg)
+    return count
+
+
+def _tokens_option(name: str, help_text: str) -> Any:
+    return typer.Option(
+        name, metavar="N", help=help_text, rich_help_panel=TRAINING_PANEL, parser=read_tokens
+    )
+
+
 EngineOption = Annotated[
     str | None,
     _option(
-        "--engine", "ddp, deepspeed, fsdp, fsdp1 or megatron. [default: all that are compared]"
+        "--engine",
+        "ddp, deepspeed, fsdp (FSDP2) or fsdp1, or several. [default: all that are compared]",
+        "NAMES",
     ),
 ]
 ZeroOption = Annotated[
@@ -42,11 +65,11 @@ GradientAccumulationOption = Annotated[
 ]
 SeqLenOption = Annotated[
     int | None,
-    _option("--seq-len", "Tokens of a sequence. [default: the context, at most 2048]", "N"),
+    _tokens_option("--seq-len", "Tokens of a sequence, 8k. [default: the context, at most 2048]"),
 ]
 TargetSeqLenOption = Annotated[
     int | None,
-    _option("--target-seq-len", "Tokens of a target sequence. [default: as --seq-len]", "N"),
+    _tokens_option("--target-seq-len", "Tokens of a target sequence. [default: as --seq-len]"),
 ]
 PrecisionOption = Annotated[
     str | None,

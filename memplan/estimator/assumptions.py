@@ -137,7 +137,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:
         form = FP16_FORM[setup.chosen_engine].value
         notes.append(
-            f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there; --precision fp16 is {form}"
+            f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there; precision fp16 is {form}"
         )
     return tuple(notes)
 

@@ -1,7 +1,7 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
 from dataclasses import field, fields
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
@@ -10,6 +10,8 @@ from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.runtime import ByteRange, bounded_range, overhead_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import FsdpStrategy, TrainingSetup
+from memplan.units import format_gib
+from memplan.upward import Displayed
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
@@ -19,8 +21,12 @@ SCHEMA_VERSION = 1
 """Of ``Estimate.to_dict`` and of the JSON that reports write."""
 
 
-class Verdict(Enum):
-    """Whether the run fits; the value is what reports print."""
+class Verdict(StrEnum):
+    """Whether the run fits; the value is what reports print.
+
+    >>> Verdict.FITS == "fits"
+    True
+    """
 
     FITS = "fits"
     """Even the high end of the range is within the GPU's memory."""
@@ -33,7 +39,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class Estimate(Displayed):
     """The memory of one training setup."""
 
     model: ModelSpec
@@ -60,6 +66,14 @@ class Estimate:
     is_replayed: bool = False
     """The verdict and the range rest on a replay of the run through torch's allocator; else on
     bounds, within which *tight* means undecided."""
+
+    def __repr__(self) -> str:
+        card = self.gpu.short_name if self.gpu is not None else "GPU"
+        verdict = f", {self.verdict}" if self.gpu is not None else ""
+        return (
+            f"Estimate({self.model.name} on {self.setup.num_gpus}x{card}: "
+            f"{format_gib(self.peak_bytes, digits=1)} allocated{verdict})"
+        )
 
     @property
     def peak_bytes(self) -> int:
@@ -307,7 +321,8 @@ def setup_row(setup: TrainingSetup) -> dict[str, object]:
         "target_seq_len": setup.target_seq_len,
         "precision": setup.chosen_precision.value,
         "optimizer": setup.optimizer.value,
-        "checkpointing": checkpointing if isinstance(checkpointing, float) else checkpointing.value,
+        # Always text: a column of a data frame is of one type.
+        "checkpointing": str(getattr(checkpointing, "value", checkpointing)),
         "freeze": str(setup.freeze),
         "other_settings": other_settings(setup),
     }

@@ -26,7 +26,7 @@ from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
 from memplan.training.kernels import AttentionKernel, SelectivePolicy
-from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.precision import PRECISIONS, refuse_unmodelled
 from memplan.training.sdpa import (
     SDPA_SUPPORT,
     choose_sdpa_kernel,
@@ -258,16 +258,17 @@ def _rank_of(runs: tuple[range, ...], worst: int) -> int:
 
 
 def _refuse_unmodelled(setup: TrainingSetup) -> None:
-    if setup.chosen_engine is Engine.MEGATRON:
-        msg = "engine: megatron is not modelled yet; ddp, deepspeed, fsdp and fsdp1 are"
-        raise SetupError(msg)
+    refuse_unmodelled(setup.chosen_engine)
     for name in UNMODELLED_DEGREES:
         if getattr(setup, name) > 1:
-            msg = f"{name}: is not modelled yet; only data parallelism is"
+            msg = (
+                f"{name}: is not modelled; the nearest that is: sharding the model over all GPUs, "
+                "`engine='fsdp'` or `zero_stage=3`"
+            )
             raise SetupError(msg)
     for name in UNMODELLED_CHOICES:
         if getattr(setup, name):
-            msg = f"{name}: is not modelled yet, as no tensor or pipeline parallelism is"
+            msg = f"{name}: is not modelled, as no tensor or pipeline parallelism is"
             raise SetupError(msg)
 
 

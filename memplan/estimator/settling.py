@@ -5,7 +5,9 @@ from dataclasses import replace
 from memplan.estimator.estimate import Estimate, Verdict
 from memplan.training.setup import AllocatorKind
 
-EXPANDABLE_NOTE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it fit on {gpu} (--allocator expandable)"
+EXPANDABLE_NOTE = (
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it fit on {gpu} (allocator expandable)"
+)
 
 
 def settled(answer: Estimate, *, always: bool = False) -> Estimate:

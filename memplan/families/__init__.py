@@ -45,7 +45,7 @@ def read_model(
     if module is None:
         msg = (
             f"{source}: model_type {model_type!r} is not supported."
-            f"{did_you_mean(model_type, supported_families())} Name the nearest one with --family: "
+            f"{did_you_mean(model_type, supported_families())} Name the nearest one with `family`: "
             f"{', '.join(supported_families())}"
         )
         raise UnsupportedFamilyError(msg)
@@ -74,7 +74,7 @@ def read_model(
     if num_labels is not None and model.task in _WITHOUT_LABELS:
         msg = (
             f"{source}: num_labels {num_labels}: the task {model.task.value} has no labels; name "
-            "one that has, such as --task sequence-classification"
+            "one that has, such as `task='sequence-classification'`"
         )
         raise ConfigError(msg)
     if model.num_layers > MAX_LAYERS:

@@ -80,7 +80,7 @@ def deduce_model_type(
         return model_type
     if model_type is not None:
         problem = "is empty" if model_type == "" else f"expected a name, got {model_type!r:.60}"
-        msg = f"{source}: model_type: {problem}; write one such as llama, or give --family"
+        msg = f"{source}: model_type: {problem}; write one such as llama, or give `family`"
         raise ConfigError(msg)
     plain = {each.replace("-", "").replace("_", ""): each for each in known}
     architectures = config.get("architectures")
@@ -92,7 +92,7 @@ def deduce_model_type(
                 return found
     msg = (
         f"{source}: model_type: is missing, so the kind of model is unknown; "
-        "add it to the file or name it with --family"
+        "add it to the file or name it with `family`"
     )
     raise ConfigError(msg)
 
@@ -130,7 +130,7 @@ def reject_task(reader: ConfigReader, request: ReadRequest, *supported: Task) ->
         known = ", ".join(each.value for each in supported)
         msg = (
             f"{reader.source}: {request.model_type} has no task {task.value!r}; "
-            f"choose one with --task: {known}"
+            f"choose one with `task`: {known}"
         )
         raise ConfigError(msg)
     return task

@@ -77,7 +77,9 @@ def reject_lone_encoder(reader: ConfigReader, request: ReadRequest) -> None:
         each.endswith("EncoderModel") for each in reader.texts("architectures")
     ):
         key = "architectures"
-        problem = "an encoder alone is not supported; for the whole model choose --task seq2seq-lm"
+        problem = (
+            "an encoder alone is not supported; for the whole model choose `task='seq2seq-lm'`"
+        )
         raise reader.fail(key, problem)
 
 

@@ -61,6 +61,14 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
 _LANGUAGE_MODELS = frozenset({Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM, Task.PRETRAINING})
 
 
+def num_parameters(model: ModelSpec) -> int:
+    """Parameters of a model with its task's head, shared ones once.
+
+    Counts on a tape that is recorded for it: ``count_parameters`` says where they are.
+    """
+    return total_parameters(record_model(model, TapeOptions()))
+
+
 def total_parameters(tape: Tape) -> int:
     """Parameters of all segments, repetitions included."""
     return sum(

@@ -135,6 +135,19 @@ class GpuSpec:
         return bool(self.device_names)
 
     @property
+    def short_name(self) -> str:
+        """A name for the head of a column or a line: its first alias with its memory, else its first.
+
+        >>> from memplan.sources.catalog import load_gpu
+        >>> [load_gpu(name).short_name for name in ("h100", "v100-16gb", "t4", "a100-pcie-40gb")]
+        ['H100-80', 'V100-16', 'T4', 'A100-PCIE-40']
+        """
+        ending = f"-{self.memory_nominal_gb:g}gb"
+        sized = [each for each in self.aliases if each.endswith(ending) and each.count("-") == 1]
+        chosen = next(iter((*sized, *self.aliases[:1])), self.gpu_id)
+        return chosen.upper().removesuffix("GB") if chosen.endswith("gb") else chosen.upper()
+
+    @property
     def capacity_bytes(self) -> int:
         """Bytes that one process can reach, its own CUDA context and NCCL included.
 

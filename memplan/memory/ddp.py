@@ -42,7 +42,9 @@ class DdpOptions:
     gradient_as_bucket_view: bool = False
     """Gradients are views of the buckets instead of tensors beside them."""
     bucket_cap_mb: float = DEFAULT_BUCKET_CAP_MB
+    """Gradients reduced at once, but for the first bucket, which is small [MiB]."""
     comm_hook: CommHook = CommHook.ALLREDUCE
+    """How a bucket is reduced."""
     sync_each_batch: bool = False
     """Reduce at every micro-batch; else all but the last run under ``no_sync``, as accelerate does."""
     static_graph: bool = False

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.model.heads import Task
+from memplan.upward import Displayed, provided
 
 if TYPE_CHECKING:
     from memplan.model.heads import HeadSpec
@@ -35,7 +36,7 @@ class Tying(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
+class ModelSpec(Displayed):
     """A model, complete: everything that decides its operations and parameters."""
 
     name: str
@@ -77,6 +78,23 @@ class ModelSpec:
     def num_layers(self) -> int:
         """Layers of all stacks."""
         return sum(stack.num_layers for stack in self.stacks)
+
+    @property
+    def num_params(self) -> int:
+        """All parameters with the task's head, shared ones once; counted anew at each call.
+
+        >>> import memplan
+        >>> memplan.load_model("t5-3b").num_params
+        2851598336
+        """
+        count: int = provided("num_params", self)
+        return count
+
+    def __repr__(self) -> str:
+        return (
+            f"ModelSpec({self.name}, {self.family} for {self.task.value}: {self.num_layers} layers, "
+            f"hidden size {self.hidden_size})"
+        )
 
     @property
     def num_outputs(self) -> int:

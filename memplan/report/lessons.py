@@ -110,7 +110,7 @@ def find_lesson(name: str) -> Lesson:
             return lesson
     known = tuple(lesson.name for lesson in LESSONS)
     hint = did_you_mean(wanted, known)
-    msg = f"--operation: there is no lesson on {name!r}.{hint} There are: {', '.join(known)}"
+    msg = f"operation: there is no lesson on {name!r}.{hint} There are: {', '.join(known)}"
     raise UsageError(msg)
 
 

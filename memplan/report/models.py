@@ -82,8 +82,52 @@ def print_catalog(console: "Console", models: Sequence[CatalogRow]) -> None:
         table.add_row(row.name, row.family, row.hub_id)
     console.print(table)
     console.print(
-        Text(f"{len(models)} models; `memplan models NAME` shows one's parameters", style="dim")
+        Text(
+            f"{len(models)} models; `memplan models qwen` counts those, `memplan models NAME` shows one",
+            style="dim",
+        )
     )
+
+
+def size_rows(models: Sequence[tuple[ModelSpec, str]]) -> list[dict[str, object]]:
+    """Models and their hub ids as flat rows, by family, smallest first."""
+    rows: list[dict[str, object]] = [
+        {
+            "name": model.name,
+            "family": model.family,
+            "total_params": model.num_params,
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "context_length": model.context_length,
+            "hub_id": hub_id,
+        }
+        for model, hub_id in models
+    ]
+    return sorted(rows, key=lambda row: (row["family"], row["total_params"]))
+
+
+def print_sizes(console: "Console", rows: Sequence[dict[str, object]]) -> None:
+    """Print models with their sizes."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("model", style="bold", overflow="fold")
+    table.add_column("family", overflow="fold")
+    for name in ("parameters", "layers", "hidden", "context"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            str(row["name"]),
+            str(row["family"]),
+            format_count(int(str(row["total_params"]))),
+            *(f"{row[name]:,}" for name in ("num_layers", "hidden_size", "context_length")),
+        )
+    console.print(table)
+    text = f"{len(rows)} models; `memplan models NAME` shows where one's parameters are"
+    console.print(Text(text, style="dim"))
 
 
 def print_model(console: "Console", model: ModelSpec, counts: ParameterCounts) -> None:

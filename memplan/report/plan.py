@@ -14,13 +14,17 @@ from memplan.report.changes import (
     saving_text,
 )
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
-from memplan.search.planner import Objective, Plan, PlannedSetup, Shortfall
+from memplan.search.planner import SEQ_LEN_STEP, Objective, Plan, PlannedSetup, Shortfall
 from memplan.units import GIB, format_count, format_gib
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from rich.console import Console
     from rich.table import Table
 
+MIN_SETUP = 12
+"""Characters of a setup that stand on one line, beside more columns than usual."""
 MAX_SHORTFALLS = 8
 """Setups that do not fit and are written out; the rest are counted."""
 MARKDOWN_COLUMNS = (
@@ -32,7 +36,8 @@ MARKDOWN_COLUMNS = (
 """What a Markdown table shows of a row."""
 _OBJECTIVES = {
     Objective.SPEED: "Fastest first", Objective.GPUS: "Fewest GPUs first",
-    Objective.BATCH: "Largest batch first",
+    Objective.BATCH: "Largest batch first", Objective.SEQ_LEN: "Longest sequence first",
+    Objective.LAYERS: "Most layers first",
 }  # fmt: skip
 
 
@@ -44,6 +49,7 @@ def plan_rows(plan: Plan) -> Iterator[dict[str, object]]:
             "rank": rank,
             **each.estimate.to_dict(),
             "headroom_bytes": each.headroom_bytes,
+            "num_layers": each.estimate.model.num_layers,
             "relative_speed": round(each.total_speed / best, 4),
             "relative_speed_per_gpu": round(each.speed.per_gpu, 4),
             "recomputation_cost": round(each.speed.recomputation, 4),
@@ -61,8 +67,7 @@ def print_plan(console: "Console", plan: Plan) -> None:
     console.print(
         Text.assemble(
             (some.model.name, "bold"),
-            f" ({some.model.task.value}), {format_count(some.num_params)} parameters, "
-            f"{some.setup.seq_len} tokens, on {plan.gpu.gpu_id} "
+            f" ({some.model.task.value}), {_job(plan)}on {plan.gpu.gpu_id} "
             f"({format_gib(plan.gpu.capacity_bytes, digits=1)})",
         )
     )
@@ -74,6 +79,29 @@ def print_plan(console: "Console", plan: Plan) -> None:
         console.print(Text(line))
     for line in footnotes(plan):
         console.print(Text(line, style="dim"))
+
+
+_STRETCHED: "Mapping[Objective, Mapping[str, Callable[[Estimate], str]]]" = {
+    Objective.SEQ_LEN: {"tokens": lambda answer: f"{answer.setup.seq_len:,}"},
+    Objective.LAYERS: {
+        "layers": lambda answer: f"{answer.model.num_layers:,}",
+        "params": lambda answer: format_count(answer.num_params),
+    },
+}
+"""What is looked for where it is no micro-batch: columns and what stands in them."""
+_LARGEST = {
+    Objective.SEQ_LEN: f"longest sequence, in steps of {SEQ_LEN_STEP} tokens",
+    Objective.LAYERS: "largest number of layers",
+}
+
+
+def _job(plan: Plan) -> str:
+    """The model's size and the tokens, but for what is looked for."""
+    some, looked_for = _some(plan), plan.goal.objective
+    size = f"{format_count(some.num_params)} parameters, "
+    length = f"{some.setup.seq_len} tokens, "
+    size = "" if looked_for is Objective.LAYERS else size
+    return size if looked_for is Objective.SEQ_LEN else size + length
 
 
 def _some(plan: Plan) -> Estimate:
@@ -88,11 +116,15 @@ def plan_table(plan: Plan) -> "Table":
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     accumulates = any(each.setup.gradient_accumulation_steps > 1 for each in plan.setups)
+    stretched = _STRETCHED.get(plan.goal.objective, {})
     numbers = ["#", "GPUs"]
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("setup", "precision", "check-\npointing"):
-        table.add_column(name, overflow="fold", no_wrap=name != "setup")
+        least = MIN_SETUP if stretched and name == "setup" else None
+        table.add_column(name, overflow="fold", no_wrap=name != "setup", min_width=least)
+    for name in stretched:
+        table.add_column(name, justify="right", no_wrap=True, style="bold")
     figures = ["batch", *(["accum."] if accumulates else []), "peak\nGiB", "left\nGiB", "speed"]
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
@@ -106,6 +138,7 @@ def plan_table(plan: Plan) -> "Table":
             full_label(setup),
             setup.chosen_precision.value,
             checkpointing_label(setup),
+            *(figure(each.estimate) for figure in stretched.values()),
             str(setup.micro_batch_size),
             *steps,
             f"{each.estimate.peak_bytes / GIB:,.1f}",
@@ -166,8 +199,10 @@ def footnotes(plan: Plan) -> list[str]:
     if plan.setups:
         order = (
             f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that "
-            "fit, each with its largest micro-batch; among equals (2 %) the simplest. "
+            f"fit, each with its {_LARGEST.get(goal.objective, 'largest micro-batch')}; among "
+            "equals (2 %) the simplest. "
             f"{fits}; left: what that leaves."
+            f"{'' if goal.exact else ' By bounds: --exact replays the runs, and finds more.'}"
         )
         assumed = "; ".join(plan.assumptions)
         speed = "Speed is relative to the fastest here, an order and no forecast."

@@ -31,12 +31,14 @@ def rows_json(
     schema_version: int,
     assumptions: Sequence[str] = (),
     about: Mapping[str, str] | None = None,
+    hints: Sequence[Row] | None = None,
 ) -> str:
-    """Write ``{"schema_version", "assumptions", "rows"}``, and ``about`` after the first."""
+    """Write ``{"schema_version", "assumptions", "rows"}``, ``about`` after the first, and ``hints``."""
     document = {
         "schema_version": schema_version,
         **(about or {}),
         "assumptions": list(assumptions),
+        **({"hints": list(hints)} if hints is not None else {}),
         "rows": list(rows),
     }
     return json_text(document, indent=2)

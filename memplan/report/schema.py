@@ -11,7 +11,7 @@ COLUMN_MEANINGS: dict[str, str] = {
     "gpu_capacity_bytes": "memory that torch reports for it",
     "num_gpus": "GPUs of the job",
     "num_nodes": "nodes they are in",
-    "engine": "ddp, deepspeed, fsdp, fsdp1 or megatron",
+    "engine": "ddp, deepspeed, fsdp or fsdp1",
     "zero_stage": "DeepSpeed's stage, 0-3",
     "fsdp_strategy": "what FSDP shards",
     "offload_optimizer": "none, cpu or nvme",
@@ -50,3 +50,19 @@ COLUMN_MEANINGS: dict[str, str] = {
     "left_out": "what the figures do not hold; empty when nothing is left out",
 }
 """Version 1 (``schema_version``), in the order of the row."""
+
+LARGEST_MICRO_BATCH = "largest_micro_batch"
+ESTIMATE_MEANINGS: dict[str, str] = {
+    LARGEST_MICRO_BATCH: "the most sequences of a micro-batch that fit; 0: none, null: no verdict",
+}
+"""What the rows of ``memplan estimate`` have besides."""
+HINT_MEANINGS: dict[str, str] = {
+    "gpu": "id of a GPU that no row fits",
+    "row": "number of the row that lacks least, from 0",
+    "missing_bytes": "by how much the low end of its range exceeds the GPU",
+    "change": "what would make it fit, in words; null where nothing was found",
+    "options": "the same as options of the command line",
+    "saved_bytes": "what that saves",
+    "verdict": "of the changed setup: fits, tight or states fit",
+}
+"""What each of the ``hints`` of ``memplan estimate`` says."""

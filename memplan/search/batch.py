@@ -165,6 +165,21 @@ class LargestFit:
             self._note(size, self._room(self._ask(size)))
         return self._low
 
+    def run_checked(self) -> int:
+        """The size; larger ones are looked at too, should what is needed not grow with each step."""
+        best = self.run()
+        for eighths in _LOOKED_BEYOND:
+            size = best * eighths // 8
+            if not best < size <= self._limit or size in self._rooms:
+                continue
+            room = self._room(self._ask(size))
+            self._note(size, room)
+            if room >= 0:
+                failed = [each for each, left in self._rooms.items() if left < 0 and each > size]
+                self._high = min(failed, default=self._limit + 1)
+                return self.run_checked()
+        return best
+
     def _note(self, size: int, room: int) -> None:
         self._rooms[size] = room
         if room >= 0:
@@ -201,6 +216,8 @@ class LargestFit:
         return guess + 1 if guess == self._low else guess
 
 
+_LOOKED_BEYOND = (9, 10, 12, 16)
+"""Multiples of the largest size found, in eighths, that are looked at to be sure."""
 _AIMED = 8
 """Answers after which the interval is halved: the line is then none."""
 

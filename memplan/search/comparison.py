@@ -66,7 +66,7 @@ def comparison_setups(base: TrainingSetup, wanted: Wanted = ALL_OPEN) -> list[Tr
     for engine in _engines(base, wanted):
         rows += _engine_rows(base, engine, wanted)
     if not rows:
-        msg = "nothing to compare: no engine has this combination of --engine, --zero and --offload"
+        msg = "nothing to compare: no engine has this combination of engine, stage and offloading"
         raise SetupError(msg)
     return rows
 

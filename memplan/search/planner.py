@@ -17,7 +17,9 @@ from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
-from memplan.search.batch import LargestFit, largest_of
+from memplan.search.batch import MAX_MICRO_BATCH, LargestFit, largest_of
+from memplan.search.depth import with_layers
+from memplan.search.grid import with_global_batch
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import (
@@ -26,6 +28,7 @@ from memplan.training.precision import (
     Precision,
     engine_precision,
     engines_with,
+    refuse_unmodelled,
 )
 from memplan.training.setup import (
     FsdpStrategy,
@@ -33,7 +36,9 @@ from memplan.training.setup import (
     Recomputation,
     TrainingSetup,
     ZeroStage,
+    coerce_enum,
 )
+from memplan.upward import Displayed
 
 EQUAL_SPEED = 0.02
 """Setups whose speeds differ by less are equals, and the simplest of them comes first."""
@@ -50,6 +55,18 @@ class Objective(Enum):
     """As few GPUs as possible."""
     BATCH = "batch"
     """As large a micro-batch, over all GPUs, as possible."""
+    SEQ_LEN = "seq-len"
+    """As long a sequence as possible, the micro-batch being the base's."""
+    LAYERS = "layers"
+    """As many layers in each stack as possible, the micro-batch being the base's."""
+
+
+SEQ_LEN_STEP = 128
+"""Sequences are lengthened by so many tokens: kernels work on blocks of them."""
+MAX_SEQ_LEN = 2**24
+"""Beyond which nobody looks [tokens]."""
+MAX_LAYERS = 1000
+"""Beyond which nobody looks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +114,18 @@ VARIANTS: tuple[EngineVariant, ...] = (
 """What a plan tries, simplest first: the order decides among equals."""
 
 
+ASKED_FOR: tuple[EngineVariant, ...] = (
+    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.NONE),
+    *(replace(each, engine=Engine.FSDP1) for each in VARIANTS if each.engine is Engine.FSDP),
+)
+"""What is tried only where it is named: it holds what others here do, and more."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
     """What a plan is for.
 
-    Raises ``SetupError`` for values that make no sense.
+    Enums accept their string values, and a single value stands for a tuple of one. Raises ``SetupError`` for values that make no sense.
     """
 
     num_gpus: tuple[int, ...] = (8,)
@@ -115,14 +139,27 @@ class Goal:
     """Sequence length, optimizer, kernels, degrees: what the plan does not choose."""
     engines: tuple[Engine, ...] = ()
     """Engines to consider; empty: ddp, deepspeed and fsdp."""
+    zero_stages: tuple[ZeroStage, ...] = ()
+    """DeepSpeed's stages to consider, which alone then is; empty: 1 to 3."""
     precisions: tuple[Precision, ...] = ()
     """Precisions to consider; empty: each engine's usual one, then bf16 without fp32 states."""
     checkpointing: tuple[Recomputation | float, ...] = ()
     """Policies to consider; empty: none and full, with kernels that have it also selective."""
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
+    exact: bool = False
+    """What the setups that are returned need is replayed, not bounded: more fits, found slowly."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.num_gpus, int):
+            object.__setattr__(self, "num_gpus", (self.num_gpus,))
+        for name, kind in (
+            ("engines", Engine),
+            ("precisions", Precision),
+            ("zero_stages", ZeroStage),
+        ):
+            object.__setattr__(self, name, _members(name, getattr(self, name), kind))
+        object.__setattr__(self, "checkpointing", _policies(self.checkpointing))
         if not self.num_gpus or min(self.num_gpus) < 1:
             msg = "num_gpus: name at least one number of GPUs, each at least 1"
             raise SetupError(msg)
@@ -133,6 +170,45 @@ class Goal:
             msg = f"global_batch_size: must be at least 1, got {self.global_batch_size}"
             raise SetupError(msg)
         object.__setattr__(self, "num_gpus", tuple(sorted(set(self.num_gpus))))
+        for each in self.engines:
+            refuse_unmodelled(each)
+        object.__setattr__(self, "objective", coerce_enum("objective", self.objective, Objective))
+        if self.zero_stages:
+            self._check_stages()
+
+    def _check_stages(self) -> None:
+        if self.engines and Engine.DEEPSPEED not in self.engines:
+            named = ", ".join(each.value for each in self.engines)
+            msg = f"zero_stages: only deepspeed has ZeRO stages, and the engines are {named}"
+            raise SetupError(msg)
+
+    @property
+    def variants(self) -> tuple["EngineVariant", ...]:
+        """The ways to hold a model that are tried, simplest first."""
+        stages = self.zero_stages
+        usual = (Engine.DEEPSPEED,) if stages else (Engine.DDP, Engine.DEEPSPEED, Engine.FSDP)
+        engines = self.engines or usual
+        return tuple(
+            each
+            for each in (*ASKED_FOR, *VARIANTS)
+            if each.engine in engines
+            and (
+                each.zero_stage in stages
+                if stages and each.zero_stage is not None
+                else each.zero_stage is not ZeroStage.NONE
+            )
+        )
+
+
+def _members(name: str, values: object, kind: type[Enum]) -> tuple[Enum, ...]:
+    """Members of an enum, which may be given by their values, or one alone."""
+    given = values if isinstance(values, tuple | list) else (values,)
+    return tuple(coerce_enum(name, each, kind) for each in given)
+
+
+def _policies(values: object) -> tuple[Recomputation | float, ...]:
+    given = values if isinstance(values, tuple | list) else (values,)
+    return tuple(TrainingSetup(checkpointing=each).checkpointing for each in given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +261,7 @@ class Shortfall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class Plan(Displayed):
     """The answer to a goal."""
 
     goal: Goal
@@ -200,6 +276,17 @@ class Plan:
     """Why combinations were not tried at all, each reason once."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
+
+    def rows(self) -> list[dict[str, object]]:
+        """The setups that fit as flat rows, best first, for a table of pandas' or polars'."""
+        return [each.estimate.to_dict() for each in self.setups]
+
+    def __repr__(self) -> str:
+        some = self.setups[0].estimate if self.setups else self.shortfalls[0].estimate
+        best = f", the best {some!r}" if self.setups else ""
+        return (
+            f"Plan({some.model.name} on {self.gpu.short_name}: {self.num_fitting} setups fit{best})"
+        )
 
 
 def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec) -> Plan:
@@ -235,8 +322,10 @@ class Planner:
         self.at_hand: TrainingSetup | None = None
         self.answers: dict[int, Estimate] = {}
         """Estimates of the setup at hand, by micro-batch."""
+        self.stretches = goal.objective in (Objective.SEQ_LEN, Objective.LAYERS)
+        """What is looked for is no micro-batch: that is given, and offloading lengthens it."""
         self.largest: dict[object, int] = {}
-        """The last micro-batch that fitted, by everything but the number of GPUs: where to look
+        """The last size that fitted, by everything but the number of GPUs: where to look
         first when there are more."""
 
     def run(self) -> Plan:
@@ -246,7 +335,7 @@ class Planner:
             hopeless: set[tuple[object, ...]] = set()
             for candidate in self._candidates(num_gpus):
                 key = _without_offload(candidate)
-                if candidate.variant.offloads and key in fitting:
+                if candidate.variant.offloads and key in fitting and not self.stretches:
                     continue
                 own = (candidate.variant, candidate.setup.precision)
                 if own in hopeless:
@@ -258,6 +347,9 @@ class Planner:
         if not self.found and not self.failed:
             raise SetupError(next(iter(self.refused), "the goal leaves nothing to try"))
         ranked = sorted(self.found, key=self._rank)
+        if self.goal.exact:
+            shown = [self._refined(each) for each in ranked[: self.goal.limit]]
+            ranked = sorted([*shown, *ranked[self.goal.limit :]], key=self._rank)
         return Plan(
             goal=self.goal,
             gpu=self.gpu,
@@ -271,9 +363,10 @@ class Planner:
     # -- the space -------------------------------------------------------------------------------
 
     def _candidates(self, num_gpus: int) -> Iterator[_Candidate]:
-        engines = self.goal.engines or (Engine.DDP, Engine.DEEPSPEED, Engine.FSDP)
-        for simplicity, variant in enumerate(VARIANTS):
-            if variant.engine not in engines or not _is_sensible(variant, num_gpus, engines):
+        variants = self.goal.variants
+        engines = tuple({each.engine for each in variants})
+        for simplicity, variant in enumerate(variants):
+            if not _is_sensible(variant, num_gpus, engines):
                 continue
             for tier, precision in self._precisions(variant.engine):
                 for checkpointing in sorted(self._policies(), key=_saving, reverse=True):
@@ -351,7 +444,7 @@ class Planner:
 
     def _largest(self, candidate: _Candidate) -> int | None:
         setup = candidate.setup
-        if self.goal.global_batch_size is not None:
+        if self.goal.global_batch_size is not None and not self.stretches:
             sizes = self._sizes(setup)
             if self._fits(self._estimate(setup, sizes[-1])):
                 # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
@@ -362,8 +455,9 @@ class Planner:
             lambda size: self._estimate(setup, size),
             room=self._room,
             first=self.largest.get(key, 1),
+            limit=self._limit(),
         )
-        best = search.run()
+        best = search.run_checked() if self.stretches else search.run()
         self.largest[key] = max(best, 1)
         return best or None
 
@@ -374,8 +468,56 @@ class Planner:
             self.answers = {}
         answer = self.answers.get(size)
         if answer is None:
-            answer = self.answers[size] = estimate(self.model, self._sized(setup, size), self.gpu)
+            answer = self.answers[size] = self._ask(setup, size)
         return answer
+
+    def _ask(self, setup: TrainingSetup, size: int) -> Estimate:
+        """The estimate of one size of what the goal makes large."""
+        if not self.stretches:
+            return estimate(self.model, self._sized(setup, size), self.gpu)
+        if self.goal.global_batch_size is not None:
+            setup = with_global_batch(setup, self.goal.global_batch_size)
+        if self.goal.objective is Objective.LAYERS:
+            return estimate(with_layers(self.model, size), setup, self.gpu)
+        return estimate(self.model, replace(setup, seq_len=size * SEQ_LEN_STEP), self.gpu)
+
+    def _refined(self, planned: PlannedSetup) -> PlannedSetup:
+        """A setup that fits by bounds, with the largest size that fits when its run is replayed."""
+        answers: dict[int, Estimate] = {}
+
+        def ask(size: int) -> Estimate:
+            answers[size] = replace(self._ask(planned.setup, size), is_replayed=True)
+            return answers[size]
+
+        size = self._size(planned.estimate)
+        if self.goal.global_batch_size is not None and not self.stretches:
+            sizes = [each for each in self._sizes(planned.setup) if each > size]
+            size = largest_of(sizes, lambda each: self._fits(ask(each))) or size
+        else:
+            search = LargestFit(ask, room=self._room, limit=self._limit())
+            search.tell(size, ask(size))
+            size = search.run_checked() if self.stretches else search.run()
+        answer = answers.get(size) or ask(size)
+        speed = relative_speed(answer, active_params=self.active_params)
+        return replace(planned, estimate=answer, speed=speed)
+
+    def _size(self, answer: Estimate) -> int:
+        """How large what the goal makes large is there."""
+        if self.goal.objective is Objective.LAYERS:
+            return answer.model.num_layers // len(answer.model.stacks)
+        if self.goal.objective is Objective.SEQ_LEN:
+            return (answer.setup.seq_len or 0) // SEQ_LEN_STEP
+        return answer.setup.micro_batch_size
+
+    def _limit(self) -> int:
+        """The largest size to look at."""
+        if self.goal.objective is Objective.LAYERS:
+            return MAX_LAYERS
+        if self.goal.objective is Objective.SEQ_LEN:
+            embedding = self.model.stacks[0].embedding if self.model.stacks else None
+            positions = embedding.num_positions if embedding is not None else 0
+            return (self.model.context_length if positions else MAX_SEQ_LEN) // SEQ_LEN_STEP
+        return MAX_MICRO_BATCH
 
     def _sized(self, setup: TrainingSetup, size: int) -> TrainingSetup:
         steps = setup.gradient_accumulation_steps
@@ -410,6 +552,10 @@ class Planner:
             return (each.tier, setup.num_gpus, _bucket(each.speed.per_gpu), *simple)
         if objective is Objective.BATCH:
             return (each.tier, -batch, _bucket(each.total_speed), *simple)
+        if objective is Objective.SEQ_LEN:
+            return (each.tier, -(setup.seq_len or 0), _bucket(each.total_speed), *simple)
+        if objective is Objective.LAYERS:
+            return (each.tier, -each.estimate.model.num_layers, _bucket(each.total_speed), *simple)
         return (each.tier, _bucket(each.total_speed), setup.num_gpus, *simple)
 
     def _shortfall(
@@ -425,10 +571,10 @@ class Planner:
 
     def _no_larger(self, fitting: Estimate, answer: Estimate) -> Estimate:
         """What fits, with the micro-batch of what does not: the change that is then told."""
-        size = answer.setup.micro_batch_size
-        if fitting.setup.micro_batch_size <= size:
+        size = 1 if self.stretches else answer.setup.micro_batch_size
+        if not self.stretches and fitting.setup.micro_batch_size <= size:
             return fitting
-        smaller = estimate(self.model, self._sized(fitting.setup, size), self.gpu)
+        smaller = self._ask(fitting.setup, size)
         return smaller if self._fits(smaller) else fitting
 
 

@@ -1,10 +1,11 @@
 """Lists and ranges of whole numbers, as options and sweep files take them.
 
 ``1,2,4`` is a list, ``0-3`` every integer from 0 to 3, ``1..32`` doubles from 1 to 32; they mix:
-``1,4..16``.
+``1,4..16``. ``8k`` is 8,192.
 """
 
 from memplan.errors import UsageError
+from memplan.units import parse_count
 
 MAX_VALUES = 1024
 """The longest list that a range may stand for: a sweep is a product of such lists, and one typing
@@ -64,11 +65,12 @@ def _doublings(low: int, high: int, option: str) -> list[int]:
 
 def _number(text: str, part: str, option: str) -> int:
     digits = text.strip()
-    if not (digits.isascii() and digits.isdigit()):
-        raise _error(option, part, f"is not one: {_FORMS}")
-    if len(digits) > MAX_DIGITS:
+    if digits.isascii() and digits.isdigit() and len(digits) > MAX_DIGITS:
         raise _error(option, part, f"is absurd: {MAX_DIGITS} digits are the most")
-    return int(digits)
+    count = parse_count(digits)
+    if count is None:
+        raise _error(option, part, f"is not one: {_FORMS}")
+    return count
 
 
 def _error(option: str, text: str, what: str) -> UsageError:

@@ -9,6 +9,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.grid import Grid, Impossible
 from memplan.training.setup import TrainingSetup
+from memplan.upward import Displayed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,7 @@ class SweepResult:
         return self.estimates[0].setup
 
 
-class Sweep:
+class Sweep(Displayed):
     """The results of a grid; estimates are made while it is iterated over.
 
     Iterating raises ``SetupError`` at its end where not a single setup could be trained.
@@ -68,6 +69,24 @@ class Sweep:
         if not found:
             msg = next(iter(self.impossible), "the sweep leaves no setup: every one is excluded")
             raise SetupError(msg)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Every setup on every GPU as a flat row, for a table of pandas' or polars'.
+
+        Computes them all. Raises as iterating does.
+
+        >>> import memplan
+        >>> axes = {"micro_batch_size": [1, 2], "seq_len": 128}
+        >>> rows = memplan.sweep("gpt2", axes, gpus=["t4"]).rows()
+        >>> [(row["micro_batch_size"], row["gpu"], row["verdict"]) for row in rows]
+        [(1, 't4-16gb', 'fits'), (2, 't4-16gb', 'fits')]
+        """
+        return [each.to_dict() for result in self for each in result.estimates]
+
+    def __repr__(self) -> str:
+        count = self.num_combinations
+        cards = f" on {', '.join(gpu.short_name for gpu in self.gpus)}" if self.gpus else ""
+        return f"Sweep({self.model.name}: {count} combination{'s' * (count != 1)}{cards})"
 
     def _try(
         self, combination: TrainingSetup | Impossible | None

@@ -8,7 +8,7 @@ from memplan.estimator.estimate import ROW_QUESTIONS, SCHEMA_VERSION, Verdict
 from memplan.search.baseline import Baseline, Origin
 from memplan.text import shown
 
-_AGAIN = "write the baseline again with --format json"
+_AGAIN = "write the baseline again, as JSON"
 
 
 def read_baseline(path: str | Path) -> Baseline:
@@ -29,9 +29,7 @@ def read_baseline(path: str | Path) -> Baseline:
     )
     rows = document.get("rows")
     if not isinstance(rows, list):
-        msg = (
-            f"{path}: rows: expected the list of rows that --format json writes, got {shown(rows)}"
-        )
+        msg = f"{path}: rows: expected the list of rows that the JSON format has, got {shown(rows)}"
         raise ConfigError(msg)
     return Baseline(
         [_row(row, f"rows[{number}]", source=path) for number, row in enumerate(rows)],

@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import GpuNotFoundError, did_you_mean, nearest
-from memplan.hardware.gpu import GpuSpec, LinkSpec, PcieSpec, TflopsByDtype, Vendor
-from memplan.units import GB, MIB
+from memplan.hardware.gpu import (
+    GpuSpec,
+    LinkSpec,
+    PcieSpec,
+    TflopsByDtype,
+    Vendor,
+    gpu_from_memory,
+)
+from memplan.units import GB, MIB, is_size, parse_bytes
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -26,16 +33,17 @@ _PUNCTUATION = str.maketrans("", "", " \t-_/().")
 _SHOWN_LENGTH = 80
 _UNLISTED_KINDS = {"mig": "a slice of a GPU (MIG)", "laptop": "a laptop GPU"}
 _ADVICE = (
-    "`memplan gpus` (lists those known), --gpu-memory 46GiB (the memory of any other card), "
+    "`memplan gpus` (lists those known), `gpu='46GiB'` (the memory of any other card), "
     "or a .yaml file that describes one"
 )
 
 
 def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
-    """Find a GPU by catalog id, alias or printed device name, or read a YAML description.
+    """Find a GPU by catalog id, alias or printed device name, by its memory, or read its description.
 
-    Raises ``GpuNotFoundError`` with the nearest name, and ``ConfigError`` for a description that
-    is wrong (see ``memplan.sources.gpu_file``).
+    Memory is a size with its unit, such as ``46GiB``: what an unlisted card reports. Raises
+    ``GpuNotFoundError`` with the nearest name, and ``ConfigError`` for a YAML description that is
+    wrong (see ``memplan.sources.gpu_file``).
 
     >>> load_gpu("h100").gpu_id, load_gpu("NVIDIA A100 80GB PCIe").gpu_id, load_gpu("A10").gpu_id
     ('h100-sxm-80gb', 'a100-pcie-80gb', 'a10-24gb')
@@ -48,12 +56,24 @@ def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
         from memplan.sources.gpu_file import read_card
 
         return read_card(Path(text))
+    if is_size(text):
+        return gpu_from_memory(parse_bytes(text))
     raise GpuNotFoundError(_not_found_message(text))
 
 
 def all_gpus() -> tuple[GpuSpec, ...]:
     """Return every GPU of the catalog, oldest architecture first within each vendor."""
     return tuple(_catalog_entry(gpu_id) for gpu_id in _catalog()["gpus"])
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Every id and alias of the catalog, in order.
+
+    >>> "h100" in gpu_names(), "h100-sxm-80gb" in gpu_names()
+    (True, True)
+    """
+    catalog = _catalog()
+    return tuple(sorted({*catalog["gpus"], *catalog["aliases"]}))
 
 
 def _find_id(text: str) -> str | None:
@@ -101,6 +121,8 @@ def _not_found_message(text: str) -> str:
     for word, kind in _UNLISTED_KINDS.items():
         if word in text.lower():
             return f"{shown!r} is {kind}, which the GPU catalog does not list. Try: {_ADVICE}"
+    if text.isdecimal():
+        return f"{shown!r} names no GPU; if it is how many there are, say so: `num_gpus={shown}`"
     return f"the GPU catalog has no {shown!r}.{_suggestion(shown)} Try: {_ADVICE}"
 
 

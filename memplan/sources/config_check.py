@@ -42,7 +42,7 @@ def check_keys(log: ReadLog, *, source: str, is_spec: bool, accept_unknown: bool
                 continue
             if not accept_unknown:
                 hint = f" Did you mean {near!r}?" if near else did_you_mean(key, sorted(known))
-                ending = "" if is_spec else " --allow-unknown-keys reads on without it"
+                ending = "" if is_spec else " `allow_unknown_keys=True` reads on without it"
                 msg = f"{source}: {part.path}{key}: is no key of {_kind(part)}.{hint}{ending}"
                 raise ConfigError(msg)
             unread.append(f"{part.path}{key}")

@@ -190,17 +190,17 @@ def _explain(request: _Request, error: Exception) -> HubError:
     if isinstance(error, errors.GatedRepoError):
         return HubGatedError(
             f"{repo} is gated: accept its terms at {page}, then log in with `hf auth login` or "
-            "give --token"
+            "give `token`"
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return HubNotFoundError(
             f"the hub has no model {repo!r} that you may see: check the name; for a private one, "
-            "log in with `hf auth login` or give --token"
+            "log in with `hf auth login` or give `token`"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return HubNotFoundError(
             f"{repo} has no revision {request.revision!r}: see {page}/commits/main, or leave "
-            "--revision out"
+            "`revision` out"
         )
     if isinstance(error, errors.EntryNotFoundError):
         return HubNotFoundError(
@@ -232,7 +232,7 @@ def _explain_status(request: _Request, error: Exception) -> HubError:
     if status == _UNAUTHORIZED:
         return HubError(
             f"the hub accepts no token, or not this one, for {request.repo_id} (401): check "
-            "--token and HF_TOKEN, or log in anew with `hf auth login`"
+            "`token` and HF_TOKEN, or log in anew with `hf auth login`"
         )
     if status == _FORBIDDEN:
         return HubError(
@@ -260,7 +260,7 @@ def _explain_other(request: _Request, error: Exception) -> HubError:
 
     if "Bearer" in str(error):
         # The HTTP library repeats the header that it cannot send, and with it the secret.
-        return HubError("the token holds characters that cannot be sent: check --token, HF_TOKEN")
+        return HubError("the token holds characters that cannot be sent: check `token`, HF_TOKEN")
     reason = _reason(error)
     if isinstance(error, FileMetadataError):
         return HubOfflineError(

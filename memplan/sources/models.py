@@ -1,7 +1,8 @@
 """From whatever a user calls a model to its ``ModelSpec``.
 
 A model is a built-in name (``t5-3b``) or its hub id, a path (a ``config.json``, a folder that holds
-one, a YAML spec), a hub id whose config is fetched, a config as a dict, or a ``ModelSpec``.
+one, a YAML spec), a hub id or a page's address, whose config is fetched, a config as a dict, or a
+``ModelSpec``.
 
 A YAML spec has the keys of a ``config.json``, and ``name``. Other people's configs may hold any
 keys but misspelt ones; a spec is written by hand, so a key that nothing reads is refused as a slip.
@@ -135,8 +136,8 @@ class _Guess:
             f"{self.source}: model_type {self.model_type!r} is not supported."
             f"{did_you_mean(self.model_type, known)} {len(known)} types are, such as "
             f"{', '.join(COMMON_FAMILIES)}. By its keys this is most like "
-            f"{self.family}{self._unread}: take it as that with --family {self.family}, or "
-            "--allow-guess"
+            f"{self.family}{self._unread}: take it as that with `family='{self.family}'`, "
+            "or `allow_guess=True`"
         )
 
     @property
@@ -283,11 +284,15 @@ def _find(model: object, *, revision: str | None, token: str | None) -> _Found:
 
 
 def _find_text(text: str, *, revision: str | None, token: str | None) -> _Found:
+    from memplan.sources.hub_url import is_url, read_hub_url
     from memplan.sources.registry import find_builtin
 
     if not text:
         msg = f"the model's name is empty: {_WHAT_WORKS}"
         raise ModelNotFoundError(msg)
+    if is_url(text):
+        page = read_hub_url(text, revision=revision)
+        return _find_text(page.repo_id, revision=page.revision, token=token)
     builtin = find_builtin(text)
     if _is_path(text, is_builtin=builtin is not None):
         return _find(Path(text), revision=revision, token=token)

@@ -73,6 +73,21 @@ def find_builtin(name: str) -> BuiltinModel | None:
     return None
 
 
+def builtins_holding(text: str) -> list[BuiltinModel]:
+    """The built-in models whose name, other names or family hold a text; upper and lower case are
+    the same.
+
+    >>> [model.name for model in builtins_holding("T5-V1_1-X")]
+    ['t5-v1.1-xl', 't5-v1.1-xxl']
+    """
+    part = text.strip().lower()
+    return [
+        _to_model(name, entry)
+        for name, entry in _FILE.entries().items()
+        if any(part in each.lower() for each in (name, entry["family"], *_other_names(entry)))
+    ]
+
+
 def builtin_config(name: str) -> tuple[str, dict[str, object]] | None:
     """Return a built-in model's own name and its config, or None where there is no such model.
 

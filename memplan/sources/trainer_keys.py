@@ -168,7 +168,7 @@ def trl_remarks(config: str, values: Mapping[str, object]) -> Iterator[str]:
     if config in PAIRED:
         yield f"{config}: each example is two sequences, chosen and rejected: the micro-batch is twice"
     if config == "RewardConfig":
-        yield "RewardConfig: give --task sequence-classification --num-labels 1"
+        yield "RewardConfig: give task sequence-classification and num_labels 1"
     if config != "SFTConfig":
         yield f"{config}: its loss is counted as the model's own"
     elif values.get("loss_type", "nll") != "nll":
@@ -181,7 +181,7 @@ def _grpo_remarks(values: Mapping[str, object]) -> Iterator[str]:
     length, group = values.get("max_completion_length", 512), values.get("num_generations", 8)
     yield (
         f"GRPOConfig: generation (num_generations {group}) is not counted; a sequence is a prompt and "
-        f"up to max_completion_length {length} tokens: give --seq-len"
+        f"up to max_completion_length {length} tokens: give seq_len"
     )
     if values.get("use_vllm") and not _shares_gpus(values):
         yield "use_vllm: the server's GPUs are not counted"

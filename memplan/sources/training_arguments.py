@@ -215,7 +215,7 @@ class _Arguments:
     def _read_length(self, found: dict[str, object]) -> None:
         key = "max_length" if "max_length" in self.values else "max_seq_length"
         if key in self.values and self.values[key] is None:
-            self.notes.append(f"{key} is null: sequences are not cut; give --seq-len")
+            self.notes.append(f"{key} is null: sequences are not cut; give seq_len")
             return
         length = self._count(key, default=TRL_LENGTH)
         found["seq_len"] = length
@@ -238,7 +238,7 @@ class _Arguments:
         dtype = str(options.get("dtype", options.get("torch_dtype", "float32"))).split(".")[-1]
         if dtype != "float32":
             self.notes.append(
-                f"model_init_kwargs.dtype {dtype}: weights are counted as --precision says; "
+                f"model_init_kwargs.dtype {dtype}: weights are counted as the precision says; "
                 "bf16-autocast and bf16 are weights in bf16"
             )
 

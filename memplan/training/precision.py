@@ -6,6 +6,7 @@ The table of ``PRECISIONS`` is the whole truth about a precision: adding one is 
 from enum import Enum
 
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 
 
@@ -16,9 +17,30 @@ class Engine(Enum):
     """torch's DistributedDataParallel; on one GPU, the plain training loop."""
     DEEPSPEED = "deepspeed"
     FSDP = "fsdp"
-    """FSDP2, ``fully_shard``."""
+    """FSDP2, ``fully_shard``; also called ``fsdp2``."""
     FSDP1 = "fsdp1"
     MEGATRON = "megatron"
+    """Known by name, and refused: not modelled."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Engine | None":
+        return cls.FSDP if value == "fsdp2" else None
+
+
+UNMODELLED_ENGINES: dict[Engine, str] = {
+    Engine.MEGATRON: (
+        "`engine='deepspeed'` with `zero_stage=1`, which shards as its distributed optimizer does"
+    ),
+}
+"""Engines that no list of choices offers, and what is nearest to each."""
+
+
+def refuse_unmodelled(engine: Engine) -> None:
+    """Raise ``SetupError`` for an engine that is known by name only."""
+    nearest = UNMODELLED_ENGINES.get(engine)
+    if nearest is not None:
+        msg = f"engine: {engine.value} is not modelled; the nearest that is: {nearest}"
+        raise SetupError(msg)
 
 
 class Precision(Enum):

@@ -21,6 +21,7 @@ from memplan.training.kernels import (
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import (
     PRECISIONS,
+    UNMODELLED_ENGINES,
     Engine,
     Precision,
     engine_precision,
@@ -299,10 +300,12 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
     """
     if isinstance(value, kind):
         return value
-    for member in kind:
-        if member.value == value and not isinstance(value, bool):
-            return member
-    known = [str(member.value) for member in kind]
+    if not isinstance(value, bool):
+        try:
+            return kind(value)
+        except (ValueError, TypeError):  # the latter for what cannot be compared
+            pass
+    known = [str(member.value) for member in kind if member not in UNMODELLED_ENGINES]
     msg = (
         f"{name}: {shown(value)} is not one of {', '.join(known)}.{did_you_mean(str(value), known)}"
     )

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+import memplan
+from memplan.report.schema import COLUMN_MEANINGS, ESTIMATE_MEANINGS, HINT_MEANINGS
+
 Run = Callable[..., Any]
 
 
@@ -147,7 +150,7 @@ def test_an_unlisted_card(run: Run) -> None:
         (["llama-3.2-1b", "--gpus", "0"], 2, "--gpus"),
         (["llama-3.2-1b", "--precision", "int3"], 3, "precision"),
         (["llama-3.2-1b", "--precision", "bf16-master"], 0, ""),
-        (["llama-3.2-1b", "--batch-size", "0"], 3, "micro_batch_size"),
+        (["llama-3.2-1b", "--batch-size", "0"], 3, "--batch-size: must be"),
         (["llama-3.2-1b", "--freeze", "tail"], 3, "freeze"),
         (["llama-3.2-1b", "--gpu-memory", "46"], 2, "46GiB"),
         (["llama-3.2-1b", "--batchsize", "2"], 2, "--batch-size"),
@@ -187,3 +190,29 @@ def test_bad_config_files(run: Run, tmp_path: Path, content: str, words: str) ->
     assert done.exit_code == 3
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+def test_json_holds_the_hints(run: Run) -> None:
+    command = ("estimate", "llama-3.1-8b", "--gpus", "8", "--zero", "1", "--offload", "none")
+    outcome = run(*command, "--gpu", "v100,a100", "--format", "json")
+    document = json.loads(outcome.stdout)
+    assert document["memplan_version"] == memplan.__version__
+    assert list(document["rows"][0]) == [*COLUMN_MEANINGS, *ESTIMATE_MEANINGS]
+    found = {row["gpu"]: row for row in document["rows"]}
+    assert found["v100-sxm2-32gb"]["largest_micro_batch"] == 0
+    assert found["a100-sxm4-80gb"]["largest_micro_batch"] >= 1
+    assert found["a100-sxm4-80gb"]["deciding_phase"]
+    (hint,) = document["hints"]
+    assert list(hint) == list(HINT_MEANINGS)
+    assert document["rows"][hint["row"]]["gpu"] == hint["gpu"] == "v100-sxm2-32gb"
+    changed = run("estimate", "llama-3.1-8b", "--gpus", "8", *hint["options"].split(),
+                  "--gpu", "v100", "--format", "json")  # fmt: skip
+    verdicts = [row["verdict"] for row in json.loads(changed.stdout)["rows"]]
+    assert hint["verdict"] in verdicts
+    assert hint["saved_bytes"] >= hint["missing_bytes"] > 0
+
+
+def test_without_a_gpu_to_fail_there_are_no_hints(run: Run) -> None:
+    document = json.loads(run("estimate", "gpt2", "--gpu", "h100", "--format", "json").stdout)
+    assert document["hints"] == []
+    assert document["rows"][0]["largest_micro_batch"] > 1

@@ -118,7 +118,7 @@ def test_names_that_are_not_listed(name: str, message: str) -> None:
     text = str(refused.value)
     assert message in text
     assert "memplan gpus" in text
-    assert "--gpu-memory 46GiB" in text
+    assert "gpu='46GiB'" in text
     assert "\n" not in text
     assert len(text) < 400
 

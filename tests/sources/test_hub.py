@@ -155,7 +155,7 @@ REFUSALS = [
     ),
     pytest.param(
         Answer(status=401, headers={"X-Error-Code": "GatedRepo"}),
-        HubGatedError, ("is gated", "--token"),
+        HubGatedError, ("is gated", "`token`"),
         id="gated-without-a-token",
     ),
     pytest.param(
@@ -170,7 +170,7 @@ REFUSALS = [
     ),
     pytest.param(
         Answer(status=404, headers={"X-Error-Code": "RevisionNotFound"}),
-        HubNotFoundError, ("no revision 'v9'", "--revision"),
+        HubNotFoundError, ("no revision 'v9'", "`revision`"),
         id="missing-revision",
     ),
     pytest.param(
@@ -182,7 +182,7 @@ REFUSALS = [
         Answer(
             status=401, headers={"X-Error-Message": "Invalid credentials in Authorization header"}
         ),
-        HubError, ("(401)", "--token", "HF_TOKEN"),
+        HubError, ("(401)", "`token`", "HF_TOKEN"),
         id="bad-token",
     ),
     pytest.param(

@@ -128,7 +128,7 @@ def _dtype(name: str, value: object) -> DType | None:
     return found
 
 
-_MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
+MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "reduce_bucket_size": ("reduce_bucket_size", _count),
     "overlap_comm": ("overlap_comm", _flag),
     "stage3_prefetch_bucket_size": ("prefetch_bucket_size", _count),
@@ -160,7 +160,7 @@ _MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
 }
 """The engine's name of each setting that is modelled: our field, and how its value is read."""
 
-_WITHOUT_EFFECT = frozenset({
+WITHOUT_EFFECT = frozenset({
     "allgather_bucket_size", "allgather_partitions", "parameter_alignment",
     "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters",
     "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings",
@@ -170,7 +170,7 @@ _WITHOUT_EFFECT = frozenset({
 """Settings that move no bytes worth counting: with torch 1.13 or newer the all-gather of updated
 parameters is in place, and the alignment pads fewer than eight elements per parameter."""
 
-_UNMODELLED: dict[str, object] = {
+UNMODELLED: dict[str, object] = {
     "zero_hpz_partition_size": 1, "zero_quantized_weights": False,
     "zero_quantized_nontrainable_weights": False, "zero_quantized_gradients": False,
     "stage3_module_granularity_threshold": 0, "stage3_use_all_reduce_for_fetch_params": False,
@@ -193,7 +193,7 @@ _STAGE_3_ONLY = frozenset({
 })  # fmt: skip
 """Those of them that do nothing below stage 3."""
 
-OPTION_NAMES: tuple[str, ...] = (*_MODELLED, *sorted(_WITHOUT_EFFECT), *_UNMODELLED)
+OPTION_NAMES: tuple[str, ...] = (*MODELLED, *sorted(WITHOUT_EFFECT), *UNMODELLED)
 """Every name that ``engine_options`` takes with DeepSpeed."""
 
 
@@ -215,15 +215,15 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
                 known = ", ".join(auto)
                 msg = f"engine_options: {name} has no automatic value; only {known} have"
                 raise SetupError(msg)
-        if name in _MODELLED:
-            field, read = _MODELLED[name]
+        if name in MODELLED:
+            field, read = MODELLED[name]
             if value is not None:
                 fields[field] = read(name, value)
-        elif name in _UNMODELLED:
+        elif name in UNMODELLED:
             acts = setup.zero_stage is ZeroStage.PARAMETERS or name not in _STAGE_3_ONLY
-            if acts and value not in (None, _UNMODELLED[name]):
+            if acts and value not in (None, UNMODELLED[name]):
                 (unsaved if name in _SAVING else left_out).append(f"{name}={value} (not modelled)")
-        elif name not in _WITHOUT_EFFECT:
+        elif name not in WITHOUT_EFFECT:
             msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
             raise SetupError(msg)
     options = replace(DeepSpeedOptions(), **fields)  # type: ignore[arg-type]

@@ -50,13 +50,16 @@ class Fsdp1Options:
     sync_module_states: bool = False
     """Broadcasts in place while the model is loaded."""
     wrapping: AutoWrap = AutoWrap.LAYERS
+    """Which modules are units of their own."""
     sync_each_batch: bool = True
     """Reduce at every micro-batch; else at the last one only, and whole gradients pile up. The
     default is the training loop's (``reduces_each_micro_batch``)."""
     autocast: bool = False
     """The forward pass also runs under autocast (accelerate adds it)."""
     init_device: InitDevice = InitDevice.CPU
+    """Where the whole model lies before it is sharded."""
     state_dict_type: StateDictType = StateDictType.FULL
+    """How a checkpoint is written."""
     data_parallel_replicate_degree: int = 1
     """Copies of the sharded model; ``hybrid`` makes one for each node."""
 

@@ -52,10 +52,12 @@ class Fsdp2Options:
     """Settings that decide what FSDP2 holds; the field names are the option names."""
 
     reshard_after_forward: bool | None = True
-    """None: torch's own default, every unit but the root."""
+    """A unit's gathered parameters are freed after its forward pass and gathered again for backward.
+    ``auto``: torch's own default, every unit but the root."""
     reduce_dtype: DType | None = None
     """What gradients are reduced in; None: the format that they are computed in."""
     wrapping: Wrapping = Wrapping.LAYERS
+    """Which modules are units of their own."""
     data_parallel_replicate_degree: int = 1
     """Copies of the sharded model (HSDP)."""
     sync_each_batch: bool = True
@@ -68,7 +70,9 @@ class Fsdp2Options:
     autocast: bool = False
     """The forward pass also runs under autocast."""
     init_device: InitDevice = InitDevice.CPU
+    """Where the whole model lies before it is sharded."""
     state_dict_type: StateDictType = StateDictType.FULL
+    """How a checkpoint is written."""
 
     @classmethod
     def of(cls, setup: TrainingSetup) -> "Fsdp2Options":

@@ -137,7 +137,7 @@ def _words(value: object) -> list[str]:
 
 def as_run(setup: TrainingSetup, values: Mapping[str, object]) -> TrainingSetup:
     """The setup that accelerate runs when it is given the values."""
-    found = accelerate_fields(values, {}, source="--emit").fields
+    found = accelerate_fields(values, {}, source="emit").fields
     return replace(setup, **{"upcast_outputs": False, **found})  # type: ignore[arg-type]
 
 

@@ -40,7 +40,7 @@ class Emitted:
 
 def refuse(problem: str) -> SetupError:
     """The error for a setup that a framework cannot be told."""
-    return SetupError(f"--emit: {problem}")
+    return SetupError(f"emit: {problem}")
 
 
 def _yaml_lines(values: Mapping[str, object], *, indent: int) -> list[str]:

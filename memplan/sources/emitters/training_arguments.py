@@ -50,7 +50,7 @@ def emit(setup: TrainingSetup) -> Emitted:
     if setup.kernels is KernelPreset.LIGER:
         values["use_liger_kernel"] = True
     elif setup.kernels is not KernelPreset.HF:
-        msg = "the Trainer runs transformers' own kernels or Liger's; choose --kernels hf or liger"
+        msg = "the Trainer runs transformers' own kernels or Liger's; choose `kernels='hf'` or `kernels='liger'`"
         raise refuse(msg)
     if setup.compiled:
         values["torch_compile"] = True

@@ -1,0 +1,66 @@
+"""What the documentation site takes from elsewhere, so that nothing is written twice.
+
+``{{ readme: In Python }}`` stands for that section of README.md, ``{{ file: CONTRIBUTING.md }}`` for a
+whole file, ``{{ notebook: python.ipynb }}`` for the cells of a notebook. A name that is not there stops
+the build. mkdocs.yml names this file as a hook.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+_PLACE = re.compile(r"^\{\{ (readme|file|notebook): (.+) \}\}$", flags=re.MULTILINE)
+_COG = re.compile(r"<!-- \[\[\[(cog.*?\]\]\]|end\]\]\]) -->\n?", flags=re.DOTALL)
+_SOURCE = "https://github.com/memplan/memplan/blob/main/"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in what a page names. Called by mkdocs."""
+    text = _COG.sub("", markdown)
+    return _PLACE.sub(lambda found: _PARTS[found[1]](found[2].strip()), text)
+
+
+def readme_section(title: str) -> str:
+    """A section of README.md with those below it, without its heading."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(
+        rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL
+    )
+    if found is None:
+        msg = f"README.md has no section {title!r}"
+        raise SystemExit(msg)
+    return _relinked(_COG.sub("", found[1]).strip())
+
+
+def whole_file(name: str) -> str:
+    """A file of the checkout."""
+    return _relinked((ROOT / name).read_text(encoding="utf-8").strip())
+
+
+def notebook(name: str) -> str:
+    """The cells of a notebook, code as code."""
+    cells = json.loads((ROOT / "docs" / name).read_text(encoding="utf-8"))["cells"]
+    parts = []
+    for cell in cells:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+    return "\n\n".join(parts)
+
+
+def _relinked(text: str) -> str:
+    """Links as they are from docs/: its own pages beside each other, other files at their source."""
+
+    def link(match: "re.Match[str]") -> str:
+        target = match[1]
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        if target.startswith("docs/") and not target.endswith(".ipynb"):
+            return f"]({target.removeprefix('docs/')})"
+        return f"]({_SOURCE}{target})"
+
+    return re.sub(r"\]\(([^)]+)\)", link, text)
+
+
+_PARTS = {"readme": readme_section, "file": whole_file, "notebook": notebook}

@@ -1,0 +1,231 @@
+"""What stands beside the code: the documentation site, its notebook, the package's own papers."""
+
+import ast
+import importlib.util
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import memplan
+from memplan.cli.commands import COMMANDS
+from memplan.memory.deepspeed.options import OPTION_NAMES
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+def module(name: str) -> ModuleType:
+    """A script of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+# -- the site --------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, which may name Python objects."""
+
+
+def pages(entries: list[Any]) -> list[str]:
+    found = []
+    for entry in entries:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        found += pages(value) if isinstance(value, list) else [value]
+    return found
+
+
+def test_every_page_is_in_the_navigation_and_there() -> None:
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=_Loader)
+    assert site["strict"] is True
+    assert sorted(pages(site["nav"])) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_what_a_page_takes_from_elsewhere_is_there(page: Path) -> None:
+    hooks = module("site_hooks")
+    text = hooks.on_page_markdown(page.read_text(encoding="utf-8"), page=None)
+    assert "{{ " not in text.replace("${{ ", "")
+    assert "[[[" not in text
+    assert text.startswith("# ")
+    assert len(text) > 300
+
+
+def test_a_section_that_is_gone_stops_the_build() -> None:
+    with pytest.raises(SystemExit, match="no section 'Nothing'"):
+        module("site_hooks").on_page_markdown("{{ readme: Nothing }}")
+
+
+def test_links_lead_from_the_site() -> None:
+    relinked = module("site_hooks")._relinked
+    assert relinked("[a](docs/commands.md) [b](configs/x.yaml) [c](#d) [e](https://f)") == (
+        "[a](commands.md) [b](https://github.com/memplan/memplan/blob/main/configs/x.yaml) [c](#d) "
+        "[e](https://f)"
+    )
+
+
+def test_every_command_has_its_page() -> None:
+    text = (DOCS / "commands.md").read_text(encoding="utf-8")
+    for name in COMMANDS:
+        assert f"## memplan {name}\n" in text
+
+
+def test_every_engine_option_is_documented() -> None:
+    made = module("engine_options")
+    text = (DOCS / "engine-options.md").read_text(encoding="utf-8")
+    assert made.document() in text
+    for title, _, kind in made.ENGINES.values():
+        assert title in text
+        for name, (_, meaning) in made.rows(kind).items():
+            assert len(meaning) > 10, name
+    for name, (_, meaning) in made.deepspeed_rows().items():
+        assert len(meaning) > 10, name
+    for name in OPTION_NAMES:
+        assert f"`{name}`" in text
+    assert "| `zero_init` | true | The model is built inside `deepspeed.zero.Init`" in text
+
+
+# -- the notebook ----------------------------------------------------------------------------------
+
+NOTEBOOK = DOCS / "python.ipynb"
+
+
+def code_cells() -> list[str]:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def shown(cell: str, names: dict[str, Any]) -> Any:
+    """Run a cell, and return what a notebook would show of it."""
+    tree = ast.parse(cell)
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(compile(tree, "a cell", "exec"), names)  # noqa: S102
+        return None
+    before = ast.Module(body=tree.body[:-1], type_ignores=[])
+    exec(compile(before, "a cell", "exec"), names)  # noqa: S102
+    return eval(compile(ast.Expression(last.value), "a cell", "eval"), names)
+
+
+def test_the_notebook_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    values = [shown(cell, names) for cell in code_cells()]
+    assert values[0] == 8_030_261_248
+    assert isinstance(values[1], memplan.Estimate)
+    assert values[2][1:] == ("backward", "optimizer_states")
+    assert {verdict for *_, verdict in values[3]} >= {"fits", "OOM"}
+    for value in values:
+        if hasattr(value, "_repr_html_"):
+            assert value._repr_html_().startswith("<pre")
+    assert [setup.setup.zero_stage.value for setup in names["plan"].setups] == [3, 3, 3]
+    assert capsys.readouterr().out.startswith("zero_stage: only deepspeed has ZeRO stages")
+
+
+def test_the_notebook_runs_in_jupyter(tmp_path: Path) -> None:
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    import os
+    import subprocess
+
+    code = (
+        "import sys, nbformat, nbclient\n"
+        "book = nbformat.read(sys.argv[1], as_version=4)\n"
+        "nbclient.NotebookClient(book, timeout=120, kernel_name='python3').execute()\n"
+        "kinds = {kind for cell in book.cells if cell.cell_type == 'code'\n"
+        "         for output in cell.outputs for kind in output.get('data', {})}\n"
+        "print(sorted(kinds))"
+    )
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(NOTEBOOK)],
+        env=settings, cwd=tmp_path, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['text/html', 'text/plain']"
+
+
+def test_the_notebook_is_stored_without_answers() -> None:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
+
+
+# -- the package's papers --------------------------------------------------------------------------
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+def test_the_licence_is_there() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert PROJECT["license"] == "Apache-2.0"
+    assert PROJECT["license-files"] == ["LICENSE"]
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+
+
+def test_the_pythons_are_named_alike() -> None:
+    named = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if ":: 3." in text]
+    assert tuple(named) == PYTHONS
+    assert PROJECT["requires-python"] == ">=3.11"
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"PYTHONS ?= {' '.join(f'python{each}' for each in PYTHONS)}\n" in makefile
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == memplan.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert citation["repository-code"] == PROJECT["urls"]["Homepage"]
+
+
+@pytest.mark.parametrize("what", ["model", "GPU", "optimizer", "engine", "measurement"])
+def test_contributing_says_how_to_add(what: str) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## Add an? {what}$", text, flags=re.MULTILINE)
+
+
+def test_what_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:memplan|tests|docs|configs)/[\w./-]+)`", text))
+    assert len(paths) > 8
+    for path in paths:
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("name", ["bug", "measurement", "model"])
+def test_an_issue_form_asks_for_the_version(name: str) -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
+    assert form.keys() >= {"name", "description", "body"}
+    labels = [part["attributes"]["label"] for part in form["body"]]
+    assert any("memplan --version --verbose" in label for label in labels)
+    ids = [part["id"] for part in form["body"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_version_with_what_a_report_needs(run: Any) -> None:
+    outcome = run("--version", "--verbose")
+    assert outcome.exit_code == 0
+    lines = dict(line.split(": ", 1) for line in outcome.stdout.splitlines()[1:])
+    assert outcome.stdout.startswith(f"memplan {memplan.__version__}\n")
+    assert lines["python"].endswith(".".join(map(str, sys.version_info[:3])))
+    for text in PROJECT["dependencies"]:
+        name = re.split(r"[>=<]", text)[0]
+        assert any(key.replace("-", "_") == name for key in lines), name
+    assert lines.keys() >= {"platform", "installed in", "config cache"}
+
+
+def test_verbose_alone_is_refused(run: Any) -> None:
+    outcome = run("--verbose")
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert "--verbose means nothing without --version" in outcome.stderr
