@@ -11,7 +11,7 @@ engine's business, as its program says it.
 from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.segments import Gradient, Segment
+from memplan.graph.segments import Gradient, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.reduction import Multiprocessors, may_be_split
@@ -23,9 +23,6 @@ from memplan.memory.walk import (
     Interval,
     Level,
 )
-
-LOSS_COMPONENT = "logits_and_loss"
-"""``Segment.component`` of the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class ForwardPass:
     @property
     def loss(self) -> bool:
         """Whether its bytes are the head's."""
-        return self.segment.component == LOSS_COMPONENT
+        return self.segment.component is SegmentComponent.LOGITS_AND_LOSS
 
     def start_of(self, repetition: int) -> Height:
         """What is alive before a repetition."""
@@ -108,7 +105,7 @@ class BackwardPass:
     @property
     def loss(self) -> bool:
         """Whether its bytes are the head's."""
-        return self.segment.component == LOSS_COMPONENT
+        return self.segment.component is SegmentComponent.LOGITS_AND_LOSS
 
     @property
     def intervals(self) -> list[Interval]:
@@ -195,7 +192,7 @@ class StepWalk:
         later = profile.end.total_bytes - freed
         # The first layer's input may be held by an outer variable, and then outlives the layer.
         first = later + (freed if given is not None and self._outlives(given) else 0)
-        if segment.component == LOSS_COMPONENT:
+        if segment.component is SegmentComponent.LOGITS_AND_LOSS:
             self._let_go_of_carried()
         carried = 0
         if segment.carried is not None and segment.carried not in walk.saves:

@@ -9,7 +9,7 @@ What a program holds does not depend on how large the model's activations are, s
 serves every batch: it is laid over the passes, and the fullest spot of every part is found by arithmetic.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -331,6 +331,22 @@ class Tally(Ledger):
         self._sizes.append(size)
         return len(self._sizes) - 1
 
+    def allocate_all(self, sizes: Sequence[tuple[int, object]], kind: ComponentKind) -> list[Block]:
+        """Ask for blocks of these sizes, each with its name."""
+        lines, held, first = self._lines, self._held, len(self._sizes)
+        for num_bytes, name in sizes:
+            size = -(-num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+            key = name if name.__class__ is str else kind
+            line = lines.get(key)
+            if line is None or self.outline.lines[line].kind is not kind:
+                line = self._line(kind, key)
+            held[line] += size
+            self._total += size
+            self._line_of.append(line)
+            self._sizes.append(size)
+        self._snapshot = None
+        return list(range(first, len(self._sizes)))
+
     def _line(self, kind: ComponentKind, key: object) -> int:
         """The line of a purpose; blocks of single weights share their kind's."""
         line = self._lines.get((kind, key))
@@ -351,6 +367,17 @@ class Tally(Ledger):
         size = self._sizes[block]
         self._held[self._line_of[block]] -= size
         self._total -= size
+        self._snapshot = None
+
+    def free_all(self, blocks: Iterable[Block]) -> None:
+        """Give blocks back; between two of them nothing rises."""
+        if self._total > self._most:
+            self._most, self._most_held = self._total, self._now()
+        held, sizes, line_of = self._held, self._sizes, self._line_of
+        for block in blocks:
+            size = sizes[block]
+            held[line_of[block]] -= size
+            self._total -= size
         self._snapshot = None
 
     def empty_cache(self) -> None:
