@@ -32,6 +32,8 @@ Point = tuple[int, int, Held]
 Spot = int
 """A level of a pass: its number in ``Spots.levels``."""
 _NOTHING = Level()
+NOTED = 3
+"""Of a run of layers in which an engine does the same, how many are looked at, at either end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +400,16 @@ class Tally(Ledger):
         self._spot, self._repetition = spot, repetition
         self._most = -1
 
+    def look_away(self) -> None:
+        """The model goes on to spots that need not be noted."""
+        self.stand(self._spot, self._repetition)
+        self._points = {}
+
+    def look_again(self) -> None:
+        """From the next spot on they are."""
+        self._points = self.outline.points[self._part]
+        self._most = -1
+
     def rest(self, spot: Spot) -> None:
         """It stays at a spot from which it need not rise."""
         self.stand(spot)
@@ -496,6 +508,10 @@ class TallyPlayback:
         (pieces,) = own.stretches
         for repetition in range(segment.repeat):
             is_noted = self._is_noted(repetition, segment.repeat)
+            if repetition == NOTED and not is_noted:
+                ledger.look_away()
+            elif repetition == segment.repeat - NOTED:
+                ledger.look_again()
             if is_noted:
                 ledger.stand(own.start, repetition)
             engine.before_forward(segment, repetition)
@@ -509,7 +525,7 @@ class TallyPlayback:
 
     def _is_noted(self, repetition: int, count: int) -> bool:
         """Of equal repetitions the first and the last two tell all."""
-        return not self.engine.is_even or repetition < 2 or repetition >= count - 2
+        return not self.engine.is_even or repetition < NOTED or repetition >= count - NOTED
 
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
@@ -529,6 +545,10 @@ class TallyPlayback:
     def _backward(self, each: BackwardPass, own: PassSpots, repetition: int, copy: int) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         is_noted = self._is_noted(repetition, each.repeats)
+        if repetition == NOTED and not is_noted:
+            ledger.look_away()
+        elif repetition == each.repeats - NOTED:
+            ledger.look_again()
         if is_noted:
             ledger.stand(own.start, repetition)
         engine.before_backward(segment, copy)
