@@ -20,7 +20,7 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.ledger import Part
-from memplan.memory.programs import heaviest_ranks, program_of
+from memplan.memory.programs import heaviest_ranks, program_of, stops_within
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Outline, Spots, Tally, height_entries
@@ -125,7 +125,7 @@ class _Question:
         self.given = given
         self.rank = rank
         self.capacity_bytes = capacity_bytes
-        structure = _structure(_Same(given.tape), _Same(given.passes))
+        structure = _structure(_Same(given.tape), _Same(given.passes), stops_within(given.setup))
         self.key = (structure, _engine_fields(given.setup), rank, capacity_bytes)
 
     def __hash__(self) -> int:
@@ -169,7 +169,7 @@ def _spots(passes: _Same, stops: _Same) -> Spots:
 
 
 @lru_cache(maxsize=256)
-def _structure(tape: _Same, passes: _Same) -> "_Structure":
+def _structure(tape: _Same, passes: _Same, cut: bool) -> "_Structure":
     assert isinstance(tape.value, Tape)
     assert isinstance(passes.value, StepPasses)
     return _interned(
@@ -177,6 +177,7 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
         tape.value.declared,
         tuple(_outline_of(segment) for segment in tape.value.segments),
         tuple(_order_of(each) for each in passes.value.backward),
+        tuple(_operations_of(each) for each in passes.value.backward) if cut else (),
     )
 
 
@@ -198,7 +199,6 @@ def _outline_of(segment: Segment) -> tuple[object, ...]:
         segment.checkpointed,
         segment.input is not None and segment.input.requires_grad,
         segment.output is not None and segment.output.requires_grad,
-        len(segment.operations),
         tuple(_outline_of_parameter(each) for each in segment.parameters),
     )
 
@@ -216,7 +216,7 @@ def _outline_of_parameter(parameter: Parameter) -> tuple[object, ...]:
 
 
 def _order_of(each: BackwardPass) -> tuple[object, ...]:
-    """In which order gradients come, and where in the operations."""
+    """In which order gradients come."""
     return (
         each.segment.index,
         each.repeats,
@@ -225,8 +225,13 @@ def _order_of(each: BackwardPass) -> tuple[object, ...]:
                 None if interval.parameter is None else interval.parameter.name,
                 interval.gradient is not None,
                 interval.gradient_bytes,
-                tuple(number for _, number in interval.marks),
             )
             for interval in each.intervals
         ),
     )
+
+
+def _operations_of(each: BackwardPass) -> tuple[object, ...]:
+    """Where in the operations they come: what an engine goes by that takes part within a segment."""
+    marks = (tuple(number for _, number in interval.marks) for interval in each.intervals)
+    return len(each.segment.operations), *marks
