@@ -9,6 +9,7 @@ from math import prod
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, allocated_bytes
@@ -131,16 +132,19 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
     units = Units(root=root, layers={})
     if options.wrapping is not Wrapping.LAYERS:
         root.reshard = False
-        units.tied = _tied_embedding(tape)
+        units.tied = is_tied(tape)
         units.tail = Unit(TAIL, reshard=False)
         units.embedding = (
             units.tail if units.tied else Unit(EMBEDDING, reshard=reshard is not False)
         )
+    declared: dict[int, list[Parameter]] = {}
+    for segment, parameters in declared_parameters(tape):
+        declared.setdefault(segment.index, []).extend(parameters)
     for segment in tape.segments:
         if is_layer(segment):
             unit = Unit(segment.name, reshard=reshard is not False, num_copies=segment.num_copies)
             units.layers[segment.index] = unit
-            unit.parameters = list(segment.parameters)
+            unit.parameters = declared.get(segment.index, [])
             units.of_parameter.update(dict.fromkeys(segment.parameters, unit))
             continue
         for parameter in segment.parameters:
@@ -170,7 +174,7 @@ def _is_token_table(segment: Segment, parameter: Parameter) -> bool:
     return segment.name == "embed" and parameter is segment.parameters[0]
 
 
-def _tied_embedding(tape: Tape) -> bool:
+def is_tied(tape: Tape) -> bool:
     """Whether a later segment reads the token table."""
     first = tape.segments[0]
     if not first.parameters:

@@ -101,6 +101,7 @@ class Program:
         self.ledger.enter(Part.FORWARD, step)
         self.playback.forward()
         self.end_forward()
+        self.playback.return_loss()
         self.ledger.enter(Part.BACKWARD, step)
         self.begin_backward()
         self.playback.backward()
