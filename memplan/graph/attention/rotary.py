@@ -95,7 +95,8 @@ def _cut_both(
         return [(x, None) for x in parts]
     cut: list[tuple[Tensor, Tensor | None]] = []
     for x in parts:
-        turning = x if form.dim == head_dim else t.slice(x, x.numel // head_dim * form.dim)
+        turned = x.numel // head_dim * form.dim
+        turning = t.alias(x) if form.dim == head_dim else t.slice(x, turned)
         cut.append((turning, t.slice(x, x.numel // head_dim * (head_dim - form.dim))))
     return cut
 
