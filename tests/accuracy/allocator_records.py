@@ -139,7 +139,7 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
         return None
     num_steps = NUM_MICRO_BATCHES
     if engine_of(settings) == "fsdp2":
-        program.load = partial(_load_empty, program)  # type: ignore[method-assign]
+        program.load = partial(load_empty, program)  # type: ignore[method-assign]
     if engine_of(settings) == "deepspeed":
         program.load_weights = partial(_cast_weights, program)  # type: ignore[method-assign]
         num_steps = max(1, NUM_MICRO_BATCHES // setup.gradient_accumulation_steps)
@@ -147,7 +147,7 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
     return PlayedRun(ledger, expandable=False)
 
 
-def _load_empty(program: Program) -> None:
+def load_empty(program: Program) -> None:
     """These records make the shards with ``to_empty``, a tied table twice, and then tie it anew."""
     assert isinstance(program, Fsdp2Program)
     start = len(program.ledger.events)
