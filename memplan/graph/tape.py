@@ -268,7 +268,7 @@ class Tape:
         """A slice of the whole, which hands its gradient on as a node of its own."""
         out = self.view(x, x.numel)
         out.by_head = x.by_head
-        self.record("view", (x,), (out,), gradients=(Gradient.ALIAS,))
+        self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
 
     def cast(self, x: Tensor, dtype: DType) -> Tensor:

@@ -42,6 +42,9 @@ class Player(Protocol):
     def forward(self) -> None:
         """Every segment's forward pass."""
 
+    def return_loss(self) -> None:
+        """The model has returned: its outputs but the loss go."""
+
     def backward(self) -> None:
         """Every segment's backward pass."""
 

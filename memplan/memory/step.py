@@ -134,6 +134,8 @@ class StepPasses:
     """Forward and backward of the whole tape."""
 
     forward: list[ForwardPass] = field(default_factory=list)
+    at_return: Height = Height()
+    """When the model returns, and its hooks run."""
     after_forward: Height = Height()
     """After the loss, when autocast's cache and the outputs are gone."""
     backward: list[BackwardPass] = field(default_factory=list)
@@ -169,8 +171,12 @@ class StepWalk:
     def run(self) -> StepPasses:
         """Forward, then backward."""
         for segment in self.tape.segments:
+            if segment.index:
+                self._release(self.tape.segments[segment.index - 1])
             self._forward(segment)
         self._let_go_of_carried()
+        self.passes.at_return = self.level
+        self._release(self.tape.segments[-1])
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
         self._backward()
@@ -214,10 +220,14 @@ class StepWalk:
         self._lower(Level(saved_bytes=stays + spent, earlier_bytes=-spent), loss=made.loss)
         self._lower(Level(other_bytes=casts), loss=False)
         self.cached_casts_bytes += casts
+
+    def _release(self, segment: Segment) -> None:
+        """Let go of what variables held until here."""
         for storage in segment.releases:
             if not self._kept_after_release(storage):
                 own = storage.segment == segment.index
-                self._lower(Level(saved_bytes=-storage.num_bytes), loss=made.loss and own)
+                is_loss = segment.component is SegmentComponent.LOGITS_AND_LOSS
+                self._lower(Level(saved_bytes=-storage.num_bytes), loss=is_loss and own)
 
     def _let_go_of_carried(self) -> None:
         """The model's variable goes when the base model has returned."""

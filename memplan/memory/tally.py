@@ -56,6 +56,7 @@ class Spots:
         """A level above where a repetition of a pass begins, or the model's height between passes."""
         self.between = self._add(None, Height())
         """Between steps, where the model holds nothing."""
+        self.at_return = self._add(None, passes.at_return)
         self.after_forward = self._add(None, passes.after_forward)
         self.after_backward = self._add(None, passes.after_backward)
         self.forward = [self._forward(each, stops) for each in passes.forward]
@@ -501,7 +502,11 @@ class TallyPlayback:
         spots = self.spots
         for each, own in zip(self.passes.forward, spots.forward, strict=True):
             self._forward(each, own)
-        self.ledger.rest(spots.after_forward)
+        self.ledger.rest(spots.at_return)
+
+    def return_loss(self) -> None:
+        """The model has returned: its outputs but the loss go, and casts."""
+        self.ledger.rest(self.spots.after_forward)
 
     def _forward(self, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
