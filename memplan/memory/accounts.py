@@ -24,6 +24,7 @@ from memplan.memory.programs import heaviest_ranks, program_of, stops_within
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Outline, Spots, Tally, height_entries
+from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 
 MICRO_BATCHES = 3
@@ -135,12 +136,23 @@ class _Question:
         return isinstance(other, _Question) and other.key == self.key
 
 
-_OF_THE_BATCH = {"micro_batch_size", "seq_len", "target_seq_len"}
-_ENGINE_FIELDS = [each.name for each in fields(TrainingSetup) if each.name not in _OF_THE_BATCH]
+_SAID_OTHERWISE = {"micro_batch_size", "seq_len", "target_seq_len", "precision"}
+_ENGINE_FIELDS = [each.name for each in fields(TrainingSetup) if each.name not in _SAID_OTHERWISE]
 
 
 def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
-    return tuple(getattr(setup, name) for name in _ENGINE_FIELDS)
+    return (_formats_of(setup), *[getattr(setup, name) for name in _ENGINE_FIELDS])
+
+
+def _formats_of(setup: TrainingSetup) -> tuple[object, ...]:
+    """fp16 and bf16 take the same bytes; but engine options name formats, to which a model's are
+    compared, and ZeRO's third stage looks for overflow in fp16."""
+    formats = PRECISIONS[setup.chosen_precision]
+    own = (formats.weights, formats.compute, formats.gradients)
+    if setup.engine_options or stops_within(setup):
+        return (*own, formats.optimizer_states, formats.master_weights)
+    widths = tuple(each.num_bytes for each in own)
+    return (*widths, formats.optimizer_states, formats.master_weights)
 
 
 class _Same:
@@ -209,7 +221,7 @@ def _outline_of_parameter(parameter: Parameter) -> tuple[object, ...]:
         parameter.module,
         parameter.shape,
         parameter.experts,
-        parameter.dtype,
+        parameter.dtype.num_bytes,
         parameter.requires_grad,
         parameter.unused,
     )
