@@ -110,7 +110,7 @@ def _outlined(question: "_Question") -> _Outlined:
     ledger.enter(Part.SAVE)
     program.save()
     return _Outlined(
-        outline=ledger.close(),
+        outline=ledger.close(program.weight_words),
         host=program.host_memory(),
         left_out=program.left_out,
         unsaved=program.unsaved,

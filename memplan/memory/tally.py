@@ -468,9 +468,13 @@ class Tally(Ledger):
         self._part, self._points = Part.FORWARD, {}
         self._most, self._most_held = -1, ()
 
-    def close(self) -> Outline:
-        """The run is over."""
+    def close(self, weight_words: Mapping[ComponentKind, str]) -> Outline:
+        """The run is over; the words say what blocks of single weights are."""
         self._leave()
+        lines = self.outline.lines
+        for number, line in enumerate(lines):
+            if not line.name:
+                lines[number] = Line(line.kind, weight_words.get(line.kind, ""))
         self.outline.held[self._part] = self._now()
         return self.outline
 
@@ -577,7 +581,7 @@ class TallyPlayback:
         ledger, made = self.ledger, interval.gradient
         block: Block | None = None
         if isinstance(made, GradientBuffer):
-            block = ledger.allocate(made.num_bytes, 0, ComponentKind.GRADIENTS, GRADIENT_LINE)
+            block = ledger.allocate(made.num_bytes, 0, ComponentKind.GRADIENTS, weight)
         uses = self.uses.get(weight[0])
         if uses is not None:
             left, present = self.waiting.pop(weight, (uses, None))
@@ -593,7 +597,6 @@ class TallyPlayback:
         self.engine.gradient_ready(weight, block)
 
 
-GRADIENT_LINE = "finished gradients"
 
 
 def repeated_uses(passes: StepPasses) -> dict[Parameter, int]:

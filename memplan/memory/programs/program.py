@@ -4,7 +4,7 @@
 of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(set_to_none=True)``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from memplan.dtypes import DType
@@ -30,6 +30,13 @@ COUNTER_BYTES = ALLOCATION_ROUNDING
 class Program:
     """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
 
+    weight_words: Mapping[ComponentKind, str] = {
+        ComponentKind.PARAMETERS: "every weight once",
+        ComponentKind.MASTER_WEIGHTS: "an fp32 copy of each trained parameter",
+        ComponentKind.GRADIENTS: "one for each trained parameter",
+        ComponentKind.GATHERED_PARAMETERS: "whole parameters of the units in use",
+    }
+    """What blocks of single weights are, in words."""
     is_even = True
     sum_stream = 0
     num_steps = 4
