@@ -170,9 +170,10 @@ def estimate(
     from memplan.sources.models import load_model
 
     if deepspeed or params is not None:
-        counted = COUNTED_BY_HAND if params is not None else COUNTED_FROM_MODEL
-        option = "--params" if params is not None else "--deepspeed"
-        refuse_unused(ctx, option, TABLES_USE | counted)
+        if params is not None:
+            refuse_unused(ctx, "--params", TABLES_USE)
+        else:
+            refuse_unused(ctx, "--deepspeed", TABLES_USE | COUNTED_FROM_MODEL)
     else:
         refuse_without(ctx, TABLES_ONLY, "--deepspeed")
     if emit is not None:
@@ -307,7 +308,7 @@ COUNTED_FROM_MODEL = frozenset(
         "token",
     }
 )
-COUNTED_BY_HAND: frozenset[str] = frozenset()
+"""What they make use of, beside those, where a model is counted."""
 EMIT_IGNORES = frozenset({"exact", "output_format"})
 """What is not looked at where a setup is written down instead."""
 OPTION_NAMES = {

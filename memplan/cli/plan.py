@@ -22,6 +22,7 @@ from memplan.cli.sweep_options import (
     CheckpointingAxis,
     EmitOption,
     EngineAxis,
+    ExactOption,
     FreezeAxis,
     GlobalBatchOption,
     GpuNames,
@@ -98,6 +99,7 @@ def plan(
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
+    exact: ExactOption = False,
     output_format: RowFormatOption = RowFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
@@ -130,6 +132,7 @@ def plan(
         precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(checkpointing),
         limit=limit,
+        exact=exact,
     )
     spec = load_model(
         model,

@@ -101,12 +101,17 @@ class SizeSearch:
 
 def fits_within(answer: Estimate, capacity_bytes: int) -> bool:
     """Whether a run fits so much of a GPU for certain; replayed where bounds leave it open."""
-    if least_room(answer, capacity_bytes) >= 0:
+    if surely_fits(answer, capacity_bytes):
         return True
     if most_room(answer, capacity_bytes) < 0:
         return False
     room = capacity_bytes - answer.overhead_bytes.high
     return answer.run.on_card(room).died_at is None
+
+
+def surely_fits(answer: Estimate, capacity_bytes: int) -> bool:
+    """Whether the upper bound of what a run needs is within so much of a GPU."""
+    return least_room(answer, capacity_bytes) >= 0
 
 
 def least_room(answer: Estimate, capacity_bytes: int) -> int:

@@ -11,13 +11,13 @@ from dataclasses import replace
 from enum import Enum
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate
+from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.records import dataclass
-from memplan.search.batch import LargestFit, largest_of
+from memplan.search.batch import SizeSearch, fits_within, largest_of, surely_fits
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import (
@@ -121,6 +121,8 @@ class Goal:
     """Policies to consider; empty: none and full, with kernels that have it also selective."""
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
+    exact: bool = False
+    """Replay runs where bounds leave open whether they fit; without, what may fit is no setup."""
 
     def __post_init__(self) -> None:
         if not self.num_gpus or min(self.num_gpus) < 1:
@@ -261,7 +263,7 @@ class Planner:
         return Plan(
             goal=self.goal,
             gpu=self.gpu,
-            setups=tuple(ranked[: self.goal.limit]),
+            setups=tuple(self._told(each) for each in ranked[: self.goal.limit]),
             num_fitting=len(ranked),
             shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
             refused=tuple(self.refused),
@@ -358,12 +360,9 @@ class Planner:
                 return sizes[-1]
             return largest_of(sizes, lambda size: self._fits(self._estimate(setup, size)))
         key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
-        search = LargestFit(
-            lambda size: self._estimate(setup, size),
-            room=self._room,
-            first=self.largest.get(key, 1),
-        )
-        best = search.run()
+        search = SizeSearch(lambda size: self._known(self._estimate(setup, size)), self.limit_bytes)
+        run = search.replayed if self.goal.exact else search.bounded
+        best = run(first=self.largest.get(key, 1))
         self.largest[key] = max(best, 1)
         return best or None
 
@@ -383,8 +382,8 @@ class Planner:
             steps = self.goal.global_batch_size // (size * setup.data_parallel)
         return replace(setup, micro_batch_size=size, gradient_accumulation_steps=max(1, steps))
 
-    def _room(self, answer: Estimate) -> int:
-        """What the goal's share of the GPU has left at the high end of the range [bytes].
+    def _known(self, answer: Estimate) -> Estimate:
+        """The answer, of which it can be said whether it fits.
 
         Raises ``SetupError`` where the figure is a lower bound that would fit.
         """
@@ -394,10 +393,18 @@ class Planner:
                 "no setup can be said to fit; memplan estimate and sweep give what is counted"
             )
             raise SetupError(msg)
-        return self.limit_bytes - answer.total_bytes.high
+        return answer
 
     def _fits(self, answer: Estimate) -> bool:
-        return self._room(answer) >= 0
+        fits = fits_within if self.goal.exact else surely_fits
+        return fits(self._known(answer), self.limit_bytes)
+
+    def _shown(self, answer: Estimate) -> Estimate:
+        """As it is told: with what its run really needs, where runs are replayed."""
+        return settled(answer, always=True) if self.goal.exact else answer
+
+    def _told(self, each: PlannedSetup) -> PlannedSetup:
+        return replace(each, estimate=self._shown(each.estimate))
 
     # -- the order -------------------------------------------------------------------------------
 
@@ -416,11 +423,15 @@ class Planner:
         self, candidate: _Candidate, answer: Estimate, ranked: list[PlannedSetup]
     ) -> Shortfall:
         nearest = min(ranked, key=lambda each: _distance(candidate, each), default=None)
+        better = None
+        if nearest is not None:
+            better = self._shown(self._no_larger(nearest.estimate, answer))
+        shown = self._shown(answer)
         return Shortfall(
-            estimate=answer,
-            missing_bytes=max(0, answer.total_bytes.high - self.limit_bytes),
+            estimate=shown,
+            missing_bytes=max(0, shown.total_bytes.high - self.limit_bytes),
             tier=candidate.tier,
-            better=self._no_larger(nearest.estimate, answer) if nearest is not None else None,
+            better=better,
         )
 
     def _no_larger(self, fitting: Estimate, answer: Estimate) -> Estimate:
