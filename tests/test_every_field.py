@@ -188,6 +188,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "additional_buffer_factor": (JOB, ("--additional-buffer-factor", "2")),
         "params": ((), ("--params", "1e9", "--largest-layer", "1e8")),
         "exact": ((*JOB, "--zero", "2"), ("--exact",)),
+        "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
     },
     "explain": {
@@ -213,6 +214,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "objective": (JOB, ("--objective", "batch")),
         "headroom": (JOB, ("--headroom", "50%")),
         "limit": (JOB, ("--limit", "1")),
+        "exact": (JOB, ("--exact",)),
         "emit": ((*JOB, "--engine", "deepspeed"), ("--emit", "deepspeed")),
     },
     "compare": {**TRAINED, "model": (("gpt2-medium",), ("gpt2",))},
