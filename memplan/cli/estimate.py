@@ -159,6 +159,15 @@ def estimate(
         ),
     ] = False,
     exact: ExactOption = False,
+    reserved: Annotated[
+        bool,
+        typer.Option(
+            "--reserved",
+            help="Show what PyTorch's allocator reserves too (nvidia-smi's figure without the "
+            "context); replays every run.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     output_format: FormatOption = OutputFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
@@ -174,9 +183,10 @@ def estimate(
     from memplan.sources.models import load_model
 
     if deepspeed or params is not None:
-        counted = COUNTED_BY_HAND if params is not None else COUNTED_FROM_MODEL
-        option = "--params" if params is not None else "--deepspeed"
-        refuse_unused(ctx, option, TABLES_USE | counted)
+        if params is not None:
+            refuse_unused(ctx, "--params", TABLES_USE)
+        else:
+            refuse_unused(ctx, "--deepspeed", TABLES_USE | COUNTED_FROM_MODEL)
     else:
         refuse_without(ctx, TABLES_ONLY, "--deepspeed")
     if emit is not None:
@@ -284,7 +294,7 @@ def estimate(
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
-    exact = exact or len(rows) == 1
+    exact = exact or reserved or len(rows) == 1
     rows = [[settled(each, always=exact) for each in row] for row in rows]
     if emit is not None:
         from memplan.cli.emitting import emit_only
@@ -294,7 +304,7 @@ def estimate(
         _show_ranks(rows, output_format)
     else:
         everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
-        _show(rows, output_format, everywhere=everywhere)
+        _show(rows, output_format, everywhere=everywhere, reserved=reserved)
     if checks is not None:
         from memplan.cli.checking import check_rows
 
@@ -318,8 +328,8 @@ COUNTED_FROM_MODEL = frozenset(
         "token",
     }
 )
-COUNTED_BY_HAND: frozenset[str] = frozenset()
-EMIT_IGNORES = frozenset({"exact", "output_format"})
+"""What they make use of, beside those, where a model is counted."""
+EMIT_IGNORES = frozenset({"exact", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",
@@ -505,7 +515,9 @@ def _write_flat(
         say(rows_markdown(flat, markdown_columns))
 
 
-def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhere: bool) -> None:
+def _show(
+    rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhere: bool, reserved: bool
+) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     if output_format is not OutputFormat.TABLE:
         from memplan.report.estimate import MARKDOWN_COLUMNS
@@ -530,6 +542,6 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhe
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
     if len(rows) == 1:
-        print_account(console, rows[0], hints)
+        print_account(console, rows[0], hints, reserved=reserved)
     else:
-        print_comparison(console, rows, hints)
+        print_comparison(console, rows, hints, reserved=reserved)

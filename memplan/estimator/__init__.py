@@ -2,6 +2,6 @@
 
 from memplan.estimator.estimate import Estimate, Verdict
 from memplan.estimator.estimation import estimate
-from memplan.estimator.settling import settled
+from memplan.estimator.settling import settled, without_run
 
-__all__ = ["Estimate", "Verdict", "estimate", "settled"]
+__all__ = ["Estimate", "Verdict", "estimate", "settled", "without_run"]

@@ -597,8 +597,6 @@ class TallyPlayback:
         self.engine.gradient_ready(weight, block)
 
 
-
-
 def repeated_uses(passes: StepPasses) -> dict[Parameter, int]:
     """Weights whose gradient is computed more than once in a backward pass, and how often."""
     own: dict[Parameter, int] = {}

@@ -32,21 +32,29 @@ MARKDOWN_COLUMNS = (
 
 
 def print_comparison(
-    console: "Console", rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None
+    console: "Console",
+    rows: Sequence[Sequence[Estimate]],
+    hints: "Hints | None" = None,
+    *,
+    reserved: bool = False,
 ) -> None:
     """Print one line per setup; each row holds the same setup on every GPU asked for."""
     from rich.text import Text
 
     _print_head(console, rows[0][0], common_assumptions(rows))
     narrow = console.width < NARROW_COLUMNS
-    console.print(comparison_table(rows, narrow=narrow, hints=hints))
+    console.print(comparison_table(rows, narrow=narrow, hints=hints, reserved=reserved))
     print_advice(console, hints)
-    for line in footnotes(rows, hints):
+    for line in [*footnotes(rows, hints), *([RESERVED_LINE] if reserved else [])]:
         console.print(Text(line, style="dim"))
 
 
 def print_account(
-    console: "Console", estimates: Sequence[Estimate], hints: "Hints | None" = None
+    console: "Console",
+    estimates: Sequence[Estimate],
+    hints: "Hints | None" = None,
+    *,
+    reserved: bool = False,
 ) -> None:
     """Print one setup's bytes by component and phase, then the verdict on every GPU."""
     from rich.text import Text
@@ -54,9 +62,9 @@ def print_account(
     _print_head(console, estimates[0], estimates[0].assumptions)
     for group in kernel_groups(estimates):
         console.print(account_table(group[0]))
-        console.print(verdict_table(group, hints))
+        console.print(verdict_table(group, hints, reserved=reserved))
     print_advice(console, hints)
-    for line in footnotes([estimates]):
+    for line in [*footnotes([estimates]), *([RESERVED_LINE] if reserved else [])]:
         console.print(Text(line, style="dim"))
 
 
@@ -114,8 +122,18 @@ NARROW_COLUMNS = 110
 """Below this width the GPUs' names are broken at their hyphens."""
 
 
+RESERVED_LINE = (
+    "reserved: what PyTorch's allocator holds on a card with room; nvidia-smi shows that, the CUDA "
+    "context and NCCL"
+)
+
+
 def comparison_table(
-    rows: Sequence[Sequence[Estimate]], *, narrow: bool, hints: "Hints | None" = None
+    rows: Sequence[Sequence[Estimate]],
+    *,
+    narrow: bool,
+    hints: "Hints | None" = None,
+    reserved: bool = False,
 ) -> "Table":
     """One line per setup (and attention kernel), one verdict column per GPU."""
     table = _table()
@@ -123,7 +141,8 @@ def comparison_table(
     # With the largest micro-batches in three columns, 80 columns leave the longest label no room.
     room = SHORT_LABEL if hints is not None and narrow else max(map(len, labels))
     table.add_column("setup", overflow="fold", min_width=min(room, max(map(len, labels))))
-    for name in ("GiB\nper GPU", "peak in", "CPU GiB\nper node"):
+    more = ("needed", "reserved") if reserved else ()
+    for name in ("GiB\nper GPU", *more, "peak in", "CPU GiB\nper node"):
         table.add_column(name, justify="left" if name == "peak in" else "right", no_wrap=True)
     gpus = [each.gpu for each in rows[0] if each.gpu is not None]
     best = {gpu.gpu_id: simplest_fit(rows, gpu.gpu_id) for gpu in gpus}
@@ -153,6 +172,7 @@ def comparison_table(
             table.add_row(
                 label,
                 plain_gib(first.peak_bytes),
+                *(_replayed_cells(group) if reserved else ()),
                 "\n".join(
                     dict.fromkeys([first.peak_phase, *filter(None, map(deciding_text, group))])
                 ),
@@ -160,6 +180,14 @@ def comparison_table(
                 *cells,
             )
     return table
+
+
+def _replayed_cells(group: Sequence[Estimate]) -> tuple[str, str]:
+    """What the segments must be, and what they are with room: the highest of a group."""
+    return (
+        plain_gib(max(each.required_bytes for each in group)),
+        plain_gib(max(each.reserved_bytes for each in group)),
+    )
 
 
 SHORT_LABEL = 16
@@ -302,11 +330,13 @@ def account_table(estimate: Estimate) -> "Table":
     return table
 
 
-def verdict_table(estimates: Sequence[Estimate], hints: "Hints | None" = None) -> "Table":
-    """GPU, its memory, what nvidia-smi would show, the verdict, the largest micro-batch."""
+def verdict_table(
+    estimates: Sequence[Estimate], hints: "Hints | None" = None, *, reserved: bool = False
+) -> "Table":
+    """GPU, its memory, what the run needs of it, the verdict, the largest micro-batch."""
     table = _table()
     table.add_column("GPU", no_wrap=True)
-    for name in ("usable", "needed"):
+    for name in ("usable", "needed", *(("reserved",) if reserved else ())):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     if hints is not None:
@@ -325,6 +355,7 @@ def verdict_table(estimates: Sequence[Estimate], hints: "Hints | None" = None) -
             each.gpu.gpu_id,
             mark + gib(each.gpu.capacity_bytes),
             needed,
+            *((gib(each.reserved_bytes),) if reserved else ()),
             verdict_text(each).append(f", {text}" if (text := deciding_text(each)) else ""),
             *largest,
         )

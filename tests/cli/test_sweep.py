@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -327,3 +328,31 @@ def test_cards_without_bf16_are_said_to_run_another_precision(
     assert "bf16-master" in alone
     assert " or " not in alone
     assert "Of two precisions" not in alone
+
+
+@pytest.mark.parametrize("format_", ["table", "csv", "json"])
+@pytest.mark.parametrize("depth", [(), ("--exact",)], ids=["bounds", "replays"])
+def test_several_processes_write_the_same_bytes(
+    run: Run, format_: str, depth: tuple[str, ...]
+) -> None:
+    named = ("sweep", "gpt2", "--gpus", "1,8", "--zero", "2,3", "--gpu", "t4,v100", "--seq-len")
+    command = (*named, "128", "--format", format_, *depth)
+    assert run(*command) == run(*command, "--jobs", "2")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send to one process")
+def test_an_interrupted_sweep_over_processes_ends_quietly() -> None:
+    command = (
+        "sweep", "gpt2", "--gpus", "1..64", "--batch-size", "1-64", "--gpu", "h100",
+        "--exact", "--jobs", "2", "--format", "csv",
+    )  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "memplan", *command],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        for _ in ("heading", "first row"):
+            running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert (running.returncode, said) == (130, "")
