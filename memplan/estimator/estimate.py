@@ -145,18 +145,8 @@ class Estimate(Displayed):
 
     @property
     def required_bytes(self) -> int:
-        """Least memory for the allocator's segments with which loading and steps complete [bytes].
-
-        A run that completes with some capacity may not with a little more, where blocks fall otherwise:
-        one that completes on this very card needs no more than there is.
-        """
-        required = self.run.required_bytes
-        if self.gpu is None:
-            return required
-        room = self.gpu.capacity_bytes - self.overhead_bytes.high
-        if required > room and self.run.on_card(room).died_at is None:
-            return room
-        return required
+        """Least memory for the allocator's segments with which loading and steps complete [bytes]."""
+        return self.run.required_bytes
 
     @property
     def overhead_bytes(self) -> ByteRange:
