@@ -146,7 +146,15 @@ class Estimate(Displayed):
     @property
     def required_bytes(self) -> int:
         """Least memory for the allocator's segments with which loading and steps complete [bytes]."""
-        return self.run.required_bytes
+        return self.run.required_on(self.segment_rooms)
+
+    @property
+    def segment_rooms(self) -> tuple[int, ...]:
+        """What context and NCCL leave of the card for segments, at least and at most [bytes]."""
+        if self.gpu is None:
+            return ()
+        capacity, overhead = self.gpu.capacity_bytes, self.overhead_bytes
+        return capacity - overhead.high, capacity - overhead.low
 
     @property
     def overhead_bytes(self) -> ByteRange:
@@ -176,13 +184,10 @@ class Estimate(Displayed):
 
     def _replayed_verdict(self) -> Verdict:
         """What becomes of the run on this card."""
-        assert self.gpu is not None
-        run, capacity, overhead = self.run, self.gpu.capacity_bytes, self.overhead_bytes
-        if run.on_card(capacity - overhead.high).died_at is None:
+        least, most = self.segment_rooms
+        if self.run.on_card(least).died_at is None:
             return Verdict.FITS
-        if run.on_card(capacity - overhead.low).died_at is None:
-            return Verdict.TIGHT
-        return Verdict.OOM
+        return Verdict.TIGHT if self.run.on_card(most).died_at is None else Verdict.OOM
 
     @property
     def num_flushes(self) -> int:

@@ -36,7 +36,9 @@ def without_run(answer: Estimate) -> Estimate:
         return answer
     _ = answer.verdict, answer.num_flushes  # which ask for the replays that they rest on
     run = answer.run
-    return replace(answer, run_source=run if isinstance(run, Replays) else run.replays)
+    return replace(
+        answer, run_source=run if isinstance(run, Replays) else run.replays(answer.segment_rooms)
+    )
 
 
 def _gpu_of(answer: Estimate) -> str:

@@ -227,7 +227,12 @@ def replay(
 
 
 def least_capacity(
-    events: Sequence[int], streams: dict[int, int] | None = None, *, peaks: AllocatorPeaks
+    events: Sequence[int],
+    streams: dict[int, int] | None = None,
+    *,
+    peaks: AllocatorPeaks,
+    above_bytes: int = 0,
+    within_bytes: int | None = None,
 ) -> int:
     """The least capacity for segments with which a run completes [bytes], to 2 MiB.
 
@@ -243,16 +248,28 @@ def least_capacity(
     def completes(capacity_bytes: int) -> bool:
         return CachingAllocator(capacity_bytes).replay(events, streams) is None
 
-    return bisect_capacity(completes, peaks)
+    return bisect_capacity(completes, peaks, above_bytes=above_bytes, within_bytes=within_bytes)
 
 
-def bisect_capacity(completes: Callable[[int], bool], peaks: AllocatorPeaks) -> int:
+def bisect_capacity(
+    completes: Callable[[int], bool],
+    peaks: AllocatorPeaks,
+    *,
+    above_bytes: int = 0,
+    within_bytes: int | None = None,
+) -> int:
     """The least capacity that ``completes`` says a run fits [bytes], to 2 MiB.
 
-    It lies between what is allocated and what is reserved on a card with room (``peaks``).
+    It lies between what is allocated and what is reserved on a card with room (``peaks``). A run may
+    fail with more than what it completes with elsewhere, since less room flushes the cache sooner:
+    ``above_bytes`` is known not to suffice, ``within_bytes`` to suffice, and it lies between them.
     """
-    low = peaks.allocated_bytes // SEGMENT_ROUNDING_BYTES - 2
+    low = max(
+        peaks.allocated_bytes // SEGMENT_ROUNDING_BYTES - 2, above_bytes // SEGMENT_ROUNDING_BYTES
+    )
     high = ceil_div(peaks.reserved_bytes, SEGMENT_ROUNDING_BYTES)
+    if within_bytes is not None:
+        high = min(high, within_bytes // SEGMENT_ROUNDING_BYTES)
     while high - low > 1:
         middle = (low + high) // 2
         if completes(middle * SEGMENT_ROUNDING_BYTES):

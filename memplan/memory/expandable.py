@@ -289,11 +289,16 @@ def replay_expandable(
 
 
 def least_expandable_capacity(
-    events: Sequence[int], streams: dict[int, int] | None = None, *, peaks: AllocatorPeaks
+    events: Sequence[int],
+    streams: dict[int, int] | None = None,
+    *,
+    peaks: AllocatorPeaks,
+    above_bytes: int = 0,
+    within_bytes: int | None = None,
 ) -> int:
     """The least capacity with which a run completes [bytes], to 2 MiB."""
 
     def completes(capacity_bytes: int) -> bool:
         return ExpandableAllocator(capacity_bytes).replay(events, streams) is None
 
-    return bisect_capacity(completes, peaks)
+    return bisect_capacity(completes, peaks, above_bytes=above_bytes, within_bytes=within_bytes)

@@ -99,6 +99,10 @@ class Replays:
         """What is reached with so much room for segments: one of the capacities asked for before."""
         return self.cards[capacity_bytes]
 
+    def required_on(self, capacities: tuple[int, ...]) -> int:  # noqa: ARG002
+        """The least capacity, for the card that it was asked for [bytes]."""
+        return self.required_bytes
+
 
 class PlayedRun:
     """One rank's run in a ledger; what a replay finds is kept."""
@@ -109,7 +113,7 @@ class PlayedRun:
         self.ledger = ledger
         self._expandable = expandable
         self._peaks: dict[int | None, AllocatorPeaks] = {}
-        self._required: int | None = None
+        self._required: dict[tuple[int, ...], int] = {}
 
     @property
     def peaks(self) -> "AllocatorPeaks":
@@ -119,18 +123,38 @@ class PlayedRun:
     @property
     def required_bytes(self) -> int:
         """The least capacity for the allocator's segments with which the run completes [bytes]."""
-        if self._required is None:
+        return self.required_on(())
+
+    def required_on(self, capacities: tuple[int, ...]) -> int:
+        """The same on a card that leaves so much for segments, at the least and at the most [bytes].
+
+        It agrees with what becomes of the run there: no more than the first that it completes with,
+        and more than those before.
+        """
+        found = self._required.get(capacities)
+        if found is None:
             from memplan.memory.allocator import least_capacity
             from memplan.memory.expandable import least_expandable_capacity
 
+            above, within = 0, None
+            for each in capacities:
+                if self.peaks.reserved_bytes <= each or self.on_card(each).died_at is None:
+                    within = each
+                    break
+                above = each
             search = least_expandable_capacity if self._expandable else least_capacity
-            self._required = search(self.ledger.events, self.ledger.streams, peaks=self.peaks)
-        return self._required
+            found = self._required[capacities] = search(
+                self.ledger.events,
+                self.ledger.streams,
+                peaks=self.peaks,
+                above_bytes=above,
+                within_bytes=within,
+            )
+        return found
 
-    @property
-    def replays(self) -> Replays:
-        """All that was found so far, and the least capacity."""
-        return Replays(required_bytes=self.required_bytes, cards=dict(self._peaks))
+    def replays(self, capacities: tuple[int, ...]) -> Replays:
+        """All that was found so far, and the least capacity on such a card."""
+        return Replays(required_bytes=self.required_on(capacities), cards=dict(self._peaks))
 
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
