@@ -154,6 +154,9 @@ def _per_parameter(entry: Entry, found: Estimate) -> str:
     if not counted:
         return ""
     each = f"{entry.num_bytes / counted:.3f}".rstrip("0").rstrip(".")
+    if each == "0":
+        # A scalar for each tensor, not for each parameter.
+        return ""
     return f"{each} B x {counted:,} {_PER_PARAMETER[entry.kind]}"
 
 

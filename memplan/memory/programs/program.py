@@ -233,7 +233,7 @@ def step_optimizer(
         )
 
 
-COUNTER = "a step counter for each"
+COUNTER = "a step counter for each tensor"
 
 
 @lru_cache(maxsize=1024)
