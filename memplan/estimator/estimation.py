@@ -18,7 +18,12 @@ from memplan.hardware.gpu import (
 )
 from memplan.memory import accounts
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
-from memplan.memory.engine_options import engine_autocast, has_module_hooks, has_python_linear
+from memplan.memory.engine_options import (
+    casts_inputs,
+    engine_autocast,
+    has_module_hooks,
+    has_python_linear,
+)
 from memplan.memory.programs import rank_kinds
 from memplan.memory.rank import RankInput, joined
 from memplan.memory.required import RunSource
@@ -176,6 +181,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,
         module_hooks=has_module_hooks(setup),
+        casts_inputs=casts_inputs(setup),
         python_linear=has_python_linear(setup),
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,

@@ -35,6 +35,8 @@ class TapeOptions:
     """Checkpointing is selective, by the kernels' policy."""
     module_hooks: bool = False
     """Gradients of modules' inputs go through hooks of the engine."""
+    casts_inputs: bool = False
+    """Every layer casts the floating-point tensors that it is handed (FSDP2, ``cast_forward_inputs``)."""
     python_linear: bool = False
     """Linear layers are an ``autograd.Function`` in place of PyTorch's own kernels."""
     outputs_held: bool = False

@@ -179,7 +179,7 @@ class Segment:
 
     __slots__ = (
         "beside", "carried", "checkpointed", "entered", "external_reads", "external_saves", "index",
-        "input", "kept_outputs", "layer", "left", "lingering", "name", "operations", "output",
+        "handed_in", "input", "kept_outputs", "layer", "left", "lingering", "name", "operations", "output",
         "parameters", "part", "regions", "releases", "repeat", "sealed", "tied", "unmade",
     )  # fmt: skip
 
@@ -209,6 +209,8 @@ class Segment:
         self.parameters: list[Parameter] = []
         self.input: Tensor | None = None
         self.output: Tensor | None = None
+        self.handed_in: frozenset[Storage] = frozenset()
+        """What an engine makes of its arguments before it begins: kept, and never computed again."""
         self.external_reads: list[Storage] = []
         """Storages of earlier segments that this one reads, the input left out."""
         self.external_saves: list[Storage] = []

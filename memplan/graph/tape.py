@@ -281,6 +281,16 @@ class Tape:
         self.record(OperationKind.TO, (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 
+    def cast_argument(self, x: Tensor, dtype: DType) -> Tensor:
+        """Copy what the segment is handed into another dtype, before it begins."""
+        if x.dtype is dtype:
+            return x
+        reads = list(self.segment.external_reads)
+        out = self.cast(x, dtype)
+        self.segment.external_reads = reads
+        self.segment.handed_in |= {out.storage}
+        return out
+
     def cast_weight(self, weight: Parameter) -> Tensor:
         """Autocast's copy of a weight, made once per context and kept in its cache."""
         dtype = self.autocast

@@ -121,6 +121,16 @@ def has_module_hooks(setup: TrainingSetup) -> bool:
     return is_sharded and setup.chosen_engine is Engine.DEEPSPEED
 
 
+def casts_inputs(setup: TrainingSetup) -> bool:
+    """Whether an engine casts what every layer is handed to the format of its weights.
+
+    FSDP2's mixed precision does (``MixedPrecisionPolicy.cast_forward_inputs``), so that tables which
+    a model keeps in fp32 are copied once for each layer.
+    """
+    formats = PRECISIONS[setup.chosen_precision]
+    return setup.chosen_engine is Engine.FSDP and formats.compute is not formats.weights
+
+
 def has_python_linear(setup: TrainingSetup) -> bool:
     """Whether an engine replaces ``torch.nn.functional.linear`` by a function of its own.
 

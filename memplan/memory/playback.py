@@ -430,6 +430,6 @@ def _saved(segment: Segment) -> frozenset[Storage]:
 def _kept(segment: Segment) -> frozenset[Storage]:
     """Storages that stay from a segment's forward pass to its backward pass."""
     if segment.checkpointed:
-        return segment.kept_outputs
+        return segment.kept_outputs | segment.handed_in
     dropped = {storage for region in segment.regions for storage in region.dropped}
     return _saved(segment) - dropped

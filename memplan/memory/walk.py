@@ -125,7 +125,7 @@ class ForwardWalk:
         """Walk all operations, as the forward pass does."""
         kept = self.saves
         if self.segment.checkpointed:
-            kept = dict.fromkeys(self.segment.kept_outputs, 1)
+            kept = dict.fromkeys(self.segment.kept_outputs | self.segment.handed_in, 1)
         elif self.segment.regions:
             kept = self._outside_regions()
         return self._walk(self.segment.operations, kept, present=frozenset())
@@ -136,9 +136,9 @@ class ForwardWalk:
         What policy kept in the first pass is there already; what only the second pass reads of it
         is let go. Nothing but what backward needs is alive at the end.
         """
-        present = self.segment.kept_outputs
+        present = self.segment.kept_outputs | self.segment.handed_in
         operations = self.segment.operations
-        if not present:
+        if not self.segment.kept_outputs:
             operations = operations[: recomputation_stop(self.segment)]
         profile = self._walk(operations, self.saves, present=present)
         spent = [storage for storage in present if storage not in self.saves]

@@ -192,3 +192,10 @@ class AttentionSpec:
     """Scores of relative distances are added (DeBERTa)."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
+
+    @property
+    def is_projected_first(self) -> bool:
+        """Whether all three are projected before any is seen as heads, as where whole rows of queries
+        and keys are normed at once (OLMo 2)."""
+        at_once = self.query_key_norm_at_once and not self.query_key_norm_per_head
+        return self.views_last or at_once

@@ -43,6 +43,14 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "seq2seq-lm",
     ),
+    "olmo2": (
+        {
+            "model_type": "olmo2", "hidden_size": 256, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 700,
+            "vocab_size": 4001,
+        },
+        "causal-lm",
+    ),
     "mixtral": (
         {
             "model_type": "mixtral", "hidden_size": 256, "num_hidden_layers": 3,

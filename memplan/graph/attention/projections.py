@@ -20,7 +20,7 @@ def project(
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
-        apart = not spec.views_last
+        apart = not spec.is_projected_first
         query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
         query = _heads(t, query, spec, "q", spec.num_heads, viewed=turned and apart)
         key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)

@@ -34,7 +34,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         gate = gate_states(t, x, spec, context.hidden_size)
     if spec.projection_clamped:
         query, key, value = (clamp(t, part) for part in (query, key, value))
-    if spec.views_last and (shape.heads_split or turns_heads(t, spec)):
+    if spec.is_projected_first and (shape.heads_split or turns_heads(t, spec)):
         query = as_heads(t, query, spec.num_heads)
         key = as_heads(t, key, spec.num_kv_heads)
         value = as_heads(t, value, spec.num_kv_heads) if shape.heads_split else value
@@ -44,6 +44,8 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         query, key = _normalized(t, query, key, spec)
     if spec.rotary is not None:
         cos, sin = context.tables(spec)
+        if t.options.casts_inputs:
+            cos, sin = t.cast_argument(cos, t.compute), t.cast_argument(sin, t.compute)
         query, key = rotate(t, query, key, spec, cos, sin, frame)
     if spec.query_key_norm_last:
         query, key = _normalized(t, query, key, spec)
