@@ -178,9 +178,10 @@ class Segment:
     """A stretch of operations: the embedding, one layer of a run, the head."""
 
     __slots__ = (
-        "beside", "carried", "checkpointed", "entered", "external_reads", "external_saves", "index",
-        "handed_in", "input", "kept_outputs", "layer", "left", "lingering", "name", "operations", "output",
-        "parameters", "part", "regions", "releases", "repeat", "sealed", "tied", "unmade",
+        "beside", "carried", "checkpointed", "entered", "external_reads", "external_saves",
+        "handed_in", "index", "input", "kept_outputs", "layer", "left", "lingering", "name",
+        "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
+        "tied", "unmade",
     )  # fmt: skip
 
     def __init__(

@@ -5,7 +5,7 @@ bytes, ``~n`` frees what event ``n`` allocated.
 """
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind
@@ -13,10 +13,6 @@ from memplan.memory.allocator import EMPTY_CACHE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from memplan.graph.tape import Tape
-    from memplan.memory.playback import Engine
-    from memplan.memory.step import StepPasses
 
 Block = int
 """The number of the event that allocated it."""
@@ -33,25 +29,6 @@ class Part(StrEnum):
     """Writing a checkpoint; no step of a run."""
 
 
-class Player(Protocol):
-    """Who writes the model's own blocks into a ledger, pass by pass."""
-
-    def fetch_batch(self) -> None:
-        """The first batch comes to the GPU."""
-
-    def forward(self) -> None:
-        """Every segment's forward pass."""
-
-    def return_loss(self) -> None:
-        """The model has returned: its outputs but the loss go."""
-
-    def backward(self) -> None:
-        """Every segment's backward pass."""
-
-    def let_go(self) -> None:
-        """The loss goes, and what its graph still holds."""
-
-
 class Ledger:
     """Events of a run, played out."""
 
@@ -61,14 +38,6 @@ class Ledger:
         self.events: list[int] = []
         self.streams: dict[int, int] = {}
         """Streams of the allocations on another than the main one."""
-
-    def playback(
-        self, tape: "Tape", passes: "StepPasses", engine: "Engine", *, workspace_bytes: int
-    ) -> Player:
-        """What writes the model's own blocks into this ledger."""
-        from memplan.memory.playback import Playback
-
-        return Playback(tape, passes, self, engine, workspace_bytes=workspace_bytes)
 
     def enter(self, part: Part, step: int = 0) -> None:
         """A part of the run begins; only ``NamedLedger`` takes note."""

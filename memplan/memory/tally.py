@@ -295,17 +295,6 @@ class Tally(Ledger):
 
     # -- what programs ask for ---------------------------------------------------------------------
 
-    def playback(
-        self,
-        tape: Tape,
-        passes: StepPasses,
-        engine: Engine,
-        *,
-        workspace_bytes: int,  # noqa: ARG002
-    ) -> "TallyPlayback":
-        """Who leads it from spot to spot."""
-        return TallyPlayback(tape, passes, self, engine)
-
     def enter(self, part: Part, step: int = 0) -> None:  # noqa: ARG002
         """A part of the run begins, or goes on in another micro-batch."""
         self._leave()
@@ -515,12 +504,14 @@ class TallyPlayback:
     def _forward(self, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         (pieces,) = own.stretches
+        was_noted = True
         for repetition in range(segment.repeat):
             is_noted = self._is_noted(repetition, segment.repeat)
-            if repetition == NOTED and not is_noted:
+            if was_noted and not is_noted:
                 ledger.look_away()
-            elif repetition == segment.repeat - NOTED:
+            elif is_noted and not was_noted:
                 ledger.look_again()
+            was_noted = is_noted
             if is_noted:
                 ledger.stand(own.start, repetition)
             engine.before_forward(segment, repetition)
@@ -554,9 +545,10 @@ class TallyPlayback:
     def _backward(self, each: BackwardPass, own: PassSpots, repetition: int, copy: int) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         is_noted = self._is_noted(repetition, each.repeats)
-        if repetition == NOTED and not is_noted:
+        was_noted = self._is_noted(max(0, repetition - 1), each.repeats)
+        if was_noted and not is_noted:
             ledger.look_away()
-        elif repetition == each.repeats - NOTED:
+        elif is_noted and not was_noted:
             ledger.look_again()
         if is_noted:
             ledger.stand(own.start, repetition)

@@ -6,6 +6,7 @@ of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 from memplan.dtypes import DType
 from memplan.graph.declaration import declared_parameters
@@ -13,8 +14,9 @@ from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.playback import Acts, Stops
+from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.rank import RankInput
+from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.optimizers import OPTIMIZERS, StatesOf
 from memplan.units import ceil_div
 
@@ -30,6 +32,25 @@ MAX_MICRO_BATCHES = 4
 """Of a step that are played out: the first, the last, and two of those between, which ask for the same
 blocks again and again. More of them changed neither the reserved peak nor the least capacity of GPT-2
 under any engine; FSDP1 needs that many."""
+
+
+class Player(Protocol):
+    """Who writes the model's own blocks into a ledger, pass by pass."""
+
+    def fetch_batch(self) -> None:
+        """The first batch comes to the GPU."""
+
+    def forward(self) -> None:
+        """Every segment's forward pass."""
+
+    def return_loss(self) -> None:
+        """The model has returned: its outputs but the loss go."""
+
+    def backward(self) -> None:
+        """Every segment's backward pass."""
+
+    def let_go(self) -> None:
+        """The loss goes, and what its graph still holds."""
 
 
 class Program:
@@ -51,9 +72,13 @@ class Program:
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         self.given = given
         self.ledger = ledger
-        self.playback = ledger.playback(
-            given.tape, given.passes, self, workspace_bytes=workspace_bytes
-        )
+        self.playback: Player
+        if isinstance(ledger, Tally):
+            self.playback = TallyPlayback(given.tape, given.passes, ledger, self)
+        else:
+            self.playback = Playback(
+                given.tape, given.passes, ledger, self, workspace_bytes=workspace_bytes
+            )
         self.weights: list[Weight] = list(weights_of(given))
         """In the order of ``named_parameters()``."""
         self.gradients: dict[Weight, Block] = {}
