@@ -61,8 +61,8 @@ def comparison_setups(base: TrainingSetup, wanted: Wanted = ALL_OPEN) -> list[Tr
         return [base]
     if wanted.stages is not None and wanted.engine not in (None, Engine.DEEPSPEED):
         msg = (
-            f"--zero: only deepspeed has ZeRO stages, and the engine is {wanted.engine.value}: leave "
-            "--zero out, or name --engine deepspeed"
+            f"zero_stage: only deepspeed has ZeRO stages, and the engine is {wanted.engine.value}: "
+            "leave it out, or name `engine='deepspeed'`"
         )
         raise SetupError(msg)
     rows: list[TrainingSetup] = []
