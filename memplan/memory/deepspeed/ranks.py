@@ -53,9 +53,12 @@ def heaviest_ranks(given: RankInput) -> list[int]:
 
 
 def _others_gradients_stay(job: Job) -> bool:
-    """Whether a rank may keep gradients that it does not own: those larger than the bucket, and in
-    stage 1 those that are cast."""
-    return job.accumulates_apart or job.weights.largest_trained > job.options.reduce_bucket_size
+    """Whether a rank may keep gradients that it does not own: in stage 1 those larger than the bucket,
+    and those that are cast; in stage 2 only where they accumulate in another dtype."""
+    if job.accumulates_apart:
+        return True
+    is_first = job.given.setup.zero_stage is ZeroStage.OPTIMIZER
+    return is_first and job.weights.largest_trained > job.options.reduce_bucket_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
