@@ -29,7 +29,7 @@ from memplan.training.setup import TrainingSetup
 
 MICRO_BATCHES = 3
 """A step's first micro-batch, any one after it, and its last: no further one holds more."""
-REMEMBERED = 256
+REMEMBERED = 1024
 """Outlines that are kept: more than a sweep meets between two of the same kind."""
 
 
@@ -45,7 +45,7 @@ def rank_account(
     """
     if rank is not None:
         check_rank(rank, given.setup.num_gpus)
-    ranks = heaviest_ranks(given) if rank is None else [rank]
+    ranks = _heaviest(_Question(given, 0, None)) if rank is None else [rank]
     accounts = [_account(given, each, capacity_bytes) for each in ranks]
     return max(accounts, key=lambda account: account.peak.peak_bytes)
 
@@ -117,6 +117,12 @@ def _outlined(question: "_Question") -> _Outlined:
     )
 
 
+@lru_cache(maxsize=REMEMBERED)
+def _heaviest(question: "_Question") -> tuple[int, ...]:
+    """Which ranks are weighed for the fullest: the same for every batch."""
+    return tuple(heaviest_ranks(question.given))
+
+
 class _Question:
     """A rank of a run, told apart by all that its outline depends on."""
 
@@ -136,12 +142,18 @@ class _Question:
         return isinstance(other, _Question) and other.key == self.key
 
 
-_SAID_OTHERWISE = {"micro_batch_size", "seq_len", "target_seq_len", "precision"}
+_SAID_OTHERWISE = {
+    "micro_batch_size", "seq_len", "target_seq_len", "precision", "gradient_accumulation_steps",
+}  # fmt: skip
 _ENGINE_FIELDS = [each.name for each in fields(TrainingSetup) if each.name not in _SAID_OTHERWISE]
 
 
 def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
-    return (_formats_of(setup), *[getattr(setup, name) for name in _ENGINE_FIELDS])
+    return (
+        _formats_of(setup),
+        min(setup.gradient_accumulation_steps, MICRO_BATCHES),
+        *[getattr(setup, name) for name in _ENGINE_FIELDS],
+    )
 
 
 def _formats_of(setup: TrainingSetup) -> tuple[object, ...]:

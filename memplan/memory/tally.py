@@ -271,7 +271,7 @@ class Tally(Ledger):
     """A ledger that keeps sums: of what a program holds, by purpose, at every spot of the passes."""
 
     __slots__ = (
-        "_held", "_line_of", "_lines", "_most", "_most_held", "_part", "_points", "_repetition",
+        "_held", "_line_of", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
         "_sizes", "_snapshot", "_spot", "_stops", "_total", "outline",
     )  # fmt: skip
 
@@ -288,6 +288,9 @@ class Tally(Ledger):
         """By line, until something changes."""
         self._part = Part.LOAD
         self._points: dict[Spot, list[Point]] = {}
+        """Of the present visit to a part."""
+        self._looked = self._points
+        """The same, while nothing is noted."""
         self._spot = 0
         self._repetition = 0
         self._most = 0
@@ -298,9 +301,9 @@ class Tally(Ledger):
     def enter(self, part: Part, step: int = 0) -> None:  # noqa: ARG002
         """A part of the run begins, or goes on in another micro-batch."""
         self._leave()
+        self._close_visit()
         self.outline.held[self._part] = self._now()
         self._part = part
-        self._points = self.outline.points.setdefault(part, {})
         self._most, self._most_held = -1, ()
 
     def allocate(
@@ -393,11 +396,11 @@ class Tally(Ledger):
     def look_away(self) -> None:
         """The model goes on to spots that need not be noted."""
         self.stand(self._spot, self._repetition)
-        self._points = {}
+        self._looked, self._points = self._points, {}
 
     def look_again(self) -> None:
         """From the next spot on they are."""
-        self._points = self.outline.points[self._part]
+        self._points = self._looked
         self._most = -1
 
     def rest(self, spot: Spot) -> None:
@@ -426,10 +429,15 @@ class Tally(Ledger):
             self._points[spot] = [point]
             return
         middle, between, _ = points[-1]
-        if middle >= repetition:
-            # Another micro-batch, or another act at the same spot.
-            self._add_again(points, point)
-            return
+        if middle == repetition:
+            # Another act at the same spot.
+            if total <= between:
+                return
+            points.pop()
+            if not points:
+                points.append(point)
+                return
+            middle, between, _ = points[-1]
         while len(points) > 1:
             start, first, _ = points[-2]
             # The first repetition may begin lower than the line of all others.
@@ -441,20 +449,21 @@ class Tally(Ledger):
             middle, between, _ = points[-1]
         points.append(point)
 
-    def _add_again(self, points: list[Point], point: Point) -> None:
-        for number, (repetition, total, _) in enumerate(points):
-            if repetition == point[0]:
-                if point[1] > total:
-                    points[number] = point
-                return
-        points.append(point)
-        points.sort(key=lambda each: each[0])
+    def _close_visit(self) -> None:
+        """Take what a micro-batch, or a part of one, has shown into account."""
+        found = self.outline.points.setdefault(self._part, {})
+        for spot, points in self._points.items():
+            before = found.get(spot)
+            if before is None:
+                found[spot] = points
+            elif not _covers(before, points):
+                found[spot] = before + points
+        self._points = {}
 
     def forget_steps(self) -> None:
         """What came before was no steady step: only loading is kept."""
-        self._leave()
         self.outline.points = {Part.LOAD: self.outline.points[Part.LOAD]}
-        self._part, self._points = Part.FORWARD, {}
+        self._points = {}
         self._most, self._most_held = -1, ()
 
     def close(self, weight_words: Mapping[ComponentKind, str]) -> Outline:
@@ -464,8 +473,17 @@ class Tally(Ledger):
         for number, line in enumerate(lines):
             if not line.name:
                 lines[number] = Line(line.kind, weight_words.get(line.kind, ""))
+        self._close_visit()
         self.outline.held[self._part] = self._now()
         return self.outline
+
+
+def _covers(before: list[Point], points: list[Point]) -> bool:
+    """Whether points of an earlier visit are as high at the same repetitions."""
+    return len(before) == len(points) and all(
+        early[0] == late[0] and early[1] >= late[1]
+        for early, late in zip(before, points, strict=True)
+    )
 
 
 class TallyPlayback:

@@ -29,11 +29,7 @@ def _ranks_differ(job: Job) -> bool:
 
 
 def heaviest_ranks(given: RankInput) -> list[int]:
-    """Ranks one of which holds most.
-
-    What another outweighs in all that sets ranks apart is left out: elements of the whole gradients that
-    it keeps, the largest piece, whether there are more than one, which are then flattened, and for every
-    piece one that comes no later and is no smaller.
+    """Ranks one of which holds most: what another outweighs in all that sets ranks apart is left out.
 
     Raises ``SetupError`` for engine options that DeepSpeed does not have.
     """
@@ -41,24 +37,16 @@ def heaviest_ranks(given: RankInput) -> list[int]:
     if not _ranks_differ(job):
         return [0]
     kinds = job.flat_buffer(round_robin=job.options.round_robin_gradients).every_rank.kinds
-    if _others_gradients_stay(job):
+    if job.accumulates_apart:
+        # Buckets that another rank's cast gradients are views of stay; which, no weight here says.
         return [kind.rank for kind in kinds]
     arrivals = _arrivals(job)
-    weighed = sorted((_Weight.of(kind, arrivals) for kind in kinds), key=lambda each: each.scale)
+    weighed = [_Weight.of(kind, job, arrivals) for kind in kinds]
     found: list[_Weight] = []
-    for own in weighed:
+    for own in sorted(weighed, key=lambda each: each.scale):
         if not any(other.outweighs(own) for other in found):
             found.append(own)
     return sorted(each.rank for each in found)
-
-
-def _others_gradients_stay(job: Job) -> bool:
-    """Whether a rank may keep gradients that it does not own: in stage 1 those larger than the bucket,
-    and those that are cast; in stage 2 only where they accumulate in another dtype."""
-    if job.accumulates_apart:
-        return True
-    is_first = job.given.setup.zero_stage is ZeroStage.OPTIMIZER
-    return is_first and job.weights.largest_trained > job.options.reduce_bucket_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,26 +55,38 @@ class _Weight:
 
     rank: int
     scale: tuple[int, ...]
-    """The less, the heavier."""
-    pieces: list[tuple[int, int]]
-    """Of its own: when the gradient comes, and elements."""
+    """The less, the heavier: elements of the whole gradients that it keeps, when the first of them is
+    reduced, its largest piece, and whether there are more than one, which are then flattened."""
+    measured: list[tuple[int, int]]
+    """With the optimizer on the CPU, pieces whose norms are taken: when, and elements."""
+    let_go: frozenset[int]
+    """Stage 1: gradients larger than the bucket stay, but for those that are its own."""
 
     @classmethod
-    def of(cls, kind: RankKind, arrivals: dict[int, int]) -> "_Weight":
+    def of(cls, kind: RankKind, job: Job, arrivals: dict[int, int]) -> "_Weight":
         """A kind of ranks, by its first."""
         pieces = sorted((arrivals.get(index, 0), numel) for index, numel in kind.slices)
         first = pieces[0][0] if pieces else len(arrivals)
+        limit = job.options.reduce_bucket_size
+        keeps_others = job.given.setup.zero_stage is ZeroStage.OPTIMIZER
         return cls(
             rank=kind.rank,
             scale=(-kind.whole_numel, first, -kind.largest_slice, int(len(pieces) == 1)),
-            pieces=pieces,
+            measured=pieces if job.offloads_optimizer else [],
+            let_go=frozenset(
+                index
+                for index, _ in kind.slices
+                if keeps_others and job.weights.numels[index] > limit
+            ),
         )
 
     def outweighs(self, other: "_Weight") -> bool:
         """Whether the other cannot hold more at any time."""
+        if not self.let_go <= other.let_go:
+            return False
         return all(a <= b for a, b in zip(self.scale, other.scale, strict=True)) and all(
-            any(time <= late and numel >= small for time, numel in self.pieces)
-            for late, small in other.pieces
+            any(time <= late and numel >= small for time, numel in self.measured)
+            for late, small in other.measured
         )
 
 
