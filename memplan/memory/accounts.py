@@ -20,7 +20,12 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.ledger import Part
-from memplan.memory.programs import heaviest_ranks, program_of, stops_within
+from memplan.memory.programs import (
+    heaviest_ranks,
+    loads_by_capacity,
+    program_of,
+    stops_within,
+)
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Outline, Spots, Tally, height_entries
@@ -131,9 +136,9 @@ class _Question:
     def __init__(self, given: RankInput, rank: int, capacity_bytes: int | None) -> None:
         self.given = given
         self.rank = rank
-        self.capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes if loads_by_capacity(given.setup) else None
         structure = _structure(_Same(given.tape), _Same(given.passes), stops_within(given.setup))
-        self.key = (structure, _engine_fields(given.setup), rank, capacity_bytes)
+        self.key = (structure, _engine_fields(given.setup), rank, self.capacity_bytes)
 
     def __hash__(self) -> int:
         return hash(self.key)

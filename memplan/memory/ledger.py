@@ -96,6 +96,13 @@ class Ledger:
         for block in reversed(blocks):
             self.free(block)
 
+    def use_in_turn(
+        self, sizes: "Iterable[int]", *, stream: int = 0, kind: ComponentKind, name: object
+    ) -> None:
+        """Ask for blocks of these sizes, each given back before the next."""
+        for size in sizes:
+            self.use(size, stream=stream, kind=kind, name=name)
+
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``."""
         self.events.append(EMPTY_CACHE)

@@ -32,6 +32,8 @@ Point = tuple[int, int, Held]
 Spot = int
 """A level of a pass: its number in ``Spots.levels``."""
 _NOTHING = Level()
+_ROUND = ALLOCATION_ROUNDING - 1
+"""The bits of a block that its size leaves: they say its line."""
 NOTED = 3
 """Of a run of layers in which an engine does the same, how many are looked at, at either end."""
 
@@ -271,16 +273,15 @@ class Tally(Ledger):
     """A ledger that keeps sums: of what a program holds, by purpose, at every spot of the passes."""
 
     __slots__ = (
-        "_held", "_line_of", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
-        "_sizes", "_snapshot", "_spot", "_stops", "_total", "outline",
+        "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
+        "_snapshot", "_spot", "_stops", "_total", "_weight_lines", "outline",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
         self.outline = Outline([], {})
-        self._lines: dict[object, int] = {}
-        self._sizes: list[int] = []
-        self._line_of: list[int] = []
+        self._lines: dict[ComponentKind | None, dict[object, int]] = {}
+        self._weight_lines: dict[ComponentKind | None, int] = {}
         self._held: list[int] = []
         self._total = 0
         """What the program holds."""
@@ -314,42 +315,31 @@ class Tally(Ledger):
         name: object = None,
     ) -> Block:
         """Ask for a block of some purpose."""
-        size = -(-num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
-        key = name if name.__class__ is str else kind
-        line = self._lines.get(key)
-        if line is None or self.outline.lines[line].kind is not kind:
-            line = self._line(kind or ComponentKind.TEMPORARIES, key)
+        size = (num_bytes + _ROUND) & ~_ROUND
+        try:
+            line = self._lines[kind][name] if name.__class__ is str else self._weight_lines[kind]
+        except KeyError:
+            line = self._line(kind or ComponentKind.TEMPORARIES, name)
         self._held[line] += size
         self._total += size
         self._snapshot = None
-        self._line_of.append(line)
-        self._sizes.append(size)
-        return len(self._sizes) - 1
+        return size | line
 
     def allocate_all(self, sizes: Sequence[tuple[int, object]], kind: ComponentKind) -> list[Block]:
         """Ask for blocks of these sizes, each with its name."""
-        lines, held, first = self._lines, self._held, len(self._sizes)
-        for num_bytes, name in sizes:
-            size = -(-num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
-            key = name if name.__class__ is str else kind
-            line = lines.get(key)
-            if line is None or self.outline.lines[line].kind is not kind:
-                line = self._line(kind, key)
-            held[line] += size
-            self._total += size
-            self._line_of.append(line)
-            self._sizes.append(size)
-        self._snapshot = None
-        return list(range(first, len(self._sizes)))
+        return [self.allocate(size, 0, kind, name) for size, name in sizes]
 
-    def _line(self, kind: ComponentKind, key: object) -> int:
-        """The line of a purpose; blocks of single weights share their kind's."""
-        line = self._lines.get((kind, key))
-        if line is None:
-            line = self._lines[kind, key] = len(self._held)
-            self._held.append(0)
-            self.outline.lines.append(Line(kind, key if isinstance(key, str) else ""))
-        self._lines.setdefault(key, line)
+    def _line(self, kind: ComponentKind, name: object) -> int:
+        """A new line of a purpose; blocks of single weights share their kind's."""
+        line = len(self._held)
+        assert line < ALLOCATION_ROUNDING, "lines are written into what rounding leaves of a size"
+        self._held.append(0)
+        if isinstance(name, str):
+            self._lines.setdefault(kind, {})[name] = line
+            self.outline.lines.append(Line(kind, name))
+        else:
+            self._weight_lines[kind] = line
+            self.outline.lines.append(Line(kind, ""))
         return line
 
     def move(self, block: Block, stream: int) -> None:
@@ -359,8 +349,9 @@ class Tally(Ledger):
         """Give a block back."""
         if self._total > self._most:
             self._most, self._most_held = self._total, self._now()
-        size = self._sizes[block]
-        self._held[self._line_of[block]] -= size
+        line = block & _ROUND
+        size = block - line
+        self._held[line] -= size
         self._total -= size
         self._snapshot = None
 
@@ -368,12 +359,18 @@ class Tally(Ledger):
         """Give blocks back; between two of them nothing rises."""
         if self._total > self._most:
             self._most, self._most_held = self._total, self._now()
-        held, sizes, line_of = self._held, self._sizes, self._line_of
+        held = self._held
         for block in blocks:
-            size = sizes[block]
-            held[line_of[block]] -= size
-            self._total -= size
+            line = block & _ROUND
+            held[line] -= block - line
+            self._total -= block - line
         self._snapshot = None
+
+    def use_in_turn(
+        self, sizes: Iterable[int], *, stream: int = 0, kind: ComponentKind, name: object
+    ) -> None:
+        """Blocks of these sizes, one after another: no moment is fuller than the largest's."""
+        self.use(max(sizes, default=0), stream=stream, kind=kind, name=name)
 
     def empty_cache(self) -> None:
         """What is alive stays."""
@@ -463,7 +460,7 @@ class Tally(Ledger):
     def forget_steps(self) -> None:
         """What came before was no steady step: only loading is kept."""
         self.outline.points = {Part.LOAD: self.outline.points[Part.LOAD]}
-        self._points = {}
+        self._part, self._points = Part.FORWARD, {}
         self._most, self._most_held = -1, ()
 
     def close(self, weight_words: Mapping[ComponentKind, str]) -> Outline:

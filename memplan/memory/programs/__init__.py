@@ -52,6 +52,12 @@ def stops_within(setup: TrainingSetup) -> bool:
     return is_deepspeed and setup.zero_stage is ZeroStage.PARAMETERS
 
 
+def loads_by_capacity(setup: TrainingSetup) -> bool:
+    """Whether a setup's engine loads otherwise where a GPU has no room: ZeRO-1 and 2 flatten elsewhere."""
+    stages = (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS)
+    return setup.chosen_engine is Engine.DEEPSPEED and setup.zero_stage in stages
+
+
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     """Ranks whose accounts are the same; two of these may have the same one too."""
     engine = given.setup.chosen_engine

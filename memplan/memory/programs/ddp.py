@@ -7,13 +7,13 @@ which gradients come is known, the buckets are made again, before the second for
 (``rebuild_buckets``).
 """
 
-from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ddp import DdpOptions, compressed_format
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.rank import RankInput
-from memplan.units import MIB
+from memplan.units import MIB, round_up
 
 _BUFFERS, _BUCKET = ComponentKind.COMMUNICATION_BUFFERS, "gradient bucket"
 _SENT = "parameters sent to all ranks"
@@ -150,9 +150,7 @@ def gradient_bytes(parameter: Parameter) -> int:
 
 def allocated(num_bytes: int) -> int:
     """As the allocator rounds it up [bytes]."""
-    from memplan.dtypes import DType
-
-    return allocated_bytes(num_bytes, DType.BOOL)
+    return round_up(num_bytes, ALLOCATION_ROUNDING)
 
 
 def coalesced(sizes: list[int], caps: list[int]) -> list[list[int]]:

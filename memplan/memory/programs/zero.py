@@ -1,6 +1,6 @@
 """What the programs of all of DeepSpeed's stages share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from memplan.dtypes import DType
 from memplan.graph.tensors import allocated_bytes
@@ -65,6 +65,11 @@ class DeepSpeedProgram(Program):
         """Ask for blocks that are all given back at once."""
         kept = [rounded(size) for size in sizes if size]
         self.ledger.use(*kept, stream=stream, kind=kind, name=name)
+
+    def use_in_turn(self, sizes: Iterable[int], *, name: str, stream: int = 0) -> None:
+        """Copies of these sizes, each given back before the next; of what is empty there is none."""
+        kept = (rounded(size) for size in sizes if size)
+        self.ledger.use_in_turn(kept, stream=stream, kind=ComponentKind.TEMPORARIES, name=name)
 
     def free_all(self, blocks: list[Block]) -> None:
         """Give blocks back, the first one first."""

@@ -156,8 +156,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.owned = self.ledger.allocate(settings.owned_part_bytes, 0, _GRADIENTS, _KEPT)
         self._sum_over_ranks(slices)
         if settings.offloads:
-            for numel in slices:
-                self.use(NORM_BYTES * numel, kind=_TEMPORARIES, name=_NORM)
+            self.use_in_turn((NORM_BYTES * numel for numel in slices), name=_NORM)
         elif slices and self.owned is None:
             whole = self.partition.whole_numel
             self.owned = self.allocate(settings.owned_element_bytes * whole, _GRADIENTS, _KEPT)
@@ -182,9 +181,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
                 self.free_all(copies[:-1])
                 copies = copies[-1:]
             if settings.compact and settings.communication_bytes != COMPACT_BYTES:
-                for own in slices:
-                    size, name = COMPACT_BYTES * own, "reduced gradients cast to be added"
-                    self.use(size, kind=_TEMPORARIES, name=name, stream=stream)
+                name = "reduced gradients cast to be added"
+                self.use_in_turn((COMPACT_BYTES * own for own in slices), name=name, stream=stream)
             for block in copies:
                 ledger.free(block)
 
@@ -232,7 +230,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.free_all(self.stale)
         if self.stage2 or self.last:
             kept = [block for number, block in enumerate(self.buckets) if number in self.viewed]
-            self.free_all([block for block in self.buckets if block not in kept])
+            gone = (each for number, each in enumerate(self.buckets) if number not in self.viewed)
+            self.free_all(list(gone))
             self.stale += kept
             self.viewed.clear()
             self.buckets = []
@@ -268,9 +267,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
             return
         part = rounded(job.master_bytes * partition.size)
         if job.options.check_gradient_norm:
-            for _, numel in partition.kind.slices:
-                if numel:
-                    self.use(NORM_BYTES * numel, kind=_TEMPORARIES, name=_NORM)
+            slices = [numel for _, numel in partition.kind.slices]
+            self.use_in_turn((NORM_BYTES * numel for numel in slices), name=_NORM)
         self.free_all(self.stale)
         gradient: list[Block] = []
         if not self.settings.compact:

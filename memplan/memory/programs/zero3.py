@@ -480,8 +480,8 @@ class ShardedParametersProgram(DeepSpeedProgram):
         if not self.job.offloads_optimizer:
             if looks_for_overflow(self.job):
                 self._look_for_overflow()
-            for shard in self.plan.trained:
-                self.use(NORM_BYTES * shard, kind=_TEMPORARIES, name=_NORM)
+            norms = (NORM_BYTES * shard for shard in self.plan.trained)
+            self.use_in_turn(norms, name=_NORM)
             for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
