@@ -535,8 +535,3 @@ def complex_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Ten
     t.touch(angles)
     t.hold(table)
     return table, table
-
-
-def flash_statistics_bytes(rows: int, num_heads: int) -> int:
-    """Log-sum-exp of flash attention: fp32 per query row and head [bytes]."""
-    return allocated_bytes(rows * num_heads, DType.FP32)

@@ -126,7 +126,7 @@ def test_kinds_of_ranks_are_bounded_by_the_parameters() -> None:
 
     for num_ranks in (1, 9, 1024, 100_000):
         buffer = FlatBuffer(Weights(), num_ranks=num_ranks, round_robin=False)
-        kinds = buffer.every_rank.kinds
+        kinds = buffer.every_rank
         assert len(kinds) <= min(num_ranks, 3 * 120 + 1)
         assert sum(len(kind.ranks) for kind in kinds) == num_ranks
 

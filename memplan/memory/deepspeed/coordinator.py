@@ -51,17 +51,13 @@ class Handle:
 
 
 class Coordinator:
-    """Which parameters are gathered, and the bytes they take."""
+    """Which parameters are gathered; what that takes is for who overrides the last methods to say."""
 
     def __init__(
         self, settings: FetchSettings, numels: Sequence[int], trace: Sequence[Sequence[int]]
     ) -> None:
         self.settings = settings
         self.numels = numels
-        self.gathered_bytes = 0
-        self.high_bytes = 0
-        """The highest that the last fetch rose to: parameters, flat buffers and, from the CPU,
-        the shards on their way."""
         self.sizes: dict[int, int] = {}
         """Bytes of each gathered parameter; 0 while it is in a flat buffer only."""
         self.handles: dict[int, Handle] = {}
@@ -93,17 +89,15 @@ class Coordinator:
             self.traversed.append(total)
         self.next_use = dict.fromkeys(self.uses, 0)
 
-    def enter(self) -> int:
-        """The module of the present step is about to run: the highest that gathering rises to."""
+    def enter(self) -> None:
+        """The module of the present step is about to run."""
         needed = self.trace[self.step]
-        self.high_bytes = self.gathered_bytes
         if needed:
             self._fetch(needed)
         limit = self.settings.max_live_parameters - self.available
         if limit > 0 and self.head < len(self.queue):
             self._prefetch(min(limit, self.settings.prefetch_bucket_size))
         self.step += 1
-        return max(self.high_bytes, self.gathered_bytes)
 
     def _fetch(self, needed: Sequence[int]) -> None:
         """Wait for the module's own parameters, and take them off the queue."""
@@ -136,7 +130,6 @@ class Coordinator:
         self.head = head
         if found:
             self._gather(found)
-            self.high_bytes = max(self.high_bytes, self.gathered_bytes)
 
     def release(self, weights: Sequence[int]) -> None:
         """A module is done: let go what is not needed soon."""
@@ -175,10 +168,6 @@ class Coordinator:
             for weight in weights:
                 self.sizes[weight] = 0
                 self.handles[weight] = handle
-        if settings.offloaded and settings.num_ranks > 1:
-            shards = sum(shard_numel(self.numels[each], settings.num_ranks) for each in weights)
-            arriving = self.gathered_bytes + shards * settings.weight_bytes
-            self.high_bytes = max(self.high_bytes, arriving)
 
     def _wait(self, weight: int) -> None:
         handle = self.handles.pop(weight)
@@ -186,7 +175,6 @@ class Coordinator:
             handle.copied = True
             for member in handle.members:
                 self.hold(member, _rounded(self.numels[member] * self.settings.weight_bytes))
-            self.high_bytes = max(self.high_bytes, self.gathered_bytes)
         handle.waiting -= 1
         if not handle.waiting:
             self.drop_flat(handle)
@@ -196,19 +184,16 @@ class Coordinator:
     def hold(self, weight: int, num_bytes: int) -> None:
         """A gathered parameter has memory of its own."""
         self.sizes[weight] = num_bytes
-        self.gathered_bytes += num_bytes
 
     def drop(self, weight: int) -> None:
         """It goes."""
-        self.gathered_bytes -= self.sizes.pop(weight)
+        del self.sizes[weight]
 
     def hold_flat(self, handle: Handle) -> None:
         """Several parameters arrive in one buffer."""
-        self.gathered_bytes += handle.flat_bytes
 
     def drop_flat(self, handle: Handle) -> None:
         """It goes with the last of them."""
-        self.gathered_bytes -= handle.flat_bytes
 
     def _padded_bytes(self, numel: int) -> int:
         ranks = self.settings.num_ranks

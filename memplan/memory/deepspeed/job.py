@@ -84,11 +84,6 @@ class Job:
         return DType.BF16.label if self.options.bf16_masters else DType.FP32.label
 
     @property
-    def step_copies_bytes(self) -> int:
-        """Copies of a state that the optimizer makes in its step, for each element [bytes]."""
-        return self.master_bytes * OPTIMIZERS[self.given.setup.optimizer].num_step_copies
-
-    @property
     def trained_bytes(self) -> int:
         """All trained parameters, as weights."""
         return self.weight_bytes * self.weights.num_trained

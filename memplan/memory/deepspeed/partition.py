@@ -130,46 +130,6 @@ class RankKind:
         return max((numel for _, numel in self.slices), default=0)
 
 
-class RankKinds:
-    """Kinds of ranks whose gradients are reduced in one replay."""
-
-    def __init__(self, kinds: Sequence[RankKind]) -> None:
-        self.kinds = kinds
-
-    @cached_property
-    def shares(self) -> dict[int, list[tuple[int, int]]]:
-        """For each parameter, the kinds that own a piece of it, by number, and its elements."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for number, kind in enumerate(self.kinds):
-            for index, numel in kind.slices:
-                found.setdefault(index, []).append((number, numel))
-        return found
-
-    def owns_all(self, number: int, weights: Sequence[int]) -> bool:
-        """Whether every one of some parameters touches the part of a kind."""
-        return all(
-            any(each == number for each, _ in self.shares.get(weight, ())) for weight in weights
-        )
-
-    def heaviest(self, left_bytes: Sequence[int]) -> tuple[int, ...]:
-        """The numbers of the kinds that no other outweighs in all that the optimizer's step goes
-        by: elements of whole parameters, the largest piece, whether there is more than one, and
-        ``left_bytes`` of each kind."""
-        weighed = sorted(
-            (
-                (-kind.whole_numel, -kind.largest_slice, len(kind.slices) == 1, -left, number)
-                for number, (kind, left) in enumerate(zip(self.kinds, left_bytes, strict=True))
-            ),
-        )
-        found: list[tuple[int, ...]] = []
-        for own in weighed:
-            if not any(
-                all(a <= b for a, b in zip(other, own[:-1], strict=False)) for other in found
-            ):
-                found.append(own)
-        return tuple(own[-1] for own in found)
-
-
 class FlatBuffer:
     """Stages 1 and 2: one flat buffer, cut into equal parts (stage_1_and_2.py, ``__init__``).
 
@@ -215,7 +175,7 @@ class FlatBuffer:
         return pieces
 
     @cached_property
-    def every_rank(self) -> RankKinds:
+    def every_rank(self) -> list[RankKind]:
         """All ranks: each where parameters begin or end, those inside one parameter at once.
 
         There are at most two for each parameter, and one, however many ranks there are.
@@ -243,11 +203,11 @@ class FlatBuffer:
         if beyond < self.num_ranks:
             padding = range(beyond, self.num_ranks)
             inside.append(RankKind(ranks=padding, slices=(), whole_numel=0))
-        return RankKinds(sorted(inside, key=_first_rank))
+        return sorted(inside, key=_first_rank)
 
     def kind_of(self, rank: int) -> RankKind:
         """The kind that a rank is of."""
-        kinds = self.every_rank.kinds
+        kinds = self.every_rank
         return kinds[bisect_right(kinds, rank, key=_first_rank) - 1]
 
 
@@ -270,7 +230,6 @@ class FlatPartition:
         """Elements of the parameters that touch it, whole: what stage 2 keeps gradients for."""
         self.largest_slice = self.kind.largest_slice
         """Elements of the largest piece of one parameter in it."""
-        self.alone = RankKinds([self.kind])
 
     @cached_property
     def owned(self) -> list[int]:

@@ -13,7 +13,7 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     runs = [range(job.num_ranks)]
     if _ranks_differ(job):
         buffer = job.flat_buffer(round_robin=job.options.round_robin_gradients)
-        runs = [kind.ranks for kind in buffer.every_rank.kinds]
+        runs = [kind.ranks for kind in buffer.every_rank]
     return [(run,) for run in (range(1), range(1, runs[0].stop), *runs[1:]) if run]
 
 
@@ -36,7 +36,7 @@ def heaviest_ranks(given: RankInput) -> list[int]:
     job = prepare_job(given, rank=0)
     if not _ranks_differ(job):
         return [0]
-    kinds = job.flat_buffer(round_robin=job.options.round_robin_gradients).every_rank.kinds
+    kinds = job.flat_buffer(round_robin=job.options.round_robin_gradients).every_rank
     if job.accumulates_apart:
         # Buckets that another rank's cast gradients are views of stay; which, no weight here says.
         return [kind.rank for kind in kinds]

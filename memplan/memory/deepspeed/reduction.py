@@ -44,8 +44,6 @@ class ReductionSettings:
     """Of a gradient on its way between the ranks."""
     casts: bool
     """Each gradient is cast to the bucket's dtype as it comes (stage 1, ``param.grad_accum``)."""
-    keeps_all: bool
-    """Stage 1: a gradient that is not this rank's is let go only when the epilogue runs."""
     offloads: bool
     """This rank's gradients go to the CPU at every reduction."""
     scatters: bool
@@ -59,22 +57,9 @@ class ReductionSettings:
     """The same buffer where it holds the rank's part alone."""
 
     @property
-    def buckets_bytes(self) -> int:
-        """All buckets."""
-        return self.num_buckets * self.bucket_bytes
-
-    @property
     def bucket_bytes(self) -> int:
         """One of them."""
         return rounded(self.bucket_numel * self.element_bytes)
-
-    def owned_bytes(self, whole_numel: int) -> int:
-        """The buffer of a rank's own gradients, whose parameters have so many elements."""
-        return self.owned_part_bytes + self.owned_element_bytes * whole_numel
-
-    def gradient_bytes(self, numel: int, made_bytes: int) -> int:
-        """A gradient that waits for the bucket; ``made_bytes``: as autograd made it."""
-        return rounded(numel * self.element_bytes) if self.casts else made_bytes
 
 
 def reduction_settings(job: Job, partition: FlatPartition) -> ReductionSettings:
@@ -89,7 +74,6 @@ def reduction_settings(job: Job, partition: FlatPartition) -> ReductionSettings:
         element_bytes=job.weight_bytes if stage2 else job.gradient_bytes,
         communication_bytes=job.communication_bytes,
         casts=job.accumulates_apart and not stage2,
-        keeps_all=not stage2,
         offloads=job.offloads_optimizer,
         scatters=options.reduce_scatter,
         compact=compact,

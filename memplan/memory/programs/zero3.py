@@ -142,14 +142,12 @@ class PlayedCoordinator(Coordinator):
 
     def hold_flat(self, handle: Handle) -> None:
         """The buffer, then the shards that are joined into this rank's part of it."""
-        super().hold_flat(handle)
         size, name = handle.flat_bytes, "flat buffers that gathered parameters come in"
         self.flat[handle] = self.ledger.allocate(size, self.stream, _GATHERED, name)
         self._bring(handle.members)
 
     def drop_flat(self, handle: Handle) -> None:
         """Free it."""
-        super().drop_flat(handle)
         self.ledger.free(self.flat.pop(handle))
 
     def _bring(self, weights: Sequence[int]) -> None:

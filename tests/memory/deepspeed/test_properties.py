@@ -79,7 +79,7 @@ def test_phases_are_sums(
 def test_parts_cover_the_model(weights: ModelWeights, ranks: int, round_robin: bool) -> None:
     pieces = [0] * len(weights.numels)
     buffer = FlatBuffer(weights, num_ranks=ranks, round_robin=round_robin)
-    assert [rank for kind in buffer.every_rank.kinds for rank in kind.ranks] == list(range(ranks))
+    assert [rank for kind in buffer.every_rank for rank in kind.ranks] == list(range(ranks))
     for rank in range(ranks):
         part = FlatPartition(buffer, rank)
         assert sum(numel for _, numel in part.kind.slices) <= part.size
