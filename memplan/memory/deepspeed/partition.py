@@ -53,6 +53,8 @@ class ModelWeights:
         self.owners: dict[Parameter, int] = {}
         """The number of each parameter of the tape, in its segment's first repetition."""
         parts: dict[int, _Part] = {}
+        self.copies = [segment.num_copies for segment in tape.segments]
+        """How often each segment's parameters are there."""
         for segment, parameters in declared_parameters(tape):
             part = parts.setdefault(segment.index, _Part())
             first, stride = len(self.numels), len(parameters)
@@ -70,6 +72,17 @@ class ModelWeights:
         """Where a parameter of one copy of its segment stands among all."""
         owner = self.owners[parameter]
         return owner + self._strides[parameter] * copy
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The segment that holds a parameter, and its position there, the same in every copy."""
+        for index, own in enumerate(self.segments):
+            count = len(own.positions)
+            if own.first <= number and own.stride:
+                position = (number - own.first) % own.stride
+                copies = (number - own.first) // own.stride
+                if position < count and copies < self.copies[index]:
+                    return index, position
+        return -1, number
 
     @cached_property
     def _strides(self) -> dict[Parameter, int]:

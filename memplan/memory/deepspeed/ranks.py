@@ -3,6 +3,7 @@
 from memplan.fast_dataclass import dataclass
 from memplan.memory.deepspeed.job import Job, prepare_job
 from memplan.memory.deepspeed.partition import RankKind
+from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.rank import RankInput
 from memplan.training.setup import ZeroStage
 
@@ -43,51 +44,104 @@ def heaviest_ranks(given: RankInput) -> list[int]:
     arrivals = _arrivals(job)
     weighed = [_Weight.of(kind, job, arrivals) for kind in kinds]
     found: list[_Weight] = []
-    for own in sorted(weighed, key=lambda each: each.scale):
+    for own in sorted(weighed, key=lambda each: (each.at_step, each.rank)):
         if not any(other.outweighs(own) for other in found):
-            found.append(own)
+            found = [each for each in found if not own.outweighs(each)] + [own]
     return sorted(each.rank for each in found)
+
+
+Place = tuple[int, int]
+"""A parameter of a layer: the number of its segment, and its position there."""
+ANYWHERE: Place = (-1, -1)
+Step = tuple[int, int]
+"""From when on, and how much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Weight:
-    """By what a rank can outweigh others."""
+    """By what a rank can outweigh others. What all hold falls from reduction to reduction."""
 
     rank: int
-    scale: tuple[int, ...]
-    """The less, the heavier: elements of the whole gradients that it keeps, when the first of them is
-    reduced, its largest piece, and whether there are more than one, which are then flattened."""
-    measured: list[tuple[int, int]]
-    """With the optimizer on the CPU, pieces whose norms are taken: when, and elements."""
+    at_step: tuple[int, ...]
+    """When the optimizer steps, the less, the heavier: elements that it keeps more than others do, its
+    largest piece, and whether there are more than one, which are then flattened."""
+    kept: list[Step]
+    """Elements that it keeps more than others do, while gradients are reduced."""
+    measured: list[tuple[Place, int, int]]
+    """With the optimizer on the CPU, pieces whose norms are taken: of what, when, and bytes."""
     let_go: frozenset[int]
-    """Stage 1: gradients larger than the bucket stay, but for those that are its own."""
+    """Where gradients are reduced while others come, those that others keep and it does not."""
 
     @classmethod
     def of(cls, kind: RankKind, job: Job, arrivals: dict[int, int]) -> "_Weight":
         """A kind of ranks, by its first."""
         pieces = sorted((arrivals.get(index, 0), numel) for index, numel in kind.slices)
-        first = pieces[0][0] if pieces else len(arrivals)
-        limit = job.options.reduce_bucket_size
-        keeps_others = job.given.setup.zero_stage is ZeroStage.OPTIMIZER
+        large = _own_that_others_keep(kind, job)
+        overlaps = job.options.overlap_comm
+        kept = _kept(kind, job, arrivals, besides=frozenset() if overlaps else large)
         return cls(
             rank=kind.rank,
-            scale=(-kind.whole_numel, first, -kind.largest_slice, int(len(pieces) == 1)),
-            measured=pieces if job.offloads_optimizer else [],
-            let_go=frozenset(
-                index
-                for index, _ in kind.slices
-                if keeps_others and job.weights.numels[index] > limit
-            ),
+            at_step=(-kept[-1][1], -kind.largest_slice, int(len(pieces) == 1)),
+            kept=kept,
+            measured=_measured(kind, job, arrivals) if job.offloads_optimizer else [],
+            let_go=large if overlaps else frozenset(),
         )
 
     def outweighs(self, other: "_Weight") -> bool:
-        """Whether the other cannot hold more at any time."""
-        if not self.let_go <= other.let_go:
-            return False
-        return all(a <= b for a, b in zip(self.scale, other.scale, strict=True)) and all(
-            any(time <= late and numel >= small for time, numel in self.measured)
-            for late, small in other.measured
+        """Whether the other cannot hold more at any time: whatever it keeps, this one kept no less and
+        no later."""
+        return (
+            all(a <= b for a, b in zip(self.at_step, other.at_step, strict=True))
+            and _covers(self.kept, other.kept)
+            and self._measures_no_less(other)
+            and self.let_go <= other.let_go
         )
+
+    def _measures_no_less(self, other: "_Weight") -> bool:
+        """What is larger than the bucket, at the same place of a layer behind: the model holds no less there."""
+        return all(
+            any(key == place and time <= late and size >= less for key, time, size in self.measured)
+            for place, late, less in other.measured
+        )
+
+
+def _covers(steps: list[Step], others: list[Step]) -> bool:
+    return all(any(time <= late and size >= less for time, size in steps) for late, less in others)
+
+
+def _measured(kind: RankKind, job: Job, arrivals: dict[int, int]) -> list[tuple[Place, int, int]]:
+    """A piece's norm is taken while its gradient, if larger than the bucket, is still there."""
+    numels, limit = job.weights.numels, job.options.reduce_bucket_size
+    found: list[tuple[Place, int, int]] = []
+    for index, numel in kind.slices:
+        time, size = arrivals.get(index, 0), NORM_BYTES * numel
+        if numels[index] > limit:
+            whole = job.weight_bytes * numels[index]
+            found.append((job.weights.place(index), time, size + whole))
+        else:
+            found.append((ANYWHERE, time, size))
+    return found
+
+
+def _own_that_others_keep(kind: RankKind, job: Job) -> frozenset[int]:
+    """Stage 1: gradients larger than the bucket stay with all ranks but those that own some of them."""
+    if job.given.setup.zero_stage is not ZeroStage.OPTIMIZER:
+        return frozenset()
+    numels, limit = job.weights.numels, job.options.reduce_bucket_size
+    return frozenset(index for index, _ in kind.slices if numels[index] > limit)
+
+
+def _kept(
+    kind: RankKind, job: Job, arrivals: dict[int, int], *, besides: frozenset[int]
+) -> list[Step]:
+    """Its own gradients lie whole in one buffer from the first on, which is no more than what others
+    keep of some."""
+    more = kind.whole_numel
+    kept: list[Step] = [(0, 0)]
+    for time, index in sorted((arrivals.get(index, 0), index) for index, _ in kind.slices):
+        more -= job.weights.numels[index] if index in besides else 0
+        kept.append((time, more))
+    return kept
 
 
 def _arrivals(job: Job) -> dict[int, int]:
