@@ -1,6 +1,6 @@
 """The account of a rank: its engine's program, added up over the passes of its model.
 
-What a program holds is outlined once for all batches of a structure (``memplan.memory.tally``), and laid
+What a program holds is outlined once for all batches of a structure (``memplan.memory.outline``), and laid
 over each batch's own passes.
 """
 
@@ -20,6 +20,7 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.ledger import Part
+from memplan.memory.outline import Outline
 from memplan.memory.programs import (
     heaviest_ranks,
     loads_by_capacity,
@@ -27,8 +28,9 @@ from memplan.memory.programs import (
     stops_within,
 )
 from memplan.memory.rank import RankInput, check_rank
+from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
-from memplan.memory.tally import Outline, Spots, Tally, height_entries
+from memplan.memory.tally import Tally
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 

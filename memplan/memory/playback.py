@@ -16,7 +16,7 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tenso
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
-from memplan.memory.walk import WORKSPACE, Event, Interval
+from memplan.memory.walk import WORKSPACE, Event
 
 Act = tuple[int, int]
 """What an engine does at a stop; the playback hands it over as it is."""
@@ -418,7 +418,7 @@ def backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:
             if acts:
                 cuts.append((position, acts))
         made.append(cuts)
-    last: Interval = each.intervals[-1]
+    last = each.intervals[-1]
     made[-1].append((len(last.events), [*done, *stops.end]))
     return made
 

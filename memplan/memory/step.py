@@ -14,15 +14,9 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Gradient, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, Interval
 from memplan.memory.reduction import Multiprocessors, may_be_split
-from memplan.memory.walk import (
-    BackwardProfile,
-    BackwardWalk,
-    ForwardProfile,
-    ForwardWalk,
-    Interval,
-    Level,
-)
+from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
 
 
 @dataclass(frozen=True, slots=True)

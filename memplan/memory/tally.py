@@ -1,272 +1,27 @@
-"""What is alive over a run, by component, without playing every block out.
+"""A run added up: the ledger that keeps sums, and who leads it from spot to spot of the passes.
 
-The walks know how high the model's own allocations rise above the level at which a repetition of a
-segment begins, so between two acts of an engine there is one number to look at. A ``Tally`` is the
-ledger that an engine's program writes its own blocks into. ``TallyPlayback`` leads it from spot to spot
-of the passes, and it notes the most that the program holds at each.
-
-What a program holds does not depend on how large the model's activations are, so one ``Outline`` of a run
-serves every batch: it is laid over the passes, and the fullest spot of every part is found by arithmetic.
+A ``Tally`` is the ledger that an engine's program writes its own blocks into; it notes the most that
+the program holds at each spot. What a program holds does not depend on how large the model's activations
+are, so one ``Outline`` of a run serves every batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
-from memplan.fast_dataclass import dataclass
-from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage
-from memplan.memory.account import ComponentKind, Entry
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
+from memplan.memory.account import ComponentKind
+from memplan.memory.backward_walk import GradientBuffer, Interval
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.playback import Acts, Cut, Engine, Stops, backward_cuts, forward_cuts
-from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
-from memplan.memory.walk import WORKSPACE, Event, GradientBuffer, Interval, Level
+from memplan.memory.outline import Held, Line, Outline, Point
+from memplan.memory.playback import Engine
+from memplan.memory.spots import PassSpots, Spot, Spots
+from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
 
-Piece = tuple[Level, Level, Acts]
-"""Events between two stops: the highest level, the one at the end, and what is done there."""
-Held = tuple[int, ...]
-"""What a program holds, by line."""
-Point = tuple[int, int, Held]
-"""A repetition, what the program holds in all, and by line."""
-Spot = int
-"""A level of a pass: its number in ``Spots.levels``."""
-_NOTHING = Level()
 _ROUND = ALLOCATION_ROUNDING - 1
 """The bits of a block that its size leaves: they say its line."""
 NOTED = 3
 """Of a run of layers in which an engine does the same, how many are looked at, at either end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Blocks of one purpose."""
-
-    kind: ComponentKind
-    name: str
-
-
-Pass = ForwardPass | BackwardPass
-
-
-class Spots:
-    """Where an engine may find the model: levels of all passes, in an order that every batch shares."""
-
-    def __init__(self, passes: StepPasses, stops: "StopsBySegment") -> None:
-        self.passes = passes
-        self.levels: list[tuple[Pass | None, Level | Height]] = []
-        """A level above where a repetition of a pass begins, or the model's height between passes."""
-        self.between = self._add(None, Height())
-        """Between steps, where the model holds nothing."""
-        self.at_return = self._add(None, passes.at_return)
-        self.after_forward = self._add(None, passes.after_forward)
-        self.after_backward = self._add(None, passes.after_backward)
-        self.forward = [self._forward(each, stops) for each in passes.forward]
-        self.backward = [self._backward(each, stops) for each in passes.backward]
-
-    def _add(self, each: Pass | None, level: Level | Height) -> Spot:
-        self.levels.append((each, level))
-        return len(self.levels) - 1
-
-    def _pairs(self, each: Pass, pieces: Sequence[Piece]) -> "list[Stretch]":
-        return [(self._add(each, peak), self._add(each, end), acts) for peak, end, acts in pieces]
-
-    def _forward(self, each: ForwardPass, stops: "StopsBySegment") -> "PassSpots":
-        own = stops.get(each.segment.index)
-        pieces: list[Piece] = [(each.peak, each.profile.end, ())]
-        if own is not None:
-            cuts = forward_cuts(each, own)
-            pieces = Folding(each.segment).pieces(each.profile.events, cuts)
-        start = self._add(each, _NOTHING)
-        return PassSpots(start=start, stretches=[self._pairs(each, pieces)], end=None)
-
-    def _backward(self, each: BackwardPass, stops: "StopsBySegment") -> "PassSpots":
-        own = stops.get(each.segment.index)
-        start = self._add(each, _NOTHING)
-        stretches = [
-            self._pairs(each, pieces)
-            for pieces in (
-                [[(interval.peak, interval.end, ())] for interval in each.intervals]
-                if own is None
-                else _cut_intervals(each, own)
-            )
-        ]
-        end = None
-        if each.released_bytes:
-            last = each.profile.end
-            earlier = last.earlier_bytes - each.released_bytes
-            end = self._add(each, replace(last, earlier_bytes=earlier))
-        return PassSpots(start=start, stretches=stretches, end=end)
-
-    def height(self, spot: Spot, repetition: int) -> Height:
-        """What the model holds, by component."""
-        each, level = self.levels[spot]
-        if isinstance(level, Height):
-            return level
-        assert each is not None
-        return each.start_of(repetition).plus(level, loss=each.loss)
-
-    @cached_property
-    def lines(self) -> list[tuple[int, int, int]]:
-        """What the model holds at each spot, as a straight line in the repetition: in the first, and in
-        all later ones the intercept and the slope [bytes]."""
-        return [_line(each, level) for each, level in self.levels]
-
-
-def _line(each: Pass | None, level: Level | Height) -> tuple[int, int, int]:
-    if each is None:
-        return level.total_bytes, level.total_bytes, 0
-    base = each.start.total_bytes + level.total_bytes
-    if isinstance(each, ForwardPass):
-        return base, base + each.first_bytes - each.later_bytes, each.later_bytes
-    return base, base, each.change.total_bytes
-
-
-Stretch = tuple[Spot, Spot, Acts]
-"""Its highest level, the one at its end, and what is done there."""
-StopsBySegment = Mapping[int, Stops | None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PassSpots:
-    """The spots of one repetition of a pass."""
-
-    start: Spot
-    stretches: list[list[Stretch]]
-    """For each interval of a backward pass; one list for a forward pass."""
-    end: Spot | None
-    """After the last repetition, where it lets more go than others do."""
-
-
-def _cut_intervals(each: BackwardPass, stops: Stops) -> list[list[Piece]]:
-    folding = Folding(each.segment)
-    found: list[list[Piece]] = []
-    for interval, cuts in zip(each.intervals, backward_cuts(each, stops), strict=True):
-        pieces = folding.pieces(interval.events, cuts)
-        folding.hand_over(interval)
-        pieces[-1] = (pieces[-1][0], interval.end, ())
-        found.append(pieces)
-    return found
-
-
-class Folding:
-    """Levels of a walk's events between stops that are not the walk's own."""
-
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-        self.kept = {storage for each in segment.operations for storage in each.saved}
-        if segment.checkpointed and segment.input is not None:
-            self.kept.add(segment.input.storage)
-        self.sizes: dict[object, int] = {}
-        self.total = self.saved = self.earlier = 0
-
-    def pieces(self, events: list[Event], cuts: Sequence[Cut]) -> list[Piece]:
-        """Up to each cut, and the rest."""
-        found: list[Piece] = []
-        done = 0
-        for position, acts in cuts:
-            found.append(self._piece(events[done:position], acts))
-            done = position
-        found.append(self._piece(events[done:], ()))
-        return found
-
-    def _piece(self, events: list[Event], acts: Acts) -> Piece:
-        highest = self._level()
-        highest_bytes = self.total
-        for key, size in events:
-            if size:
-                self.sizes[key] = size
-                self._change(key, size)
-                if self.total > highest_bytes:
-                    highest, highest_bytes = self._level(), self.total
-            elif key is not WORKSPACE:
-                self._change(key, -self._size(key))
-        return highest, self._level(), acts
-
-    def _level(self) -> Level:
-        return Level(
-            saved_bytes=self.saved,
-            other_bytes=self.total - self.saved - self.earlier,
-            earlier_bytes=self.earlier,
-        )
-
-    def _size(self, key: object) -> int:
-        size = self.sizes.pop(key, None)
-        if size is None:
-            assert isinstance(key, Storage | GradientBuffer)
-            size = key.num_bytes
-        return size
-
-    def _change(self, key: object, size: int) -> None:
-        self.total += size
-        if isinstance(key, Storage) and key in self.kept:
-            if key.segment == self.segment.index:
-                self.saved += size
-            else:
-                self.earlier += size
-
-    def hand_over(self, interval: Interval) -> None:
-        """The gradient that ends an interval is its engine's now."""
-        if interval.gradient is not None:
-            self._change(interval.gradient, -self._size(interval.gradient))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """The fullest moment of a part of a run."""
-
-    total_bytes: int
-    held: Held
-    """By line, what the program holds."""
-    spot: Spot
-    repetition: int
-
-
-class Outline:
-    """What a program holds over a run, spot by spot; every batch of the same structure shares it."""
-
-    def __init__(self, lines: list[Line], stops: StopsBySegment) -> None:
-        self.lines = lines
-        self.stops = stops
-        self.points: dict[Part, dict[Spot, list[Point]]] = {}
-        """The points that may be the fullest of their spot, whatever the model holds there."""
-        self.held: dict[Part, Held] = {}
-        """What is held when a part of the run ends."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the engine takes part within segments."""
-        return any(stops is not None for stops in self.stops.values())
-
-    @property
-    def held_bytes(self) -> int:
-        """What the program holds between steps."""
-        return sum(self.held[Part.STEP])
-
-    def moments(self, spots: Spots) -> dict[Part, Moment]:
-        """The fullest of each part."""
-        return {part: _fullest(found, spots) for part, found in self.points.items()}
-
-    def entries(self, held: Held) -> list[Entry]:
-        """What the program holds, by purpose."""
-        return [
-            Entry(line.kind, size, line.name) for line, size in zip(self.lines, held, strict=False)
-        ]
-
-
-def _fullest(points: dict[Spot, list[Point]], spots: Spots) -> Moment:
-    lines = spots.lines
-    best = -1
-    found: tuple[Held, Spot, int] | None = None
-    for spot, own in points.items():
-        first, intercept, slope = lines[spot]
-        for repetition, size, held in own:
-            total = size + (intercept + repetition * slope if repetition else first)
-            if total > best:
-                best, found = total, (held, spot, repetition)
-    assert found is not None
-    held, spot, repetition = found
-    return Moment(total_bytes=best, held=held, spot=spot, repetition=repetition)
 
 
 class Tally(Ledger):
@@ -622,12 +377,3 @@ def repeated_uses(passes: StepPasses) -> dict[Parameter, int]:
             own[parameter] = max(own.get(parameter, 0), count)
     totals = {each: own.get(each, 0) + foreign.get(each, 0) for each in (*own, *foreign)}
     return {parameter: count for parameter, count in totals.items() if count > 1}
-
-
-def height_entries(height: Height) -> list[Entry]:
-    """What the model itself holds at a moment."""
-    return [
-        Entry(ComponentKind.ACTIVATIONS, height.activations_bytes, "kept for the backward pass"),
-        Entry(ComponentKind.LOGITS_AND_LOSS, height.loss_bytes, "the head and its loss"),
-        Entry(ComponentKind.TEMPORARIES, height.temporaries_bytes, "inside or between operations"),
-    ]

@@ -1,13 +1,7 @@
-"""Walking a segment of the tape: what it leaves alive, and how high it rises on the way.
+"""Walking a segment of the tape forward: what it leaves alive, and how high it rises on the way.
 
-Forward, a tensor dies when nothing later reads it and no operation keeps it. Backward, the
-operations run in reverse; each one makes the gradients of its inputs while its own output's
-gradient and everything it kept are still alive, then lets both go. That is the order of torch's
-autograd engine (torch/csrc/autograd/engine.cpp: ``evaluate_function`` calls the node, validates its
-outputs, releases its saved variables, then adds the outputs to the next nodes' buffers).
-
-A profile is relative to the bytes alive when the segment begins, so equal layers are walked once and
-repeated by arithmetic.
+A tensor dies when nothing later reads it and no operation keeps it. A profile is relative to the bytes
+alive when the segment begins, so equal layers are walked once and repeated by arithmetic.
 """
 
 from collections.abc import Sequence
@@ -15,14 +9,11 @@ from collections.abc import Sequence
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import (
     Change,
-    Gradient,
     Operation,
-    Region,
     Segment,
     scratch_changes,
 )
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
-from memplan.memory.reduction import Multiprocessors, column_sum_scratch
+from memplan.graph.tensors import Storage
 
 
 @dataclass(slots=True)
@@ -67,44 +58,6 @@ class ForwardProfile:
     """Allocations and frees, in torch's order."""
     starts: list[int]
     """How many of them come before each operation, and before the end."""
-
-
-@dataclass(slots=True)
-class Interval:
-    """Backward between two parameters' gradients, and the gradient that ends it.
-
-    What happens to a finished gradient is the engine's business: a plain loop keeps it, DDP copies
-    it into a bucket, ZeRO reduces it and frees it.
-    """
-
-    peak: Level
-    """The highest level, finished gradients of parameters left out."""
-    parameter: Parameter | None
-    """Whose gradient is finished; None after the last one."""
-    gradient_bytes: int
-    """Size of that gradient; 0 where it was added to one that was there."""
-    end: Level
-    """What is alive when it ends, the gradient just finished left out too."""
-    events: list[Event]
-    """Allocations and frees, in torch's order; the finished gradient stays."""
-    marks: list[tuple[int, int]]
-    """How many of them come before an operation, and its position: that of its backward pass, or
-    ``~position`` for its forward pass, run again."""
-    gradient: object = None
-    """The finished gradient's key in the events; None where it was added to another."""
-
-
-@dataclass(slots=True)
-class BackwardProfile:
-    """A segment's backward pass; its output's gradient is alive when it begins."""
-
-    intervals: list[Interval]
-    end: Level
-    """What is left: the gradient of the input, less what was kept before."""
-    given: "dict[Tensor, GradientBuffer]"
-    """Gradients that are there when it begins."""
-    left: "dict[Tensor, GradientBuffer]"
-    """Gradients of earlier segments' tensors that are there when it ends."""
 
 
 class ForwardWalk:
@@ -252,7 +205,7 @@ def last_recomputed(segment: Segment) -> int:
     torch stops at the last tensor to be kept (``set_checkpoint_early_stop``, on by default).
     """
     for position in range(len(segment.operations) - 1, -1, -1):
-        if _keeps(segment.operations[position]):
+        if keeps_something(segment.operations[position]):
             return position
     return 0
 
@@ -263,347 +216,10 @@ def recomputation_stop(segment: Segment) -> int:
     An operation that keeps only inputs is not run itself.
     """
     last = last_recomputed(segment)
-    keeps = bool(segment.operations) and _keeps(segment.operations[last])
+    keeps = bool(segment.operations) and keeps_something(segment.operations[last])
     return last + (keeps and segment.operations[last].saves_output)
 
 
-def _keeps(operation: Operation) -> bool:
+def keeps_something(operation: Operation) -> bool:
     """Whether it keeps something for its backward formula, be it a weight."""
     return operation.keeps
-
-
-class GradientBuffer:
-    """A gradient on its way: what autograd's input buffers hold."""
-
-    __slots__ = ("is_view", "num_bytes", "references")
-
-    def __init__(self, num_bytes: int, *, is_view: bool = False) -> None:
-        self.num_bytes = num_bytes
-        self.references = 1
-        self.is_view = is_view
-        """It is a view of what a formula returned, so that nothing is added to it in place."""
-
-
-class BackwardWalk:
-    """Backward over one segment whose forward pass kept what it needs."""
-
-    def __init__(
-        self,
-        segment: Segment,
-        saves: dict[Storage, int],
-        *,
-        in_place_sums: bool,
-        accumulated: dict[Parameter, bool],
-        shared: dict[Tensor, int],
-        again: ForwardProfile | None = None,
-        device: Multiprocessors | None = None,
-        hooked: bool = False,
-    ) -> None:
-        self.device = device
-        self.hooked = hooked
-        self.segment = segment
-        self.saves = dict(saves)
-        self.again = again
-        """The forward pass that a checkpointed segment runs again when something kept is asked for."""
-        self.in_place_sums = in_place_sums
-        self.accumulated = accumulated
-        """Parameters that have a gradient already, to which a second one is added; and whether it is
-        a view, so that the sum is a new tensor."""
-        self.shared = shared
-        """Gradients of earlier segments' tensors that exist already, with their sizes."""
-        self.live = 0
-        """Bytes alive, finished gradients of parameters left out."""
-        self.saved = 0
-        self.earlier = 0
-        """What earlier segments made of it."""
-        self.peak = Level()
-        """The highest level in the present interval."""
-        self.intervals: list[Interval] = []
-        self.events: list[Event] = []
-        self.marks: list[tuple[int, int]] = []
-        self.handed_over: set[Storage] = set()
-        self.buffers: dict[Tensor, GradientBuffer] = {}
-        self.holders = 0
-        """Operations that still hold what a checkpointed segment's recomputation is given."""
-
-    def run(self) -> BackwardProfile:
-        """Walk the operations backward."""
-        segment = self.segment
-        given_storage = segment.input.storage if segment.input is not None else None
-        if segment.checkpointed and given_storage is not None:
-            self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
-            self.holders = sum(map(_keeps, segment.operations))
-        if segment.output is not None:
-            self.buffers[segment.output] = GradientBuffer(segment.output.storage.num_bytes)
-        for tensor, size in self.shared.items():
-            self.buffers[tensor] = GradientBuffer(size)
-        given: dict[Tensor, GradientBuffer] = dict(self.buffers)
-        replays = {region.stop - 1: region for region in segment.regions}
-        for position in range(len(segment.operations) - 1, -1, -1):
-            if position in replays:
-                self._replay(replays[position])
-            operation = segment.operations[position]
-            if not operation.gradients:
-                continue
-            self.marks.append((len(self.events), position))
-            if self.again is not None and _keeps(operation):
-                self._recompute(self.again)
-            self._step(operation)
-        if self.again is not None:
-            self._recompute(self.again)
-        left: dict[Tensor, GradientBuffer] = {}
-        for tensor, buffer in self.buffers.items():
-            if tensor.storage.segment != segment.index:
-                left[tensor] = buffer
-                if tensor is not segment.input:
-                    self.shared[tensor] = buffer.num_bytes
-        for tensor in [each for each in self.shared if each not in self.buffers]:
-            del self.shared[tensor]
-        self._close(None, 0)
-        end = self._level()
-        passed = _total(left) - _total(
-            {each: buffer for each, buffer in given.items() if each is not segment.output}
-        )
-        end.passed_bytes = passed
-        end.other_bytes -= passed
-        return BackwardProfile(intervals=self.intervals, end=end, given=given, left=left)
-
-    def _level(self) -> Level:
-        """What is alive now; ``saved`` counts what earlier segments made too."""
-        return Level(
-            saved_bytes=self.saved - self.earlier,
-            other_bytes=self.live - self.saved,
-            earlier_bytes=self.earlier,
-        )
-
-    def _allocate(self, key: object, num_bytes: int) -> None:
-        self.live += num_bytes
-        self.events.append((key, num_bytes))
-        if self.live > self.peak.total_bytes:
-            self.peak = self._level()
-
-    def _free(self, key: object, num_bytes: int) -> None:
-        self.live -= num_bytes
-        self.events.append((key, 0))
-
-    def _play(self, changes: Sequence[Change]) -> None:
-        for key, size in changes:
-            if size > 0:
-                self._allocate(key, size)
-            else:
-                self._free(key, -size)
-
-    def _release(self, buffer: GradientBuffer) -> None:
-        buffer.references -= 1
-        if buffer.references == 0:
-            self._free(buffer, buffer.num_bytes)
-
-    def _let_go(self, operation: Operation) -> None:
-        """``release_variables``: what only this operation still kept is freed."""
-        # What was recomputed is unpacked into variables of the formula, which go in reverse order.
-        saved = reversed(operation.saved) if self.segment.checkpointed else operation.saved
-        for storage in saved:
-            self._unkeep(storage)
-
-    def _unkeep(self, storage: Storage) -> None:
-        count = self.saves[storage] - 1
-        self.saves[storage] = count
-        if count == 0 and storage not in self.handed_over:
-            self.saved -= storage.num_bytes
-            if storage.segment != self.segment.index:
-                self.earlier -= storage.num_bytes
-            self._free(storage, storage.num_bytes)
-
-    def _let_go_of_given(self, operation: Operation) -> None:
-        """With the last kept tensor goes what the recomputation was given: the segment's input."""
-        if not self.holders or not _keeps(operation):
-            return
-        self.holders -= 1
-        if not self.holders and self.segment.input is not None:
-            self._unkeep(self.segment.input.storage)
-
-    def _recompute(self, again: ForwardProfile) -> None:
-        """Run a checkpointed segment's forward pass again.
-
-        Modules whose backward pass has begun by then are noted where it has run.
-        """
-        self.again = None
-        highest = self.live + again.peak.total_bytes
-        if highest > self.peak.total_bytes:
-            saved = self.saved - self.earlier + again.peak.saved_bytes
-            self.peak = Level(
-                saved_bytes=saved,
-                other_bytes=highest - saved - self.earlier,
-                earlier_bytes=self.earlier,
-            )
-        recomputed = again.end.total_bytes
-        before = len(self.events)
-        self.marks += [(before + start, ~number) for number, start in enumerate(again.starts)]
-        self.events += again.events
-        self.live += recomputed
-        self.saved += recomputed
-        self._close(None, 0)
-
-    def _replay(self, region: Region) -> None:
-        """Compute a region's dropped storages again, just before its backward pass."""
-        operations = self.segment.operations[region.start : region.stop]
-        made = [tensor.storage for operation in operations for tensor in operation.outputs]
-        for storage in dict.fromkeys(made):
-            if storage in region.dropped:
-                self.saved += storage.num_bytes
-                self._allocate(storage, storage.num_bytes)
-
-    def _close(
-        self, parameter: Parameter | None, gradient_bytes: int, gradient: object = None
-    ) -> None:
-        self.live -= gradient_bytes
-        end = self._level()
-        self.intervals.append(
-            Interval(
-                peak=self.peak,
-                parameter=parameter,
-                gradient_bytes=gradient_bytes,
-                end=end,
-                events=self.events,
-                marks=self.marks,
-                gradient=gradient,
-            )
-        )
-        self.events = []
-        self.marks = []
-        self.peak = end
-
-    def _step(self, operation: Operation) -> None:
-        """Call one node: formula, sums and casts, then its inputs and saved variables go."""
-        incoming = [
-            buffer
-            for tensor in operation.outputs
-            if (buffer := self.buffers.pop(tensor, None)) is not None
-        ]
-        if not incoming:
-            self._let_go(operation)
-            self._let_go_of_given(operation)
-            return
-        made, products = self._formula(operation, incoming[0])
-        # What was recomputed is let go by the formula itself, before the engine casts or sums
-        # what the formula returned (``validate_outputs``).
-        if self.segment.checkpointed:
-            self._let_go(operation)
-        for product, tensor, buffer in products:
-            self._allocate(buffer, buffer.num_bytes)
-            if tensor.by_column:
-                self._sum_rows(tensor, operation.outputs[0])
-            if product is not incoming[0]:
-                self._free(product, product.num_bytes)
-        for buffer in incoming:
-            self._release(buffer)
-        if not self.segment.checkpointed:
-            self._let_go(operation)
-        self._let_go_of_given(operation)
-        # Next edges are served in the order of the inputs, whatever order the formula went in.
-        made.sort(key=lambda each: operation.inputs.index(each[0]))
-        if self.hooked:
-            # A module's hook stands before the gradient of its input, but not before its weights'.
-            made.sort(key=lambda each: not isinstance(each[0], Parameter))
-        for tensor, buffer in made:
-            self._deliver(tensor, buffer)
-
-    def _formula(
-        self, operation: Operation, incoming: GradientBuffer
-    ) -> tuple[
-        list[tuple[Tensor, GradientBuffer]],
-        list[tuple[GradientBuffer, Tensor, GradientBuffer]],
-    ]:
-        """The gradients it returns, and those that are summed or cast afterwards."""
-        made: list[tuple[Tensor, GradientBuffer]] = []
-        products: list[tuple[GradientBuffer, Tensor, GradientBuffer]] = []
-        before: Sequence[Change] = ()
-        after: Sequence[Change] = ()
-        if operation.backward_scratch:
-            before, after = scratch_changes(operation.backward_scratch)
-            self._play(before)
-        handed_over = iter(operation.saved)
-        for tensor, kind in operation.backward_order():
-            if not tensor.requires_grad or kind == Gradient.NONE:
-                continue
-            if kind == Gradient.ALIAS:
-                incoming.references += 1
-                made.append((tensor, incoming))
-                continue
-            if kind == Gradient.SAVED:
-                self._hand_over(next(handed_over))
-                kind = Gradient.FRESH
-            buffer = GradientBuffer(_gradient_bytes(tensor), is_view=kind == Gradient.VIEW)
-            made.append((tensor, buffer))
-            if kind == Gradient.SUMMED:
-                products.append((incoming, tensor, buffer))
-            elif kind > 0:
-                product = GradientBuffer(kind)
-                products.append((product, tensor, buffer))
-                self._allocate(product, kind)
-            else:
-                self._allocate(buffer, buffer.num_bytes)
-            if operation.multiplies and len(made) == 1:
-                self.events.append((WORKSPACE, 0))
-        self._play(after)
-        return made, products
-
-    def _sum_rows(self, tensor: Tensor, out: Tensor) -> None:
-        """What the kernel that sums a gradient over its rows asks for beside the result."""
-        if self.device is None:
-            return
-        columns = tensor.numel
-        size = out.numel * out.dtype.num_bytes
-        for blocks in column_sum_scratch(columns, out.numel // columns, size, self.device):
-            self._play(scratch_changes(blocks)[1])
-
-    def _hand_over(self, storage: Storage) -> None:
-        """A gradient made in the forward pass: what was kept becomes the gradient itself."""
-        self.handed_over.add(storage)
-        self.saved -= storage.num_bytes
-        self._free(storage, storage.num_bytes)
-
-    def _deliver(self, tensor: Tensor, buffer: GradientBuffer) -> None:
-        if isinstance(tensor, Parameter):
-            self._accumulate(tensor, buffer)
-            return
-        present = self.buffers.get(tensor)
-        if present is None:
-            self.buffers[tensor] = buffer
-            return
-        if self.in_place_sums and present.references == 1 and not present.is_view:
-            self._release(buffer)
-        else:
-            total = GradientBuffer(_gradient_bytes(tensor))
-            self._allocate(total, total.num_bytes)
-            self._release(present)
-            self._release(buffer)
-            self.buffers[tensor] = total
-
-    def _accumulate(self, parameter: Parameter, buffer: GradientBuffer) -> None:
-        if parameter in self.accumulated:
-            total = None
-            if self.accumulated[parameter] or not self.in_place_sums:
-                # The sum takes the place of the gradient that is there.
-                total = GradientBuffer(_gradient_bytes(parameter))
-                self._allocate(total, total.num_bytes)
-                self.live -= total.num_bytes
-            self._release(buffer)
-            self.accumulated[parameter] = False
-            self._close(parameter, 0, total)
-            return
-        self.accumulated[parameter] = buffer.is_view
-        if buffer.references > 1:
-            copy = GradientBuffer(_gradient_bytes(parameter))
-            self._allocate(copy, copy.num_bytes)
-            self._release(buffer)
-            buffer = copy
-        self._close(parameter, buffer.num_bytes, buffer)
-
-
-def _total(buffers: "dict[Tensor, GradientBuffer]") -> int:
-    return sum(buffer.num_bytes for buffer in buffers.values())
-
-
-def _gradient_bytes(tensor: Tensor) -> int:
-    return -(-tensor.numel * tensor.dtype.num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING

@@ -18,8 +18,9 @@ from memplan.graph.attention.paths import sdpa
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.memory.backward_walk import BackwardWalk
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
-from memplan.memory.walk import BackwardWalk, ForwardWalk
+from memplan.memory.walk import ForwardWalk
 from memplan.model.attention import AttentionSpec
 from memplan.sources.catalog import load_gpu
 from memplan.training.sdpa import sdpa_support

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind, HostMemory
-from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
 from memplan.memory.deepspeed.host import sharded_host
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.modules import Act, find_stops
-from memplan.memory.deepspeed.partition import shard_numel
 from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.deepspeed.shards import (
     FLAG_BYTES,
@@ -28,6 +26,7 @@ from memplan.memory.deepspeed.shards import (
 )
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import Acts, Stops, backward_acts, forward_acts
+from memplan.memory.programs.gathering import PlayedCoordinator
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
 
@@ -36,128 +35,6 @@ _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERE
 _GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
 _NORM = "a gradient in fp32, for its norm"
 _OVERFLOW = "flags that look for overflow"
-
-
-class PlayedCoordinator(Coordinator):
-    """The coordinator, with its gathered parameters in a ledger.
-
-    What a first pass fetches becomes the trace of all later ones.
-    """
-
-    def __init__(
-        self,
-        settings: FetchSettings,
-        numels: Sequence[int],
-        ledger: Ledger,
-        *,
-        stream: int,
-        persistent: frozenset[int],
-    ) -> None:
-        super().__init__(settings, numels, [])
-        self.ledger = ledger
-        self.stream = stream
-        self.persistent = persistent
-        self.blocks: dict[int, Block] = {}
-        self.flat: dict[Handle, Block] = {}
-        self.recorded: list[Sequence[int]] = []
-        self.has_trace = False
-        self.is_detaching = False
-        """What is let go stays alive as long as the graph needs it."""
-        self.detached: dict[int, list[Block]] = {}
-
-    def restart(self) -> None:
-        """``reset_step``: a forward pass begins."""
-        for weight in list(self.handles):
-            self._wait(weight)
-            self.drop(weight)
-        self.has_trace = bool(self.recorded)
-        self.begin(self.recorded)
-
-    def visit(self, needed: Sequence[int]) -> None:
-        """A module is about to run."""
-        if self.has_trace:
-            self.enter()
-            return
-        self.recorded.append(needed)
-        missing = [weight for weight in needed if weight not in self.sizes]
-        if missing:
-            self._gather(missing)
-        for weight in needed:
-            if weight in self.handles:
-                self._wait(weight)
-
-    def leave(self, weights: Sequence[int]) -> None:
-        """A module has run."""
-        if self.has_trace:
-            self.release([weight for weight in weights if weight not in self.persistent])
-            return
-        for weight in weights:
-            if weight in self.sizes:
-                self.drop(weight)
-
-    def let_go(self, weights: Sequence[int]) -> None:
-        """Whatever the trace says of them."""
-        for weight in weights:
-            if weight in self.handles:
-                self._wait(weight)
-            if weight in self.sizes:
-                self.drop(weight)
-
-    def detach(self, weights: Sequence[int]) -> None:
-        """A module has run again; its backward pass holds its parameters."""
-        self.is_detaching = True
-        self.leave(weights)
-        self.is_detaching = False
-
-    def free_detached(self, weight: int) -> None:
-        """The backward pass is done with it."""
-        for block in self.detached.pop(weight, ()):
-            self.ledger.free(block)
-
-    def keep(self, weights: Sequence[int]) -> None:
-        """Gather what stays, one by one, on the main stream."""
-        for weight in weights:
-            if weight not in self.sizes:
-                size = self._padded_bytes(self.numels[weight])
-                super().hold(weight, size)
-                name = "small parameters that stay gathered (stage3_param_persistence_threshold)"
-                self.blocks[weight] = self.ledger.allocate(size, 0, _GATHERED, name)
-
-    def hold(self, weight: int, num_bytes: int) -> None:
-        """Made on the stream of the all-gathers."""
-        super().hold(weight, num_bytes)
-        name = "gathered parameters"
-        self.blocks[weight] = self.ledger.allocate(num_bytes, self.stream, _GATHERED, name)
-        if weight not in self.handles:
-            self._bring([weight])
-
-    def drop(self, weight: int) -> None:
-        """Free it."""
-        super().drop(weight)
-        block = self.blocks.pop(weight)
-        if self.is_detaching:
-            self.detached.setdefault(weight, []).append(block)
-        else:
-            self.ledger.free(block)
-
-    def hold_flat(self, handle: Handle) -> None:
-        """The buffer, then the shards that are joined into this rank's part of it."""
-        size, name = handle.flat_bytes, "flat buffers that gathered parameters come in"
-        self.flat[handle] = self.ledger.allocate(size, self.stream, _GATHERED, name)
-        self._bring(handle.members)
-
-    def drop_flat(self, handle: Handle) -> None:
-        """Free it."""
-        self.ledger.free(self.flat.pop(handle))
-
-    def _bring(self, weights: Sequence[int]) -> None:
-        """Shards from the CPU."""
-        settings = self.settings
-        if settings.offloaded and settings.num_ranks > 1:
-            shards = [shard_numel(self.numels[each], settings.num_ranks) for each in weights]
-            sizes = [rounded(shard * settings.weight_bytes) for shard in shards]
-            name = "shards from the CPU"
-            self.ledger.use(*sizes, stream=self.stream, kind=_BUFFERS, name=name)
 
 
 class ShardedParametersProgram(DeepSpeedProgram):

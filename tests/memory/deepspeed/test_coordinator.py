@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from memplan.memory.deepspeed.coordinator import FetchSettings
 from memplan.memory.ledger import Ledger
-from memplan.memory.programs.zero3 import PlayedCoordinator
+from memplan.memory.programs.gathering import PlayedCoordinator
 
 KIB = 512
 """Elements that are 1 KiB in bf16."""

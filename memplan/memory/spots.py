@@ -1,0 +1,196 @@
+"""Where an engine finds the model while it acts: levels of the passes, between stops.
+
+The walks know how high the model's own allocations rise above the level at which a repetition of a
+segment begins, so between two acts of an engine there is one number to look at.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.segments import Segment
+from memplan.graph.tensors import Storage
+from memplan.memory.account import ComponentKind, Entry
+from memplan.memory.backward_walk import GradientBuffer, Interval
+from memplan.memory.playback import Acts, Cut, Stops, backward_cuts, forward_cuts
+from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
+from memplan.memory.walk import WORKSPACE, Event, Level
+
+Piece = tuple[Level, Level, Acts]
+"""Events between two stops: the highest level, the one at the end, and what is done there."""
+Spot = int
+"""A level of a pass: its number in ``Spots.levels``."""
+Pass = ForwardPass | BackwardPass
+_NOTHING = Level()
+
+
+class Spots:
+    """Where an engine may find the model: levels of all passes, in an order that every batch shares."""
+
+    def __init__(self, passes: StepPasses, stops: "StopsBySegment") -> None:
+        self.passes = passes
+        self.levels: list[tuple[Pass | None, Level | Height]] = []
+        """A level above where a repetition of a pass begins, or the model's height between passes."""
+        self.between = self._add(None, Height())
+        """Between steps, where the model holds nothing."""
+        self.at_return = self._add(None, passes.at_return)
+        self.after_forward = self._add(None, passes.after_forward)
+        self.after_backward = self._add(None, passes.after_backward)
+        self.forward = [self._forward(each, stops) for each in passes.forward]
+        self.backward = [self._backward(each, stops) for each in passes.backward]
+
+    def _add(self, each: Pass | None, level: Level | Height) -> Spot:
+        self.levels.append((each, level))
+        return len(self.levels) - 1
+
+    def _pairs(self, each: Pass, pieces: Sequence[Piece]) -> "list[Stretch]":
+        return [(self._add(each, peak), self._add(each, end), acts) for peak, end, acts in pieces]
+
+    def _forward(self, each: ForwardPass, stops: "StopsBySegment") -> "PassSpots":
+        own = stops.get(each.segment.index)
+        pieces: list[Piece] = [(each.peak, each.profile.end, ())]
+        if own is not None:
+            cuts = forward_cuts(each, own)
+            pieces = Folding(each.segment).pieces(each.profile.events, cuts)
+        start = self._add(each, _NOTHING)
+        return PassSpots(start=start, stretches=[self._pairs(each, pieces)], end=None)
+
+    def _backward(self, each: BackwardPass, stops: "StopsBySegment") -> "PassSpots":
+        own = stops.get(each.segment.index)
+        start = self._add(each, _NOTHING)
+        stretches = [
+            self._pairs(each, pieces)
+            for pieces in (
+                [[(interval.peak, interval.end, ())] for interval in each.intervals]
+                if own is None
+                else _cut_intervals(each, own)
+            )
+        ]
+        end = None
+        if each.released_bytes:
+            last = each.profile.end
+            earlier = last.earlier_bytes - each.released_bytes
+            end = self._add(each, replace(last, earlier_bytes=earlier))
+        return PassSpots(start=start, stretches=stretches, end=end)
+
+    def height(self, spot: Spot, repetition: int) -> Height:
+        """What the model holds, by component."""
+        each, level = self.levels[spot]
+        if isinstance(level, Height):
+            return level
+        assert each is not None
+        return each.start_of(repetition).plus(level, loss=each.loss)
+
+    @cached_property
+    def lines(self) -> list[tuple[int, int, int]]:
+        """What the model holds at each spot, as a straight line in the repetition: in the first, and in
+        all later ones the intercept and the slope [bytes]."""
+        return [_line(each, level) for each, level in self.levels]
+
+
+def _line(each: Pass | None, level: Level | Height) -> tuple[int, int, int]:
+    if each is None:
+        return level.total_bytes, level.total_bytes, 0
+    base = each.start.total_bytes + level.total_bytes
+    if isinstance(each, ForwardPass):
+        return base, base + each.first_bytes - each.later_bytes, each.later_bytes
+    return base, base, each.change.total_bytes
+
+
+Stretch = tuple[Spot, Spot, Acts]
+"""Its highest level, the one at its end, and what is done there."""
+StopsBySegment = Mapping[int, Stops | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassSpots:
+    """The spots of one repetition of a pass."""
+
+    start: Spot
+    stretches: list[list[Stretch]]
+    """For each interval of a backward pass; one list for a forward pass."""
+    end: Spot | None
+    """After the last repetition, where it lets more go than others do."""
+
+
+def _cut_intervals(each: BackwardPass, stops: Stops) -> list[list[Piece]]:
+    folding = Folding(each.segment)
+    found: list[list[Piece]] = []
+    for interval, cuts in zip(each.intervals, backward_cuts(each, stops), strict=True):
+        pieces = folding.pieces(interval.events, cuts)
+        folding.hand_over(interval)
+        pieces[-1] = (pieces[-1][0], interval.end, ())
+        found.append(pieces)
+    return found
+
+
+class Folding:
+    """Levels of a walk's events between stops that are not the walk's own."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.kept = {storage for each in segment.operations for storage in each.saved}
+        if segment.checkpointed and segment.input is not None:
+            self.kept.add(segment.input.storage)
+        self.sizes: dict[object, int] = {}
+        self.total = self.saved = self.earlier = 0
+
+    def pieces(self, events: list[Event], cuts: Sequence[Cut]) -> list[Piece]:
+        """Up to each cut, and the rest."""
+        found: list[Piece] = []
+        done = 0
+        for position, acts in cuts:
+            found.append(self._piece(events[done:position], acts))
+            done = position
+        found.append(self._piece(events[done:], ()))
+        return found
+
+    def _piece(self, events: list[Event], acts: Acts) -> Piece:
+        highest = self._level()
+        highest_bytes = self.total
+        for key, size in events:
+            if size:
+                self.sizes[key] = size
+                self._change(key, size)
+                if self.total > highest_bytes:
+                    highest, highest_bytes = self._level(), self.total
+            elif key is not WORKSPACE:
+                self._change(key, -self._size(key))
+        return highest, self._level(), acts
+
+    def _level(self) -> Level:
+        return Level(
+            saved_bytes=self.saved,
+            other_bytes=self.total - self.saved - self.earlier,
+            earlier_bytes=self.earlier,
+        )
+
+    def _size(self, key: object) -> int:
+        size = self.sizes.pop(key, None)
+        if size is None:
+            assert isinstance(key, Storage | GradientBuffer)
+            size = key.num_bytes
+        return size
+
+    def _change(self, key: object, size: int) -> None:
+        self.total += size
+        if isinstance(key, Storage) and key in self.kept:
+            if key.segment == self.segment.index:
+                self.saved += size
+            else:
+                self.earlier += size
+
+    def hand_over(self, interval: Interval) -> None:
+        """The gradient that ends an interval is its engine's now."""
+        if interval.gradient is not None:
+            self._change(interval.gradient, -self._size(interval.gradient))
+
+
+def height_entries(height: Height) -> list[Entry]:
+    """What the model itself holds at a moment."""
+    return [
+        Entry(ComponentKind.ACTIVATIONS, height.activations_bytes, "kept for the backward pass"),
+        Entry(ComponentKind.LOGITS_AND_LOSS, height.loss_bytes, "the head and its loss"),
+        Entry(ComponentKind.TEMPORARIES, height.temporaries_bytes, "inside or between operations"),
+    ]
