@@ -69,6 +69,14 @@ def estimate(
     )
 
 
+def least_bytes(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None) -> int:
+    """What no engine can do with less than: the activations alone [bytes].
+
+    Much sooner told than an estimate. Raises ``SetupError`` as ``estimate`` does.
+    """
+    return accounts.activations_peak_bytes(_Job.of(model, setup, gpu).given)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
     """A model, a setup and a GPU, recorded and walked."""

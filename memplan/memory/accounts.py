@@ -22,6 +22,7 @@ from memplan.memory.account import (
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Outline
 from memplan.memory.programs import (
+    counts_ranks,
     heaviest_ranks,
     loads_by_capacity,
     program_of,
@@ -55,6 +56,11 @@ def rank_account(
     ranks = _heaviest(_Question(given, 0, None)) if rank is None else [rank]
     accounts = [_account(given, each, capacity_bytes) for each in ranks]
     return max(accounts, key=lambda account: account.peak.peak_bytes)
+
+
+def activations_peak_bytes(given: RankInput) -> int:
+    """The most that the model's own tensors take in a step, weights and gradients left out [bytes]."""
+    return _spots(_Same(given.passes), _Same(None)).highest_bytes
 
 
 def _account(given: RankInput, rank: int, capacity_bytes: int | None) -> RankAccount:
@@ -150,15 +156,27 @@ class _Question:
 
 
 _SAID_OTHERWISE = {
-    "micro_batch_size", "seq_len", "target_seq_len", "precision", "gradient_accumulation_steps",
+    "num_gpus", "num_nodes", "precision", "gradient_accumulation_steps",
 }  # fmt: skip
-_ENGINE_FIELDS = [each.name for each in fields(TrainingSetup) if each.name not in _SAID_OTHERWISE]
+_SAID_BY_THE_TAPE = {
+    "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
+    "mlp", "loss", "dropout", "freeze", "outputs_held", "upcast_outputs", "compiled", "left_out",
+}  # fmt: skip
+"""Settings of the model alone: its segments and its gradients show what they change."""
+_OF_A_REPLAY = {"allocator"}
+_ENGINE_FIELDS = [
+    each.name
+    for each in fields(TrainingSetup)
+    if each.name not in _SAID_OTHERWISE | _SAID_BY_THE_TAPE | _OF_A_REPLAY
+]
 
 
 def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
     return (
         _formats_of(setup),
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
+        setup.gpus_per_node,
+        (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.data_parallel == 1,
         *[getattr(setup, name) for name in _ENGINE_FIELDS],
     )
 
@@ -227,7 +245,6 @@ def _outline_of(segment: Segment) -> tuple[object, ...]:
         segment.name,
         segment.repeat,
         segment.num_copies,
-        segment.checkpointed,
         segment.input is not None and segment.input.requires_grad,
         segment.output is not None and segment.output.requires_grad,
         tuple(_outline_of_parameter(each) for each in segment.parameters),
@@ -253,11 +270,12 @@ def _order_of(each: BackwardPass) -> tuple[object, ...]:
         each.repeats,
         tuple(
             (
-                None if interval.parameter is None else interval.parameter.name,
+                interval.parameter.name,
                 interval.gradient is not None,
                 interval.gradient_bytes,
             )
             for interval in each.intervals
+            if interval.parameter is not None
         ),
     )
 
@@ -265,4 +283,4 @@ def _order_of(each: BackwardPass) -> tuple[object, ...]:
 def _operations_of(each: BackwardPass) -> tuple[object, ...]:
     """Where in the operations they come: what an engine goes by that takes part within a segment."""
     marks = (tuple(number for _, number in interval.marks) for interval in each.intervals)
-    return len(each.segment.operations), *marks
+    return each.segment.checkpointed, len(each.segment.operations), *marks
