@@ -150,6 +150,14 @@ def estimate(
     largest_layer: Annotated[
         str | None, _table_option("--largest-layer", "Parameters of the largest layer.", "N")
     ] = None,
+    legend: Annotated[
+        bool,
+        typer.Option(
+            "--legend",
+            help="Explain every word of the table below it.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     per_rank: Annotated[
         bool,
         typer.Option(
@@ -294,7 +302,7 @@ def estimate(
         _show_ranks(rows, output_format)
     else:
         everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
-        _show(rows, output_format, everywhere=everywhere)
+        _show(rows, output_format, everywhere=everywhere, exact=exact, legend=legend)
     if checks is not None:
         from memplan.cli.checking import check_rows
 
@@ -319,7 +327,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 COUNTED_BY_HAND: frozenset[str] = frozenset()
-EMIT_IGNORES = frozenset({"exact", "output_format"})
+EMIT_IGNORES = frozenset({"exact", "legend", "output_format"})
 """What is not looked at where a setup is written down instead."""
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",
@@ -477,7 +485,7 @@ def _show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> No
 
 def _write_flat(
     flat: "list[dict[str, object]]",
-    rows: "list[list[Estimate]]",
+    rows: "Sequence[Sequence[Estimate]]",
     output_format: OutputFormat,
     markdown_columns: tuple[str, ...],
     *,
@@ -505,7 +513,14 @@ def _write_flat(
         say(rows_markdown(flat, markdown_columns))
 
 
-def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhere: bool) -> None:
+def _show(
+    rows: "Sequence[Sequence[Estimate]]",
+    output_format: OutputFormat,
+    *,
+    everywhere: bool,
+    exact: bool,
+    legend: bool,
+) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     if output_format is not OutputFormat.TABLE:
         from memplan.report.estimate import MARKDOWN_COLUMNS
@@ -521,15 +536,17 @@ def _show(rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhe
         flat = hinted_rows(rows, found)
         _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
         return
+    from memplan.report.answer import best_places, simplest_first
     from memplan.report.console import TerminalConsole
-    from memplan.report.estimate import best_places, print_account, print_comparison
+    from memplan.report.estimate import print_account, print_comparison
     from memplan.search.advice import hints_for
 
     console = TerminalConsole()
+    rows = simplest_first(rows)
     # Where no GPU is named there are three, and to search every row would take longer than the
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
     if len(rows) == 1:
-        print_account(console, rows[0], hints)
+        print_account(console, rows[0], hints, legend=legend)
     else:
-        print_comparison(console, rows, hints)
+        print_comparison(console, rows, hints, exact=exact, legend=legend)

@@ -164,6 +164,26 @@ class Estimate(Displayed):
         return ByteRange(required + overhead.low, required + overhead.high)
 
     @property
+    def judged_bytes(self) -> ByteRange:
+        """What the verdict rests on: ``total_bytes``, but no search for the least memory [bytes].
+
+        Of a run that completes in a replay on this card, what it reserves there is the high end.
+        """
+        if not self.is_replayed or self.verdict not in (Verdict.FITS, Verdict.TIGHT):
+            return self.total_bytes
+        bounds, overhead = bounded_range(self.worst_bytes, self.overhead_bytes), self.overhead_bytes
+        undecided = self._verdict_of(self.worst_bytes) is Verdict.TIGHT
+        if self.gpu is None or not undecided or self.account.unsaved:
+            return bounds
+        capacity, low = self.gpu.capacity_bytes, bounds.low
+        room = capacity - overhead.high
+        if self.verdict is Verdict.TIGHT:
+            low = max(low, room + overhead.low)
+            room = capacity - overhead.low
+        high = self.run.on_card(room).reserved_bytes + overhead.high
+        return ByteRange(low, min(high, bounds.high))
+
+    @property
     def verdict(self) -> Verdict | None:
         """Whether it fits; None without a GPU."""
         found = self._verdict_of(self.worst_bytes)

@@ -16,6 +16,11 @@ _ENGINE_LABELS = {
 }  # fmt: skip
 
 
+def engine_name(setup: TrainingSetup) -> str:
+    """``ZeRO`` for DeepSpeed, else the engine as it is called everywhere."""
+    return _ENGINE_LABELS.get(setup.chosen_engine, "ZeRO")
+
+
 ONE_GPU = "one GPU"
 """What a setup without an engine is called."""
 
@@ -43,17 +48,20 @@ def gpus_label(setup: TrainingSetup) -> str:
 
 
 def offload_label(setup: TrainingSetup) -> str:
-    """What is offloaded, and where to; empty where nothing is."""
-    moved = {"optimizer": setup.offload_optimizer, "parameters": setup.offload_param}
-    places = {name: place for name, place in moved.items() if place is not Offload.NONE}
-    if not places:
-        return ""
-    place = next(iter(places.values()))
-    return f"{' + '.join(places)} on {place.value.upper()}"
+    """What is offloaded, and where to; empty where nothing is.
+
+    >>> offload_label(TrainingSetup(zero_stage=3, offload_optimizer="cpu", offload_param="cpu"))
+    'cpu optimizer+params'
+    """
+    places: dict[str, list[str]] = {}
+    for name, place in (("optimizer", setup.offload_optimizer), ("params", setup.offload_param)):
+        if place is not Offload.NONE:
+            places.setdefault(place.value, []).append(name)
+    return ", ".join(f"{place} {'+'.join(names)}" for place, names in places.items())
 
 
-def full_label(setup: TrainingSetup) -> str:
-    """The engine, and what is offloaded."""
+def setup_label(setup: TrainingSetup) -> str:
+    """A setup in a few words, the same everywhere: its engine, and what is offloaded."""
     moved = offload_label(setup)
     return f"{engine_label(setup)}, {moved}" if moved else engine_label(setup)
 
@@ -81,6 +89,8 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     same_stage = before.zero_stage is after.zero_stage
     if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
         parts.append("zero.Init")
+    if before.allocator is not after.allocator:
+        parts.append("the expandable allocator")
     if offload_label(before) != offload_label(after):
         parts.append(offload_label(after) or "no offloading")
     if before.num_gpus != after.num_gpus:
@@ -144,6 +154,7 @@ def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
         "--offload-param": _place(before.offload_param, after.offload_param, moved=moved),
         "--checkpointing": (_checkpointing(before), _checkpointing(after)),
         "--precision": (before.chosen_precision.value, after.chosen_precision.value),
+        "--allocator": (before.allocator.value, after.allocator.value),
     }  # fmt: skip
     changed = [
         f"{name} {new}" for name, (old, new) in found.items() if old != new and new is not None
@@ -200,7 +211,8 @@ def advice_text(advice: Advice) -> str:
     text = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
     if better.verdict is not None:
         text += _OUTCOMES.get(better.verdict, "")
-    return f"{text} ({change_flags(advice.answer.setup, better.setup)})"
+    aim = "nearest" if better.verdict is Verdict.TIGHT else "to fit"
+    return f"{aim}: {change_flags(advice.answer.setup, better.setup)} ({text})"
 
 
 _OUTCOMES = {

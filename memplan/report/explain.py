@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.report.estimate import print_assumptions, setup_label
+from memplan.report.changes import setup_label
+from memplan.report.estimate import print_assumptions
 from memplan.report.explanation import Explanation, LayerKind, Node, states_line
 from memplan.report.timeline import timeline_lines
 from memplan.units import GIB, KIB, MIB, format_count

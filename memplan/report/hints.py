@@ -32,7 +32,9 @@ def hint_rows(rows: Rows, hints: Hints) -> list[dict[str, object]]:
 
 def _hint(advice: Advice, flat: Sequence[Estimate]) -> dict[str, object]:
     answer, better = advice.answer, advice.better
-    row = next(number for number, each in enumerate(flat) if each is answer)
+    # The answer may have been replayed since, for the advice's sake.
+    asked = (answer.setup, answer.gpu)
+    row = next(number for number, each in enumerate(flat) if (each.setup, each.gpu) == asked)
     return {
         "gpu": answer.gpu.gpu_id if answer.gpu is not None else None,
         "row": row,

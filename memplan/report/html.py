@@ -12,13 +12,14 @@ from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Phase
+from memplan.report.changes import setup_label
 from memplan.report.compare import (
     MethodRow,
     assumed_bytes_line,
     compare_methods,
     numbers_of,
 )
-from memplan.report.estimate import footnotes, setup_label
+from memplan.report.estimate import footnotes
 from memplan.report.explain import size_text
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
 from memplan.report.flops import TERA, flops_footnotes

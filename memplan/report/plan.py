@@ -9,9 +9,9 @@ from memplan.report.changes import (
     ONE_GPU,
     checkpointing_label,
     describe_change,
-    full_label,
     gpus_label,
     saving_text,
+    setup_label,
 )
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
 from memplan.search.planner import SEQ_LEN_STEP, Objective, Plan, PlannedSetup, Shortfall
@@ -67,7 +67,7 @@ def print_plan(console: "Console", plan: Plan) -> None:
     console.print(
         Text.assemble(
             (some.model.name, "bold"),
-            f" ({some.model.task.value}), {_job(plan)}on {plan.gpu.gpu_id} "
+            f" ({some.model.task.value}), {_job(plan)}on {plan.gpu.short_name} "
             f"({format_gib(plan.gpu.capacity_bytes, digits=1)})",
         )
     )
@@ -135,7 +135,7 @@ def plan_table(plan: Plan) -> "Table":
         table.add_row(
             str(rank),
             str(setup.num_gpus),
-            full_label(setup),
+            setup_label(setup),
             setup.chosen_precision.value,
             checkpointing_label(setup),
             *(figure(each.estimate) for figure in stretched.values()),
@@ -157,7 +157,7 @@ def shortfall_lines(plan: Plan) -> list[str]:
     least: dict[tuple[int, str], Shortfall] = {}
     for each in plan.shortfalls:
         setup = each.estimate.setup
-        key = (setup.num_gpus, full_label(setup))
+        key = (setup.num_gpus, setup_label(setup))
         if key not in least or (each.tier, each.missing_bytes) < (
             least[key].tier,
             least[key].missing_bytes,
@@ -174,7 +174,7 @@ def shortfall_lines(plan: Plan) -> list[str]:
 def shortfall_text(shortfall: Shortfall) -> str:
     """One setup that does not fit, in one line."""
     setup = shortfall.estimate.setup
-    engine = [full_label(setup)] if full_label(setup) != ONE_GPU else []
+    engine = [setup_label(setup)] if setup_label(setup) != ONE_GPU else []
     parts = [gpus_label(setup), *engine, setup.chosen_precision.value]
     label = f"  {', '.join(parts)}, checkpointing {checkpointing_label(setup)}"
     if deciding := deciding_text(shortfall.estimate):

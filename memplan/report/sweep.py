@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
 from memplan.memory.engine_options import loads_under_zero_init
-from memplan.report.changes import checkpointing_label, full_label
+from memplan.report.changes import checkpointing_label, setup_label
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.training.setup import TrainingSetup
@@ -73,7 +73,7 @@ _COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "parallel": lambda setup: _degrees(setup),
     "nodes": lambda setup: str(setup.nodes),
     "GPUs": lambda setup: str(setup.num_gpus),
-    "setup": full_label,
+    "setup": setup_label,
 }
 """What a table can say of a setup; what never varies goes to the head."""
 _SECTION = 8
@@ -170,7 +170,7 @@ def sweep_table(results: Sequence[SweepResult], shown: Sequence[str]) -> "Table"
         side: JustifyMethod = "right" if name in _NUMBERS else "left"
         table.add_column(name, justify=side, overflow="fold", no_wrap=name != "setup")
     for each in results[0].estimates:
-        name = gpu_heading(each.gpu.gpu_id) if each.gpu is not None else "peak"
+        name = each.gpu.short_name if each.gpu is not None else "peak"
         table.add_column(name, justify="right", overflow="fold")
     heading = [name for name in shown if list(_COLUMNS).index(name) < _SECTION]
     before: list[str] | None = None
@@ -184,16 +184,6 @@ def sweep_table(results: Sequence[SweepResult], shown: Sequence[str]) -> "Table"
         before = section
         table.add_row(*cells.values(), *[peak_cell(each) for each in result.estimates])
     return table
-
-
-def gpu_heading(gpu_id: str) -> str:
-    """A GPU's name on two lines: tables are as wide as their headings.
-
-    >>> gpu_heading("h100-sxm-80gb").splitlines()
-    ['h100-sxm-', '80gb']
-    """
-    head, dash, tail = gpu_id.rpartition("-")
-    return f"{head}{dash}\n{tail}" if dash else gpu_id
 
 
 def _breaks(results: Sequence[SweepResult], heading: Sequence[str]) -> bool:
@@ -262,7 +252,7 @@ def pivots(results: Sequence[SweepResult], varying: Sequence[str]) -> dict[str, 
         for each in result.estimates:
             setup = each.setup
             words = [_HEAD_WORDS[name].format(_COLUMNS[name](setup)) for name in varying]
-            gpu = [each.gpu.gpu_id] if each.gpu is not None else []
+            gpu = [each.gpu.short_name] if each.gpu is not None else []
             title = ", ".join([*gpu, *filter(None, words)])
             place = (setup.micro_batch_size, setup.num_gpus)
             found.setdefault(title, {})[place] = each
@@ -319,7 +309,7 @@ def figure_bytes(answer: Estimate, figure: Figure) -> int:
 def _precision_notes(results: Sequence[SweepResult]) -> list[str]:
     """On which cards fp16 stands in for bf16."""
     cards = [
-        each.gpu.gpu_id
+        each.gpu.short_name
         for result in results
         for each in result.estimates
         if " or " in _said("precision", result) and each.gpu is not None and not each.gpu.has_bf16
@@ -357,7 +347,7 @@ def kernel_notes(results: Sequence[SweepResult]) -> list[str]:
     kernels: dict[str, dict[str, None]] = {}
     for result in results:
         for each in result.estimates:
-            name = each.gpu.gpu_id if each.gpu is not None else "any GPU"
+            name = each.gpu.short_name if each.gpu is not None else "any GPU"
             kernels.setdefault(name, {})[each.attention_kernel] = None
     if len({tuple(found) for found in kernels.values()}) < 2:
         return []

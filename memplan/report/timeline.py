@@ -140,7 +140,7 @@ def timeline_lines(found: Estimate, *, width: int = NUM_COLUMNS) -> list[str]:
             for moment in columns
         )
         label = f"{high / GIB:7.1f} ┤" if row % 3 == (NUM_ROWS - 1) % 3 else " " * 8 + "│"
-        names = [found.gpu.gpu_id] if line and found.gpu is not None else []
+        names = [found.gpu.short_name] if line and found.gpu is not None else []
         if reserved and low <= reserved < high:
             names.append(f"{RESERVED} reserved")
         lines.append((label + cells).rstrip() + (" " + ", ".join(names) if names else ""))
@@ -152,7 +152,7 @@ def timeline_lines(found: Estimate, *, width: int = NUM_COLUMNS) -> list[str]:
     if capacity and not shown:
         assert found.gpu is not None
         lines.append(
-            f"         {found.gpu.gpu_id} holds {capacity / GIB:,.1f} GiB, beyond this drawing"
+            f"         {found.gpu.short_name} holds {capacity / GIB:,.1f} GiB, beyond this drawing"
         )
     return lines
 

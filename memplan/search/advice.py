@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, settled
@@ -13,6 +14,7 @@ from memplan.search.batch import largest_micro_batch
 from memplan.training.precision import Engine, carried_precision
 from memplan.training.setup import (
     MAX_GPUS,
+    AllocatorKind,
     FsdpStrategy,
     Offload,
     Recomputation,
@@ -82,6 +84,11 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
         return Advice(answer=answer, better=None)
     tight = None
     changes = _nearest_changes(model, answer.setup, gpu, micro_batch)
+    may_fit = answer.worst_bytes + answer.overhead_bytes.low <= gpu.capacity_bytes
+    if may_fit and answer.verdict is not Verdict.FITS:
+        # Only segments that cannot grow are in the way, perhaps.
+        growing = replace(answer.setup, allocator=AllocatorKind.EXPANDABLE)
+        changes = chain([growing], changes)
     if answer.num_params * WEIGHT_BYTES > LOADING_SHARE * gpu.capacity_bytes:
         changes = map(with_zero_init, changes)
     tried: set[TrainingSetup] = {answer.setup}

@@ -93,9 +93,7 @@ def peak_of(record: dict[str, Any]) -> int:
     resolved = setup.resolve(model.context_length)
     tape, passes = record_and_walk(model, tape_options(resolved, gpu))
     given = RankInput(tape=tape, passes=passes, setup=resolved)
-    account = with_workspaces(
-        rank_account(given, rank=0), workspace_bytes(gpu.compute_capability)
-    )
+    account = with_workspaces(rank_account(given, rank=0), workspace_bytes(gpu.compute_capability))
     if not steps_were_seen(settings):
         return _peak_without_states(account)
     return account.peak.peak_bytes
