@@ -46,7 +46,7 @@ def test_a_value_is_one_line(values: dict[str, Any], name: str, shown: str) -> N
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("estimate", ["h100-sxm-80gb", "activations"]),
+        ("estimate", ["H100-80", "activations"]),
         ("sweep", ["batch", "fits"]),
         ("plan", ["speed", "Fastest first"]),
         ("model", ["feed-forward", "1,610,612,736"]),
