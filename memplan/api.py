@@ -52,8 +52,13 @@ def sweep(
     grid: "Grid | Mapping[str, object]",
     *,
     gpus: Sequence[str | GpuSpec] = (),
+    exact: bool = False,
+    num_jobs: int = 1,
 ) -> "Sweep":
     """Estimate every setup of a grid, on every GPU; lazily, in a stable order.
+
+    ``exact`` replays every run through the allocator; without it verdicts rest on bounds. The work
+    is spread over ``num_jobs`` processes; that changes no result.
 
     ``grid`` is a ``Grid``, or its axes alone: fields of ``TrainingSetup`` and the values of each.
     Iterating gives a ``SweepResult`` for each setup, its ``estimates`` in the order of ``gpus``;
@@ -74,7 +79,8 @@ def sweep(
     from memplan.sources.models import load_model
 
     made = Grid(axes=grid) if isinstance(grid, Mapping) else grid
-    return Sweep(load_model(model), made, [_card(gpu) for gpu in gpus])
+    cards = [_card(gpu) for gpu in gpus]
+    return Sweep(load_model(model), made, cards, exact=exact, num_jobs=num_jobs)
 
 
 def plan(model: Model, goal: "Goal | None" = None, *, gpu: str | GpuSpec = "h100") -> "Plan":

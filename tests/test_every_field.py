@@ -188,6 +188,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "additional_buffer_factor": (JOB, ("--additional-buffer-factor", "2")),
         "params": ((), ("--params", "1e9", "--largest-layer", "1e8")),
         "exact": ((*JOB, "--zero", "2"), ("--exact",)),
+        "legend": (JOB, ("--legend",)),
+        "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
     },
     "explain": {
@@ -196,6 +198,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "operation": ((), ("--operation", "softmax")),
         "snapshot": (JOB, ("--snapshot", "run.pickle")),
         "against": (JOB, ("--against", "missing.pickle")),
+        "versus": (JOB, ("--versus", "--seq-len 512")),
     },
     "sweep": {
         **TRAINED,
@@ -204,6 +207,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "offload": (JOB, ("--offload", "cpu")),
         "setup_file": (MODEL, ("--setup", "setup.yaml")),
         "exact": ((*MODEL, "--gpu-memory", "1.5GiB"), ("--exact",)),
+        "jobs": (MODEL, ("--jobs", "-1")),
     },
     "plan": {
         **TRAINED,
@@ -213,7 +217,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "headroom": (JOB, ("--headroom", "50%")),
         "limit": (JOB, ("--limit", "1")),
         "maximize": (JOB, ("--maximize", "seq-len")),
-        "exact": ((*JOB, "--engine", "ddp"), ("--exact",)),
+        "exact": (JOB, ("--exact",)),
         "emit": ((*JOB, "--engine", "deepspeed"), ("--emit", "deepspeed")),
     },
     "compare": {**TRAINED, "model": (("gpt2-medium",), ("gpt2",))},
@@ -227,7 +231,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
     "verify": {},
 }
-READ_AS_TEXT = ("output_format", "emit", "output", "pivot", "tree")
+READ_AS_TEXT = ("output_format", "emit", "legend", "output", "pivot", "tree")
 """Options beside which there are no rows for scripts."""
 NO_GPU = ("compare", "flops")
 """Commands without a card."""
@@ -328,6 +332,12 @@ def test_what_contradicts_is_refused(words: Words, run: Callable[..., Any]) -> N
     assert told.exit_code in (2, 3)
     assert not told.stdout
     assert words[0].lstrip("-") in told.stderr
+
+
+def test_a_stage_of_another_engine_is_refused_by_its_option(run: Callable[..., Any]) -> None:
+    told = run("estimate", "gpt2", "--gpus", "8", "--zero", "2", "--engine", "ddp")
+    assert told.stderr.startswith("memplan: error: --zero: only deepspeed has ZeRO stages")
+    assert "--engine deepspeed" in told.stderr
 
 
 def test_offload_none_leaves_no_row_with_an_offloaded_part(run: Callable[..., Any]) -> None:

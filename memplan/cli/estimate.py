@@ -167,6 +167,15 @@ def estimate(
         ),
     ] = False,
     exact: ExactOption = False,
+    reserved: Annotated[
+        bool,
+        typer.Option(
+            "--reserved",
+            help="Show what PyTorch's allocator reserves too (nvidia-smi's figure without the "
+            "context); replays every run.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     output_format: FormatOption = OutputFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
@@ -182,9 +191,10 @@ def estimate(
     from memplan.sources.models import load_model
 
     if deepspeed or params is not None:
-        counted = COUNTED_BY_HAND if params is not None else COUNTED_FROM_MODEL
-        option = "--params" if params is not None else "--deepspeed"
-        refuse_unused(ctx, option, TABLES_USE | counted)
+        if params is not None:
+            refuse_unused(ctx, "--params", TABLES_USE)
+        else:
+            refuse_unused(ctx, "--deepspeed", TABLES_USE | COUNTED_FROM_MODEL)
     else:
         refuse_without(ctx, TABLES_ONLY, "--deepspeed")
     if emit is not None:
@@ -292,7 +302,7 @@ def estimate(
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
-    exact = exact or len(rows) == 1
+    exact = exact or reserved or len(rows) == 1
     rows = [[settled(each, always=exact) for each in row] for row in rows]
     if emit is not None:
         from memplan.cli.emitting import emit_only
@@ -302,7 +312,14 @@ def estimate(
         _show_ranks(rows, output_format)
     else:
         everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
-        _show(rows, output_format, everywhere=everywhere, exact=exact, legend=legend)
+        _show(
+            rows,
+            output_format,
+            everywhere=everywhere,
+            exact=exact,
+            legend=legend,
+            reserved=reserved,
+        )
     if checks is not None:
         from memplan.cli.checking import check_rows
 
@@ -326,8 +343,8 @@ COUNTED_FROM_MODEL = frozenset(
         "token",
     }
 )
-COUNTED_BY_HAND: frozenset[str] = frozenset()
-EMIT_IGNORES = frozenset({"exact", "legend", "output_format"})
+"""What they make use of, beside those, where a model is counted."""
+EMIT_IGNORES = frozenset({"exact", "legend", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",
@@ -520,6 +537,7 @@ def _show(
     everywhere: bool,
     exact: bool,
     legend: bool,
+    reserved: bool,
 ) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     if output_format is not OutputFormat.TABLE:
@@ -547,6 +565,6 @@ def _show(
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
     if len(rows) == 1:
-        print_account(console, rows[0], hints, legend=legend)
+        print_account(console, rows[0], hints, legend=legend, reserved=reserved)
     else:
-        print_comparison(console, rows, hints, exact=exact, legend=legend)
+        print_comparison(console, rows, hints, exact=exact, legend=legend, reserved=reserved)

@@ -35,6 +35,7 @@ from memplan.cli.sweep_options import (
     GlobalBatchOption,
     GpuNames,
     GpusAxis,
+    JobsOption,
     KernelsAxis,
     LossAxis,
     NodesAxis,
@@ -126,6 +127,7 @@ def sweep(
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
     exact: ExactOption = False,
+    jobs: JobsOption = 1,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
@@ -181,7 +183,16 @@ def sweep(
         gpu_memory or _file_memory(file, gpu),
         attention=attention or "",
     )
-    _show(Sweep(spec, grid, gpus, exact=exact), output_format, matrix, checks)
+    made = Sweep(spec, grid, gpus, exact=exact, num_jobs=_processes(jobs))
+    _show(made, output_format, matrix, checks)
+
+
+def _processes(jobs: int) -> int:
+    if jobs:
+        return jobs
+    from memplan.search.parallel import num_cores
+
+    return num_cores()
 
 
 def _read_file(path: str) -> "SweepFile | None":

@@ -221,6 +221,18 @@ ExactOption = Annotated[
 ]
 
 
+JobsOption = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        metavar="N",
+        min=0,
+        help="Processes to spread the work over; 0: one for each core. The answer is the same.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+
+
 def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object]:
     """The axes that were asked for: field -> (the option's name, its text)."""
     from memplan.sources.sweep_file import read_axis

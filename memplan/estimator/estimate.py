@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
+from memplan.memory.required import RunSource
 from memplan.memory.runtime import ByteRange, bounded_range, overhead_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import FsdpStrategy, TrainingSetup
@@ -15,7 +16,7 @@ from memplan.upward import Displayed
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
-    from memplan.memory.required import PlayedRun, RunSource
+    from memplan.memory.required import PlayedRun, Replays
 
 SCHEMA_VERSION = 1
 """Of ``Estimate.to_dict`` and of the JSON that reports write."""
@@ -61,8 +62,9 @@ class Estimate(Displayed):
     """The defaults that were used, in words."""
     notes: tuple[str, ...] = ()
     """What the reader should know: what is not modelled, what surprises."""
-    run_source: "RunSource" = field(repr=False, compare=False)
-    """From which the run is played out, event by event, when it is asked for."""
+    run_source: "RunSource | Replays" = field(repr=False, compare=False)
+    """From which the run is played out, event by event, when it is asked for; or what replays of it
+    have found already."""
     is_replayed: bool = False
     """The verdict and the range rest on a replay of the run through torch's allocator; else on
     bounds, within which *tight* means undecided."""
@@ -131,9 +133,10 @@ class Estimate(Displayed):
         return max(self.account.phases, key=lambda phase: phase.peak_bytes).name
 
     @property
-    def run(self) -> "PlayedRun":
-        """The run of this rank, played out."""
-        return self.run_source.played
+    def run(self) -> "PlayedRun | Replays":
+        """The run of this rank, played out, or what was found of it."""
+        source = self.run_source
+        return source.played if isinstance(source, RunSource) else source
 
     @property
     def reserved_bytes(self) -> int:

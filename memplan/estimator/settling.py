@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from memplan.estimator.estimate import Estimate, Verdict
+from memplan.memory.required import Replays, RunSource
 from memplan.training.setup import AllocatorKind
 
 EXPANDABLE_NOTE = (
@@ -34,6 +35,15 @@ def expandable_note(answer: Estimate) -> str:
     return EXPANDABLE_NOTE.format(gpu=_gpu_of(answer))
 
 
+def without_run(answer: Estimate) -> Estimate:
+    """The answer with what its replays find in place of its run, for another process."""
+    if not answer.is_replayed:
+        return answer
+    _ = answer.verdict, answer.num_flushes  # which ask for the replays that they rest on
+    run = answer.run
+    return replace(answer, run_source=run if isinstance(run, Replays) else run.replays)
+
+
 def _gpu_of(answer: Estimate) -> str:
     return answer.gpu.short_name if answer.gpu is not None else ""
 
@@ -47,9 +57,9 @@ FEW_FLUSHES = 2
 
 
 def _fits_expandable(answer: Estimate) -> bool:
-    setup = answer.setup
-    if setup.allocator is AllocatorKind.EXPANDABLE:
+    setup, source = answer.setup, answer.run_source
+    if setup.allocator is AllocatorKind.EXPANDABLE or not isinstance(source, RunSource):
         return False
     other = replace(setup, allocator=AllocatorKind.EXPANDABLE)
-    again = replace(answer.run_source, setup=other)
+    again = replace(source, setup=other)
     return replace(answer, setup=other, run_source=again).verdict is Verdict.FITS

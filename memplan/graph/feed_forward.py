@@ -28,10 +28,10 @@ def feed_forward(
     if spec.output_cast:
         middle = t.cast(middle, t.compute)
     out = linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
-    if not spec.inline:
-        t.touch(x)
     if spec.fused_gate_up:
         t.touch(halves)
+    if not spec.inline:
+        t.touch(x)
     return out
 
 
@@ -59,7 +59,8 @@ def _gated(
         return fused_gate(t, gate, up), gate
     active = activation_module(t, gate, spec.activation, f"{name}.act_fn")
     up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
-    return t.mul(active, up), gate
+    # Classes whose gate and up lie in one tensor (Phi-3, GLM) write the product the other way round.
+    return (t.mul(up, active) if spec.fused_gate_up else t.mul(active, up)), gate
 
 
 def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:

@@ -152,5 +152,7 @@ OUTPUT_LOSSES = frozenset(
 """Output matrix and loss in one: the three products of their two passes are all made forward."""
 PRODUCTS = frozenset({OperationKind.LINEAR, OperationKind.MATMUL, OperationKind.BADDBMM})
 """Products of matrices that cuBLAS computes."""
-SECOND_FIRST = frozenset({*PRODUCTS, OperationKind.MUL, OperationKind.DIV})
+SECOND_FIRST = frozenset(
+    {*PRODUCTS, OperationKind.MUL, OperationKind.DIV, OperationKind.GROUPED_MM}
+)
 """Operations of two tensors whose second gradient is computed first."""

@@ -513,10 +513,10 @@ def rotary_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tens
     angles = t.tensor(positions * dim, DType.FP32)
     t.record(OperationKind.CAT, (frequencies,), (angles,))
     cosines, sines = t.tensor(positions * dim, DType.FP32), t.tensor(positions * dim, DType.FP32)
-    t.record(
-        OperationKind.COS, (angles,), (cosines,), forward_scratch_bytes=cosines.storage.num_bytes
-    )
-    t.record(OperationKind.SIN, (angles,), (sines,), forward_scratch_bytes=sines.storage.num_bytes)
+    # Each is made and then scaled: the product is what stays.
+    unscaled = (cosines.storage.num_bytes, RESULT)
+    t.record(OperationKind.COS, (angles,), (cosines,), forward_scratch_bytes=unscaled)
+    t.record(OperationKind.SIN, (angles,), (sines,), forward_scratch_bytes=unscaled)
     tables = t.cast(cosines, dtype), t.cast(sines, dtype)
     t.touch(frequencies, angles, cosines, sines)
     for table in tables:

@@ -143,8 +143,11 @@ class Operation:
         gen_autograd_functions.py): ``mat2`` and ``other`` come before ``self``.
         """
         pairs = list(zip(self.inputs, self.gradients, strict=True))
-        if len(pairs) == 2 and self.kind in SECOND_FIRST and not self.in_python:
-            pairs.reverse()
+        if self.kind in SECOND_FIRST and not self.in_python:
+            # What has no gradient (the offsets of a grouped product) stands behind.
+            operands = [pair for pair in pairs if pair[1] != Gradient.NONE]
+            if len(operands) == 2:
+                return operands[::-1]
         return pairs
 
     @property

@@ -264,6 +264,13 @@ class Tape:
         """Take a part of a tensor as a view: the storage is shared; see ``slice`` for autograd."""
         return Tensor(numel, x.dtype, x.storage, requires_grad=x.requires_grad)
 
+    def alias(self, x: Tensor) -> Tensor:
+        """A slice of the whole, which hands its gradient on as a node of its own."""
+        out = self.view(x, x.numel)
+        out.by_head = x.by_head
+        self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.ALIAS,))
+        return out
+
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
         """Copy into another dtype; the same tensor where it already has it."""
         if x.dtype is dtype:

@@ -36,6 +36,9 @@ class ComponentKind(Enum):
     KERNEL_SCRATCH = ("kernel_scratch", Lifetime.SHORT)
     """cuBLAS workspaces."""
 
+    # Members are their own only equals, and ledgers look them up all the time.
+    __hash__ = object.__hash__
+
     def __init__(self, label: str, lifetime: Lifetime) -> None:
         self.label = label
         self.lifetime = lifetime

@@ -20,10 +20,11 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.ledger import Part
-from memplan.memory.programs import heaviest_ranks, program_of
+from memplan.memory.programs import heaviest_ranks, program_of, stops_within
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Outline, Spots, Tally, height_entries
+from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 
 MICRO_BATCHES = 3
@@ -109,7 +110,7 @@ def _outlined(question: "_Question") -> _Outlined:
     ledger.enter(Part.SAVE)
     program.save()
     return _Outlined(
-        outline=ledger.close(),
+        outline=ledger.close(program.weight_words),
         host=program.host_memory(),
         left_out=program.left_out,
         unsaved=program.unsaved,
@@ -125,7 +126,7 @@ class _Question:
         self.given = given
         self.rank = rank
         self.capacity_bytes = capacity_bytes
-        structure = _structure(_Same(given.tape), _Same(given.passes))
+        structure = _structure(_Same(given.tape), _Same(given.passes), stops_within(given.setup))
         self.key = (structure, _engine_fields(given.setup), rank, capacity_bytes)
 
     def __hash__(self) -> int:
@@ -135,12 +136,23 @@ class _Question:
         return isinstance(other, _Question) and other.key == self.key
 
 
-_OF_THE_BATCH = {"micro_batch_size", "seq_len", "target_seq_len"}
-_ENGINE_FIELDS = [each.name for each in fields(TrainingSetup) if each.name not in _OF_THE_BATCH]
+_SAID_OTHERWISE = {"micro_batch_size", "seq_len", "target_seq_len", "precision"}
+_ENGINE_FIELDS = [each.name for each in fields(TrainingSetup) if each.name not in _SAID_OTHERWISE]
 
 
 def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
-    return tuple(getattr(setup, name) for name in _ENGINE_FIELDS)
+    return (_formats_of(setup), *[getattr(setup, name) for name in _ENGINE_FIELDS])
+
+
+def _formats_of(setup: TrainingSetup) -> tuple[object, ...]:
+    """fp16 and bf16 take the same bytes; but engine options name formats, to which a model's are
+    compared, and ZeRO's third stage looks for overflow in fp16."""
+    formats = PRECISIONS[setup.chosen_precision]
+    own = (formats.weights, formats.compute, formats.gradients)
+    if setup.engine_options or stops_within(setup):
+        return (*own, formats.optimizer_states, formats.master_weights)
+    widths = tuple(each.num_bytes for each in own)
+    return (*widths, formats.optimizer_states, formats.master_weights)
 
 
 class _Same:
@@ -169,7 +181,7 @@ def _spots(passes: _Same, stops: _Same) -> Spots:
 
 
 @lru_cache(maxsize=256)
-def _structure(tape: _Same, passes: _Same) -> "_Structure":
+def _structure(tape: _Same, passes: _Same, cut: bool) -> "_Structure":
     assert isinstance(tape.value, Tape)
     assert isinstance(passes.value, StepPasses)
     return _interned(
@@ -177,6 +189,7 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
         tape.value.declared,
         tuple(_outline_of(segment) for segment in tape.value.segments),
         tuple(_order_of(each) for each in passes.value.backward),
+        tuple(_operations_of(each) for each in passes.value.backward) if cut else (),
     )
 
 
@@ -198,7 +211,6 @@ def _outline_of(segment: Segment) -> tuple[object, ...]:
         segment.checkpointed,
         segment.input is not None and segment.input.requires_grad,
         segment.output is not None and segment.output.requires_grad,
-        len(segment.operations),
         tuple(_outline_of_parameter(each) for each in segment.parameters),
     )
 
@@ -209,14 +221,14 @@ def _outline_of_parameter(parameter: Parameter) -> tuple[object, ...]:
         parameter.module,
         parameter.shape,
         parameter.experts,
-        parameter.dtype,
+        parameter.dtype.num_bytes,
         parameter.requires_grad,
         parameter.unused,
     )
 
 
 def _order_of(each: BackwardPass) -> tuple[object, ...]:
-    """In which order gradients come, and where in the operations."""
+    """In which order gradients come."""
     return (
         each.segment.index,
         each.repeats,
@@ -225,8 +237,13 @@ def _order_of(each: BackwardPass) -> tuple[object, ...]:
                 None if interval.parameter is None else interval.parameter.name,
                 interval.gradient is not None,
                 interval.gradient_bytes,
-                tuple(number for _, number in interval.marks),
             )
             for interval in each.intervals
         ),
     )
+
+
+def _operations_of(each: BackwardPass) -> tuple[object, ...]:
+    """Where in the operations they come: what an engine goes by that takes part within a segment."""
+    marks = (tuple(number for _, number in interval.marks) for interval in each.intervals)
+    return len(each.segment.operations), *marks

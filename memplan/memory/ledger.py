@@ -12,6 +12,8 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.allocator import EMPTY_CACHE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from memplan.graph.tape import Tape
     from memplan.memory.playback import Engine
     from memplan.memory.step import StepPasses
@@ -39,6 +41,9 @@ class Player(Protocol):
 
     def forward(self) -> None:
         """Every segment's forward pass."""
+
+    def return_loss(self) -> None:
+        """The model has returned: its outputs but the loss go."""
 
     def backward(self) -> None:
         """Every segment's backward pass."""
@@ -89,6 +94,17 @@ class Ledger:
         if stream:
             self.streams[number] = stream
         return number
+
+    def allocate_all(
+        self, sizes: "Sequence[tuple[int, object]]", kind: ComponentKind
+    ) -> list[Block]:
+        """Ask for blocks of these sizes, each with its name."""
+        return [self.allocate(size, 0, kind, name) for size, name in sizes]
+
+    def free_all(self, blocks: "Iterable[Block]") -> None:
+        """Give blocks back, the first one first."""
+        for block in blocks:
+            self.free(block)
 
     def move(self, block: Block, stream: int) -> None:
         """Let a block be of another stream than the main one, before anything else is asked for."""

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.segments import Operation, Segment
+from memplan.graph.segments import Operation, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
-from memplan.memory.step import LOSS_COMPONENT, StepPasses
+from memplan.memory.step import StepPasses
 from memplan.memory.walk import WORKSPACE, Event
 
 
@@ -189,7 +189,7 @@ class _KeyIndex:
             for position, operation in enumerate(segment.operations):
                 self.positions[operation] = position
                 self.names[operation] = operation_name(operation, modules)
-                if segment.component == LOSS_COMPONENT:
+                if segment.component is SegmentComponent.LOGITS_AND_LOSS:
                     self.heads.add(operation)
                 for tensor in operation.outputs:
                     storage = tensor.storage

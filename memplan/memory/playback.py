@@ -113,7 +113,7 @@ class Playback:
         self.ledger.allocate(size, 0, ComponentKind.INPUTS, "token ids and labels")
 
     def forward(self) -> None:
-        """Every segment's forward pass; then what only variables held is let go."""
+        """Every segment's forward pass; ``return_loss`` is to follow."""
         self.frames: dict[tuple[int, int], Frame] = {}
         self.inputs: dict[tuple[int, int], Place] = {}
         self.shared: dict[Tensor, Block] = {}
@@ -128,6 +128,10 @@ class Playback:
         for each in self.passes.forward:
             self._forward(each)
         self._let_go_of_carried()
+
+    def return_loss(self) -> None:
+        """The model has returned, its hooks have run: its outputs but the loss go, and casts."""
+        self._release(self.tape.segments[-1])
         for place in self.casts:
             self._free(place)
 
@@ -176,6 +180,11 @@ class Playback:
                 self.output = (frame, output)
             elif output is not None and output is not given:
                 self.output = self._place(output)
+        if segment is not self.tape.segments[-1]:
+            self._release(segment)
+
+    def _release(self, segment: Segment) -> None:
+        """Let go of what variables held until here."""
         for storage in segment.releases:
             if not self.keepers.get(storage, 0) and not self._kept_nearby(storage):
                 self._free_any(storage)

@@ -82,6 +82,24 @@ def _played(
     return PlayedRun(ledger, expandable=setup.allocator is AllocatorKind.EXPANDABLE)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replays:
+    """What replays of a run have found, without the run: what another process is told."""
+
+    required_bytes: int
+    cards: "dict[int | None, AllocatorPeaks]"
+    """By the capacity that they were made with [bytes]; None: with room."""
+
+    @property
+    def peaks(self) -> "AllocatorPeaks":
+        """What is reached on a card with room."""
+        return self.cards[None]
+
+    def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
+        """What is reached with so much room for segments: one of the capacities asked for before."""
+        return self.cards[capacity_bytes]
+
+
 class PlayedRun:
     """One rank's run in a ledger; what a replay finds is kept."""
 
@@ -108,6 +126,11 @@ class PlayedRun:
             search = least_expandable_capacity if self._expandable else least_capacity
             self._required = search(self.ledger.events, self.ledger.streams, peaks=self.peaks)
         return self._required
+
+    @property
+    def replays(self) -> Replays:
+        """All that was found so far, and the least capacity."""
+        return Replays(required_bytes=self.required_bytes, cards=dict(self._peaks))
 
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""

@@ -11,7 +11,7 @@ engine's business, as its program says it.
 from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.segments import Gradient, Segment
+from memplan.graph.segments import Gradient, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.reduction import Multiprocessors, may_be_split
@@ -23,9 +23,6 @@ from memplan.memory.walk import (
     Interval,
     Level,
 )
-
-LOSS_COMPONENT = "logits_and_loss"
-"""``Segment.component`` of the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class ForwardPass:
     @property
     def loss(self) -> bool:
         """Whether its bytes are the head's."""
-        return self.segment.component == LOSS_COMPONENT
+        return self.segment.component is SegmentComponent.LOGITS_AND_LOSS
 
     def start_of(self, repetition: int) -> Height:
         """What is alive before a repetition."""
@@ -108,7 +105,7 @@ class BackwardPass:
     @property
     def loss(self) -> bool:
         """Whether its bytes are the head's."""
-        return self.segment.component == LOSS_COMPONENT
+        return self.segment.component is SegmentComponent.LOGITS_AND_LOSS
 
     @property
     def intervals(self) -> list[Interval]:
@@ -137,6 +134,8 @@ class StepPasses:
     """Forward and backward of the whole tape."""
 
     forward: list[ForwardPass] = field(default_factory=list)
+    at_return: Height = Height()
+    """When the model returns, and its hooks run."""
     after_forward: Height = Height()
     """After the loss, when autocast's cache and the outputs are gone."""
     backward: list[BackwardPass] = field(default_factory=list)
@@ -172,8 +171,12 @@ class StepWalk:
     def run(self) -> StepPasses:
         """Forward, then backward."""
         for segment in self.tape.segments:
+            if segment.index:
+                self._release(self.tape.segments[segment.index - 1])
             self._forward(segment)
         self._let_go_of_carried()
+        self.passes.at_return = self.level
+        self._release(self.tape.segments[-1])
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
         self._backward()
@@ -195,7 +198,7 @@ class StepWalk:
         later = profile.end.total_bytes - freed
         # The first layer's input may be held by an outer variable, and then outlives the layer.
         first = later + (freed if given is not None and self._outlives(given) else 0)
-        if segment.component == LOSS_COMPONENT:
+        if segment.component is SegmentComponent.LOGITS_AND_LOSS:
             self._let_go_of_carried()
         carried = 0
         if segment.carried is not None and segment.carried not in walk.saves:
@@ -217,10 +220,14 @@ class StepWalk:
         self._lower(Level(saved_bytes=stays + spent, earlier_bytes=-spent), loss=made.loss)
         self._lower(Level(other_bytes=casts), loss=False)
         self.cached_casts_bytes += casts
+
+    def _release(self, segment: Segment) -> None:
+        """Let go of what variables held until here."""
         for storage in segment.releases:
             if not self._kept_after_release(storage):
                 own = storage.segment == segment.index
-                self._lower(Level(saved_bytes=-storage.num_bytes), loss=made.loss and own)
+                is_loss = segment.component is SegmentComponent.LOGITS_AND_LOSS
+                self._lower(Level(saved_bytes=-storage.num_bytes), loss=is_loss and own)
 
     def _let_go_of_carried(self) -> None:
         """The model's variable goes when the base model has returned."""

@@ -9,7 +9,7 @@ What a program holds does not depend on how large the model's activations are, s
 serves every batch: it is laid over the passes, and the fullest spot of every part is found by arithmetic.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -32,6 +32,8 @@ Point = tuple[int, int, Held]
 Spot = int
 """A level of a pass: its number in ``Spots.levels``."""
 _NOTHING = Level()
+NOTED = 3
+"""Of a run of layers in which an engine does the same, how many are looked at, at either end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Spots:
         """A level above where a repetition of a pass begins, or the model's height between passes."""
         self.between = self._add(None, Height())
         """Between steps, where the model holds nothing."""
+        self.at_return = self._add(None, passes.at_return)
         self.after_forward = self._add(None, passes.after_forward)
         self.after_backward = self._add(None, passes.after_backward)
         self.forward = [self._forward(each, stops) for each in passes.forward]
@@ -331,6 +334,22 @@ class Tally(Ledger):
         self._sizes.append(size)
         return len(self._sizes) - 1
 
+    def allocate_all(self, sizes: Sequence[tuple[int, object]], kind: ComponentKind) -> list[Block]:
+        """Ask for blocks of these sizes, each with its name."""
+        lines, held, first = self._lines, self._held, len(self._sizes)
+        for num_bytes, name in sizes:
+            size = -(-num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+            key = name if name.__class__ is str else kind
+            line = lines.get(key)
+            if line is None or self.outline.lines[line].kind is not kind:
+                line = self._line(kind, key)
+            held[line] += size
+            self._total += size
+            self._line_of.append(line)
+            self._sizes.append(size)
+        self._snapshot = None
+        return list(range(first, len(self._sizes)))
+
     def _line(self, kind: ComponentKind, key: object) -> int:
         """The line of a purpose; blocks of single weights share their kind's."""
         line = self._lines.get((kind, key))
@@ -353,6 +372,17 @@ class Tally(Ledger):
         self._total -= size
         self._snapshot = None
 
+    def free_all(self, blocks: Iterable[Block]) -> None:
+        """Give blocks back; between two of them nothing rises."""
+        if self._total > self._most:
+            self._most, self._most_held = self._total, self._now()
+        held, sizes, line_of = self._held, self._sizes, self._line_of
+        for block in blocks:
+            size = sizes[block]
+            held[line_of[block]] -= size
+            self._total -= size
+        self._snapshot = None
+
     def empty_cache(self) -> None:
         """What is alive stays."""
 
@@ -369,6 +399,16 @@ class Tally(Ledger):
         if self._most > self._total:
             self._add(self._spot, self._repetition, self._most, self._most_held)
         self._spot, self._repetition = spot, repetition
+        self._most = -1
+
+    def look_away(self) -> None:
+        """The model goes on to spots that need not be noted."""
+        self.stand(self._spot, self._repetition)
+        self._points = {}
+
+    def look_again(self) -> None:
+        """From the next spot on they are."""
+        self._points = self.outline.points[self._part]
         self._most = -1
 
     def rest(self, spot: Spot) -> None:
@@ -428,9 +468,13 @@ class Tally(Ledger):
         self._part, self._points = Part.FORWARD, {}
         self._most, self._most_held = -1, ()
 
-    def close(self) -> Outline:
-        """The run is over."""
+    def close(self, weight_words: Mapping[ComponentKind, str]) -> Outline:
+        """The run is over; the words say what blocks of single weights are."""
         self._leave()
+        lines = self.outline.lines
+        for number, line in enumerate(lines):
+            if not line.name:
+                lines[number] = Line(line.kind, weight_words.get(line.kind, ""))
         self.outline.held[self._part] = self._now()
         return self.outline
 
@@ -462,13 +506,21 @@ class TallyPlayback:
         spots = self.spots
         for each, own in zip(self.passes.forward, spots.forward, strict=True):
             self._forward(each, own)
-        self.ledger.rest(spots.after_forward)
+        self.ledger.rest(spots.at_return)
+
+    def return_loss(self) -> None:
+        """The model has returned: its outputs but the loss go, and casts."""
+        self.ledger.rest(self.spots.after_forward)
 
     def _forward(self, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         (pieces,) = own.stretches
         for repetition in range(segment.repeat):
             is_noted = self._is_noted(repetition, segment.repeat)
+            if repetition == NOTED and not is_noted:
+                ledger.look_away()
+            elif repetition == segment.repeat - NOTED:
+                ledger.look_again()
             if is_noted:
                 ledger.stand(own.start, repetition)
             engine.before_forward(segment, repetition)
@@ -482,7 +534,7 @@ class TallyPlayback:
 
     def _is_noted(self, repetition: int, count: int) -> bool:
         """Of equal repetitions the first and the last two tell all."""
-        return not self.engine.is_even or repetition < 2 or repetition >= count - 2
+        return not self.engine.is_even or repetition < NOTED or repetition >= count - NOTED
 
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
@@ -502,6 +554,10 @@ class TallyPlayback:
     def _backward(self, each: BackwardPass, own: PassSpots, repetition: int, copy: int) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         is_noted = self._is_noted(repetition, each.repeats)
+        if repetition == NOTED and not is_noted:
+            ledger.look_away()
+        elif repetition == each.repeats - NOTED:
+            ledger.look_again()
         if is_noted:
             ledger.stand(own.start, repetition)
         engine.before_backward(segment, copy)
@@ -525,7 +581,7 @@ class TallyPlayback:
         ledger, made = self.ledger, interval.gradient
         block: Block | None = None
         if isinstance(made, GradientBuffer):
-            block = ledger.allocate(made.num_bytes, 0, ComponentKind.GRADIENTS, GRADIENT_LINE)
+            block = ledger.allocate(made.num_bytes, 0, ComponentKind.GRADIENTS, weight)
         uses = self.uses.get(weight[0])
         if uses is not None:
             left, present = self.waiting.pop(weight, (uses, None))
@@ -539,9 +595,6 @@ class TallyPlayback:
             block = present
         assert block is not None
         self.engine.gradient_ready(weight, block)
-
-
-GRADIENT_LINE = "finished gradients"
 
 
 def repeated_uses(passes: StepPasses) -> dict[Parameter, int]:

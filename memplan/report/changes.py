@@ -4,7 +4,13 @@ from memplan.estimator import Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.advice import Advice
 from memplan.training.precision import Engine, carried_precision
-from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
+from memplan.training.setup import (
+    AllocatorKind,
+    FsdpStrategy,
+    Offload,
+    Recomputation,
+    TrainingSetup,
+)
 from memplan.units import format_gib
 
 _STRATEGY_LABELS = {
@@ -89,12 +95,12 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     same_stage = before.zero_stage is after.zero_stage
     if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
         parts.append("zero.Init")
-    if before.allocator is not after.allocator:
-        parts.append("the expandable allocator")
     if offload_label(before) != offload_label(after):
         parts.append(offload_label(after) or "no offloading")
     if before.num_gpus != after.num_gpus:
         parts.append(f"{gpus_label(after)} instead of {before.num_gpus}")
+    if before.allocator is not after.allocator:
+        parts.append(_ALLOCATORS[after.allocator])
     carried = carried_precision(before.chosen_precision, after.chosen_engine)
     if after.chosen_precision is not carried:
         parts.append(f"precision {after.chosen_precision.value}")
@@ -103,6 +109,10 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
+_ALLOCATORS = {
+    AllocatorKind.DEFAULT: "segments of a fixed size",
+    AllocatorKind.EXPANDABLE: "expandable segments",
+}
 _CHECKPOINTING = {
     "none": "no checkpointing", "full": "checkpointing", "selective": "selective checkpointing",
 }  # fmt: skip

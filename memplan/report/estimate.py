@@ -41,6 +41,7 @@ def print_comparison(
     *,
     exact: bool = False,
     legend: bool = False,
+    reserved: bool = False,
 ) -> None:
     """Print the answer for each GPU, then one line per setup, the simplest first.
 
@@ -48,7 +49,7 @@ def print_comparison(
     """
     print_answer(console, rows, hints, exact=exact)
     console.print()
-    label, *others = comparison_columns(rows, hints, exact=exact)
+    label, *others = comparison_columns(rows, hints, exact=exact, reserved=reserved)
     for line in print_blocks(console.width, label, others):
         console.print(line, soft_wrap=True)
     console.print()
@@ -57,6 +58,8 @@ def print_comparison(
     zero_init = any(loads_under_zero_init(row[0].setup) for row in rows)
     for text in (*LEGEND, *([ZERO_INIT_LINE] * zero_init)) if legend else SHORT_LEGEND:
         _print_dim(console, text)
+    if reserved:
+        _print_dim(console, RESERVED_LINE)
 
 
 def print_account(
@@ -65,6 +68,7 @@ def print_account(
     hints: "Hints | None" = None,
     *,
     legend: bool = False,
+    reserved: bool = False,
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
     print_answer(console, [estimates], hints, exact=True)
@@ -78,8 +82,20 @@ def print_account(
     console.print()
     _print_assumed(console, [estimates])
     _print_notes(console, [estimates])
+    if reserved:
+        for each in estimates:
+            if each.gpu is not None:
+                size = plain_gib(each.reserved_bytes)
+                _print_dim(console, f"On {each.gpu.short_name}, {size} GiB are reserved")
+        _print_dim(console, RESERVED_LINE)
     for text in LEGEND if legend else SHORT_ACCOUNT_LEGEND:
         _print_dim(console, text)
+
+
+RESERVED_LINE = (
+    "reserved: what PyTorch's allocator holds on a card with room; nvidia-smi shows that, the CUDA "
+    "context and NCCL"
+)
 
 
 def common_assumptions(rows: Rows) -> list[str]:
@@ -138,9 +154,12 @@ def _print_notes(console: "Console", rows: Rows) -> None:
 
 
 def comparison_columns(
-    rows: Rows, hints: "Hints | None" = None, *, exact: bool = False
+    rows: Rows, hints: "Hints | None" = None, *, exact: bool = False, reserved: bool = False
 ) -> list[Column]:
-    """A column of setups, what each allocates, where and on the host, and one for each GPU."""
+    """A column of setups, what each allocates, where and on the host, and one for each GPU.
+
+    ``reserved``: and what the allocator reserves on a card with room, where runs were replayed.
+    """
     gpus = [each.gpu for each in rows[0] if each.gpu is not None]
     largest = hints.largest if hints is not None else {}
     # Beside every verdict or beside none.
@@ -164,6 +183,18 @@ def comparison_columns(
             is_figure=True,
         ),
     ]
+    if reserved:
+        figures.insert(
+            1,
+            Column(
+                header=("reserved", "GiB"),
+                cells=tuple(
+                    plain_gib(max(each.reserved_bytes for each in line.held.values()))
+                    for line in lines
+                ),
+                is_figure=True,
+            ),
+        )
     for gpu in gpus:
         held = [line.held.get(gpu.gpu_id) for line in lines]
         verdict_width = max(len(each.verdict or "") for each in held if each is not None)

@@ -7,11 +7,10 @@ from memplan.estimator import Estimate
 from memplan.estimator.estimation import record_and_walk, tape_options
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Operation, Segment
+from memplan.graph.segments import Operation, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind, Entry, Lifetime, Phase
-from memplan.memory.step import LOSS_COMPONENT
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
@@ -212,7 +211,7 @@ def layer_kinds(tape: Tape, model: ModelSpec) -> Iterator[LayerKind]:
                 name=segment.name,
                 count=segment.repeat,
                 checkpointed=segment.checkpointed,
-                in_head=segment.component == LOSS_COMPONENT,
+                in_head=segment.component is SegmentComponent.LOGITS_AND_LOSS,
                 tensors=tensors,
                 kept_bytes=sum(node.num_bytes for node in tensors),
             )

@@ -195,7 +195,11 @@ def footnotes(plan: Plan) -> list[str]:
     kept = ""
     if goal.headroom:
         kept = f", and {100 * goal.headroom:g} % of the GPU stay free besides"
-    fits = f"Fits: the high end of what nvidia-smi would show{kept}"
+    if goal.exact:
+        needed = "what it needs, found by a replay where bounds leave it open"
+    else:
+        needed = "the most it can need, by bounds; --exact replays runs, and may find more"
+    fits = f"Fits: {needed}{kept}"
     if plan.setups:
         order = (
             f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that "

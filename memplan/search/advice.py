@@ -10,7 +10,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec
-from memplan.search.batch import largest_micro_batch
+from memplan.search.batch import largest_micro_batch, most_room
 from memplan.training.precision import Engine, carried_precision
 from memplan.training.setup import (
     MAX_GPUS,
@@ -84,11 +84,9 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
         return Advice(answer=answer, better=None)
     tight = None
     changes = _nearest_changes(model, answer.setup, gpu, micro_batch)
-    may_fit = answer.worst_bytes + answer.overhead_bytes.low <= gpu.capacity_bytes
-    if may_fit and answer.verdict is not Verdict.FITS:
-        # Only segments that cannot grow are in the way, perhaps.
-        growing = replace(answer.setup, allocator=AllocatorKind.EXPANDABLE)
-        changes = chain([growing], changes)
+    if most_room(answer, gpu.capacity_bytes) >= 0:
+        # What it asks for fits: it is the allocator's segments that do not.
+        changes = chain([replace(answer.setup, allocator=AllocatorKind.EXPANDABLE)], changes)
     if answer.num_params * WEIGHT_BYTES > LOADING_SHARE * gpu.capacity_bytes:
         changes = map(with_zero_init, changes)
     tried: set[TrainingSetup] = {answer.setup}
@@ -110,7 +108,7 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
 def _nearest_changes(
     model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec, micro_batch: int | None
 ) -> Iterator[TrainingSetup]:
-    """Changed setups, the cheapest change first; made one by one, as each costs an estimate.
+    """Changed setups, the cheapest change first; made one by one, as each costs an estimate or a replay.
 
     They end with every engine on ever more GPUs, so that where none fits, none does.
     """

@@ -51,9 +51,13 @@ def largest_micro_batch(
 class SizeSearch:
     """Looks for the largest micro-batch that so much of a GPU is enough for."""
 
-    def __init__(self, ask: Callable[[int], Estimate], capacity_bytes: int) -> None:
+    def __init__(
+        self, ask: Callable[[int], Estimate], capacity_bytes: int, *, looks_beyond: bool = False
+    ) -> None:
         self._ask = ask
         self._capacity_bytes = capacity_bytes
+        self._looks_beyond = looks_beyond
+        """Larger sizes are looked at too, should what is needed not grow with each step."""
 
     def bounded(
         self, *, limit: int = MAX_MICRO_BATCH, first: int = 1, known: Estimate | None = None
@@ -96,17 +100,22 @@ class SizeSearch:
         )
         if known is not None:
             search.tell(known.setup.micro_batch_size, known)
-        return search.run()
+        return search.run_checked() if self._looks_beyond else search.run()
 
 
 def fits_within(answer: Estimate, capacity_bytes: int) -> bool:
     """Whether a run fits so much of a GPU for certain; replayed where bounds leave it open."""
-    if least_room(answer, capacity_bytes) >= 0:
+    if surely_fits(answer, capacity_bytes):
         return True
     if most_room(answer, capacity_bytes) < 0:
         return False
     room = capacity_bytes - answer.overhead_bytes.high
     return answer.run.on_card(room).died_at is None
+
+
+def surely_fits(answer: Estimate, capacity_bytes: int) -> bool:
+    """Whether the upper bound of what a run needs is within so much of a GPU."""
+    return least_room(answer, capacity_bytes) >= 0
 
 
 def least_room(answer: Estimate, capacity_bytes: int) -> int:

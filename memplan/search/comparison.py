@@ -60,7 +60,10 @@ def comparison_setups(base: TrainingSetup, wanted: Wanted = ALL_OPEN) -> list[Tr
     if base.num_gpus == 1 and wanted.is_open:
         return [base]
     if wanted.stages is not None and wanted.engine not in (None, Engine.DEEPSPEED):
-        msg = f"zero_stage: only deepspeed has ZeRO stages, and the engine is {wanted.engine.value}"
+        msg = (
+            f"--zero: only deepspeed has ZeRO stages, and the engine is {wanted.engine.value}: leave "
+            "--zero out, or name --engine deepspeed"
+        )
         raise SetupError(msg)
     rows: list[TrainingSetup] = []
     for engine in _engines(base, wanted):

@@ -11,13 +11,13 @@ from dataclasses import replace
 from enum import Enum
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate
+from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.fast_dataclass import dataclass
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
-from memplan.search.batch import MAX_MICRO_BATCH, LargestFit, largest_of
+from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, fits_within, largest_of, surely_fits
 from memplan.search.depth import with_layers
 from memplan.search.grid import with_global_batch
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
@@ -148,7 +148,7 @@ class Goal:
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
     exact: bool = False
-    """What the setups that are returned need is replayed, not bounded: more fits, found slowly."""
+    """Replay runs where bounds leave open whether they fit; without, what may fit is no setup."""
 
     def __post_init__(self) -> None:
         if isinstance(self.num_gpus, int):
@@ -347,13 +347,10 @@ class Planner:
         if not self.found and not self.failed:
             raise SetupError(next(iter(self.refused), "the goal leaves nothing to try"))
         ranked = sorted(self.found, key=self._rank)
-        if self.goal.exact:
-            shown = [self._refined(each) for each in ranked[: self.goal.limit]]
-            ranked = sorted([*shown, *ranked[self.goal.limit :]], key=self._rank)
         return Plan(
             goal=self.goal,
             gpu=self.gpu,
-            setups=tuple(ranked[: self.goal.limit]),
+            setups=tuple(self._told(each) for each in ranked[: self.goal.limit]),
             num_fitting=len(ranked),
             shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
             refused=tuple(self.refused),
@@ -451,13 +448,13 @@ class Planner:
                 return sizes[-1]
             return largest_of(sizes, lambda size: self._fits(self._estimate(setup, size)))
         key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
-        search = LargestFit(
-            lambda size: self._estimate(setup, size),
-            room=self._room,
-            first=self.largest.get(key, 1),
-            limit=self._limit(),
+        search = SizeSearch(
+            lambda size: self._known(self._estimate(setup, size)),
+            self.limit_bytes,
+            looks_beyond=self.stretches,
         )
-        best = search.run_checked() if self.stretches else search.run()
+        run = search.replayed if self.goal.exact else search.bounded
+        best = run(first=self.largest.get(key, 1), limit=self._limit())
         self.largest[key] = max(best, 1)
         return best or None
 
@@ -481,34 +478,6 @@ class Planner:
             return estimate(with_layers(self.model, size), setup, self.gpu)
         return estimate(self.model, replace(setup, seq_len=size * SEQ_LEN_STEP), self.gpu)
 
-    def _refined(self, planned: PlannedSetup) -> PlannedSetup:
-        """A setup that fits by bounds, with the largest size that fits when its run is replayed."""
-        answers: dict[int, Estimate] = {}
-
-        def ask(size: int) -> Estimate:
-            answers[size] = replace(self._ask(planned.setup, size), is_replayed=True)
-            return answers[size]
-
-        size = self._size(planned.estimate)
-        if self.goal.global_batch_size is not None and not self.stretches:
-            sizes = [each for each in self._sizes(planned.setup) if each > size]
-            size = largest_of(sizes, lambda each: self._fits(ask(each))) or size
-        else:
-            search = LargestFit(ask, room=self._room, limit=self._limit())
-            search.tell(size, ask(size))
-            size = search.run_checked() if self.stretches else search.run()
-        answer = answers.get(size) or ask(size)
-        speed = relative_speed(answer, active_params=self.active_params)
-        return replace(planned, estimate=answer, speed=speed)
-
-    def _size(self, answer: Estimate) -> int:
-        """How large what the goal makes large is there."""
-        if self.goal.objective is Objective.LAYERS:
-            return answer.model.num_layers // len(answer.model.stacks)
-        if self.goal.objective is Objective.SEQ_LEN:
-            return (answer.setup.seq_len or 0) // SEQ_LEN_STEP
-        return answer.setup.micro_batch_size
-
     def _limit(self) -> int:
         """The largest size to look at."""
         if self.goal.objective is Objective.LAYERS:
@@ -525,8 +494,8 @@ class Planner:
             steps = self.goal.global_batch_size // (size * setup.data_parallel)
         return replace(setup, micro_batch_size=size, gradient_accumulation_steps=max(1, steps))
 
-    def _room(self, answer: Estimate) -> int:
-        """What the goal's share of the GPU has left at the high end of the range [bytes].
+    def _known(self, answer: Estimate) -> Estimate:
+        """The answer, of which it can be said whether it fits.
 
         Raises ``SetupError`` where the figure is a lower bound that would fit.
         """
@@ -536,10 +505,18 @@ class Planner:
                 "no setup can be said to fit; memplan estimate and sweep give what is counted"
             )
             raise SetupError(msg)
-        return self.limit_bytes - answer.total_bytes.high
+        return answer
 
     def _fits(self, answer: Estimate) -> bool:
-        return self._room(answer) >= 0
+        fits = fits_within if self.goal.exact else surely_fits
+        return fits(self._known(answer), self.limit_bytes)
+
+    def _shown(self, answer: Estimate) -> Estimate:
+        """As it is told: with what its run really needs, where runs are replayed."""
+        return settled(answer, always=True) if self.goal.exact else answer
+
+    def _told(self, each: PlannedSetup) -> PlannedSetup:
+        return replace(each, estimate=self._shown(each.estimate))
 
     # -- the order -------------------------------------------------------------------------------
 
@@ -562,11 +539,15 @@ class Planner:
         self, candidate: _Candidate, answer: Estimate, ranked: list[PlannedSetup]
     ) -> Shortfall:
         nearest = min(ranked, key=lambda each: _distance(candidate, each), default=None)
+        better = None
+        if nearest is not None:
+            better = self._shown(self._no_larger(nearest.estimate, answer))
+        shown = self._shown(answer)
         return Shortfall(
-            estimate=answer,
-            missing_bytes=max(0, answer.total_bytes.high - self.limit_bytes),
+            estimate=shown,
+            missing_bytes=max(0, shown.total_bytes.high - self.limit_bytes),
             tier=candidate.tier,
-            better=self._no_larger(nearest.estimate, answer) if nearest is not None else None,
+            better=better,
         )
 
     def _no_larger(self, fitting: Estimate, answer: Estimate) -> Estimate:

@@ -1,9 +1,10 @@
 """Every setup of a grid, estimated on every GPU: lazily, in a stable order, in flat memory."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, estimate, settled
+from memplan.estimator import Estimate, estimate, settled, without_run
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
@@ -38,8 +39,11 @@ class Sweep(Displayed):
         gpus: Sequence[GpuSpec] = (),
         *,
         exact: bool = False,
+        num_jobs: int = 1,
     ) -> None:
         self.model = model
+        self.num_jobs = num_jobs
+        """Processes that estimate; 1: this one."""
         self.exact = exact
         """Every run is replayed through the allocator, whether bounds leave its verdict open or not."""
         self.grid = grid
@@ -56,9 +60,8 @@ class Sweep(Displayed):
     def __iter__(self) -> Iterator[SweepResult]:
         self.num_tried = found = 0
         self.impossible = {}
-        for each in self.grid.combinations():
+        for result in self._results():
             self.num_tried += 1
-            result = self._try(each)
             if isinstance(result, SweepResult):
                 if not found:
                     self.assumptions = result.estimates[0].assumptions
@@ -69,6 +72,27 @@ class Sweep(Displayed):
         if not found:
             msg = next(iter(self.impossible), "the sweep leaves no setup: every one is excluded")
             raise SetupError(msg)
+
+    def _results(self) -> "Iterator[SweepResult | Impossible | None]":
+        """What becomes of every combination, in order."""
+        tasks = self.grid.combinations()
+        num_jobs = min(self.num_jobs, self.num_combinations)
+        if num_jobs <= 1:
+            return (answer_task(each, self.model, self.gpus, exact=self.exact) for each in tasks)
+        from memplan.search.parallel import OrderedPool  # which most sweeps do without
+
+        work = partial(answer_task_elsewhere, model=self.model, gpus=self.gpus, exact=self.exact)
+        pool: OrderedPool[Task, SweepResult | Impossible | None] = OrderedPool(
+            work,
+            num_processes=num_jobs,
+            chunk_size=self._chunk_size(num_jobs),
+            shared=(self.model, *self.gpus),
+        )
+        return pool.answers(tasks)
+
+    def _chunk_size(self, num_jobs: int) -> int:
+        most = MAX_EXACT_CHUNK if self.exact else MAX_CHUNK
+        return min(most, max(1, self.num_combinations // (CHUNKS * num_jobs)))
 
     def rows(self) -> list[dict[str, object]]:
         """Every setup on every GPU as a flat row, for a table of pandas' or polars'.
@@ -88,25 +112,52 @@ class Sweep(Displayed):
         cards = f" on {', '.join(gpu.short_name for gpu in self.gpus)}" if self.gpus else ""
         return f"Sweep({self.model.name}: {count} combination{'s' * (count != 1)}{cards})"
 
-    def _try(
-        self, combination: TrainingSetup | Impossible | None
-    ) -> SweepResult | Impossible | None:
-        if not isinstance(combination, TrainingSetup):
-            return combination
-        try:
-            estimates = estimate_on_gpus(self.model, combination, self.gpus)
-        except SetupError as error:
-            return Impossible(str(error))
-        if self.exact:
-            estimates = tuple(settled(each, always=True) for each in estimates)
-        return SweepResult(estimates=estimates)
+
+Task = TrainingSetup | Impossible | None
+"""One combination of a grid."""
+MAX_CHUNK = 32
+"""Combinations that a process is handed at once: neighbours share walks."""
+MAX_EXACT_CHUNK = 2
+"""Where each is replayed, which takes much longer than a walk."""
+CHUNKS = 4
+"""Of each process in a small sweep, so that all of them end at about the same time."""
+
+
+def answer_task(
+    task: Task, model: ModelSpec, gpus: Sequence[GpuSpec], *, exact: bool
+) -> SweepResult | Impossible | None:
+    """What becomes of one combination of a grid."""
+    if not isinstance(task, TrainingSetup):
+        return task
+    try:
+        estimates = estimate_on_gpus(model, task, gpus)
+    except SetupError as error:
+        return Impossible(str(error))
+    if exact:
+        estimates = tuple(settled(each, always=True) for each in estimates)
+    return SweepResult(estimates=estimates)
+
+
+def answer_task_elsewhere(
+    task: Task, model: ModelSpec, gpus: Sequence[GpuSpec], *, exact: bool
+) -> SweepResult | Impossible | None:
+    """The same, to be sent to another process: runs stay where they were played."""
+    result = answer_task(task, model, gpus, exact=exact)
+    if not isinstance(result, SweepResult):
+        return result
+    return SweepResult(estimates=tuple(without_run(each) for each in result.estimates))
 
 
 def sweep(
-    model: ModelSpec, grid: Grid, gpus: Sequence[GpuSpec] = (), *, exact: bool = False
+    model: ModelSpec,
+    grid: Grid,
+    gpus: Sequence[GpuSpec] = (),
+    *,
+    exact: bool = False,
+    num_jobs: int = 1,
 ) -> Sweep:
     """Estimate every setup of a grid, on every GPU; nothing is computed until it is iterated."""
-    return Sweep(model, grid, gpus, exact=exact)
+    return Sweep(model, grid, gpus, exact=exact, num_jobs=num_jobs)
 
 
 def estimate_on_gpus(

@@ -134,7 +134,7 @@ def _parse_json(text: str, *, label: str) -> object:
         _refuse(label, f"the key {error.args[0]!r:.60} is given twice: keep the one that is meant")
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        _refuse(label, f"is not JSON: {error.msg} at {place}")
+        _refuse(label, f"is not JSON: {error.msg} at {place}: mend it there, or fetch it anew")
     except ValueError:
         # Python refuses integers of more than 4300 digits.
         _refuse(label, "holds a number with thousands of digits")

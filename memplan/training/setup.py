@@ -432,7 +432,10 @@ def _check_engine(setup: TrainingSetup) -> None:
         )
         raise SetupError(msg)
     if setup.zero_stage is not None and engine is not Engine.DEEPSPEED:
-        msg = f"zero_stage: only deepspeed has ZeRO stages, and the engine is {engine.value}"
+        msg = (
+            f"zero_stage: only deepspeed has ZeRO stages, and the engine is {engine.value}: leave it "
+            "out, or name the engine deepspeed"
+        )
         raise SetupError(msg)
     if setup.fsdp_strategy is not None and engine not in (Engine.FSDP, Engine.FSDP1):
         msg = f"fsdp_strategy: only fsdp and fsdp1 have it, and the engine is {engine.value}"

@@ -15,6 +15,7 @@ from memplan.estimator.estimation import (
 from memplan.hardware.gpu import num_multiprocessors, threads_per_multiprocessor
 from memplan.memory.account import ComponentKind, RankAccount
 from memplan.memory.accounts import rank_account
+from memplan.memory.fsdp2.units import is_tied
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs import program_of
 from memplan.memory.programs.fsdp2 import Fsdp2Program
@@ -136,7 +137,7 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
         return None
     num_steps = NUM_MICRO_BATCHES
     if engine_of(settings) == "fsdp2":
-        program.load = partial(_load_empty, program)  # type: ignore[method-assign]
+        program.load = partial(load_empty, program)  # type: ignore[method-assign]
     if engine_of(settings) == "deepspeed":
         program.load_weights = partial(_cast_weights, program)  # type: ignore[method-assign]
         num_steps = max(1, NUM_MICRO_BATCHES // setup.gradient_accumulation_steps)
@@ -144,11 +145,14 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
     return PlayedRun(ledger, expandable=False)
 
 
-def _load_empty(program: Program) -> None:
-    """These records make the shards with ``to_empty``."""
+def load_empty(program: Program) -> None:
+    """These records make the shards with ``to_empty``, a tied table twice, and then tie it anew."""
     assert isinstance(program, Fsdp2Program)
+    start = len(program.ledger.events)
     for weight in program.weights:
         program.load_shard(weight)
+    if is_tied(program.given.tape):
+        program.ledger.use(program.ledger.events[start])
     program.load_buffers()
 
 

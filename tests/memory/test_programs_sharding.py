@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.sources.registry import builtin_config
 from memplan.training.setup import TrainingSetup
-from tests.accuracy.allocator_records import GPUS, TASKS, setup_of
+from tests.accuracy.allocator_records import GPUS, TASKS, load_empty, setup_of
 
 DATA = Path(__file__).parent.parent / "data"
 RUNS: dict[str, Any] = json.loads((DATA / "sharded_runs.json").read_text())
@@ -42,6 +43,8 @@ def play(
     each = workspace_bytes(gpu.compute_capability) // 2
     program = program_of(given, ledger, workspace_bytes=each)
     assert program is not None
+    if dict(setup.engine_options).get("init_device") == "meta":
+        program.load = partial(load_empty, program)  # type: ignore[method-assign]
     program.run(num_steps=num_steps)
     return replay(ledger.events, ledger.streams), ledger
 

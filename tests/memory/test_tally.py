@@ -21,7 +21,7 @@ from memplan.training.setup import TrainingSetup
 from memplan.units import round_up
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 9, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 700, "vocab_size": 4001,
     "tie_word_embeddings": False,
 }  # fmt: skip
@@ -174,8 +174,8 @@ def test_one_outline_serves_every_batch() -> None:
     from memplan.memory import accounts
 
     for fields in ENGINES.values():
-        small = given_for("t5", fields)
-        for batch, length in ((1, 200), (7, 96), (4, 1000)):
+        small = given_for("t5", {**fields, "micro_batch_size": 2})
+        for batch, length in ((3, 200), (7, 96), (4, 1000)):
             setup = replace(small.setup, micro_batch_size=batch, seq_len=length)
             large = given_for("t5", {**fields, "micro_batch_size": batch, "seq_len": length})
             accounts._outlined.cache_clear()

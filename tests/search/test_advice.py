@@ -21,6 +21,11 @@ from memplan.training.setup import TrainingSetup
         pytest.param(
             "gpt2-xl", "v100-16gb",
             {"num_gpus": 8, "zero_stage": 3, "seq_len": 1024, "precision": "fp16-master"},
+            "expandable segments saves", id="the allocator's segments alone",
+        ),
+        pytest.param(
+            "llama-3.2-1b", "t4",
+            {"num_gpus": 8, "zero_stage": 3, "seq_len": 2048, "precision": "fp16-master"},
             "checkpointing saves", id="checkpointing",
         ),
         pytest.param(

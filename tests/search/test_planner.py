@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from memplan.errors import SetupError
-from memplan.estimator import Verdict, estimate
+from memplan.estimator import Verdict, estimate, settled
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import describe_change, engine_label
 from memplan.report.plan import shortfall_lines
@@ -33,6 +33,28 @@ def test_every_setup_fits_and_no_larger_micro_batch_does() -> None:
         assert each.headroom_bytes == H100.capacity_bytes - answer.total_bytes.high >= 0
         larger = replace(each.setup, micro_batch_size=each.setup.micro_batch_size + 1)
         assert estimate(MODEL, larger, H100).verdict is not Verdict.FITS
+
+
+def test_an_exact_plan_has_what_bounds_alone_cannot_promise() -> None:
+    goal = {"model": "gpt2", "gpu": "t4", "num_gpus": (1,), "base": TrainingSetup(seq_len=512)}
+    bounded, exact = made(**goal), made(**goal, exact=True)
+
+    def way(setup: TrainingSetup) -> tuple[object, ...]:
+        return (engine_label(setup), setup.chosen_precision, setup.checkpointing)
+
+    sizes = {way(each.setup): each.setup.micro_batch_size for each in bounded.setups}
+    assert exact.setups
+    for each in exact.setups:
+        assert each.estimate.is_replayed
+        assert each.estimate.verdict is Verdict.FITS
+        assert each.headroom_bytes >= 0
+        size = each.setup.micro_batch_size
+        assert size > sizes.get(way(each.setup), 0)
+        larger = replace(each.setup, micro_batch_size=size + 1)
+        assert (
+            settled(estimate(load_model("gpt2"), larger, load_gpu("t4"))).verdict
+            is not Verdict.FITS
+        )
 
 
 @pytest.mark.parametrize(("gpu", "num_gpus"), [("a100-40gb", 8), ("h100", 8), ("v100", 1)])

@@ -326,7 +326,9 @@ def test_a_named_family_is_never_guessed_over(reading: list[Reading]) -> None:
         pytest.param("line\nbreak", r"there is no model 'line\nbreak'", id="line-break"),
         pytest.param("./null\0byte.json", "", id="null-byte-path"),
         pytest.param("n" * 5000 + ".json", "", id="too-long-a-path"),
-        pytest.param("https://huggingface.co/google-t5/t5-3b", "there is no model", id="url"),
+        pytest.param(
+            "https://huggingface.co/datasets/google/c4", "is no page of a model", id="url"
+        ),
     ],
 )
 def test_a_name_that_leads_nowhere(written: str, words: str) -> None:

@@ -190,7 +190,7 @@ def test_pairs_are_two_sequences() -> None:
         pytest.param({"max_seq_length": 64}, "max_seq_length is max_length today", id="older"),
         pytest.param({"max_length": None}, "sequences are not cut", id="no length"),
         pytest.param({"num_generations": 4}, "num_generations 4", id="generations"),
-        pytest.param({"center_rewards_coefficient": 0.1}, "--num-labels 1", id="rewards"),
+        pytest.param({"center_rewards_coefficient": 0.1}, "num_labels 1", id="rewards"),
         pytest.param({"activation_offloading": True}, "upper bounds", id="offloading"),
         pytest.param({"eval_strategy": "steps"}, "evaluation", id="evaluation"),
         pytest.param({"evaluation_strategy": "no"}, "is eval_strategy today", id="older name"),

@@ -30,9 +30,11 @@ def project(
         value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
         return query, key, t.scale(value) if spec.value_scaled else value
     query, key, value = _fused_projection(t, x, spec, hidden)
-    if split:
+    whole = spec.projection in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}
+    if split or (turned and whole):
         query = as_heads(t, query, spec.num_heads)
-        key, value = (as_heads(t, part, spec.num_kv_heads) for part in (key, value))
+        key = as_heads(t, key, spec.num_kv_heads)
+        value = as_heads(t, value, spec.num_kv_heads) if split else value
     return query, key, value
 
 

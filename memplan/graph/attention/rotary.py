@@ -38,10 +38,14 @@ def rotate(
         t.touch(*turned)
         return query, key
     parts = [t.cast(x, DType.FP32) if form.upcast else x for x in sources]
-    halves = _turn_both(t, parts, form, spec.head_dim, cos, sin)
-    turned = [_joined(t, *each) for each in halves]
-    if form.names_parts and frame is not None:
-        frame += [part for each in halves for part in each if part is not None]
+    cut = _cut_both(t, parts, form, spec.head_dim)
+    if form.names_parts:
+        halves = [(_turned(t, turning, form, cos, sin), passing) for turning, passing in cut]
+        turned = [_joined(t, *each) for each in halves]
+        if frame is not None:
+            frame += [part for each in halves for part in each if part is not None]
+    else:
+        turned = [_joined(t, _turned(t, each, form, cos, sin), passing) for each, passing in cut]
     if form.upcast or form.full_tables:
         rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
         t.touch(*parts, *turned)
@@ -76,22 +80,25 @@ def _expanded(t: Tape, table: Tensor) -> Tensor:
     return out
 
 
-def _turn_both(
-    t: Tape, parts: list[Tensor], form: RotarySpec, head_dim: int, cos: Tensor, sin: Tensor
+def _turned(t: Tape, x: Tensor, form: RotarySpec, cos: Tensor, sin: Tensor) -> Tensor:
+    return _turned_halves(t, x, cos, sin) if form.halved else rotary(t, x, cos, sin)
+
+
+def _cut_both(
+    t: Tape, parts: list[Tensor], form: RotarySpec, head_dim: int
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """Queries and keys; where heads are turned in part, also what stays as it is.
+    """What is turned of queries and keys; where heads are turned in part, also what stays as it is.
 
     Both are cut before either is turned.
     """
-    if form.halved:
-        return [(_turned_halves(t, x, cos, sin), None) for x in parts]
-    if form.dim == head_dim and not form.joined:
-        return [(rotary(t, x, cos, sin), None) for x in parts]
-    cut = []
+    if form.halved or (form.dim == head_dim and not form.joined):
+        return [(x, None) for x in parts]
+    cut: list[tuple[Tensor, Tensor | None]] = []
     for x in parts:
-        turning = x if form.dim == head_dim else t.slice(x, x.numel // head_dim * form.dim)
+        turned = x.numel // head_dim * form.dim
+        turning = t.alias(x) if form.dim == head_dim else t.slice(x, turned)
         cut.append((turning, t.slice(x, x.numel // head_dim * (head_dim - form.dim))))
-    return [(rotary(t, turning, cos, sin), passing) for turning, passing in cut]
+    return cut
 
 
 def _turned_halves(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

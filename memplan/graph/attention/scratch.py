@@ -5,10 +5,12 @@ from memplan.graph.attention.head_layout import Shape
 from memplan.graph.segments import RESULT
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor
-from memplan.units import round_up
+from memplan.units import ceil_div, round_up
 
 NARROW_TILE, WIDE_TILE = 64, 128
 """Rows and columns of the memory-efficient kernel's tiles; heads beyond the latter are wide."""
+TILE_HEADER = 4
+"""Words before each tile of dq: a lock, a counter, padding (``GradQTempStorage``)."""
 KEY_BLOCKS = 200
 """Blocks of keys over all heads that have gradients of their own in that kernel, at most."""
 CUDNN_FORWARD_BYTES = 256
@@ -70,7 +72,7 @@ def efficient_forward_scratch(t: Tape, dtype: DType, shape: Shape) -> int:
 def efficient_backward_scratch(t: Tape, dtype: DType, shape: Shape, out: Tensor) -> tuple[int, ...]:
     """Blocks of scratch in the memory-efficient kernel's backward pass [bytes].
 
-    A number for each row and an fp32 dq in tiles; where heads are wide and the
+    A number for each row and an fp32 dq in tiles, each behind a header; where heads are wide and the
     gradients narrower than fp32, dk and dv in fp32 too (transformers/cuda/mem_eff_attention/
     kernel_backward.h, ``workspace_size``).
     """
@@ -82,6 +84,7 @@ def efficient_backward_scratch(t: Tape, dtype: DType, shape: Shape, out: Tensor)
     tile = NARROW_TILE if not wide else WIDE_TILE
     columns = NARROW_TILE if not dtype.is_half or wide or head_dim <= NARROW_TILE else WIDE_TILE
     found = _padded(shape.queries, tile) * _padded(head_dim, columns)
+    found += TILE_HEADER * ceil_div(shape.queries, tile) * ceil_div(head_dim, WIDE_TILE)
     if wide:
         blocks = min(-(-shape.keys // NARROW_TILE), max(1, KEY_BLOCKS // heads))
         keys = blocks * NARROW_TILE

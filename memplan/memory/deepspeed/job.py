@@ -172,7 +172,7 @@ def hidden_size(tape: Tape) -> int:
     """The width of the residual stream: what a layer hands to the next, for each token."""
     tokens = tape.options.batch_size * tape.options.seq_len
     for segment in tape.segments:
-        if segment.name.endswith(".layers") and segment.output is not None:
+        if segment.is_layer and segment.output is not None:
             return segment.output.numel // tokens
     first = tape.segments[0]
     return first.parameters[0].shape[-1] if first.parameters else 0

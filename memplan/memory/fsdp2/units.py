@@ -5,14 +5,17 @@ Parameters are split along their first dimension into equal chunks, the last one
 """
 
 from dataclasses import field
+from math import prod
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
 from memplan.memory.rank import RankInput
+from memplan.model.parameters import ModelPart
 from memplan.units import ceil_div
 
 ROOT, EMBEDDING, TAIL = "root", "embedding", "tail"
@@ -119,7 +122,7 @@ class Units:
 
 def is_layer(segment: Segment) -> bool:
     """Whether the segment is a run of layers, each of which is wrapped; or of parts of them."""
-    return segment.repeat > 1 or segment.name.endswith("layers")
+    return segment.repeat > 1 or segment.is_layer
 
 
 def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units:
@@ -129,16 +132,19 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
     units = Units(root=root, layers={})
     if options.wrapping is not Wrapping.LAYERS:
         root.reshard = False
-        units.tied = _tied_embedding(tape)
+        units.tied = is_tied(tape)
         units.tail = Unit(TAIL, reshard=False)
         units.embedding = (
             units.tail if units.tied else Unit(EMBEDDING, reshard=reshard is not False)
         )
+    declared: dict[int, list[Parameter]] = {}
+    for segment, parameters in declared_parameters(tape):
+        declared.setdefault(segment.index, []).extend(parameters)
     for segment in tape.segments:
         if is_layer(segment):
             unit = Unit(segment.name, reshard=reshard is not False, num_copies=segment.num_copies)
             units.layers[segment.index] = unit
-            unit.parameters = list(segment.parameters)
+            unit.parameters = declared.get(segment.index, [])
             units.of_parameter.update(dict.fromkeys(segment.parameters, unit))
             continue
         for parameter in segment.parameters:
@@ -158,7 +164,7 @@ def _owner(units: Units, segment: Segment, parameter: Parameter) -> Unit:
     if units.embedding is not None and _is_token_table(segment, parameter):
         return units.embedding
     if units.tail is not None and (
-        segment.name.endswith(".norm") or parameter.name.startswith("lm_head")
+        segment.part is ModelPart.NORM or parameter.name.startswith("lm_head")
     ):
         return units.tail
     return units.root
@@ -168,7 +174,7 @@ def _is_token_table(segment: Segment, parameter: Parameter) -> bool:
     return segment.name == "embed" and parameter is segment.parameters[0]
 
 
-def _tied_embedding(tape: Tape) -> bool:
+def is_tied(tape: Tape) -> bool:
     """Whether a later segment reads the token table."""
     first = tape.segments[0]
     if not first.parameters:
@@ -231,11 +237,16 @@ def own_numel(parameter: Parameter, degree: int, place: int) -> int:
 
     Shards are padded to the largest; what the optimizer keeps is not (torch's ``chunk``).
     """
+    return prod(own_shape(parameter, degree, place))
+
+
+def own_shape(parameter: Parameter, degree: int, place: int) -> tuple[int, ...]:
+    """The shape of that chunk: rows of the parameter."""
     if not parameter.shape:
-        return parameter.numel
-    first = parameter.shape[0]
+        return ()
+    first, *rest = parameter.shape
     rows = ceil_div(first, degree)
-    return max(0, min(rows, first - place * rows)) * (parameter.numel // first)
+    return (max(0, min(rows, first - place * rows)), *rest)
 
 
 def places_alike(units: Units, degree: int) -> list[range]:

@@ -4,6 +4,7 @@ from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
 from memplan.training.precision import Engine
+from memplan.training.setup import TrainingSetup, ZeroStage
 
 
 def program_of(
@@ -43,6 +44,12 @@ def program_of(
     from memplan.memory.programs.ddp import DdpProgram
 
     return DdpProgram(given, ledger, workspace_bytes=workspace_bytes)
+
+
+def stops_within(setup: TrainingSetup) -> bool:
+    """Whether a setup's engine takes part within segments, at their operations."""
+    is_deepspeed = setup.chosen_engine is Engine.DEEPSPEED
+    return is_deepspeed and setup.zero_stage is ZeroStage.PARAMETERS
 
 
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:

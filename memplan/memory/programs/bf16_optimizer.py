@@ -8,9 +8,9 @@ to the dtype in which they are summed over the ranks (2Φ; none where that is fp
 """
 
 from memplan.memory.account import ComponentKind, HostMemory
-from memplan.memory.deepspeed.job import MASTER_BYTES, Job, rounded
+from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Weight, step_optimizer
+from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
 
 _CAST = "all gradients, cast to be summed over the ranks"
@@ -67,5 +67,4 @@ class Bf16OptimizerProgram(DeepSpeedProgram):
 
     def optimizer_step(self, *, first: bool) -> None:
         """This rank's part of the gradients is a view of the buffer."""
-        size = rounded(MASTER_BYTES * self.partition.size)
-        step_optimizer(self.given, self.ledger, [size], first=first)
+        self.step_masters([self.partition.size], of="this rank's part", first=first)

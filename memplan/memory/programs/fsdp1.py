@@ -407,25 +407,21 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
     def optimizer_step(self, *, first: bool) -> None:
         """States of what this rank holds: flat shards, or its pieces of the original parameters."""
         if not self.formats.offloaded:
-            step_optimizer(self.given, self.ledger, self._state_sizes(), first=first)
+            shapes = [(numel,) for numel in self._stepped()]
+            states = self.formats.states
+            step_optimizer(self.given, self.ledger, shapes, states, of="the shards", first=first)
 
-    def _state_sizes(self) -> list[int]:
-        states = self.formats.states
+    def _stepped(self) -> list[int]:
+        """Elements of each tensor that the optimizer is handed."""
         if not self.options.use_orig_params:
-            return [
-                allocated_bytes(use.unit.shard_numel, states)
-                for use in self._uses()
-                if use.unit.flat_gradient_bytes
-            ]
+            return [use.unit.shard_numel for use in self._uses() if use.unit.flat_gradient_bytes]
         numels: dict[Weight, int] = {}
         for use in self._uses():
             places = flat_places(use.unit, self.options, self.formats, self.place)
             for parameter, copy, numel in places:
                 numels[parameter, copy + use.copy] = numel
         return [
-            allocated_bytes(numels[weight], states)
-            for weight in self.weights
-            if is_trained(weight[0]) and numels[weight]
+            numels[weight] for weight in self.weights if is_trained(weight[0]) and numels[weight]
         ]
 
     def zero_grad(self) -> None:

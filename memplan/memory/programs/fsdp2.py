@@ -17,7 +17,7 @@ from memplan.memory.fsdp2.units import (
     Unit,
     UnitFormats,
     find_units,
-    own_numel,
+    own_shape,
     own_states,
     shard_numel,
 )
@@ -26,6 +26,7 @@ from memplan.memory.playback import Acts, Stops
 from memplan.memory.programs.program import Weight, is_trained, step_optimizer
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
+from memplan.model.parameters import ModelPart
 from memplan.training.setup import Offload
 
 GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
@@ -167,12 +168,13 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         if self.offloaded:
             return
         degree = self.formats.degree
-        sizes = [
-            allocated_bytes(own_numel(parameter, degree, self.place), self.formats.states)
+        shapes = [
+            own_shape(parameter, degree, self.place)
             for parameter, _ in self.weights
             if is_trained(parameter)
         ]
-        step_optimizer(self.given, self.ledger, sizes, first=first)
+        states = self.formats.states
+        step_optimizer(self.given, self.ledger, shapes, states, of="the shards", first=first)
 
     def zero_grad(self) -> None:
         """A unit's shards are views of one tensor, which goes with the last of them."""
@@ -342,7 +344,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             if given is not None and given.requires_grad:
                 self._post_backward(use)
             return
-        ends_tail = self.tail is not None and segment.name.endswith(".norm")
+        ends_tail = self.tail is not None and segment.part is ModelPart.NORM
         if ends_tail and self.tail is not None and not self.units.tied and not self.tail.done:
             self._post_backward(self.tail)
 

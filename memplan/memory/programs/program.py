@@ -4,8 +4,10 @@
 of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(set_to_none=True)``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
+from memplan.dtypes import DType
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
@@ -13,19 +15,33 @@ from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Stops
 from memplan.memory.rank import RankInput
-from memplan.training.optimizers import OPTIMIZERS
+from memplan.training.optimizers import OPTIMIZERS, StatesOf
 from memplan.units import ceil_div
 
+Shape = tuple[int, ...]
+"""Of a tensor that an optimizer steps."""
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
 
 COUNTER_BYTES = ALLOCATION_ROUNDING
 """A scalar, as the allocator rounds it up."""
 
+MAX_MICRO_BATCHES = 4
+"""Of a step that are played out: the first, the last, and two of those between, which ask for the same
+blocks again and again. More of them changed neither the reserved peak nor the least capacity of GPT-2
+under any engine; FSDP1 needs that many."""
+
 
 class Program:
     """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
 
+    weight_words: Mapping[ComponentKind, str] = {
+        ComponentKind.PARAMETERS: "every weight once",
+        ComponentKind.MASTER_WEIGHTS: "an fp32 copy of each trained parameter",
+        ComponentKind.GRADIENTS: "one for each trained parameter",
+        ComponentKind.GATHERED_PARAMETERS: "whole parameters of the units in use",
+    }
+    """What blocks of single weights are, in words."""
     is_even = True
     sum_stream = 0
     num_steps = 4
@@ -52,7 +68,8 @@ class Program:
         """Load, then train; the optimizer's states come with the first step."""
         self.start()
         for step in range(num_steps or self.num_steps):
-            self.train(step, num_micro_batches=self.given.setup.gradient_accumulation_steps)
+            steps = self.given.setup.gradient_accumulation_steps
+            self.train(step, num_micro_batches=min(steps, MAX_MICRO_BATCHES))
 
     def start(self) -> None:
         """Load, and fetch the first batch."""
@@ -82,12 +99,9 @@ class Program:
 
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
-        return {
-            weight: self.ledger.allocate(
-                weight[0].storage.num_bytes, 0, ComponentKind.PARAMETERS, weight
-            )
-            for weight in self.weights
-        }
+        sizes = [(weight[0].storage.num_bytes, weight) for weight in self.weights]
+        blocks = self.ledger.allocate_all(sizes, ComponentKind.PARAMETERS)
+        return dict(zip(self.weights, blocks, strict=True))
 
     def load_buffers(self) -> None:
         """Tables that the model keeps beside its weights."""
@@ -100,6 +114,7 @@ class Program:
         self.ledger.enter(Part.FORWARD, step)
         self.playback.forward()
         self.end_forward()
+        self.playback.return_loss()
         self.ledger.enter(Part.BACKWARD, step)
         self.begin_backward()
         self.playback.backward()
@@ -108,19 +123,21 @@ class Program:
 
     def optimizer_step(self, *, first: bool) -> None:
         """States in the first step; then what the optimizer copies."""
-        trained = [
-            allocated_bytes(parameter.numel, self.given.formats.optimizer_states)
-            for parameter, _ in self.weights
-            if is_trained(parameter)
-        ]
-        step_optimizer(self.given, self.ledger, trained, first=first)
+        step_optimizer(
+            self.given,
+            self.ledger,
+            [parameter.shape for parameter, _ in self.weights if is_trained(parameter)],
+            self.given.formats.optimizer_states,
+            of="every trained parameter",
+            first=first,
+        )
 
     def zero_grad(self) -> None:
         """Gradients go in the order of the parameters."""
-        for weight in self.weights:
-            block = self.gradients.pop(weight, None)
-            if block is not None:
-                self.ledger.free(block)
+        if self.gradients:
+            found = [self.gradients[each] for each in self.weights if each in self.gradients]
+            self.ledger.free_all(found)
+            self.gradients.clear()
 
     def save(self) -> None:
         """Write a checkpoint: what passes through the GPU on its way."""
@@ -183,16 +200,43 @@ def is_trained(parameter: Parameter) -> bool:
 
 
 def step_optimizer(
-    given: RankInput, ledger: Ledger, state_sizes: list[int], *, first: bool
+    given: RankInput,
+    ledger: Ledger,
+    stepped: Sequence[Shape],
+    dtype: DType,
+    *,
+    of: str,
+    first: bool,
 ) -> None:
-    """One step over tensors whose states have these sizes [bytes]."""
-    optimizer = OPTIMIZERS[given.setup.optimizer]
+    """One step over tensors of these shapes; states have a dtype, and are ``of`` something, in words."""
+    row = OPTIMIZERS[given.setup.optimizer]
     if first:
-        for size in state_sizes:
-            if optimizer.has_step_counter:
-                ledger.allocate(COUNTER_BYTES, 0, ComponentKind.OPTIMIZER_STATES, "step counter")
-            for _ in range(optimizer.num_states if size else 0):
-                ledger.allocate(size, 0, ComponentKind.OPTIMIZER_STATES, "optimizer state")
-    if optimizer.num_step_copies:
-        copies = [size for size in state_sizes if size] * optimizer.num_step_copies
-        ledger.use(*copies, kind=ComponentKind.TEMPORARIES, name="the optimizer's copy of a state")
+        states = f"{row.num_states} x {dtype.label} of {of}"
+        ledger.allocate_all(
+            [
+                (
+                    size,
+                    COUNTER
+                    if size == COUNTER_BYTES and number == 0 and row.has_step_counter
+                    else states,
+                )
+                for shape in stepped
+                for number, size in enumerate(sizes_of(row.states, shape, dtype))
+                if size
+            ],
+            ComponentKind.OPTIMIZER_STATES,
+        )
+    copies = [size for shape in stepped for size in sizes_of(row.step_copies, shape, dtype) if size]
+    if copies:
+        ledger.use(
+            *copies, kind=ComponentKind.TEMPORARIES, name="copies the optimizer makes of a state"
+        )
+
+
+COUNTER = "a step counter for each"
+
+
+@lru_cache(maxsize=1024)
+def sizes_of(made: StatesOf, shape: Shape, dtype: DType) -> tuple[int, ...]:
+    """What an optimizer makes of one tensor, as the allocator rounds it up [bytes]."""
+    return tuple(allocated_bytes(numel, each) for numel, each in made(shape, dtype))

@@ -1,10 +1,11 @@
 """What programs share whose parameters are gathered and reduced in units."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 from memplan.graph.segments import Segment
+from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.units import Unit, Units
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program, Weight
@@ -28,6 +29,11 @@ UseT = TypeVar("UseT", bound=Use)
 
 class ShardedProgram(Program, Generic[UseT]):
     """A rank whose parameters come in units: each layer, and what lies beside the layers."""
+
+    weight_words: Mapping[ComponentKind, str] = {
+        **Program.weight_words,
+        ComponentKind.PARAMETERS: "the rank's shards",
+    }
 
     num_steps = 4
     """Blocks of several streams take longer to find their places (15 recorded runs: four do)."""

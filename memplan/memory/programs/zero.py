@@ -1,11 +1,14 @@
 """What the programs of all of DeepSpeed's stages share."""
 
+from collections.abc import Sequence
+
+from memplan.dtypes import DType
 from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.programs.program import Program, Weight
+from memplan.memory.programs.program import Program, Weight, step_optimizer
 
 
 class DeepSpeedProgram(Program):
@@ -68,6 +71,12 @@ class DeepSpeedProgram(Program):
         for block in blocks:
             self.ledger.free(block)
         blocks.clear()
+
+    def step_masters(self, numels: Sequence[int], *, of: str, first: bool) -> None:
+        """One step over flat masters of these sizes [elements]."""
+        dtype = DType.BF16 if self.job.options.bf16_masters else DType.FP32
+        shapes = [(numel,) for numel in numels]
+        step_optimizer(self.given, self.ledger, shapes, dtype, of=of, first=first)
 
     def copied(self, weight: Weight) -> int:
         """A copy of a weight in its own dtype [bytes]."""

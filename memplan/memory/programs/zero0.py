@@ -19,7 +19,7 @@ from memplan.errors import SetupError
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Weight, step_optimizer
+from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
 
 ALLREDUCE_BUCKET = 500_000_000
@@ -28,6 +28,7 @@ _CLONE = "the weights before flattening"
 _MASTERS = "an fp32 copy of each trained parameter"
 _ZEROS = "fp32 zeros for the step that makes the states"
 _OWN_ZEROS = "zeros in the weights' dtype too"
+_PARAMETER = "every trained parameter"
 _REDUCED = "the flat copy of a bucket while it is reduced"
 
 
@@ -45,10 +46,9 @@ class ReplicatedProgram(DeepSpeedProgram):
         self.is_flat = job.is_flat
         self.is_wrapped = job.given.formats.master_weights
         numels = [weight[0].numel for weight in self.trained]
-        self.fp32 = [MASTER_BYTES * numel for numel in numels]
-        """The optimizer's tensors: one, or one for each parameter."""
-        if self.is_flat:
-            self.fp32 = [MASTER_BYTES * sum(numels)]
+        self.stepped = [sum(numels)] if self.is_flat else numels
+        """Elements of the optimizer's tensors: one, or one for each parameter."""
+        self.fp32 = [MASTER_BYTES * numel for numel in self.stepped]
 
     def load(self) -> None:
         """Masters of the weights; a first step over zeros makes the states."""
@@ -76,7 +76,7 @@ class ReplicatedProgram(DeepSpeedProgram):
                 self.allocate(self.copied(weight), ComponentKind.GRADIENTS, _OWN_ZEROS)
                 for weight in trained
             ]
-        step_optimizer(self.given, self.ledger, self.fp32, first=True)
+        self.step_masters(self.stepped, of=_PARAMETER, first=True)
         self.free_all(zeros)
 
     def _make_master(self, num_bytes: int, fp32_bytes: int, name: str | Weight) -> None:
@@ -120,5 +120,5 @@ class ReplicatedProgram(DeepSpeedProgram):
             self.free_all(gradients)
             gradients = [flat]
             self.zero_grad()
-        step_optimizer(self.given, self.ledger, self.fp32, first=False)
+        self.step_masters(self.stepped, of=_PARAMETER, first=False)
         self.free_all(gradients)

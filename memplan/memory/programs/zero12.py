@@ -10,7 +10,7 @@ from memplan.memory.deepspeed.reduction import (
     reduction_settings,
 )
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Weight, step_optimizer
+from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
 from memplan.training.setup import ZeroStage
 
@@ -283,5 +283,5 @@ class ShardedStatesProgram(DeepSpeedProgram):
                 self.free_all(gradient)
                 gradient = [cast]
             self.free_all(owned)
-        step_optimizer(self.given, ledger, [part], first=first)
+        self.step_masters([partition.size], of="this rank's part", first=first)
         self.free_all([*gradient, *owned])

@@ -28,7 +28,7 @@ from memplan.memory.deepspeed.shards import (
 )
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import Acts, Stops, backward_acts, forward_acts
-from memplan.memory.programs.program import Weight, step_optimizer
+from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
@@ -522,7 +522,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
             flat, gradient = gradient, ledger.allocate(size, 0, _TEMPORARIES, name)
             if flat is not None:
                 ledger.free(flat)
-        step_optimizer(self.given, ledger, [size], first=first)
+        self.step_masters([group], of="the shards", first=first)
         if gradient is not None:
             ledger.free(gradient)
 

@@ -1,0 +1,83 @@
+"""Small rules of torch's order that decide where blocks come to lie; each seen in a real run's events."""
+
+from typing import Any
+
+import pytest
+
+from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.graph.segments import Gradient, Operation
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter
+from memplan.memory.ledger import Ledger
+from memplan.memory.programs.program import Program, weights_of
+from memplan.memory.rank import RankInput
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+BART: dict[str, Any] = {
+    "model_type": "bart", "d_model": 256, "encoder_layers": 3, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 512,
+    "decoder_ffn_dim": 512, "vocab_size": 800, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def given_for(config: dict[str, Any], task: str = "causal-lm") -> RankInput:
+    model = load_model(config, task)
+    setup = TrainingSetup(seq_len=64, micro_batch_size=2, kernel_scratch=False)
+    resolved = setup.resolve(model.context_length)
+    tape, passes = record_and_walk(model, tape_options(resolved, None))
+    return RankInput(tape=tape, passes=passes, setup=resolved)
+
+
+def layer_names(tape: Tape) -> list[str]:
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    return [operation.name for operation in layer.operations]
+
+
+def test_turned_heads_hand_their_gradient_back_in_rows() -> None:
+    names = layer_names(given_for(LLAMA).tape)
+    assert names.count("view") == 2, "queries and keys, not values"
+
+
+def test_qwen3_norms_queries_before_it_projects_keys() -> None:
+    tape = given_for({**LLAMA, "model_type": "qwen3", "head_dim": 64}).tape
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    modules = [
+        tensor.module
+        for operation in layer.operations
+        for tensor in operation.inputs
+        if isinstance(tensor, Parameter)
+    ]
+    expected = ["q_proj", "q_norm", "k_proj", "k_norm", "v_proj"]
+    assert [name.rpartition(".")[2] for name in modules[1:6]] == expected
+
+
+def test_weights_stand_as_they_are_declared() -> None:
+    weights = [weight.name for weight, copy in weights_of(given_for(LLAMA)) if copy == 0]
+    assert weights.index("input_layernorm.weight") > weights.index("mlp.down_proj.weight")
+
+
+@pytest.mark.parametrize(("name", "first"), [("grouped_mm", 1), ("cat", 0)])
+def test_the_second_gradient_of_a_product_is_computed_first(name: str, first: int) -> None:
+    tape = given_for(LLAMA).tape
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    tensors = [operation.outputs[0] for operation in layer.operations[:3]]
+    gradients = (Gradient.FRESH, Gradient.FRESH, Gradient.NONE)
+    operation = Operation(name, tensors, (), (), gradients)
+    assert operation.backward_order()[0][0] is tensors[first]
+
+
+def test_what_an_encoder_returns_goes_when_its_backward_pass_is_over() -> None:
+    """Its gradient is handed over, and it is the last layer's output that the decoder kept."""
+    program = Program(given_for(BART, "seq2seq-lm"), Ledger())
+    program.run(num_steps=2)
+    events = program.ledger.events
+    freed = [~event for event in events if event < 0]
+    assert len(freed) == len(set(freed))
+    assert not program.playback.shared
+    assert program.playback.flow is None
