@@ -179,6 +179,7 @@ TRAINED: dict[str, Entry] = {
     "tolerance": (MODEL, ("--tolerance", "2%")),
     "unmatched": (MODEL, ("--unmatched", "allow")),
     "per_rank": (JOB, ("--per-rank",)),
+    "cpu_memory": (JOB, ("--cpu-memory", "1MiB")),
 }
 OPTIONS: dict[str, dict[str, Entry]] = {
     "estimate": {

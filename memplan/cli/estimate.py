@@ -10,6 +10,7 @@ from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
+    CpuMemoryOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
@@ -92,6 +93,7 @@ def estimate(
     num_nodes: NumNodesOption = None,
     gpu: GpuOption = None,
     gpu_memory: GpuMemoryOption = None,
+    cpu_memory: CpuMemoryOption = None,
     engine: EngineOption = None,
     zero: ZeroOption = None,
     offload: OffloadOption = None,
@@ -302,6 +304,9 @@ def estimate(
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
+    if cpu_memory is not None:
+        node = node_memory(cpu_memory)
+        rows = [[replace(each, node_memory_bytes=node) for each in row] for row in rows]
     exact = exact or reserved or len(rows) == 1
     rows = [[settled(each, always=exact) for each in row] for row in rows]
     if emit is not None:
@@ -480,6 +485,18 @@ def chosen_gpus(
         else:
             chosen.append(each)
     return chosen
+
+
+def node_memory(text: str) -> int:
+    """CPU RAM of one node [bytes]. Raises ``UsageError`` for what is no size."""
+    from memplan.errors import UsageError
+    from memplan.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        msg = f"--cpu-memory: {error}"
+        raise UsageError(msg) from None
 
 
 def gpu_names(names: "Iterable[str] | None") -> list[str]:

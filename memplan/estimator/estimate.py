@@ -65,6 +65,8 @@ class Estimate(Displayed):
     run_source: "RunSource | Replays" = field(repr=False, compare=False)
     """From which the run is played out, event by event, when it is asked for; or what replays of it
     have found already."""
+    node_memory_bytes: int | None = None
+    """CPU RAM that a node has; None: there is no verdict on it [bytes]."""
     is_replayed: bool = False
     """The verdict and the range rest on a replay of the run through torch's allocator; else on
     bounds, within which *tight* means undecided."""
@@ -119,6 +121,18 @@ class Estimate(Displayed):
     def host_bytes(self) -> int:
         """CPU RAM of one node, all its ranks together [bytes]."""
         return self.account.node_bytes(self.setup.gpus_per_node)
+
+    @property
+    def host_verdict(self) -> Verdict | None:
+        """Whether a node's CPU RAM is enough; None where it is not known how much there is."""
+        if self.node_memory_bytes is None:
+            return None
+        return Verdict.FITS if self.host_bytes <= self.node_memory_bytes else Verdict.OOM
+
+    @property
+    def job_verdict(self) -> Verdict | None:
+        """The GPU's verdict, or OOM where a node's CPU RAM is not enough."""
+        return Verdict.OOM if self.host_verdict is Verdict.OOM else self.verdict
 
     @property
     def worst_bytes(self) -> int:

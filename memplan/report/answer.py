@@ -12,7 +12,7 @@ from memplan.report.changes import (
     gpus_label,
     setup_label,
 )
-from memplan.search.advice import missing_bytes
+from memplan.search.advice import shortage
 from memplan.training.precision import Engine
 from memplan.training.setup import Offload, TrainingSetup
 from memplan.units import GIB, format_count
@@ -73,7 +73,7 @@ def best_places(rows: Rows) -> list[tuple[int, str]]:
         gpu = column[0].gpu
         if gpu is not None:
             number = _chosen(column)
-            if column[number].verdict in (Verdict.FITS, Verdict.TIGHT):
+            if column[number].job_verdict in (Verdict.FITS, Verdict.TIGHT):
                 places.append((number, gpu.gpu_id))
     return places
 
@@ -81,10 +81,10 @@ def best_places(rows: Rows) -> list[tuple[int, str]]:
 def _chosen(column: Sequence[Estimate]) -> int:
     """The row with the best verdict, of these the simplest; where all are OOM, the nearest."""
     for verdict in (Verdict.FITS, Verdict.STATES_FIT, Verdict.TIGHT):
-        found = [number for number, each in enumerate(column) if each.verdict is verdict]
+        found = [number for number, each in enumerate(column) if each.job_verdict is verdict]
         if found:
             return min(found, key=lambda number: machinery(column[number].setup))
-    return min(range(len(column)), key=lambda number: missing_bytes(column[number]))
+    return min(range(len(column)), key=lambda number: shortage(column[number]))
 
 
 def gpu_answers(rows: Rows, hints: "Hints | None" = None, *, exact: bool) -> list[GpuAnswer]:
@@ -129,15 +129,16 @@ def needed_bytes(answer: Estimate, *, exact: bool) -> "ByteRange":
 def _words(column: Sequence[Estimate], number: int) -> str:
     """``fits from ZeRO-1``."""
     chosen = column[number]
-    verdict = chosen.verdict
+    verdict = chosen.job_verdict
     assert verdict is not None
     if len(column) == 1:
-        return verdict.value
+        short = chosen.host_verdict is Verdict.OOM
+        return f"{chosen.verdict}, CPU RAM OOM" if short else verdict.value
     label = setup_label(chosen.setup)
     if verdict is Verdict.OOM:
         return f"nothing fits, nearest {label}"
     others = column[number + 1 :]
-    upward = number and others and all(each.verdict is Verdict.FITS for each in others)
+    upward = number and others and all(each.job_verdict is Verdict.FITS for each in others)
     return f"{verdict.value} {'from' if upward and verdict is Verdict.FITS else 'with'} {label}"
 
 
@@ -194,7 +195,7 @@ def print_answer(
     is_wide = INDENT + left + sum(widths) + 3 * (len(widths) - 1) <= console.width
     for each, name, parts in zip(answers, names, lines, strict=True):
         line = Text(" " * INDENT + (name.ljust(left) if is_wide else f"{name}  "))
-        line.append(parts[0], style=VERDICT_STYLES[each.chosen.verdict or Verdict.OOM])
+        line.append(parts[0], style=VERDICT_STYLES[each.chosen.job_verdict or Verdict.OOM])
         if is_wide:
             padded = [part.ljust(width) for part, width in zip(parts, widths, strict=True)]
             line.append((padded[0][len(parts[0]) :] + "   " + "   ".join(padded[1:])).rstrip())
@@ -228,6 +229,9 @@ def _line_parts(answer: GpuAnswer) -> tuple[str, str, str]:
     chosen = answer.chosen
     if chosen.deciding_phase in ("load", "save"):
         needs += f" to {chosen.deciding_phase}"
+    if chosen.node_memory_bytes is not None:
+        node = chosen.node_memory_bytes / GIB
+        needs += f", CPU RAM {chosen.host_bytes / GIB:,.1f} of {node:,.1f} GiB"
     return answer.words, needs, batch_text(answer.largest)
 
 

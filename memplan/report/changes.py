@@ -211,6 +211,8 @@ def _checkpointing(setup: TrainingSetup) -> object:
 def advice_text(advice: Advice) -> str:
     """An advice in one line: what to change, what that saves, and the options for it."""
     better = advice.better
+    if better is None and not advice.missing_bytes:
+        return "no change of batch, checkpointing, engine, offload or GPUs needs less CPU RAM"
     if better is None:
         missing = format_gib(advice.missing_bytes, digits=1)
         return (
@@ -218,6 +220,12 @@ def advice_text(advice: Advice) -> str:
             "gives that"
         )
     change = describe_change(advice.answer.setup, better.setup)
+    if not advice.missing_bytes and advice.answer.host_verdict is Verdict.OOM:
+        before, after = (format_gib(each.host_bytes, digits=1) for each in (advice.answer, better))
+        return (
+            f"to fit: {change_flags(advice.answer.setup, better.setup)} ({change}: CPU RAM of a node "
+            f"{after} instead of {before})"
+        )
     text = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
     if better.verdict is not None:
         text += _OUTCOMES.get(better.verdict, "")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator import Estimate, expandable_note
+from memplan.estimator import Estimate, Verdict, expandable_note
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
@@ -17,6 +17,7 @@ from memplan.report.answer import (
 )
 from memplan.report.blocks import Column, print_blocks
 from memplan.report.changes import engine_name, setup_label
+from memplan.training.setup import Offload
 from memplan.units import GIB
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def print_account(
         for line in print_blocks(console.width, label, phases):
             console.print(line, soft_wrap=True)
     console.print()
+    for text in host_lines(estimates):
+        _print_plain(console, text)
     _print_assumed(console, [estimates])
     _print_notes(console, [estimates])
     if reserved:
@@ -115,6 +118,12 @@ def print_assumptions(
         _print_dim(console, f"Assumed: {text}")
     others = [text for text in assumptions if text not in of_model]
     _print_dim(console, "Assumed: " + ", ".join(others))
+
+
+def _print_plain(console: "Console", line: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(line))
 
 
 def _print_dim(console: "Console", line: str) -> None:
@@ -177,11 +186,7 @@ def comparison_columns(
             header=("in", "phase"),
             cells=tuple("\n".join(name for name, _ in peaks_of(line.first)) for line in lines),
         ),
-        Column(
-            header=("CPU", "GiB"),
-            cells=tuple(host_text(line.first) for line in lines),
-            is_figure=True,
-        ),
+        host_column([line.first for line in lines]),
     ]
     if reserved:
         figures.insert(
@@ -251,9 +256,69 @@ def peaks_of(answer: Estimate) -> list[tuple[str, int]]:
     return found
 
 
-def host_text(answer: Estimate) -> str:
-    """CPU RAM of a node; a dash for none."""
-    return f"{answer.host_bytes / GIB:,.1f}" if answer.host_bytes else "-"
+def host_column(answers: Sequence[Estimate]) -> Column:
+    """CPU RAM of a node, and the verdict on it where it is known how much there is."""
+    sizes = [f"{each.host_bytes / GIB:,.1f}" if each.host_bytes else "-" for each in answers]
+    node = answers[0].node_memory_bytes
+    if node is None:
+        return Column(header=("CPU", "GiB"), cells=tuple(sizes), is_figure=True)
+    width = max(map(len, sizes))
+    verdicts = [each.host_verdict or Verdict.FITS for each in answers]
+    return Column(
+        header=("CPU RAM", f"of {node / GIB:,.1f} GiB"),
+        cells=tuple(
+            f"{verdict.value:4} {size.rjust(width)}"
+            for verdict, size in zip(verdicts, sizes, strict=True)
+        ),
+        styles=tuple(VERDICT_STYLES[verdict] for verdict in verdicts),
+    )
+
+
+def host_lines(estimates: Sequence[Estimate]) -> list[str]:
+    """CPU RAM of a node, when it is needed and what for; each line once."""
+    lines = []
+    for each in estimates:
+        if not each.host_bytes:
+            continue
+        ranks = each.setup.gpus_per_node
+        node = each.node_memory_bytes
+        limit = f" of {node / GIB:,.1f} GiB ({each.host_verdict})" if node is not None else " GiB"
+        moment, why = host_reason(each)
+        shared = f", {ranks} ranks together" if ranks > 1 else ""
+        lines.append(
+            f"CPU RAM per node: {each.host_bytes / GIB:,.1f}{limit}{shared}, {moment}: {why}"
+        )
+    return list(dict.fromkeys(lines))
+
+
+WEIGHT_BYTES = (2, 4)
+"""Of an element of a whole copy of the model, in 16 and 32 bit."""
+
+
+def host_reason(answer: Estimate) -> tuple[str, str]:
+    """When a node's CPU RAM is fullest, and with what."""
+    host, setup, ranks = answer.account.host, answer.setup, answer.setup.gpus_per_node
+    own = host.save_bytes - (host.writer_bytes if answer.account.rank == 0 else 0)
+    fullest = max(ranks * host.held_bytes, ranks * own + host.writer_bytes)
+    if ranks * host.load_bytes >= fullest:
+        offloaded = " and ".join(
+            name
+            for name, place in (
+                ("the optimizer", setup.offload_optimizer),
+                ("the parameters", setup.offload_param),
+            )
+            if place is not Offload.NONE
+        )
+        if round(host.load_bytes / answer.num_params, 2) in WEIGHT_BYTES:
+            copies = "each rank loads a copy of the model"
+            return "while loading", copies if ranks > 1 else "the model"
+        if offloaded:
+            return "while setting up", f"{offloaded}, and copies that become page-locked"
+        return "while loading", "the model, a part for each rank"
+    if ranks * host.held_bytes >= fullest:
+        return "between steps", "what is offloaded"
+    beside = ", beside what is offloaded" if host.held_bytes else ""
+    return "while saving", f"a checkpoint{beside}"
 
 
 def kernel_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
