@@ -558,11 +558,8 @@ def _show(
 ) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     if output_format is not OutputFormat.TABLE:
-        from memplan.report.estimate import MARKDOWN_COLUMNS
-
         if output_format is OutputFormat.MARKDOWN:
-            flat = [each.to_dict() for row in rows for each in row]
-            _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+            _show_markdown(rows, everywhere=everywhere, exact=exact)
             return
         from memplan.report.hints import hint_rows, hinted_rows
         from memplan.search.advice import hints_for
@@ -585,3 +582,15 @@ def _show(
         print_account(console, rows[0], hints, legend=legend, reserved=reserved)
     else:
         print_comparison(console, rows, hints, exact=exact, legend=legend, reserved=reserved)
+
+
+def _show_markdown(rows: "Sequence[Sequence[Estimate]]", *, everywhere: bool, exact: bool) -> None:
+    """Write the answer for people who read it elsewhere."""
+    from memplan import __version__
+    from memplan.report.answer import best_places, simplest_first
+    from memplan.report.markdown import estimate_markdown
+    from memplan.search.advice import hints_for
+
+    rows = simplest_first(rows)
+    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
+    say(estimate_markdown(rows, hints, exact=exact, version=__version__))

@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
     from memplan.search.advice import Hints
 
-MARKDOWN_COLUMNS = (
-    "engine", "zero_stage", "offload_optimizer", "offload_param", "micro_batch_size", "seq_len",
-    "precision", "checkpointing", "gpu", "peak_bytes", "peak_phase", "deciding_phase",
-    "total_low_bytes", "total_high_bytes", "host_bytes", "verdict",
-)  # fmt: skip
-"""What a Markdown table shows of a row."""
-
 
 def print_comparison(
     console: "Console",

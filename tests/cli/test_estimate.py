@@ -200,13 +200,41 @@ def test_json(run: Run) -> None:
     assert parts == row["peak_bytes"]
 
 
-def test_csv_and_markdown_hold_the_same_rows(run: Run) -> None:
+def test_csv_holds_the_same_rows(run: Run) -> None:
     arguments = ("estimate", "llama-3.2-1b", "--gpu", "h100", "--format")
     row = json.loads(run(*arguments, "json").stdout)["rows"][0]
     from_csv = next(csv.DictReader(io.StringIO(run(*arguments, "csv").stdout)))
     assert from_csv["peak_bytes"] == str(row["peak_bytes"])
     assert list(from_csv) == list(row)
-    assert str(row["peak_bytes"]) in run(*arguments, "markdown").stdout
+
+
+def test_markdown_is_for_people(run: Run) -> None:
+    page = run(*JOB, "--format", "markdown").stdout
+    assert page.startswith("## t5-3b (seq2seq-lm)\n")
+    assert "* **V100-32: fits from ZeRO-1**, needs 16.2-24.4 of 31.7 GiB, micro-batch" in page
+    tables = [line for line in page.splitlines() if line.startswith("|")]
+    assert len(tables) == 2 + 10
+    assert tables[2].startswith("| DDP | 53.3")
+    assert len({line.count(" | ") for line in tables if "---" not in line}) == 1
+    assert "### Assumptions" in page
+    assert not re.search(r"\d{7}", page)
+
+
+def test_markdown_of_one_setup(run: Run) -> None:
+    job = ("estimate", "t5-3b", "--gpu", "v100", "--format", "markdown")
+    page = run(*job).stdout
+    assert "\n* **V100-32: OOM**, needs " in page
+    assert "\n  * to fit: --" in page
+    assert "\n### Where the bytes are\n" in page
+    assert "CPU RAM per node: " in page
+
+
+def test_markdown_takes_no_markup_from_a_name(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "model.json"
+    config = {"model_type": "gpt2", "name": "<b>|[x](y)", "n_layer": 2, "n_embd": 64, "n_head": 2}
+    file.write_text(json.dumps(config))
+    page = run("estimate", str(file), "--format", "markdown").stdout
+    assert "<b>" not in page
 
 
 def test_deepspeed_tables(run: Run) -> None:
