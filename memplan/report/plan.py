@@ -222,7 +222,6 @@ def footnotes(plan: Plan) -> list[str]:
             f"fit, each with its {_LARGEST.get(goal.objective, 'largest micro-batch')}; among "
             "equals (2 %) the simplest. "
             f"{fits}; left: what that leaves."
-            f"{'' if goal.exact else ' By bounds: --exact replays the runs, and finds more.'}"
         )
         assumed = "; ".join(plan.assumptions)
         speed = "Speed is relative to the fastest here, an order and no forecast."

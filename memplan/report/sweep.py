@@ -244,7 +244,9 @@ def print_pivot(
     for title, cells in pivots(results, varying, pivot).items():
         console.print(Text(title, style="bold"))
         console.print(pivot_table(cells, pivot))
-    legend = _PIVOT_LEGEND.format(pivot.rows, pivot.columns, FIGURE_WORDS[pivot.figure])
+    legend = _PIVOT_LEGEND.format(
+        _AXES[pivot.rows], _AXES[pivot.columns], FIGURE_WORDS[pivot.figure]
+    )
     if pivot.figure is Figure.PEAK and any(map(deciding_text, _answers(results))):
         legend += ". Where loading or saving decides, the matrix says so"
     console.print(Text(legend, style="dim"))
