@@ -366,7 +366,7 @@ def test_fp16_is_what_the_engine_calls_so(engine: str, form: str, run: Callable[
 
 def test_a_card_without_bf16_is_compared_in_fp16(run: Callable[..., Any]) -> None:
     told = run("estimate", "gpt2", "--gpus", "8", "--gpu", "v100", "--gpu", "a100")
-    assert "Precision on v100-sxm2-32gb (no bf16): deepspeed fp16-master" in " ".join(
+    assert "Precision on V100-32 (no bf16): DDP fp16-amp, ZeRO fp16-master" in " ".join(
         told.stdout.split()
     )
     asked = run("estimate", "gpt2", "--gpu", "v100", "--precision", "bf16-amp").stdout

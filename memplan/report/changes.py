@@ -56,7 +56,8 @@ def gpus_label(setup: TrainingSetup) -> str:
 def offload_label(setup: TrainingSetup) -> str:
     """What is offloaded, and where to; empty where nothing is.
 
-    >>> offload_label(TrainingSetup(zero_stage=3, offload_optimizer="cpu", offload_param="cpu"))
+    >>> setup = TrainingSetup(engine="fsdp", offload_optimizer="cpu", offload_param="cpu")
+    >>> offload_label(setup)
     'cpu optimizer+params'
     """
     places: dict[str, list[str]] = {}
