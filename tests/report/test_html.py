@@ -89,7 +89,7 @@ def test_figures(page: Page) -> None:
 
     assert f"{found.peak_bytes / 2**30:,.2f} GiB" in page.text
     assert "A100-80" in page.text
-    assert "v100-sxm2-16gb" in page.text
+    assert "V100-16" in page.text
     assert "optimizer adamw-fused" in page.text
     assert "Made by memplan 1.2.3." in page.text
     assert "Φ = 1,235,814,400 parameters" in page.text
