@@ -2,6 +2,13 @@
 
 from memplan.estimator.estimate import Estimate, Verdict
 from memplan.estimator.estimation import estimate
-from memplan.estimator.settling import settled, without_run
+from memplan.estimator.settling import expandable_note, settled, without_run
 
-__all__ = ["Estimate", "Verdict", "estimate", "settled", "without_run"]
+__all__ = [
+    "Estimate",
+    "Verdict",
+    "estimate",
+    "expandable_note",
+    "settled",
+    "without_run",
+]

@@ -3,15 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator import Estimate
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import (
     ONE_GPU,
     checkpointing_label,
     describe_change,
-    full_label,
     gpus_label,
     saving_text,
+    setup_label,
 )
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
 from memplan.search.planner import SEQ_LEN_STEP, Objective, Plan, PlannedSetup, Shortfall
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.table import Table
+
+    from memplan.estimator import Estimate
 
 MIN_SETUP = 12
 """Characters of a setup that stand on one line, beside more columns than usual."""
@@ -63,11 +64,11 @@ def print_plan(console: "Console", plan: Plan) -> None:
     """Print the ranked setups, what falls short, and what the speeds rest on."""
     from rich.text import Text
 
-    some = _some(plan)
+    some = plan.some
     console.print(
         Text.assemble(
             (some.model.name, "bold"),
-            f" ({some.model.task.value}), {_job(plan)}on {plan.gpu.gpu_id} "
+            f" ({some.model.task.value}), {_job(plan)}on {plan.gpu.short_name} "
             f"({format_gib(plan.gpu.capacity_bytes, digits=1)})",
         )
     )
@@ -75,7 +76,7 @@ def print_plan(console: "Console", plan: Plan) -> None:
         console.print(plan_table(plan))
     else:
         console.print(Text("Nothing fits.", style="bold red"))
-    for line in shortfall_lines(plan):
+    for line in (*shortfall_lines(plan), *overfilling_lines(plan)):
         console.print(Text(line))
     for line in footnotes(plan):
         console.print(Text(line, style="dim"))
@@ -97,16 +98,11 @@ _LARGEST = {
 
 def _job(plan: Plan) -> str:
     """The model's size and the tokens, but for what is looked for."""
-    some, looked_for = _some(plan), plan.goal.objective
+    some, looked_for = plan.some, plan.goal.objective
     size = f"{format_count(some.num_params)} parameters, "
     length = f"{some.setup.seq_len} tokens, "
     size = "" if looked_for is Objective.LAYERS else size
     return size if looked_for is Objective.SEQ_LEN else size + length
-
-
-def _some(plan: Plan) -> Estimate:
-    """Any estimate of the plan's: all are of one model."""
-    return plan.setups[0].estimate if plan.setups else plan.shortfalls[0].estimate
 
 
 def plan_table(plan: Plan) -> "Table":
@@ -135,7 +131,7 @@ def plan_table(plan: Plan) -> "Table":
         table.add_row(
             str(rank),
             str(setup.num_gpus),
-            full_label(setup),
+            setup_label(setup),
             setup.chosen_precision.value,
             checkpointing_label(setup),
             *(figure(each.estimate) for figure in stretched.values()),
@@ -157,7 +153,7 @@ def shortfall_lines(plan: Plan) -> list[str]:
     least: dict[tuple[int, str], Shortfall] = {}
     for each in plan.shortfalls:
         setup = each.estimate.setup
-        key = (setup.num_gpus, full_label(setup))
+        key = (setup.num_gpus, setup_label(setup))
         if key not in least or (each.tier, each.missing_bytes) < (
             least[key].tier,
             least[key].missing_bytes,
@@ -171,10 +167,30 @@ def shortfall_lines(plan: Plan) -> list[str]:
     return ["Does not fit, even with the smallest micro-batch:", *kept, *more]
 
 
+def overfilling_lines(plan: Plan) -> list[str]:
+    """What a node's CPU RAM is not enough for, each way to hold the model once."""
+    least: dict[tuple[int, str], Estimate] = {}
+    for each in plan.overfilling:
+        key = (each.setup.num_gpus, setup_label(each.setup))
+        if key not in least or each.host_bytes < least[key].host_bytes:
+            least[key] = each
+    if not least:
+        return []
+    node = format_gib(plan.goal.node_memory_bytes or 0, digits=1)
+    return [
+        f"Needs more CPU RAM than the {node} of a node:",
+        *(
+            f"  {gpus_label(each.setup)}, {setup_label(each.setup)}: "
+            f"{format_gib(each.host_bytes, digits=1)}"
+            for each in least.values()
+        ),
+    ]
+
+
 def shortfall_text(shortfall: Shortfall) -> str:
     """One setup that does not fit, in one line."""
     setup = shortfall.estimate.setup
-    engine = [full_label(setup)] if full_label(setup) != ONE_GPU else []
+    engine = [setup_label(setup)] if setup_label(setup) != ONE_GPU else []
     parts = [gpus_label(setup), *engine, setup.chosen_precision.value]
     label = f"  {', '.join(parts)}, checkpointing {checkpointing_label(setup)}"
     if deciding := deciding_text(shortfall.estimate):
@@ -206,13 +222,12 @@ def footnotes(plan: Plan) -> list[str]:
             f"fit, each with its {_LARGEST.get(goal.objective, 'largest micro-batch')}; among "
             "equals (2 %) the simplest. "
             f"{fits}; left: what that leaves."
-            f"{'' if goal.exact else ' By bounds: --exact replays the runs, and finds more.'}"
         )
         assumed = "; ".join(plan.assumptions)
         speed = "Speed is relative to the fastest here, an order and no forecast."
         lines = [order, f"{speed} Assumed: {assumed}."]
     else:
-        lines = [f"{fits}.", *(f"Assumed: {text}" for text in _some(plan).model.assumptions)]
+        lines = [f"{fits}.", *(f"Assumed: {text}" for text in plan.some.model.assumptions)]
     if any(loads_under_zero_init(each.setup) for each in plan.setups):
         lines.append(ZERO_INIT_LINE)
     if any(each.tier for each in plan.setups):

@@ -5,8 +5,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
+from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import loads_under_zero_init
-from memplan.report.changes import checkpointing_label, full_label
+from memplan.report.changes import checkpointing_label, setup_label
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.training.setup import TrainingSetup
@@ -73,7 +74,7 @@ _COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "parallel": lambda setup: _degrees(setup),
     "nodes": lambda setup: str(setup.nodes),
     "GPUs": lambda setup: str(setup.num_gpus),
-    "setup": full_label,
+    "setup": setup_label,
 }
 """What a table can say of a setup; what never varies goes to the head."""
 _SECTION = 8
@@ -170,7 +171,7 @@ def sweep_table(results: Sequence[SweepResult], shown: Sequence[str]) -> "Table"
         side: JustifyMethod = "right" if name in _NUMBERS else "left"
         table.add_column(name, justify=side, overflow="fold", no_wrap=name != "setup")
     for each in results[0].estimates:
-        name = gpu_heading(each.gpu.gpu_id) if each.gpu is not None else "peak"
+        name = each.gpu.short_name if each.gpu is not None else "peak"
         table.add_column(name, justify="right", overflow="fold")
     heading = [name for name in shown if list(_COLUMNS).index(name) < _SECTION]
     before: list[str] | None = None
@@ -184,16 +185,6 @@ def sweep_table(results: Sequence[SweepResult], shown: Sequence[str]) -> "Table"
         before = section
         table.add_row(*cells.values(), *[peak_cell(each) for each in result.estimates])
     return table
-
-
-def gpu_heading(gpu_id: str) -> str:
-    """A GPU's name on two lines: tables are as wide as their headings.
-
-    >>> gpu_heading("h100-sxm-80gb").splitlines()
-    ['h100-sxm-', '80gb']
-    """
-    head, dash, tail = gpu_id.rpartition("-")
-    return f"{head}{dash}\n{tail}" if dash else gpu_id
 
 
 def _breaks(results: Sequence[SweepResult], heading: Sequence[str]) -> bool:
@@ -216,19 +207,47 @@ def peak_cell(answer: Estimate) -> "Text":
 # -- the matrix ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pivot:
+    """What a matrix shows, and by what."""
+
+    figure: Figure = Figure.PEAK
+    rows: str = "batch"
+    columns: str = "gpus"
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Columns of a table that a matrix needs no title for: its axes, and what follows from them."""
+        axes = {_AXES[self.rows], _AXES[self.columns]}
+        return frozenset(axes.union(*(_FOLLOWS.get(each, ()) for each in axes)))
+
+
+_AXES = {
+    "batch": "batch", "gpus": "GPUs", "seq-len": "tokens", "checkpointing": "checkpointing",
+    "precision": "precision", "optimizer": "optimizer", "kernels": "kernels",
+    "dropout": "dropout", "freeze": "frozen", "accumulation": "accumulated",
+    "nodes": "nodes", "setup": "setup", "gpu": "gpu",
+}  # fmt: skip
+"""What a matrix may be laid out by, as it is typed, and the column that says it."""
+PIVOT_AXES = tuple(_AXES)
+_FOLLOWS = {"GPUs": ("nodes",), "batch": ("accumulated",)}
+
+
 def print_pivot(
-    console: "Console", sweep: Sweep, results: Sequence[SweepResult], figure: Figure
+    console: "Console", sweep: Sweep, results: Sequence[SweepResult], pivot: Pivot
 ) -> None:
-    """Print one matrix, micro-batch by GPUs, for every other combination and each GPU type."""
+    """Print one matrix for every other combination and each GPU type."""
     from rich.text import Text
 
-    varying = [name for name in _varying(results) if name not in _MATRIX_AXES]
-    print_head(console, results, [*varying, *_MATRIX_AXES])
-    for title, cells in pivots(results, varying).items():
+    varying = [name for name in _varying(results) if name not in pivot.hidden]
+    print_head(console, results, [*varying, *pivot.hidden])
+    for title, cells in pivots(results, varying, pivot).items():
         console.print(Text(title, style="bold"))
-        console.print(pivot_table(cells, figure))
-    legend = _PIVOT_LEGEND.format(FIGURE_WORDS[figure])
-    if figure is Figure.PEAK and any(map(deciding_text, _answers(results))):
+        console.print(pivot_table(cells, pivot))
+    legend = _PIVOT_LEGEND.format(
+        _AXES[pivot.rows], _AXES[pivot.columns], FIGURE_WORDS[pivot.figure]
+    )
+    if pivot.figure is Figure.PEAK and any(map(deciding_text, _answers(results))):
         legend += ". Where loading or saving decides, the matrix says so"
     console.print(Text(legend, style="dim"))
     for line in footnotes(sweep, results)[1:]:
@@ -239,7 +258,6 @@ def _answers(results: Sequence[SweepResult]) -> Iterator[Estimate]:
     return (each for result in results for each in result.estimates)
 
 
-_MATRIX_AXES = ("batch", "GPUs", "nodes", "accumulated")
 FIGURE_WORDS = {
     Figure.PEAK: "the peak that PyTorch allocates",
     Figure.TOTAL: "what nvidia-smi would show at the most",
@@ -247,44 +265,59 @@ FIGURE_WORDS = {
     Figure.HOST: "CPU memory of a node",
 }
 _PIVOT_LEGEND = (
-    "Rows: micro-batch, columns: GPUs; {}, in GiB = 2^30 bytes. ! out of memory, ~ tight, "
-    "no mark: fits"
+    "Rows: {}, columns: {}; {}, in GiB = 2^30 bytes. ! out of memory, ~ tight, no mark: fits"
 )
 
-Cells = dict[tuple[int, int], Estimate]
-"""Micro-batch and number of GPUs -> the estimate."""
+Cells = dict[tuple[str, str], Estimate]
+"""What the row and the column say -> the estimate."""
 
 
-def pivots(results: Sequence[SweepResult], varying: Sequence[str]) -> dict[str, Cells]:
+def _placed(answer: Estimate, axis: str) -> str:
+    """What an axis says of an estimate."""
+    column = _AXES[axis]
+    if column in _COLUMNS:
+        return _COLUMNS[column](answer.setup)
+    return answer.gpu.short_name if answer.gpu is not None else "any"
+
+
+def pivots(
+    results: Sequence[SweepResult], varying: Sequence[str], pivot: Pivot
+) -> dict[str, Cells]:
     """One matrix for each GPU type and each combination of what else varies."""
     found: dict[str, Cells] = {}
-    for result in results:
-        for each in result.estimates:
-            setup = each.setup
-            words = [_HEAD_WORDS[name].format(_COLUMNS[name](setup)) for name in varying]
-            gpu = [each.gpu.gpu_id] if each.gpu is not None else []
-            title = ", ".join([*gpu, *filter(None, words)])
-            place = (setup.micro_batch_size, setup.num_gpus)
-            found.setdefault(title, {})[place] = each
+    by_gpu = "gpu" not in (pivot.rows, pivot.columns)
+    for each in _answers(results):
+        words = [_HEAD_WORDS[name].format(_COLUMNS[name](each.setup)) for name in varying]
+        gpu = [each.gpu.short_name] if by_gpu and each.gpu is not None else []
+        title = ", ".join([*gpu, *filter(None, words)])
+        place = (_placed(each, pivot.rows), _placed(each, pivot.columns))
+        found.setdefault(title, {})[place] = each
     return found
 
 
-def pivot_table(cells: Cells, figure: Figure) -> "Table":
+def _ordered(values: Iterable[str]) -> list[str]:
+    """Numbers by size, words as they came."""
+    found = list(dict.fromkeys(values))
+    return sorted(found, key=int) if all(each.isdecimal() for each in found) else found
+
+
+def pivot_table(cells: Cells, pivot: Pivot) -> "Table":
     """One matrix: a heat map in colour, marks in plain text."""
     from rich.text import Text
 
     table = _table()
-    sizes = sorted({size for size, _ in cells})
-    counts = sorted({count for _, count in cells})
-    table.add_column("batch \\ GPUs", justify="right", no_wrap=True)
-    for count in counts:
-        table.add_column(str(count), justify="right", no_wrap=True)
-    for size in sizes:
-        row = [Text(str(size))]
-        for count in counts:
-            answer = cells.get((size, count))
-            row.append(Text("") if answer is None else figure_cell(answer, figure))
-        table.add_row(*row)
+    rows, columns = (_ordered(place[side] for place in cells) for side in (0, 1))
+    table.add_column(
+        f"{_AXES[pivot.rows]} \\ {_AXES[pivot.columns]}", justify="right", no_wrap=True
+    )
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        line = [Text(row)]
+        for column in columns:
+            answer = cells.get((row, column))
+            line.append(Text("") if answer is None else figure_cell(answer, pivot.figure))
+        table.add_row(*line)
     return table
 
 
@@ -319,7 +352,7 @@ def figure_bytes(answer: Estimate, figure: Figure) -> int:
 def _precision_notes(results: Sequence[SweepResult]) -> list[str]:
     """On which cards fp16 stands in for bf16."""
     cards = [
-        each.gpu.gpu_id
+        each.gpu.short_name
         for result in results
         for each in result.estimates
         if " or " in _said("precision", result) and each.gpu is not None and not each.gpu.has_bf16
@@ -357,7 +390,7 @@ def kernel_notes(results: Sequence[SweepResult]) -> list[str]:
     kernels: dict[str, dict[str, None]] = {}
     for result in results:
         for each in result.estimates:
-            name = each.gpu.gpu_id if each.gpu is not None else "any GPU"
+            name = each.gpu.short_name if each.gpu is not None else "any GPU"
             kernels.setdefault(name, {})[each.attention_kernel] = None
     if len({tuple(found) for found in kernels.values()}) < 2:
         return []
