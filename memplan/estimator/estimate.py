@@ -190,16 +190,18 @@ class Estimate(Displayed):
 
     @property
     def judged_bytes(self) -> ByteRange:
-        """What the verdict rests on: ``total_bytes``, but no search for the least memory [bytes].
+        """What the verdict rests on, the bounds where these decide it [bytes].
 
-        Of a run that completes in a replay on this card, what it reserves there is the high end.
+        Of a run that completes in a replay on this card, what it reserves there is the high end; only
+        where it does not is the least memory looked for.
         """
-        if not self.is_replayed or self.verdict not in (Verdict.FITS, Verdict.TIGHT):
+        if not self.is_replayed or self.gpu is None:
             return self.total_bytes
         bounds, overhead = bounded_range(self.worst_bytes, self.overhead_bytes), self.overhead_bytes
-        undecided = self._verdict_of(self.worst_bytes) is Verdict.TIGHT
-        if self.gpu is None or not undecided or self.account.unsaved:
+        if self._verdict_of(self.worst_bytes) is not Verdict.TIGHT or self.account.unsaved:
             return bounds
+        if self.verdict is Verdict.OOM:
+            return self.total_bytes
         capacity, low = self.gpu.capacity_bytes, bounds.low
         room = capacity - overhead.high
         if self.verdict is Verdict.TIGHT:

@@ -1,6 +1,7 @@
-"""Tables that lose nothing where it is narrow: the first column stays, the others wrap into blocks."""
+"""Tables that lose nothing where it is narrow: the first columns stay, the others wrap into blocks."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
@@ -38,16 +39,32 @@ class Column:
         return self.styles[row] if self.styles else ""
 
 
-def print_blocks(width: int, label: Column, others: Sequence[Column]) -> Iterator["Text"]:
+def print_blocks(
+    width: int,
+    label: Column,
+    others: Sequence[Column],
+    *,
+    before: Sequence[Column] = (),
+    above: Mapping[int, str] | None = None,
+) -> Iterator["Text"]:
     """Lines of as many blocks as it takes, each with the labels and no wider than ``width``.
 
-    Labels are folded at spaces where that saves a block.
+    ``before`` stands left of the label, in every block. Labels are folded at spaces where that saves
+    a block. ``above``: what heads the rows from this one on; where it is empty, a blank line.
     """
-    folded = _folded(label, _label_width(width, label, others))
-    for number, block in enumerate(packed(width, folded.width, others)):
+    fixed = sum(column.width + GAP for column in before)
+    folded = _folded(label, _label_width(width - fixed, label, others))
+    for number, block in enumerate(packed(width, fixed + folded.width, others)):
         if number:
             yield _line([])
-        yield from _block_lines([folded, *block])
+        yield from _block_lines([*before, folded, *block], above or {}, width)
+
+
+def has_room(width: int, before: Sequence[Column], label: Column, others: Sequence[Column]) -> bool:
+    """Whether each of the others fits beside the first columns, the label folded."""
+    least = min(label.width, max(LEAST_LABEL, longest_word(label)))
+    fixed = sum(column.width + GAP for column in before) + least
+    return MARGIN + fixed + GAP + max((column.width for column in others), default=0) <= width
 
 
 def packed(width: int, label_width: int, others: Sequence[Column]) -> list[list[Column]]:
@@ -80,18 +97,43 @@ def _label_width(width: int, label: Column, others: Sequence[Column]) -> int:
     """The widest that makes the fewest blocks."""
     widest = max((column.width for column in others), default=0)
     longest = max(1, min(label.width, width - MARGIN - GAP - widest))
-    least = min(longest, EASY_LABEL if width >= NARROW else LEAST_LABEL)
+    least = min(longest, max(EASY_LABEL if width >= NARROW else LEAST_LABEL, longest_word(label)))
     return min(range(longest, least - 1, -1), key=lambda each: len(packed(width, each, others)))
+
+
+def longest_word(column: Column) -> int:
+    """Characters that cannot be folded."""
+    return max((len(word) for cell in column.cells for word in cell.split()), default=0)
 
 
 def _folded(label: Column, width: int) -> Column:
     from textwrap import wrap
 
     cells = ("\n".join(wrap(cell, width, break_on_hyphens=False)) for cell in label.cells)
-    return Column(header=label.header, cells=tuple(cells), styles=label.styles)
+    return replace(label, cells=tuple(cells))
 
 
-def _block_lines(columns: Sequence[Column]) -> Iterator["Text"]:
+def hanging(text: str, width: int) -> list[str]:
+    """The lines of a text, those that continue it further in.
+
+    >>> hanging("  8 GPUs, ZeRO-1: 63.3 GiB more", 20)
+    ['  8 GPUs, ZeRO-1:', '    63.3 GiB more']
+    """
+    from textwrap import wrap
+
+    indent = " " * (len(text) - len(text.lstrip()))
+    return wrap(
+        text.strip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+    )
+
+
+def _block_lines(
+    columns: Sequence[Column], above: Mapping[int, str], width: int
+) -> Iterator["Text"]:
     widths = [column.width for column in columns]
     num_header = max(len(column.header) for column in columns)
     for number in range(num_header):
@@ -102,6 +144,8 @@ def _block_lines(columns: Sequence[Column]) -> Iterator["Text"]:
         yield _line(parts)
     yield _line([("─" * (sum(widths) + GAP * (len(columns) - 1)), "")])
     for row in range(len(columns[0].cells)):
+        if row in above:
+            yield from _section_lines(above[row], width, is_first=not row)
         cells = [column.cells[row].split("\n") for column in columns]
         for number in range(max(map(len, cells))):
             parts = [
@@ -112,6 +156,16 @@ def _block_lines(columns: Sequence[Column]) -> Iterator["Text"]:
                 for cell, column, width in zip(cells, columns, widths, strict=True)
             ]
             yield _line(parts)
+
+
+def _section_lines(text: str, width: int, *, is_first: bool) -> Iterator["Text"]:
+    """A blank line between sections, and the one's own words."""
+    from textwrap import wrap
+
+    if not is_first:
+        yield _line([])
+    for line in wrap(text, width - MARGIN, break_on_hyphens=False):
+        yield _line([(line, "bold")])
 
 
 def _header_line(column: Column, number: int, num_header: int) -> str:

@@ -1,28 +1,29 @@
 """An estimate as people read it: the answer first, then setups side by side, or one account."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator import Estimate, Verdict, expandable_note
-from memplan.fast_dataclass import dataclass
+from memplan.estimator import Estimate, expandable_note
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
-from memplan.report.answer import (
-    VERDICT_STYLES,
-    Rows,
-    capacity_text,
-    needed_bytes,
-    needed_text,
-    print_answer,
-)
+from memplan.report.answer import Rows, print_answer
 from memplan.report.blocks import Column, print_blocks
-from memplan.report.changes import engine_name, setup_label
+from memplan.report.changes import engine_name
+from memplan.report.columns import (
+    allocated_column,
+    card_column,
+    host_column,
+    kernel_groups,
+    phase_column,
+    plain_gib,
+    reserved_column,
+    setup_lines,
+    short_names,
+)
 from memplan.training.setup import Offload
 from memplan.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.console import Console
 
     from memplan.search.advice import Hints
@@ -69,7 +70,7 @@ def print_account(
     groups = kernel_groups(estimates)
     for group in groups:
         console.print()
-        names = _short_names(group) if len(groups) > 1 else ""
+        names = short_names(group) if len(groups) > 1 else ""
         label, *phases = account_columns(group[0], names)
         for line in print_blocks(console.width, label, phases):
             console.print(line, soft_wrap=True)
@@ -162,109 +163,24 @@ def comparison_columns(
 
     ``reserved``: and what the allocator reserves on a card with room, where runs were replayed.
     """
-    gpus = [each.gpu for each in rows[0] if each.gpu is not None]
+    lines = list(setup_lines(rows))
     largest = hints.largest if hints is not None else {}
     # Beside every verdict or beside none.
-    is_everywhere = len(largest) == sum(len(row) for row in rows)
-    lines = list(_table_lines(rows))
-    figures = [
-        Column(
-            header=("allocated", "GiB"),
-            cells=tuple(
-                "\n".join(plain_gib(size) for _, size in peaks_of(line.first)) for line in lines
-            ),
-            is_figure=True,
-        ),
-        Column(
-            header=("in", "phase"),
-            cells=tuple("\n".join(name for name, _ in peaks_of(line.first)) for line in lines),
-        ),
-        host_column([line.first for line in lines]),
+    if len(largest) < sum(len(row) for row in rows):
+        largest = {}
+    cards = [
+        card_column(each.gpu, lines, exact=exact, largest=largest)
+        for each in rows[0]
+        if each.gpu is not None
     ]
-    if reserved:
-        figures.insert(
-            1,
-            Column(
-                header=("reserved", "GiB"),
-                cells=tuple(
-                    plain_gib(max(each.reserved_bytes for each in line.held.values()))
-                    for line in lines
-                ),
-                is_figure=True,
-            ),
-        )
-    for gpu in gpus:
-        held = [line.held.get(gpu.gpu_id) for line in lines]
-        verdict_width = max(len(each.verdict or "") for each in held if each is not None)
-        needed = [needed_text(needed_bytes(each, exact=exact)) if each else "" for each in held]
-        width = max(map(len, needed))
-        cells = []
-        for line, each, text in zip(lines, held, needed, strict=True):
-            cell = ""
-            if each is not None and each.verdict is not None:
-                cell = f"{each.verdict.value.ljust(verdict_width)} {text.rjust(width)}"
-                if is_everywhere and (size := largest.get((line.number, gpu.gpu_id))):
-                    cell += f" <= {size}"
-            cells.append(cell)
-        styles = tuple(
-            VERDICT_STYLES[each.verdict] if each is not None and each.verdict is not None else ""
-            for each in held
-        )
-        batch = ", batch" if is_everywhere else ""
-        header = (gpu.short_name, f"of {capacity_text(gpu)}{batch}")
-        figures.append(Column(header=header, cells=tuple(cells), styles=styles))
-    return [Column(header=("setup",), cells=tuple(line.label for line in lines)), *figures]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TableLine:
-    """A setup, or a setup with one of its kernels."""
-
-    number: int
-    """Of the row."""
-    label: str
-    first: Estimate
-    """The one that allocates most."""
-    held: "Mapping[str, Estimate]"
-    """By the GPU's id."""
-
-
-def _table_lines(rows: Rows) -> Iterator[_TableLine]:
-    for number, row in enumerate(rows):
-        groups = shown_groups(row)
-        for group in groups:
-            first = max(group, key=lambda each: each.peak_bytes)
-            label = setup_label(first.setup)
-            if len(groups) > 1:
-                label += _apart(group, groups)
-            held = {each.gpu.gpu_id: each for each in group if each.gpu is not None}
-            yield _TableLine(number=number, label=label, first=first, held=held)
-
-
-def peaks_of(answer: Estimate) -> list[tuple[str, int]]:
-    """The phase that decides and what it allocates; a step's too, where that is another [bytes]."""
-    found = [(answer.deciding_phase, answer.worst_bytes)]
-    if answer.deciding_phase != answer.peak_phase:
-        found.append((answer.peak_phase, answer.peak_bytes))
-    return found
-
-
-def host_column(answers: Sequence[Estimate]) -> Column:
-    """CPU RAM of a node, and the verdict on it where it is known how much there is."""
-    sizes = [f"{each.host_bytes / GIB:,.1f}" if each.host_bytes else "-" for each in answers]
-    node = answers[0].node_memory_bytes
-    if node is None:
-        return Column(header=("CPU", "GiB"), cells=tuple(sizes), is_figure=True)
-    width = max(map(len, sizes))
-    verdicts = [each.host_verdict or Verdict.FITS for each in answers]
-    return Column(
-        header=("CPU RAM", f"of {node / GIB:,.1f} GiB"),
-        cells=tuple(
-            f"{verdict.value:4} {size.rjust(width)}"
-            for verdict, size in zip(verdicts, sizes, strict=True)
-        ),
-        styles=tuple(VERDICT_STYLES[verdict] for verdict in verdicts),
-    )
+    return [
+        Column(header=("setup",), cells=tuple(line.label for line in lines)),
+        allocated_column(lines),
+        *([reserved_column(lines)] if reserved else []),
+        phase_column(lines),
+        host_column([line.first for line in lines]),
+        *cards,
+    ]
 
 
 def host_lines(estimates: Sequence[Estimate]) -> list[str]:
@@ -312,40 +228,6 @@ def host_reason(answer: Estimate) -> tuple[str, str]:
         return "between steps", "what is offloaded"
     beside = ", beside what is offloaded" if host.held_bytes else ""
     return "while saving", f"a checkpoint{beside}"
-
-
-def kernel_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
-    """Estimates of one setup, apart where the GPU changes the kernel or the precision."""
-    groups: dict[tuple[str, str], list[Estimate]] = {}
-    for each in estimates:
-        key = (each.attention_kernel, each.setup.chosen_precision.value)
-        groups.setdefault(key, []).append(each)
-    return list(groups.values())
-
-
-ALIKE = 1.02
-"""Figures of one setup on several GPUs that differ by less stand in one line, the highest shown."""
-
-
-def shown_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
-    """``kernel_groups``, or one of all where it makes next to no difference."""
-    peaks = [each.peak_bytes for each in estimates]
-    if max(peaks) <= ALIKE * min(peaks):
-        return [list(estimates)]
-    return kernel_groups(estimates)
-
-
-def _apart(group: Sequence[Estimate], groups: Sequence[Sequence[Estimate]]) -> str:
-    """What tells a group from the others of its setup: its GPU, or its kernel and its precision."""
-    own, parts = group[0], []
-    if all(len(each) == 1 for each in groups):
-        return f", {_short_names(group)}"
-    others = [each for other in groups if other is not group for each in other]
-    if any(each.attention_kernel != own.attention_kernel for each in others):
-        parts.append(own.attention_kernel)
-    if any(each.setup.chosen_precision is not own.setup.chosen_precision for each in others):
-        parts.append(own.setup.chosen_precision.value.partition("-")[0])
-    return "".join(f", {part}" for part in parts)
 
 
 def deciding_text(answer: Estimate) -> str:
@@ -449,7 +331,7 @@ def precision_lines(rows: Rows) -> list[str]:
         differ = len({each.setup.chosen_precision for row in rows for each in row}) > 1
         return [f"Precision, each engine's default: {text}"] if differ else []
     return [
-        f"Precision on {_short_names(some)}{_lacking(some)}: {text}"
+        f"Precision on {short_names(some)}{_lacking(some)}: {text}"
         for text, some in columns.items()
     ]
 
@@ -457,17 +339,3 @@ def precision_lines(rows: Rows) -> list[str]:
 def _lacking(estimates: Sequence[Estimate]) -> str:
     gpus = [each.gpu for each in estimates if each.gpu is not None]
     return "" if all(gpu.has_bf16 for gpu in gpus) else " (no bf16)"
-
-
-def _short_names(estimates: Sequence[Estimate]) -> str:
-    return " and ".join(each.gpu.short_name for each in estimates if each.gpu is not None)
-
-
-def gib(num_bytes: int) -> str:
-    """A table cell: two decimals and the unit; a dash for nothing."""
-    return f"{num_bytes / GIB:,.2f} GiB" if num_bytes else "-"
-
-
-def plain_gib(num_bytes: int) -> str:
-    """Two decimals, where the unit stands in the header."""
-    return f"{num_bytes / GIB:,.2f}"

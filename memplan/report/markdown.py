@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from memplan.estimator import Estimate
 from memplan.report.answer import GpuAnswer, Rows, gpu_answers, head_parts, needed_text
 from memplan.report.blocks import Column
+from memplan.report.columns import kernel_groups
 from memplan.report.estimate import (
     LEGEND,
     account_columns,
     common_assumptions,
     comparison_columns,
     host_lines,
-    kernel_groups,
     notes,
     precision_lines,
 )

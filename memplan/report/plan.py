@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.memory.engine_options import loads_under_zero_init
+from memplan.report.blocks import Column, hanging, print_blocks
 from memplan.report.changes import (
     ONE_GPU,
     checkpointing_label,
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
     from memplan.estimator import Estimate
 
-MIN_SETUP = 12
-"""Characters of a setup that stand on one line, beside more columns than usual."""
 MAX_SHORTFALLS = 8
 """Setups that do not fit and are written out; the rest are counted."""
 MARKDOWN_COLUMNS = (
@@ -73,20 +72,24 @@ def print_plan(console: "Console", plan: Plan) -> None:
         )
     )
     if plan.setups:
-        console.print(plan_table(plan))
+        console.print()
+        for drawn in plan_lines(console.width, plan):
+            console.print(drawn, soft_wrap=True)
+        console.print()
     else:
         console.print(Text("Nothing fits.", style="bold red"))
-    for line in (*shortfall_lines(plan), *overfilling_lines(plan)):
-        console.print(Text(line))
+    for text in (*shortfall_lines(plan), *overfilling_lines(plan)):
+        for line in hanging(text, console.width):
+            console.print(Text(line))
     for line in footnotes(plan):
         console.print(Text(line, style="dim"))
 
 
-_STRETCHED: "Mapping[Objective, Mapping[str, Callable[[Estimate], str]]]" = {
-    Objective.SEQ_LEN: {"tokens": lambda answer: f"{answer.setup.seq_len:,}"},
+_STRETCHED: "Mapping[Objective, Mapping[tuple[str, ...], Callable[[PlannedSetup], str]]]" = {
+    Objective.SEQ_LEN: {("tokens",): lambda each: f"{each.setup.seq_len:,}"},
     Objective.LAYERS: {
-        "layers": lambda answer: f"{answer.model.num_layers:,}",
-        "params": lambda answer: format_count(answer.num_params),
+        ("layers",): lambda each: f"{each.estimate.model.num_layers:,}",
+        ("params",): lambda each: format_count(each.estimate.num_params),
     },
 }
 """What is looked for where it is no micro-batch: columns and what stands in them."""
@@ -105,43 +108,48 @@ def _job(plan: Plan) -> str:
     return size if looked_for is Objective.SEQ_LEN else size + length
 
 
-def plan_table(plan: Plan) -> "Table":
-    """One line for each setup that fits."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    accumulates = any(each.setup.gradient_accumulation_steps > 1 for each in plan.setups)
-    stretched = _STRETCHED.get(plan.goal.objective, {})
-    numbers = ["#", "GPUs"]
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("setup", "precision", "check-\npointing"):
-        least = MIN_SETUP if stretched and name == "setup" else None
-        table.add_column(name, overflow="fold", no_wrap=name != "setup", min_width=least)
-    for name in stretched:
-        table.add_column(name, justify="right", no_wrap=True, style="bold")
-    figures = ["batch", *(["accum."] if accumulates else []), "peak\nGiB", "left\nGiB", "speed"]
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    best = _fastest(plan)
-    for rank, each in enumerate(plan.setups, start=1):
-        setup = each.setup
-        steps = [str(setup.gradient_accumulation_steps)] if accumulates else []
-        table.add_row(
-            str(rank),
-            str(setup.num_gpus),
-            setup_label(setup),
-            setup.chosen_precision.value,
-            checkpointing_label(setup),
-            *(figure(each.estimate) for figure in stretched.values()),
-            str(setup.micro_batch_size),
-            *steps,
-            f"{each.estimate.peak_bytes / GIB:,.1f}",
-            f"{each.headroom_bytes / GIB:,.1f}",
-            f"{100 * each.total_speed / best:.0f} %",
+def plan_lines(width: int, plan: Plan) -> "Iterator[Text]":
+    """A table with one line for each setup that fits; rank, GPUs and setup stay where it is narrow."""
+    ranks = Column(
+        header=("#",), cells=tuple(map(str, range(1, len(plan.setups) + 1))), is_figure=True
+    )
+    gpus, label, *others = (
+        Column(
+            header=header,
+            cells=tuple(map(words, plan.setups)),
+            styles=("bold",) * len(plan.setups) if header in _BOLD else (),
+            is_figure=header not in _WORDS,
         )
-    return table
+        for header, words in _columns(plan).items()
+    )
+    return print_blocks(width, label, others, before=[ranks, gpus])
+
+
+_WORDS = (("setup",), ("precision",), ("check-", "pointing"))
+"""Columns that are set to the left."""
+_BOLD = (("tokens",), ("layers",), ("params",))
+"""What was looked for."""
+
+
+def _columns(plan: Plan) -> "dict[tuple[str, ...], Callable[[PlannedSetup], str]]":
+    """What a table says of each setup, by the lines of its header."""
+    accumulates = any(each.setup.gradient_accumulation_steps > 1 for each in plan.setups)
+    best = _fastest(plan)
+    found: dict[tuple[str, ...], Callable[[PlannedSetup], str]] = {
+        ("GPUs",): lambda each: str(each.setup.num_gpus),
+        ("setup",): lambda each: setup_label(each.setup),
+        ("precision",): lambda each: each.setup.chosen_precision.value,
+        ("check-", "pointing"): lambda each: checkpointing_label(each.setup),
+        **_STRETCHED.get(plan.goal.objective, {}),
+        ("batch",): lambda each: str(each.setup.micro_batch_size),
+        ("accum.",): lambda each: str(each.setup.gradient_accumulation_steps),
+        ("peak", "GiB"): lambda each: f"{each.estimate.peak_bytes / GIB:,.1f}",
+        ("left", "GiB"): lambda each: f"{each.headroom_bytes / GIB:,.1f}",
+        ("speed",): lambda each: f"{100 * each.total_speed / best:.0f} %",
+    }
+    if not accumulates:
+        del found[("accum.",)]
+    return found
 
 
 def _fastest(plan: Plan) -> float:
