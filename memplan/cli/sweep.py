@@ -62,7 +62,7 @@ from memplan.cli.training_options import (
 
 if TYPE_CHECKING:
     from memplan.cli.checking import Checks
-    from memplan.report.sweep import Pivot
+    from memplan.report.pivot import Pivot
     from memplan.search.grid import Grid
     from memplan.search.sweep import Sweep
     from memplan.sources.sweep_file import ModelChoice, SweepFile
@@ -252,7 +252,7 @@ def _read_pivot(text: str | None, output_format: RowFormat) -> "Pivot | None":
     if text is None:
         return None
     from memplan.errors import UsageError, did_you_mean
-    from memplan.report.sweep import PIVOT_AXES, Figure, Pivot
+    from memplan.report.pivot import PIVOT_AXES, Figure, Pivot
 
     if output_format is not RowFormat.TABLE:
         msg = "--pivot: a matrix is for people; leave it out, or leave out --format"
@@ -282,12 +282,15 @@ def _show(
     results = checks.watch(with_progress(sweep, alone=output_format is RowFormat.TABLE))
     if output_format is RowFormat.TABLE:
         from memplan.report.console import TerminalConsole
-        from memplan.report.sweep import print_pivot, print_sweep
 
         console, kept = TerminalConsole(), list(results)
         if pivot is None:
+            from memplan.report.sweep import print_sweep
+
             print_sweep(console, sweep, kept)
         else:
+            from memplan.report.pivot import print_pivot
+
             print_pivot(console, sweep, kept, pivot)
         checks.finish(sys.stdout, sweep.model)
         return

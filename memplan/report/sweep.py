@@ -1,17 +1,15 @@
-"""A sweep as people read it: a row for each setup, and what each GPU says of it; or a matrix."""
+"""A sweep as people read it: a row for each setup, and what each GPU says of it."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
-from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text
 from memplan.report.blocks import Column, has_room, print_blocks
 from memplan.report.changes import checkpointing_label, setup_label
 from memplan.report.columns import host_column
-from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
+from memplan.report.estimate import ZERO_INIT_LINE
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.training.setup import Offload, TrainingSetup
 from memplan.units import GIB, format_count
@@ -29,25 +27,6 @@ MARKDOWN_COLUMNS = (
     "host_bytes", "verdict",
 )  # fmt: skip
 """What a Markdown table shows of a row."""
-HEAT_STYLES = {
-    Verdict.FITS: "black on green", Verdict.TIGHT: "black on yellow",
-    Verdict.OOM: "bold white on red", Verdict.STATES_FIT: "black on cyan",
-}  # fmt: skip
-MARKS = {Verdict.FITS: "", Verdict.TIGHT: "~", Verdict.OOM: "!", Verdict.STATES_FIT: "?"}
-"""A verdict where there is room for one character, and no colour."""
-
-
-class Figure(StrEnum):
-    """What a matrix shows."""
-
-    PEAK = "peak"
-    """Allocated at the fullest moment of a step."""
-    TOTAL = "total"
-    """What nvidia-smi would show, the high end of the range."""
-    HEADROOM = "headroom"
-    """What that leaves of the GPU; below zero where it does not fit."""
-    HOST = "host"
-    """CPU memory of a node."""
 
 
 def sweep_rows(results: Iterable[SweepResult]) -> Iterator[dict[str, object]]:
@@ -57,9 +36,7 @@ def sweep_rows(results: Iterable[SweepResult]) -> Iterator[dict[str, object]]:
             yield each.to_dict()
 
 
-# -- the table -----------------------------------------------------------------------------------
-
-_COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
+COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "precision": lambda setup: setup.chosen_precision.value,
     "optimizer": lambda setup: setup.optimizer.value,
     "kernels": lambda setup: _kernels(setup),
@@ -79,7 +56,7 @@ _SECTION = 8
 """How many of the columns head a section, and are written once in it."""
 _ALWAYS = ("setup",)
 _NUMBERS = frozenset({"tokens", "batch", "accumulated", "nodes", "GPUs"})
-_HEAD_WORDS = {
+HEAD_WORDS = {
     "tokens": "{} tokens", "batch": "micro-batch {}", "accumulated": "accumulated {} times",
     "checkpointing": "checkpointing {}", "precision": "{}", "optimizer": "{}",
     "kernels": "kernels {}", "dropout": "dropout {}", "frozen": "frozen: {}", "GPUs": "{} GPUs",
@@ -97,7 +74,7 @@ _SILENT = {
 
 def _said(name: str, result: SweepResult) -> str:
     """What a column says of a setup; cards without bf16 may run it in another precision."""
-    column = _COLUMNS[name]
+    column = COLUMNS[name]
     return " or ".join(dict.fromkeys(column(each.setup) for each in result.estimates))
 
 
@@ -125,7 +102,7 @@ def print_sweep(console: "Console", sweep: Sweep, results: Sequence[SweepResult]
     """Print one line per setup, what it allocates, and the verdict of each GPU."""
     from rich.text import Text
 
-    shown = _varying(results)
+    shown = varying_columns(results)
     print_head(console, results, shown)
     print_counts(console, results)
     console.print()
@@ -149,8 +126,8 @@ def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequen
         )
     )
     same = [
-        _HEAD_WORDS[name].format(text)
-        for name in _COLUMNS
+        HEAD_WORDS[name].format(text)
+        for name in COLUMNS
         if name not in shown
         and len(_values(name, results)) == 1
         and (text := _said(name, results[0])) != _SILENT.get(name)
@@ -158,9 +135,9 @@ def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequen
     console.print(Text("Everywhere: " + ", ".join(same), style="dim"))
 
 
-def _varying(results: Sequence[SweepResult]) -> list[str]:
+def varying_columns(results: Sequence[SweepResult]) -> list[str]:
     """The columns in which setups differ on their own, and those that are always shown."""
-    counts = {name: len(_values(name, results)) for name in _COLUMNS}
+    counts = {name: len(_values(name, results)) for name in COLUMNS}
     with_nodes = {(result.setup.num_gpus, result.setup.nodes) for result in results}
     if len(with_nodes) == counts["GPUs"]:
         counts["nodes"] = 1  # they follow from the GPUs
@@ -211,7 +188,7 @@ def sweep_lines(
     if any(map(_offloads, answers)) or answers[0].node_memory_bytes is not None:
         figures.insert(0, host_column(answers))
     said = [{name: _said(name, result) for name in shown} for result in results]
-    heading = [name for name in shown if list(_COLUMNS).index(name) < _SECTION]
+    heading = [name for name in shown if list(COLUMNS).index(name) < _SECTION]
     starts = _section_starts([[each[name] for name in heading] for each in said])
     *before, label = (
         _label_column(name, said, starts if name in heading else None) for name in shown
@@ -275,157 +252,7 @@ def _label_column(
 
 
 def _in_words(said: "Mapping[str, str]", names: Iterable[str]) -> str:
-    return ", ".join(_HEAD_WORDS[name].format(said[name]) for name in names if said[name])
-
-
-# -- the matrix ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pivot:
-    """What a matrix shows, and by what."""
-
-    figure: Figure = Figure.PEAK
-    rows: str = "batch"
-    columns: str = "gpus"
-
-    @property
-    def hidden(self) -> frozenset[str]:
-        """Columns of a table that a matrix needs no title for: its axes, and what follows from them."""
-        axes = {_AXES[self.rows], _AXES[self.columns]}
-        return frozenset(axes.union(*(_FOLLOWS.get(each, ()) for each in axes)))
-
-
-_AXES = {
-    "batch": "batch", "gpus": "GPUs", "seq-len": "tokens", "checkpointing": "checkpointing",
-    "precision": "precision", "optimizer": "optimizer", "kernels": "kernels",
-    "dropout": "dropout", "freeze": "frozen", "accumulation": "accumulated",
-    "nodes": "nodes", "setup": "setup", "gpu": "gpu",
-}  # fmt: skip
-"""What a matrix may be laid out by, as it is typed, and the column that says it."""
-PIVOT_AXES = tuple(_AXES)
-_FOLLOWS = {"GPUs": ("nodes",), "batch": ("accumulated",)}
-
-
-def print_pivot(
-    console: "Console", sweep: Sweep, results: Sequence[SweepResult], pivot: Pivot
-) -> None:
-    """Print one matrix for every other combination and each GPU type."""
-    from rich.text import Text
-
-    varying = [name for name in _varying(results) if name not in pivot.hidden]
-    print_head(console, results, [*varying, *pivot.hidden])
-    for title, cells in pivots(results, varying, pivot).items():
-        console.print()
-        console.print(Text(title, style="bold"))
-        for drawn in pivot_lines(console.width, cells, pivot):
-            console.print(drawn, soft_wrap=True)
-    console.print()
-    legend = _PIVOT_LEGEND.format(
-        _AXES[pivot.rows], _AXES[pivot.columns], FIGURE_WORDS[pivot.figure]
-    )
-    if pivot.figure is Figure.PEAK and any(map(deciding_text, _answers(results))):
-        legend += ". Where loading or saving decides, the matrix says so"
-    console.print(Text(legend, style="dim"))
-    for line in footnotes(sweep, results)[1:]:
-        console.print(Text(line, style="dim"))
-
-
-def _answers(results: Sequence[SweepResult]) -> Iterator[Estimate]:
-    return (each for result in results for each in result.estimates)
-
-
-FIGURE_WORDS = {
-    Figure.PEAK: "the peak that PyTorch allocates",
-    Figure.TOTAL: "what nvidia-smi would show at the most",
-    Figure.HEADROOM: "what is left of the GPU at the least",
-    Figure.HOST: "CPU memory of a node",
-}
-_PIVOT_LEGEND = (
-    "Rows: {}, columns: {}; {}, in GiB = 2^30 bytes. ! out of memory, ~ tight, no mark: fits"
-)
-
-Cells = dict[tuple[str, str], Estimate]
-"""What the row and the column say -> the estimate."""
-
-
-def _placed(answer: Estimate, axis: str) -> str:
-    """What an axis says of an estimate."""
-    column = _AXES[axis]
-    if column in _COLUMNS:
-        return _COLUMNS[column](answer.setup)
-    return answer.gpu.short_name if answer.gpu is not None else "any"
-
-
-def pivots(
-    results: Sequence[SweepResult], varying: Sequence[str], pivot: Pivot
-) -> dict[str, Cells]:
-    """One matrix for each GPU type and each combination of what else varies."""
-    found: dict[str, Cells] = {}
-    by_gpu = "gpu" not in (pivot.rows, pivot.columns)
-    for each in _answers(results):
-        words = [_HEAD_WORDS[name].format(_COLUMNS[name](each.setup)) for name in varying]
-        gpu = [each.gpu.short_name] if by_gpu and each.gpu is not None else []
-        title = ", ".join([*gpu, *filter(None, words)])
-        place = (_placed(each, pivot.rows), _placed(each, pivot.columns))
-        found.setdefault(title, {})[place] = each
-    return found
-
-
-def _ordered(values: Iterable[str]) -> list[str]:
-    """Numbers by size, words as they came."""
-    found = list(dict.fromkeys(values))
-    return sorted(found, key=int) if all(each.isdecimal() for each in found) else found
-
-
-def pivot_lines(width: int, cells: Cells, pivot: Pivot) -> "Iterator[Text]":
-    """One matrix: a heat map in colour, marks in plain text."""
-    rows, columns = (_ordered(place[side] for place in cells) for side in (0, 1))
-    label = Column(
-        header=(f"{_AXES[pivot.rows]} \\ {_AXES[pivot.columns]}",),
-        cells=tuple(rows),
-        is_figure=True,
-    )
-    figures = []
-    for column in columns:
-        answers = [cells.get((row, column)) for row in rows]
-        figures.append(
-            Column(
-                header=(column,),
-                cells=tuple(figure_text(each, pivot.figure) if each else "" for each in answers),
-                styles=tuple(
-                    HEAT_STYLES[each.verdict] if each is not None and each.verdict else ""
-                    for each in answers
-                ),
-                is_figure=True,
-            )
-        )
-    return print_blocks(width, label, figures)
-
-
-def figure_text(answer: Estimate, figure: Figure) -> str:
-    """One figure of an estimate, marked by the verdict."""
-    text = f"{figure_bytes(answer, figure) / GIB:,.1f}"
-    if answer.verdict is None:
-        return text
-    if figure is Figure.PEAK:
-        text = deciding_text(answer) or text
-    return text + (MARKS[answer.verdict] or " ")
-
-
-def figure_bytes(answer: Estimate, figure: Figure) -> int:
-    """The figure a matrix shows [bytes]."""
-    if figure is Figure.PEAK:
-        return answer.peak_bytes
-    if figure is Figure.HOST:
-        return answer.host_bytes
-    high = answer.total_bytes.high
-    if figure is Figure.TOTAL or answer.gpu is None:
-        return high
-    return answer.gpu.capacity_bytes - high
-
-
-# -- below the table -----------------------------------------------------------------------------
+    return ", ".join(HEAD_WORDS[name].format(said[name]) for name in names if said[name])
 
 
 def _precision_notes(results: Sequence[SweepResult]) -> list[str]:
