@@ -10,6 +10,7 @@ from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
+    CpuMemoryOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
@@ -92,6 +93,7 @@ def estimate(
     num_nodes: NumNodesOption = None,
     gpu: GpuOption = None,
     gpu_memory: GpuMemoryOption = None,
+    cpu_memory: CpuMemoryOption = None,
     engine: EngineOption = None,
     zero: ZeroOption = None,
     offload: OffloadOption = None,
@@ -150,6 +152,14 @@ def estimate(
     largest_layer: Annotated[
         str | None, _table_option("--largest-layer", "Parameters of the largest layer.", "N")
     ] = None,
+    legend: Annotated[
+        bool,
+        typer.Option(
+            "--legend",
+            help="Explain every word of the table below it.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     per_rank: Annotated[
         bool,
         typer.Option(
@@ -294,6 +304,9 @@ def estimate(
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
+    if cpu_memory is not None:
+        node = node_memory(cpu_memory)
+        rows = [[replace(each, node_memory_bytes=node) for each in row] for row in rows]
     exact = exact or reserved or len(rows) == 1
     rows = [[settled(each, always=exact) for each in row] for row in rows]
     if emit is not None:
@@ -304,7 +317,14 @@ def estimate(
         _show_ranks(rows, output_format)
     else:
         everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
-        _show(rows, output_format, everywhere=everywhere, reserved=reserved)
+        _show(
+            rows,
+            output_format,
+            everywhere=everywhere,
+            exact=exact,
+            legend=legend,
+            reserved=reserved,
+        )
     if checks is not None:
         from memplan.cli.checking import check_rows
 
@@ -329,7 +349,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"exact", "output_format", "reserved"})
+EMIT_IGNORES = frozenset({"exact", "legend", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",
@@ -467,6 +487,18 @@ def chosen_gpus(
     return chosen
 
 
+def node_memory(text: str) -> int:
+    """CPU RAM of one node [bytes]. Raises ``UsageError`` for what is no size."""
+    from memplan.errors import UsageError
+    from memplan.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        msg = f"--cpu-memory: {error}"
+        raise UsageError(msg) from None
+
+
 def gpu_names(names: "Iterable[str] | None") -> list[str]:
     """The names typed, of which some may be joined by commas."""
     return [part.strip() for name in names or () for part in name.split(",") if part.strip()]
@@ -487,7 +519,7 @@ def _show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> No
 
 def _write_flat(
     flat: "list[dict[str, object]]",
-    rows: "list[list[Estimate]]",
+    rows: "Sequence[Sequence[Estimate]]",
     output_format: OutputFormat,
     markdown_columns: tuple[str, ...],
     *,
@@ -516,15 +548,18 @@ def _write_flat(
 
 
 def _show(
-    rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhere: bool, reserved: bool
+    rows: "Sequence[Sequence[Estimate]]",
+    output_format: OutputFormat,
+    *,
+    everywhere: bool,
+    exact: bool,
+    legend: bool,
+    reserved: bool,
 ) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     if output_format is not OutputFormat.TABLE:
-        from memplan.report.estimate import MARKDOWN_COLUMNS
-
         if output_format is OutputFormat.MARKDOWN:
-            flat = [each.to_dict() for row in rows for each in row]
-            _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+            _show_markdown(rows, everywhere=everywhere, exact=exact)
             return
         from memplan.report.hints import hint_rows, hinted_rows
         from memplan.search.advice import hints_for
@@ -533,15 +568,29 @@ def _show(
         flat = hinted_rows(rows, found)
         _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
         return
+    from memplan.report.answer import best_places, simplest_first
     from memplan.report.console import TerminalConsole
-    from memplan.report.estimate import best_places, print_account, print_comparison
+    from memplan.report.estimate import print_account, print_comparison
     from memplan.search.advice import hints_for
 
     console = TerminalConsole()
+    rows = simplest_first(rows)
     # Where no GPU is named there are three, and to search every row would take longer than the
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
     if len(rows) == 1:
-        print_account(console, rows[0], hints, reserved=reserved)
+        print_account(console, rows[0], hints, legend=legend, reserved=reserved)
     else:
-        print_comparison(console, rows, hints, reserved=reserved)
+        print_comparison(console, rows, hints, exact=exact, legend=legend, reserved=reserved)
+
+
+def _show_markdown(rows: "Sequence[Sequence[Estimate]]", *, everywhere: bool, exact: bool) -> None:
+    """Write the answer for people who read it elsewhere."""
+    from memplan import __version__
+    from memplan.report.answer import best_places, simplest_first
+    from memplan.report.markdown import estimate_markdown
+    from memplan.search.advice import hints_for
+
+    rows = simplest_first(rows)
+    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
+    say(estimate_markdown(rows, hints, exact=exact, version=__version__))

@@ -8,6 +8,7 @@ import typer
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
+    CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
     ModelArgument,
@@ -64,6 +65,7 @@ def plan(
     num_gpus: GpusAxis = None,
     gpu: GpuNames = None,
     gpu_memory: GpuMemoryOption = None,
+    cpu_memory: CpuMemoryOption = None,
     objective: Annotated[
         str,
         axis_option("--objective", "What comes first: speed, gpus or batch.", "WHAT", PLAN_PANEL),
@@ -139,6 +141,7 @@ def plan(
         refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
     else:
         refuse_without(ctx, {"output"}, "--emit")
+    from memplan.cli.estimate import node_memory
     from memplan.search.planner import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
@@ -167,6 +170,7 @@ def plan(
         precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(checkpointing),
         limit=limit,
+        node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
         exact=exact,
     )
     spec = load_model(

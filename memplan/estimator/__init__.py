@@ -2,6 +2,14 @@
 
 from memplan.estimator.estimate import Estimate, Verdict
 from memplan.estimator.estimation import estimate, least_bytes
-from memplan.estimator.settling import settled, without_run
+from memplan.estimator.settling import expandable_note, settled, without_run
 
-__all__ = ["Estimate", "Verdict", "estimate", "least_bytes", "settled", "without_run"]
+__all__ = [
+    "Estimate",
+    "Verdict",
+    "estimate",
+    "expandable_note",
+    "least_bytes",
+    "settled",
+    "without_run",
+]

@@ -65,6 +65,8 @@ class Estimate(Displayed):
     run_source: "RunSource | Replays" = field(repr=False, compare=False)
     """From which the run is played out, event by event, when it is asked for; or what replays of it
     have found already."""
+    node_memory_bytes: int | None = None
+    """CPU RAM that a node has; None: there is no verdict on it [bytes]."""
     is_replayed: bool = False
     """The verdict and the range rest on a replay of the run through torch's allocator; else on
     bounds, within which *tight* means undecided."""
@@ -121,6 +123,18 @@ class Estimate(Displayed):
         return self.account.node_bytes(self.setup.gpus_per_node)
 
     @property
+    def host_verdict(self) -> Verdict | None:
+        """Whether a node's CPU RAM is enough; None where it is not known how much there is."""
+        if self.node_memory_bytes is None:
+            return None
+        return Verdict.FITS if self.host_bytes <= self.node_memory_bytes else Verdict.OOM
+
+    @property
+    def job_verdict(self) -> Verdict | None:
+        """The GPU's verdict, or OOM where a node's CPU RAM is not enough."""
+        return Verdict.OOM if self.host_verdict is Verdict.OOM else self.verdict
+
+    @property
     def worst_bytes(self) -> int:
         """The fullest moment of the whole run, loading and saving included [bytes]."""
         return max(phase.peak_bytes for phase in self.account.phases)
@@ -173,6 +187,28 @@ class Estimate(Displayed):
             return bounded_range(self.worst_bytes, overhead)
         required = self.required_bytes
         return ByteRange(required + overhead.low, required + overhead.high)
+
+    @property
+    def judged_bytes(self) -> ByteRange:
+        """What the verdict rests on, the bounds where these decide it [bytes].
+
+        Of a run that completes in a replay on this card, what it reserves there is the high end; only
+        where it does not is the least memory looked for.
+        """
+        if not self.is_replayed or self.gpu is None:
+            return self.total_bytes
+        bounds, overhead = bounded_range(self.worst_bytes, self.overhead_bytes), self.overhead_bytes
+        if self._verdict_of(self.worst_bytes) is not Verdict.TIGHT or self.account.unsaved:
+            return bounds
+        if self.verdict is Verdict.OOM:
+            return self.total_bytes
+        capacity, low = self.gpu.capacity_bytes, bounds.low
+        room = capacity - overhead.high
+        if self.verdict is Verdict.TIGHT:
+            low = max(low, room + overhead.low)
+            room = capacity - overhead.low
+        high = self.run.on_card(room).reserved_bytes + overhead.high
+        return ByteRange(low, min(high, bounds.high))
 
     @property
     def verdict(self) -> Verdict | None:

@@ -22,6 +22,11 @@ _ENGINE_LABELS = {
 }  # fmt: skip
 
 
+def engine_name(setup: TrainingSetup) -> str:
+    """``ZeRO`` for DeepSpeed, else the engine as it is called everywhere."""
+    return _ENGINE_LABELS.get(setup.chosen_engine, "ZeRO")
+
+
 ONE_GPU = "one GPU"
 """What a setup without an engine is called."""
 
@@ -49,17 +54,21 @@ def gpus_label(setup: TrainingSetup) -> str:
 
 
 def offload_label(setup: TrainingSetup) -> str:
-    """What is offloaded, and where to; empty where nothing is."""
-    moved = {"optimizer": setup.offload_optimizer, "parameters": setup.offload_param}
-    places = {name: place for name, place in moved.items() if place is not Offload.NONE}
-    if not places:
-        return ""
-    place = next(iter(places.values()))
-    return f"{' + '.join(places)} on {place.value.upper()}"
+    """What is offloaded, and where to; empty where nothing is.
+
+    >>> setup = TrainingSetup(engine="fsdp", offload_optimizer="cpu", offload_param="cpu")
+    >>> offload_label(setup)
+    'cpu optimizer+params'
+    """
+    places: dict[str, list[str]] = {}
+    for name, place in (("optimizer", setup.offload_optimizer), ("params", setup.offload_param)):
+        if place is not Offload.NONE:
+            places.setdefault(place.value, []).append(name)
+    return ", ".join(f"{place} {'+'.join(names)}" for place, names in places.items())
 
 
-def full_label(setup: TrainingSetup) -> str:
-    """The engine, and what is offloaded."""
+def setup_label(setup: TrainingSetup) -> str:
+    """A setup in a few words, the same everywhere: its engine, and what is offloaded."""
     moved = offload_label(setup)
     return f"{engine_label(setup)}, {moved}" if moved else engine_label(setup)
 
@@ -203,6 +212,8 @@ def _checkpointing(setup: TrainingSetup) -> object:
 def advice_text(advice: Advice) -> str:
     """An advice in one line: what to change, what that saves, and the options for it."""
     better = advice.better
+    if better is None and not advice.missing_bytes:
+        return "no change of batch, checkpointing, engine, offload or GPUs needs less CPU RAM"
     if better is None:
         missing = format_gib(advice.missing_bytes, digits=1)
         return (
@@ -210,10 +221,17 @@ def advice_text(advice: Advice) -> str:
             "gives that"
         )
     change = describe_change(advice.answer.setup, better.setup)
+    if not advice.missing_bytes and advice.answer.host_verdict is Verdict.OOM:
+        before, after = (format_gib(each.host_bytes, digits=1) for each in (advice.answer, better))
+        return (
+            f"to fit: {change_flags(advice.answer.setup, better.setup)} ({change}: CPU RAM of a node "
+            f"{after} instead of {before})"
+        )
     text = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
     if better.verdict is not None:
         text += _OUTCOMES.get(better.verdict, "")
-    return f"{text} ({change_flags(advice.answer.setup, better.setup)})"
+    aim = "nearest" if better.verdict is Verdict.TIGHT else "to fit"
+    return f"{aim}: {change_flags(advice.answer.setup, better.setup)} ({text})"
 
 
 _OUTCOMES = {

@@ -13,10 +13,20 @@ Rows = Sequence[Sequence[Estimate]]
 def hinted_rows(rows: Rows, hints: Hints) -> list[dict[str, object]]:
     """The flat rows of an estimate, each with the largest micro-batch that fits."""
     return [
-        {**each.to_dict(), LARGEST_MICRO_BATCH: _largest(hints, number, each)}
+        {**each.to_dict(), LARGEST_MICRO_BATCH: _largest(hints, number, each), **_host(each)}
         for number, row in enumerate(rows)
         for each in row
     ]
+
+
+def _host(answer: Estimate) -> dict[str, object]:
+    """The verdict on CPU RAM, where it is known how much there is; ``HOST_MEANINGS``."""
+    if answer.host_verdict is None:
+        return {}
+    return {
+        "node_memory_bytes": answer.node_memory_bytes,
+        "host_verdict": answer.host_verdict.value,
+    }
 
 
 def _largest(hints: Hints, number: int, answer: Estimate) -> int | None:
@@ -32,6 +42,7 @@ def hint_rows(rows: Rows, hints: Hints) -> list[dict[str, object]]:
 
 def _hint(advice: Advice, flat: Sequence[Estimate]) -> dict[str, object]:
     answer, better = advice.answer, advice.better
+    # The answer may have been replayed since, for the advice's sake.
     asked = (answer.setup, answer.gpu)
     row = next(number for number, each in enumerate(flat) if (each.setup, each.gpu) == asked)
     return {

@@ -12,17 +12,18 @@ from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Phase
+from memplan.report.changes import setup_label
 from memplan.report.compare import (
     MethodRow,
     assumed_bytes_line,
     compare_methods,
     numbers_of,
 )
-from memplan.report.estimate import footnotes, setup_label
+from memplan.report.estimate import footnotes
 from memplan.report.explain import size_text
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
 from memplan.report.flops import TERA, flops_footnotes
-from memplan.report.svg import RESERVED_WORDS, gib, lay_out, shapes
+from memplan.report.svg import RESERVED_WORDS, gib, in_words, lay_out, shapes
 from memplan.report.timeline import LIFETIME_WORDS
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP
 from memplan.units import GIB, format_count
@@ -120,7 +121,7 @@ def _section(title: str, *parts: str) -> str:
 def _head(found: Estimate) -> str:
     setup = found.setup
     gpus = f" on {setup.num_gpus} GPUs" if setup.num_gpus > 1 else ""
-    gpu = f", {found.gpu.gpu_id}" if found.gpu is not None else ""
+    gpu = f", {found.gpu.short_name}" if found.gpu is not None else ""
     total = found.total_bytes
     cards = [
         ("peak of a step", gib(found.peak_bytes), f"in {found.peak_phase}"),
@@ -164,7 +165,7 @@ def _timeline(found: Estimate) -> str:
     ]
     if drawing.capacity_bytes and found.gpu is not None:
         height = drawing.capacity_bytes / drawing.top_bytes
-        text = f"{found.gpu.gpu_id} {gib(drawing.capacity_bytes)}"
+        text = f"{found.gpu.short_name} {gib(drawing.capacity_bytes)}"
         marks.append(f'<i class="capacity" style="bottom:{100 * height:.1f}%">{escape(text)}</i>')
     words = f"{drawing.peak.phase}{place}, {gib(drawing.peak.total_bytes)}"
     # The words reach inwards from their mark, so that they stay on a narrow screen.
@@ -185,7 +186,7 @@ def _timeline(found: Estimate) -> str:
         legend += f'<span><i class="swatch reserved"></i>{escape(RESERVED_WORDS)}</span>'
     canvas = shapes(drawing, width=1000, height=300)
     return (
-        '<figure class="timeline" role="img" aria-label="Bytes alive over a training step">'
+        f'<figure class="timeline" role="img" aria-label="{escape(in_words(found, drawing))}">'
         f'{peak}<div class="canvas"><svg viewBox="0 0 1000 300" preserveAspectRatio="none" '
         f'aria-hidden="true">{canvas}</svg>{"".join(marks)}</div>'
         f'<div class="phases">{phases}</div><figcaption class="legend">{legend}'
@@ -237,7 +238,7 @@ def _component_table(found: Estimate) -> str:
         if _held(found, kind)
     ]  # fmt: skip
     body.append(["peak", *(_figure(phase.peak_bytes) for phase in phases)])
-    return _table(head, body, last_bold=True)
+    return _table(head, body, caption="Components in each phase", last_bold=True)
 
 
 def _figure(num_bytes: int) -> str:
@@ -252,10 +253,11 @@ def _verdicts(found: Sequence[Estimate]) -> str:
         total = each.total_bytes
         needed = f"{total.low / GIB:,.1f} - {total.high / GIB:,.1f} GiB"
         capacity = ("~" if each.gpu.capacity_note else "") + gib(each.gpu.capacity_bytes)
-        rows.append([escape(each.gpu.gpu_id), capacity, needed, _badge(each)])
+        rows.append([escape(each.gpu.short_name), capacity, needed, _badge(each)])
     if not rows:
         return "<p>No GPU was named, so there is no verdict.</p>"
-    return _table(["GPU", "usable", "needed", "verdict"], rows, markup=True)
+    head = ["GPU", "usable", "needed", "verdict"]
+    return _table(head, rows, caption="What each GPU says", markup=True)
 
 
 def _heat_map(found: Estimate) -> str:
@@ -264,14 +266,15 @@ def _heat_map(found: Estimate) -> str:
     body = []
     for batch in sorted({cell.batch for cell in cells}):
         row = "".join(_heat_cell(cell, found) for cell in cells if cell.batch == batch)
-        body.append(f"<tr><th>{batch}</th>{row}</tr>")
-    head = "".join(f"<th>{length}</th>" for length in lengths)
+        body.append(f'<tr><th scope="row">{batch}</th>{row}</tr>')
+    head = "".join(f'<th scope="col">{length}</th>' for length in lengths)
     states = ", ? what is counted fits" if found.unmodelled else ""
-    judge = f", judged by {found.gpu.gpu_id}" if found.gpu is not None else ""
+    judge = f", judged by {found.gpu.short_name}" if found.gpu is not None else ""
     return (
         f"<p>Peak in GiB by micro-batch (down) and tokens (across){escape(judge)}: "
         f"✓ fits, ~ tight, ✗ out of memory{states}; this setup is framed.</p>"
-        '<div class="scroll"><table class="heat"><thead><tr><th></th>'
+        f'{_scroll_area("Peak by micro-batch and tokens")}<table class="heat"><caption>Peak by '
+        'micro-batch and tokens</caption><thead><tr><th scope="col">batch</th>'
         f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>\n"
     )
 
@@ -332,7 +335,8 @@ def _kind(kind: LayerKind) -> str:
     rows = [
         [size_text(each.num_bytes), each.name, each.formula, each.source] for each in kind.tensors
     ]
-    table = _table(["bytes", "tensor", "size", "because"], rows)
+    head = ["bytes", "tensor", "size", "because"]
+    table = _table(head, rows, caption=f"What {kind.name} keeps for backward")
     return (
         f"<details><summary>{escape(kind.name)} keeps <b>{size_text(kind.kept_bytes)}</b> for "
         f"backward{escape(times)}</summary>{table}</details>"
@@ -360,7 +364,7 @@ def _flops(found: Estimate) -> str:
     rows.append(["total", *(_tera(figure) for figure in figures)])
     head = ["TFLOP of a micro-batch", "forward", "backward", "recomputed", "total"]
     notes = flops_footnotes(found.model, found.setup, flops)
-    return _table(head, rows, last_bold=True) + _notes(notes)
+    return _table(head, rows, caption="FLOPs by component", last_bold=True) + _notes(notes)
 
 
 def _tera(figure: int) -> str:
@@ -387,7 +391,7 @@ def _methods(found: Estimate, rows: Sequence[MethodRow], refused: Sequence[str])
     ]
     assumed = assumed_bytes_line(found.setup)
     notes = (numbers_of(found.model, found.setup), *((assumed,) if assumed else ()), *refused)
-    return _table(head, body) + _notes(notes)
+    return _table(head, body, caption="Methods side by side") + _notes(notes)
 
 
 def _assumptions(found: Sequence[Estimate], version: str) -> str:
@@ -408,6 +412,7 @@ def _table(
     head: Sequence[str],
     body: Sequence[Sequence[str]],
     *,
+    caption: str,
     last_bold: bool = False,
     markup: bool = False,
 ) -> str:
@@ -416,7 +421,7 @@ def _table(
         number for row in body for number, cell in enumerate(row) if _is_figure(cell) and number
     }
     heads = "".join(
-        f"<th{FIGURE if number in figures else ''}>{escape(cell)}</th>"
+        f'<th scope="col"{FIGURE if number in figures else ""}>{escape(cell)}</th>'
         for number, cell in enumerate(head)
     )
     rows = []
@@ -425,9 +430,15 @@ def _table(
         cells = "".join(_cell(cell, markup=markup) for cell in row)
         rows.append(f"<tr{total}>{cells}</tr>")
     return (
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+        f"{_scroll_area(caption)}<table><caption>{escape(caption)}</caption><thead><tr>{heads}"
+        f"</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>\n"
     )
+
+
+def _scroll_area(name: str) -> str:
+    """The opening of a part that scrolls by itself, for the keyboard too."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
 
 
 def _cell(text: str, *, markup: bool) -> str:
@@ -486,7 +497,12 @@ figure{margin:1.6rem 0 1rem}
 .bar div{display:flex;height:1.2rem;background:var(--panel)}
 .bar b{text-align:right;font-size:.85rem;white-space:nowrap}
 .bar span{font-size:.85rem}
-.scroll{overflow-x:auto;margin:.6rem 0}
+.scroll{overflow-x:auto;margin:.6rem 0;background:linear-gradient(to right,var(--back),transparent)
+0 0/2rem 100% no-repeat local,linear-gradient(to left,var(--back),transparent) 100% 0/2rem 100%
+no-repeat local,linear-gradient(to right,var(--edge),transparent) 0 0/.7rem 100% no-repeat scroll,
+linear-gradient(to left,var(--edge),transparent) 100% 0/.7rem 100% no-repeat scroll}
+.scroll:focus-visible{outline:2px solid var(--long)}
+caption{caption-side:top;text-align:left;color:var(--soft);padding-bottom:.2rem}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;min-width:50%}
 th,td{padding:.25rem .9rem .25rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--edge)}
 th{color:var(--soft);font-weight:600}

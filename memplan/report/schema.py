@@ -56,6 +56,11 @@ ESTIMATE_MEANINGS: dict[str, str] = {
     LARGEST_MICRO_BATCH: "the most sequences of a micro-batch that fit; 0: none, null: no verdict",
 }
 """What the rows of ``memplan estimate`` have besides."""
+HOST_MEANINGS: dict[str, str] = {
+    "node_memory_bytes": "CPU RAM of one node, as given by --cpu-memory",
+    "host_verdict": "fits, or OOM where host_bytes is more",
+}
+"""What they have where ``--cpu-memory`` says how much CPU RAM there is."""
 HINT_MEANINGS: dict[str, str] = {
     "gpu": "id of a GPU that no row fits",
     "row": "number of the row that lacks least, from 0",

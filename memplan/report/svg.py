@@ -153,7 +153,7 @@ def timeline_svg(found: Estimate) -> str:
     words.append(_text(x, top - 8, "▼", anchor="middle"))
     if timeline.capacity_bytes and found.gpu is not None:
         y = top + HEIGHT * (1 - timeline.capacity_bytes / timeline.top_bytes) - 5
-        words.append(_text(left + 6, y, f"{found.gpu.gpu_id} {gib(timeline.capacity_bytes)}"))
+        words.append(_text(left + 6, y, f"{found.gpu.short_name} {gib(timeline.capacity_bytes)}"))
     for number, lifetime in enumerate(Lifetime):
         x, y = left + 230 * number, top + HEIGHT + 46
         words.append(
@@ -167,11 +167,21 @@ def timeline_svg(found: Estimate) -> str:
     full_width, full_height = left + WIDTH + 16, top + HEIGHT + bottom
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 0 {full_width + 8} {full_height}" '
-        f'role="img"><style>{STYLE}</style>'
+        f'role="img"><title>{escape(in_words(found, timeline))}</title><style>{STYLE}</style>'
         f'<rect class="back" x="-8" width="{full_width + 8}" height="{full_height}" fill="#ffffff"/>'
         f'<g transform="translate({left} {top})">{shapes(timeline, width=WIDTH, height=HEIGHT)}</g>'
         f"{''.join(words)}</svg>\n"
     )
+
+
+def in_words(found: Estimate, timeline: Timeline) -> str:
+    """What the drawing shows, for who does not see it."""
+    phases = ", ".join(f"{phase.name} {gib(phase.peak_bytes)}" for phase in found.account.phases)
+    peak = f"{gib(timeline.peak.total_bytes)} in {_where(timeline)}"
+    text = f"Bytes alive over a training step of {found.model.name}: {phases}; the peak is {peak}"
+    if found.gpu is not None:
+        text += f"; {found.gpu.short_name} holds {gib(found.gpu.capacity_bytes)}"
+    return text
 
 
 def _where(timeline: Timeline) -> str:

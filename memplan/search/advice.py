@@ -66,6 +66,12 @@ class Advice:
         return self.answer.total_bytes.low - self.better.total_bytes.low
 
 
+def shortage(answer: Estimate) -> tuple[int, int]:
+    """What a GPU lacks, then what a node lacks [bytes]: which of several comes nearest."""
+    node = answer.node_memory_bytes
+    return missing_bytes(answer), max(0, answer.host_bytes - node) if node is not None else 0
+
+
 def missing_bytes(answer: Estimate) -> int:
     """How much the low end of the range exceeds the GPU by; 0 where it does not [bytes]."""
     if answer.gpu is None:
@@ -98,9 +104,10 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
             better = settled(estimate(model, setup, gpu))
         except SetupError:
             continue
-        if better.verdict in (Verdict.FITS, Verdict.STATES_FIT):
+        better = replace(better, node_memory_bytes=answer.node_memory_bytes)
+        if better.job_verdict in (Verdict.FITS, Verdict.STATES_FIT):
             return Advice(answer=answer, better=settled(better, always=True))
-        if better.verdict is Verdict.TIGHT and tight is None:
+        if better.job_verdict is Verdict.TIGHT and tight is None:
             tight = better
     return Advice(answer=answer, better=tight)
 
@@ -281,6 +288,6 @@ def hints_for(
                 largest[place] = largest_micro_batch(model, each.setup, each.gpu, known=each)
     advice = []
     for column in zip(*rows, strict=True):
-        if all(each.verdict is Verdict.OOM for each in column):
-            advice.append(advise(model, min(column, key=missing_bytes)))
+        if all(each.job_verdict is Verdict.OOM for each in column):
+            advice.append(advise(model, min(column, key=shortage)))
     return Hints(largest=largest, advice=tuple(advice))

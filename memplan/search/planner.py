@@ -147,6 +147,8 @@ class Goal:
     """Policies to consider; empty: none and full, with kernels that have it also selective."""
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
+    node_memory_bytes: int | None = None
+    """CPU RAM of one node; None: there is enough [bytes]."""
     exact: bool = False
     """Replay runs where bounds leave open whether they fit; without, what may fit is no setup."""
 
@@ -272,17 +274,26 @@ class Plan(Displayed):
     """All that fit, those beyond the goal's limit included."""
     shortfalls: tuple[Shortfall, ...]
     """What does not, in the order it was tried."""
+    overfilling: tuple[Estimate, ...] = ()
+    """What a node's CPU RAM is not enough for, with the smallest size."""
     refused: tuple[str, ...]
     """Why combinations were not tried at all, each reason once."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
+
+    @property
+    def some(self) -> Estimate:
+        """Any estimate: of what fits, or of what does not."""
+        if self.setups:
+            return self.setups[0].estimate
+        return self.shortfalls[0].estimate if self.shortfalls else self.overfilling[0]
 
     def rows(self) -> list[dict[str, object]]:
         """The setups that fit as flat rows, best first, for a table of pandas' or polars'."""
         return [each.estimate.to_dict() for each in self.setups]
 
     def __repr__(self) -> str:
-        some = self.setups[0].estimate if self.setups else self.shortfalls[0].estimate
+        some = self.some
         best = f", the best {some!r}" if self.setups else ""
         return (
             f"Plan({some.model.name} on {self.gpu.short_name}: {self.num_fitting} setups fit{best})"
@@ -318,6 +329,7 @@ class Planner:
         self.active_params = active_parameters(model)
         self.found: list[PlannedSetup] = []
         self.failed: list[tuple[_Candidate, Estimate]] = []
+        self.overfilling: list[Estimate] = []
         self.refused: dict[str, None] = {}
         self.at_hand: TrainingSetup | None = None
         self.answers: dict[int, Estimate] = {}
@@ -344,7 +356,7 @@ class Planner:
                     fitting.add(key)
                 else:
                     hopeless.add(own)
-        if not self.found and not self.failed:
+        if not (self.found or self.failed or self.overfilling):
             raise SetupError(next(iter(self.refused), "the goal leaves nothing to try"))
         ranked = sorted(self.found, key=self._rank)
         return Plan(
@@ -353,6 +365,7 @@ class Planner:
             setups=tuple(self._told(each) for each in ranked[: self.goal.limit]),
             num_fitting=len(ranked),
             shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
+            overfilling=tuple(self.overfilling),
             refused=tuple(self.refused),
             assumptions=(*self.model.assumptions, *ASSUMPTIONS),
         )
@@ -422,12 +435,16 @@ class Planner:
     def _try(self, candidate: _Candidate) -> bool:
         """Find the largest micro-batch of a candidate; whether there is one."""
         try:
+            if self._overfills_node(self._estimate(candidate.setup, 1)):
+                return False
             best = self._largest(candidate)
             if best is None:
                 smallest = self._estimate(candidate.setup, 1)
                 self.failed.append((candidate, smallest))
                 return False
             answer = self._estimate(candidate.setup, best)
+            if self._overfills_node(answer):
+                return False
         except SetupError as error:
             self.refused[str(error)] = None
             return False
@@ -437,6 +454,14 @@ class Planner:
                 estimate=answer, speed=speed, tier=candidate.tier, simplicity=candidate.simplicity
             )
         )
+        return True
+
+    def _overfills_node(self, answer: Estimate) -> bool:
+        """Whether a node's CPU RAM is not enough for it; then it is kept."""
+        node = self.goal.node_memory_bytes
+        if node is None or answer.host_bytes <= node:
+            return False
+        self.overfilling.append(replace(answer, node_memory_bytes=node))
         return True
 
     def _largest(self, candidate: _Candidate) -> int | None:

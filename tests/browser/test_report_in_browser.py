@@ -129,7 +129,7 @@ def test_layout(browser: str, report: str, tmp_path: Path, width: int) -> None:
     assert found["outside"] == []
     assert found["fetched"] == 0
     assert found["title"] == "llama-3.1-8b: 75.40 GiB"
-    assert "a100-sxm4-80gb 79.15 GiB" in found["text"]
+    assert "A100-80 79.15 GiB" in found["text"]
     assert "8,030,261,248" in found["text"]
 
 

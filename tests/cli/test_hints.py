@@ -34,9 +34,9 @@ ENGINES: tuple[tuple[str, ...], ...] = (
     ("--engine", "ddp", "--engine-option", "gradient_as_bucket_view=true"),
 )  # fmt: skip
 HINT = re.compile(
-    r"^(?P<gpu>[\w.-]+), .*: (?P<missing>[\d.,]+) GiB more needed: "
+    r"^ +(?:(?:to fit|nearest): (?P<flags>.+) \()?(?P<missing>[\d.,]+) GiB more needed: "
     r"(?:no change .* gives that|(?P<change>.+) saves (?P<saved>[\d.,]+) GiB"
-    r"(?P<outcome>, [\w ]+)? \((?P<flags>.+)\))$",
+    r"(?P<outcome>, [\w ]+)?\))$",
     re.MULTILINE,
 )
 GIB = 2**30

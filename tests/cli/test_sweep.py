@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,8 +63,8 @@ def test_without_exact_nothing_is_replayed(run: Run) -> None:
 def test_the_table_has_a_row_for_each_setup_and_a_column_for_each_gpu(run: Run) -> None:
     printed = run(*SWEEP).stdout
     assert sum(" ZeRO-" in line for line in printed.splitlines()) == 18
-    assert "v100-sxm2-" in printed
-    assert "h100-sxm-" in printed
+    assert "V100-32" in printed
+    assert "H100-80" in printed
 
 
 @pytest.mark.parametrize(
@@ -248,6 +249,29 @@ def test_a_matrix_may_be_asked_for_without_naming_a_figure(run: Run) -> None:
     assert run(*SWEEP, "--pivot").stdout == run(*SWEEP, "--pivot", "peak").stdout
 
 
+@pytest.mark.parametrize(
+    ("axes", "head", "column"),
+    [
+        ("seq-len,batch", "tokens \\ batch", ["2", "4"]),
+        ("total,batch,seq-len", "batch \\ tokens", ["512", "1024"]),
+        ("setup,gpu", "setup \\ gpu", ["A100-40", "H200"]),
+    ],
+)
+def test_a_matrix_by_any_two(run: Run, axes: str, head: str, column: list[str]) -> None:
+    command = ("sweep", "gpt2", "--gpus", "8", "--zero", "2,3", "--batch-size", "2,4",
+               "--seq-len", "512,1024", "--gpu", "a100-40gb,h200")  # fmt: skip
+    shown = run(*command, "--pivot", axes).stdout
+    heads = [line for line in shown.splitlines() if head in line]
+    # A matrix for each combination of the other three.
+    assert len(heads) == 2 * 2
+    assert all(line.split()[-2:] == column for line in heads)
+    whole = run(*command, "--format", "json").stdout
+    peaks = {f"{row['peak_bytes'] / 2**30:.1f}" for row in json.loads(whole)["rows"]}
+    if not axes.startswith("total"):
+        matrices = shown.partition(head)[2].partition("Rows:")[0]
+        assert set(re.findall(r"\d+\.\d", matrices)) == peaks
+
+
 def test_colours_are_a_heat_map(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -264,6 +288,8 @@ def test_colours_are_a_heat_map(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         pytest.param(("--zero", "4"), 3, "--zero: 4 is not one of", id="stage"),
         pytest.param(("--precision", "bf17"), 3, "Did you mean 'bf16'", id="precision"),
         pytest.param(("--pivot", "peek"), 2, "Did you mean 'peak'", id="figure"),
+        pytest.param(("--pivot", "bach,gpus"), 2, "Did you mean 'batch'", id="axis"),
+        pytest.param(("--pivot", "batch"), 2, "name the rows and the columns", id="one axis"),
         pytest.param(("--pivot", "--format", "csv"), 2, "leave it out", id="figure for scripts"),
         pytest.param(("--fail-on", "tigt"), 2, "Did you mean 'tight'", id="verdict"),
         pytest.param(("--tolerance", "5"), 2, "write 5% or 0.05", id="tolerance"),
@@ -323,7 +349,7 @@ def test_cards_without_bf16_are_said_to_run_another_precision(
     monkeypatch.setenv("COLUMNS", "200")
     done = run("sweep", "gpt2", "--gpus", "2,8", "--gpu", "v100,h100", *given).stdout
     assert "fp16-master or bf16-master" in done
-    assert "Of two precisions, fp16 is on v100-sxm2-32gb: no bf16 there" in done
+    assert "Of two precisions, fp16 is on V100-32: no bf16 there" in done
     alone = run("sweep", "gpt2", "--gpus", "2,8", "--gpu", "h100", *given).stdout
     assert "bf16-master" in alone
     assert " or " not in alone

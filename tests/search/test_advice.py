@@ -39,7 +39,7 @@ from memplan.training.setup import TrainingSetup
         ),
         pytest.param(
             "llama-3.1-8b", "h100", {"seq_len": 512, "checkpointing": "full"},
-            "optimizer on CPU saves", id="offload",
+            "cpu optimizer saves", id="offload",
         ),
         pytest.param(
             "llama-3.1-70b", "h100", {
