@@ -147,6 +147,7 @@ def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepP
     return tape, StepWalk(tape).run()
 
 
+@lru_cache(maxsize=256)
 def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
     """Options for a card: those of the plainest card whose kernels are the same for this model.
 
@@ -313,6 +314,7 @@ UNMODELLED_DEGREES = (
 """Parallel degrees that a setup may name and no account holds yet: refused, never ignored."""
 
 
+@lru_cache(maxsize=256)
 def attention_kernel(tape: Tape) -> str:
     """Which kernel computes the attention scores.
 

@@ -20,7 +20,7 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.ledger import Part
-from memplan.memory.outline import Outline
+from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
     counts_ranks,
     heaviest_ranks,
@@ -54,8 +54,8 @@ def rank_account(
     if rank is not None:
         check_rank(rank, given.setup.num_gpus)
     ranks = _heaviest(_Question(given, 0, None)) if rank is None else [rank]
-    accounts = [_account(given, each, capacity_bytes) for each in ranks]
-    return max(accounts, key=lambda account: account.peak.peak_bytes)
+    found = [_weigh(given, each, capacity_bytes) for each in ranks]
+    return _account(given, max(found, key=_step_peak))
 
 
 def activations_peak_bytes(given: RankInput) -> int:
@@ -63,32 +63,53 @@ def activations_peak_bytes(given: RankInput) -> int:
     return _spots(_Same(given.passes), _Same(None)).highest_bytes
 
 
-def _account(given: RankInput, rank: int, capacity_bytes: int | None) -> RankAccount:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Weighed:
+    """One rank's outline, laid over a batch."""
+
+    rank: int
+    outlined: "_Outlined"
+    spots: Spots
+    moments: dict[Part, Moment]
+
+
+def _weigh(given: RankInput, rank: int, capacity_bytes: int | None) -> _Weighed:
     outlined = _outlined(_Question(given, rank, capacity_bytes))
     outline = outlined.outline
     spots = _spots(_Same(given.passes), _Same(outline.stops if outline.is_cut else None))
+    return _Weighed(rank=rank, outlined=outlined, spots=spots, moments=outline.moments(spots))
+
+
+def _step_peak(found: _Weighed) -> int:
+    """The fullest moment of a training step, but for the batch, which every rank has [bytes]."""
+    moments = found.moments
+    return max(moments[part].total_bytes for part in (Part.FORWARD, Part.BACKWARD, Part.STEP))
+
+
+def _account(given: RankInput, found: _Weighed) -> RankAccount:
     inputs = Entry(
         ComponentKind.INPUTS,
         max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),
         "token ids and labels",
     )
+    outlined = found.outlined
     return RankAccount(
-        rank=rank,
-        phases=tuple(_phases(outline, spots, inputs)),
-        held_bytes=outline.held_bytes + inputs.num_bytes,
+        rank=found.rank,
+        phases=tuple(_phases(found, inputs)),
+        held_bytes=outlined.outline.held_bytes + inputs.num_bytes,
         host=outlined.host,
         left_out=outlined.left_out,
         unsaved=outlined.unsaved,
     )
 
 
-def _phases(outline: Outline, spots: Spots, inputs: Entry) -> list[Phase]:
+def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     found: list[Phase] = []
-    for part, moment in outline.moments(spots).items():
-        entries = outline.entries(moment.held)
+    for part, moment in weighed.moments.items():
+        entries = weighed.outlined.outline.entries(moment.held)
         if part is not Part.LOAD:
             entries.append(inputs)
-            entries += height_entries(spots.height(moment.spot, moment.repetition))
+            entries += height_entries(weighed.spots.height(moment.spot, moment.repetition))
         found.append(make_phase(part.value, entries))
     return found
 
