@@ -108,7 +108,7 @@ class Estimate(Displayed):
         >>> [(each.num_ranks, each.ranks) for each in answer.ranks]
         [(1, (range(15, 16),)), (1, (range(0, 1),)), (14, (range(1, 15),))]
         """
-        from memplan.estimator.estimation import all_ranks  # which makes estimates
+        from memplan.estimator.job import all_ranks  # which most estimates are not asked for
 
         return tuple(all_ranks(self.model, self.setup, self.gpu))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memplan.errors import SetupError
-from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.accounts import MICRO_BATCHES, rank_account
 from memplan.memory.ledger import Ledger, Part
