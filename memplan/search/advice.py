@@ -46,7 +46,7 @@ class Hints:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What to change in a setup that does not fit; both sides are replayed."""
+    """What to change in a setup that does not fit; both sides as their verdicts have it."""
 
     answer: Estimate
     """Of the setup that does not fit."""
@@ -59,10 +59,17 @@ class Advice:
         return missing_bytes(self.answer)
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether what is allocated alone says that it does not fit, so that nothing is replayed."""
+        return self.answer.judged_bytes == self.answer.bounded_bytes
+
+    @property
     def saved_bytes(self) -> int:
         """What the change saves, at the low end of the range [bytes]."""
         if self.better is None:
             return 0
+        if self.is_bounded:
+            return self.answer.bounded_bytes.low - self.better.bounded_bytes.low
         return self.answer.total_bytes.low - self.better.total_bytes.low
 
 
@@ -76,7 +83,7 @@ def missing_bytes(answer: Estimate) -> int:
     """How much the low end of the range exceeds the GPU by; 0 where it does not [bytes]."""
     if answer.gpu is None:
         return 0
-    return max(0, answer.total_bytes.low - answer.gpu.capacity_bytes)
+    return max(0, answer.judged_bytes.low - answer.gpu.capacity_bytes)
 
 
 def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None) -> Advice:
