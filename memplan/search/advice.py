@@ -8,6 +8,7 @@ from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec
 from memplan.search.batch import largest_micro_batch, most_room
@@ -86,6 +87,18 @@ def missing_bytes(answer: Estimate) -> int:
     return max(0, answer.judged_bytes.low - answer.gpu.capacity_bytes)
 
 
+UNSHARED = (
+    ComponentKind.ACTIVATIONS, ComponentKind.LOGITS_AND_LOSS, ComponentKind.GATHERED_PARAMETERS,
+)  # fmt: skip
+"""What each GPU holds of its own, however many there are."""
+
+
+def unshared_bytes(answer: Estimate) -> int:
+    """What more GPUs would not share between them, of what is held at the fullest moment [bytes]."""
+    entries = answer.account.peak.entries
+    return sum(entry.num_bytes for entry in entries if entry.kind in UNSHARED)
+
+
 def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None) -> Advice:
     """The nearest change that makes a setup fit: the one that costs least speed.
 
@@ -103,14 +116,19 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
     if answer.num_params * WEIGHT_BYTES > LOADING_SHARE * gpu.capacity_bytes:
         changes = map(with_zero_init, changes)
     tried: set[TrainingSetup] = {answer.setup}
+    too_large: set[TrainingSetup] = set()
+    """On one GPU, what does not fit however many there are."""
     for setup in changes:
-        if setup in tried:
+        alone = replace(setup, num_gpus=1, num_nodes=None)
+        if setup in tried or alone in too_large:
             continue
         tried.add(setup)
         try:
             better = settled(estimate(model, setup, gpu))
         except SetupError:
             continue
+        if unshared_bytes(better) > gpu.capacity_bytes:
+            too_large.add(alone)
         better = replace(better, node_memory_bytes=answer.node_memory_bytes)
         if better.job_verdict in (Verdict.FITS, Verdict.STATES_FIT):
             return Advice(answer=answer, better=settled(better, always=True))
