@@ -126,7 +126,8 @@ def saving_text(change: str, *, missing_bytes: int, saved_bytes: int) -> str:
     '12.0 GiB more needed: ZeRO-3 saves 18.0 GiB'
     """
     missing = format_gib(missing_bytes, digits=1)
-    return f"{missing} more needed: {change} saves {format_gib(saved_bytes, digits=1)}"
+    saves = "save" if " and " in change or change.endswith("s") else "saves"
+    return f"{missing} more needed: {change} {saves} {format_gib(saved_bytes, digits=1)}"
 
 
 def change_flags(before: TrainingSetup, after: TrainingSetup) -> str:

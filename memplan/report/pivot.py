@@ -8,7 +8,14 @@ from memplan.estimator import Estimate, Verdict
 from memplan.fast_dataclass import dataclass
 from memplan.report.blocks import Column, print_blocks
 from memplan.report.estimate import deciding_text
-from memplan.report.sweep import COLUMNS, HEAD_WORDS, footnotes, print_head, varying_columns
+from memplan.report.sweep import (
+    COLUMNS,
+    footnotes,
+    in_words,
+    print_counts,
+    print_head,
+    varying_columns,
+)
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.units import GIB
 
@@ -71,6 +78,7 @@ def print_pivot(
 
     varying = [name for name in varying_columns(results) if name not in pivot.hidden]
     print_head(console, results, [*varying, *pivot.hidden])
+    print_counts(console, results)
     for title, cells in pivots(results, varying, pivot).items():
         console.print()
         console.print(Text(title, style="bold"))
@@ -120,7 +128,7 @@ def pivots(
     found: dict[str, Cells] = {}
     by_gpu = "gpu" not in (pivot.rows, pivot.columns)
     for each in _answers(results):
-        words = [HEAD_WORDS[name].format(COLUMNS[name](each.setup)) for name in varying]
+        words = [in_words(name, COLUMNS[name](each.setup)) for name in varying]
         gpu = [each.gpu.short_name] if by_gpu and each.gpu is not None else []
         title = ", ".join([*gpu, *filter(None, words)])
         place = (_placed(each, pivot.rows), _placed(each, pivot.columns))
