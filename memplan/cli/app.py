@@ -10,16 +10,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from memplan.cli.coercion import read_plainly
-from memplan.cli.commands import COMMANDS
+from memplan.cli.commands import COMMANDS, COMPLETION_VARIABLE
 from memplan.cli.terminal import abandon, prepare_streams
 from memplan.errors import ExitCode, MemplanError, did_you_mean
 from memplan.text import one_line, shortened
 
 PIPE_CLOSED = 141
 """Exit code when the reader went away (``memplan models | head -1``): 128 + SIGPIPE."""
-
-COMPLETION_VARIABLE = "_MEMPLAN_COMPLETE"
-"""Set where a shell asks what may come next."""
 
 _TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
 # Typer exports BadParameter but not its base, which every mistake on the command line derives from.

@@ -163,7 +163,7 @@ def explain(
     refuse(named[0] if named else "", named[1:])
     if snapshot is not None and output_format is not OutputFormat.TABLE:
         refuse("--snapshot", ["--format"])
-    from memplan.cli.estimate import chosen_gpus, gpu_names
+    from memplan.cli.hardware import chosen_gpus, gpu_names
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
     from memplan.estimator import estimate as estimate_memory
@@ -254,7 +254,8 @@ def _versus_setup(
     import shlex
     from dataclasses import replace
 
-    from memplan.cli.estimate import OPTION_NAMES, chosen_gpus, gpu_names
+    from memplan.cli.estimate import OPTION_NAMES
+    from memplan.cli.hardware import chosen_gpus, gpu_names
     from memplan.cli.single import with_engine
     from memplan.cli.unused import given_options, refuse
     from memplan.errors import UsageError

@@ -37,7 +37,6 @@ from memplan.cli.sweep_options import (
     RowFormatOption,
     ZeroAxis,
     axis_option,
-    named_gpus,
     parse_share,
 )
 from memplan.cli.terminal import say
@@ -141,7 +140,7 @@ def plan(
         refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
     else:
         refuse_without(ctx, {"output"}, "--emit")
-    from memplan.cli.estimate import node_memory
+    from memplan.cli.hardware import chosen_gpus, node_memory
     from memplan.search.planner import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
@@ -184,7 +183,7 @@ def plan(
         token=token,
     )
     names = gpu or ([] if gpu_memory is not None else [DEFAULT_GPU])
-    plans = [make_plan(spec, goal, each) for each in named_gpus(names, gpu_memory)]
+    plans = [make_plan(spec, goal, each) for each in chosen_gpus(names, gpu_memory)]
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 

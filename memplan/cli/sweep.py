@@ -50,7 +50,6 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
     ZeroAxis,
-    named_gpus,
     read_axes,
 )
 from memplan.cli.terminal import remark, say
@@ -131,6 +130,7 @@ def sweep(
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
+    from memplan.cli.hardware import chosen_gpus
     from memplan.cli.training_options import parse_engine_options
 
     checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
@@ -178,7 +178,7 @@ def sweep(
         revision=revision or named.revision,
         token=token,
     )
-    gpus = named_gpus(
+    gpus = chosen_gpus(
         gpu or (file.gpus if file else None),
         gpu_memory or _file_memory(file, gpu),
         attention=attention or "",
