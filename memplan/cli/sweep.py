@@ -11,6 +11,7 @@ from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
+    CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
     NumLabelsOption,
@@ -82,6 +83,7 @@ def sweep(
     num_nodes: NodesAxis = None,
     gpu: GpuNames = None,
     gpu_memory: GpuMemoryOption = None,
+    cpu_memory: CpuMemoryOption = None,
     engine: EngineAxis = None,
     zero: ZeroAxis = None,
     fsdp_strategy: FsdpStrategyAxis = None,
@@ -130,7 +132,7 @@ def sweep(
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
-    from memplan.cli.hardware import chosen_gpus
+    from memplan.cli.hardware import chosen_gpus, node_memory
     from memplan.cli.training_options import parse_engine_options
 
     checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
@@ -183,7 +185,10 @@ def sweep(
         gpu_memory or _file_memory(file, gpu),
         attention=attention or "",
     )
-    made = Sweep(spec, grid, gpus, exact=exact, num_jobs=_processes(jobs))
+    node = node_memory(cpu_memory) if cpu_memory is not None else None
+    if node is None and file is not None:
+        node = file.node_memory_bytes
+    made = Sweep(spec, grid, gpus, exact=exact, num_jobs=_processes(jobs), node_memory_bytes=node)
     _show(made, output_format, matrix, checks)
 
 
@@ -323,4 +328,5 @@ def _lines(
         return json_lines(rows)
     if output_format is RowFormat.CSV:
         return csv_lines(rows)
-    return markdown_lines(rows, MARKDOWN_COLUMNS)
+    host = () if sweep.node_memory_bytes is None else ("host_verdict",)
+    return markdown_lines(rows, (*MARKDOWN_COLUMNS, *host))

@@ -17,7 +17,7 @@ from memplan.report.sweep import (
     varying_columns,
 )
 from memplan.search.sweep import Sweep, SweepResult
-from memplan.units import GIB
+from memplan.units import GIB, format_gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,6 +91,11 @@ def print_pivot(
     if pivot.figure is Figure.PEAK and any(map(deciding_text, _answers(results))):
         legend += ". Where loading or saving decides, the matrix says so"
     console.print(Text(legend, style="dim"))
+    if sweep.node_memory_bytes is not None:
+        node = format_gib(sweep.node_memory_bytes, digits=1)
+        console.print(
+            Text(f"! is also where a node's {node} of CPU RAM are not enough", style="dim")
+        )
     for line in footnotes(sweep, results)[1:]:
         console.print(Text(line, style="dim"))
 
@@ -153,28 +158,34 @@ def pivot_lines(width: int, cells: Cells, pivot: Pivot) -> "Iterator[Text]":
     figures = []
     for column in columns:
         answers = [cells.get((row, column)) for row in rows]
+        verdicts = [figure_verdict(each, pivot.figure) if each else None for each in answers]
         figures.append(
             Column(
                 header=(column,),
                 cells=tuple(figure_text(each, pivot.figure) if each else "" for each in answers),
-                styles=tuple(
-                    HEAT_STYLES[each.verdict] if each is not None and each.verdict else ""
-                    for each in answers
-                ),
+                styles=tuple(HEAT_STYLES[each] if each else "" for each in verdicts),
                 is_figure=True,
             )
         )
     return print_blocks(width, label, figures)
 
 
+def figure_verdict(answer: Estimate, figure: Figure) -> Verdict | None:
+    """The verdict that a figure is marked with: a node's own for CPU RAM, where there is one."""
+    if figure is Figure.HOST and answer.host_verdict is not None:
+        return answer.host_verdict
+    return answer.job_verdict
+
+
 def figure_text(answer: Estimate, figure: Figure) -> str:
     """One figure of an estimate, marked by the verdict."""
     text = f"{figure_bytes(answer, figure) / GIB:,.1f}"
-    if answer.verdict is None:
+    verdict = figure_verdict(answer, figure)
+    if verdict is None:
         return text
     if figure is Figure.PEAK:
         text = deciding_text(answer) or text
-    return text + (MARKS[answer.verdict] or " ")
+    return text + (MARKS[verdict] or " ")
 
 
 def figure_bytes(answer: Estimate, figure: Figure) -> int:

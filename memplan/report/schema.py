@@ -60,7 +60,7 @@ HOST_MEANINGS: dict[str, str] = {
     "node_memory_bytes": "CPU RAM of one node, as given by --cpu-memory",
     "host_verdict": "fits, or OOM where host_bytes is more",
 }
-"""What they have where ``--cpu-memory`` says how much CPU RAM there is."""
+"""What all rows have besides where ``--cpu-memory`` says how much CPU RAM there is."""
 HINT_MEANINGS: dict[str, str] = {
     "gpu": "id of a GPU that no row fits",
     "row": "number of the row that lacks least, from 0",

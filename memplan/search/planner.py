@@ -541,7 +541,9 @@ class Planner:
         return settled(answer, always=True) if self.goal.exact else answer
 
     def _told(self, each: PlannedSetup) -> PlannedSetup:
-        return replace(each, estimate=self._shown(each.estimate))
+        shown = self._shown(each.estimate)
+        node = self.goal.node_memory_bytes
+        return replace(each, estimate=replace(shown, node_memory_bytes=node))
 
     # -- the order -------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ ENGINES: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 HINT = re.compile(
     r"^ +(?:(?:to fit|nearest): (?P<flags>.+) \()?(?P<missing>[\d.,]+) GiB more needed: "
-    r"(?:no change .* gives that|(?P<change>.+) saves (?P<saved>[\d.,]+) GiB"
+    r"(?:no change .* gives that|(?P<change>.+) saves? (?P<saved>[\d.,]+) GiB"
     r"(?P<outcome>, [\w ]+)?\))$",
     re.MULTILINE,
 )
