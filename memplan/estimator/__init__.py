@@ -1,7 +1,7 @@
 """One question answered: the memory of a model trained in one way, on one kind of GPU."""
 
 from memplan.estimator.estimate import Estimate, Verdict
-from memplan.estimator.estimation import estimate
+from memplan.estimator.estimation import estimate, least_bytes
 from memplan.estimator.settling import expandable_note, settled, without_run
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Verdict",
     "estimate",
     "expandable_note",
+    "least_bytes",
     "settled",
     "without_run",
 ]

@@ -69,13 +69,20 @@ def estimate(
     )
 
 
+def least_bytes(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None) -> int:
+    """What no engine can do with less than: the activations alone [bytes].
+
+    Much sooner told than an estimate. Raises ``SetupError`` as ``estimate`` does.
+    """
+    return accounts.activations_peak_bytes(_Job.of(model, setup, gpu).given)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
     """A model, a setup and a GPU, recorded and walked."""
 
-    model: ModelSpec
+    walked: "_Walked"
     gpu: GpuSpec | None
-    options: TapeOptions
     given: RankInput
 
     @classmethod
@@ -83,10 +90,8 @@ class _Job:
         """Fill the setup's defaults in, record the model and walk it."""
         resolved = setup.resolve(model.context_length, has_bf16=gpu is None or gpu.has_bf16)
         _refuse_kernels(resolved, gpu)
-        options = shared_options(model, tape_options(resolved, gpu))
-        tape, passes = record_and_walk(model, options)
-        given = RankInput(tape=tape, passes=passes, setup=resolved)
-        return cls(model=model, gpu=gpu, options=options, given=given)
+        walked = _walked_on_card(model, tape_options(resolved, gpu))
+        return cls(walked=walked, gpu=gpu, given=walked.trained_as(resolved))
 
     @property
     def setup(self) -> TrainingSetup:
@@ -96,22 +101,22 @@ class _Job:
     def account(self, *, rank: int | None) -> RankAccount:
         """One rank's account, or the worst one's, on this GPU."""
         if rank is None:
-            account = worst_account(self.model, self.options, self.setup)
+            account = worst_account(self.walked, self.setup)
         else:
             account = rank_account(self.given, rank=rank)
         gpu = self.gpu
         if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
             account = rank_account(self.given, rank=account.rank, capacity_bytes=gpu.capacity_bytes)
         account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
-        if self.model.activations_left_out:
-            left_out = (*account.left_out, self.model.activations_left_out)
+        if self.walked.model.activations_left_out:
+            left_out = (*account.left_out, self.walked.model.activations_left_out)
             account = replace(account, left_out=left_out)
         return account
 
     def run_source(self, account: RankAccount) -> RunSource:
         """From which that rank's run is played out."""
         return RunSource(
-            record=partial(record_and_walk, self.model, self.options),
+            record=partial(record_and_walk, self.walked.model, self.walked.options),
             setup=self.setup,
             rank=account.rank,
             workspace_bytes=_scratch_bytes(self.setup, self.gpu) // NUM_HANDLES,
@@ -137,6 +142,32 @@ def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepP
     """The model on the tape, and the walk over it; remembered, since engines share activations."""
     tape = record(model, options)
     return tape, StepWalk(tape).run()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Walked:
+    """A model recorded and walked with some options: one object for all that share it."""
+
+    model: ModelSpec
+    options: TapeOptions
+    tape: Tape
+    passes: StepPasses
+
+    def trained_as(self, resolved: TrainingSetup) -> RankInput:
+        """With a setup whose tape this is."""
+        return RankInput(tape=self.tape, passes=self.passes, setup=resolved)
+
+
+@lru_cache(maxsize=256)
+def _walked_on_card(model: ModelSpec, options: TapeOptions) -> _Walked:
+    """Remembered by a card's own options too: a model is long to tell from another."""
+    return _walked(model, shared_options(model, options))
+
+
+@lru_cache(maxsize=256)
+def _walked(model: ModelSpec, options: TapeOptions) -> _Walked:
+    tape, passes = record_and_walk(model, options)
+    return _Walked(model=model, options=options, tape=tape, passes=passes)
 
 
 def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
@@ -206,10 +237,9 @@ def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
 
 
 @lru_cache(maxsize=256)
-def worst_account(model: ModelSpec, options: TapeOptions, resolved: TrainingSetup) -> RankAccount:
+def worst_account(walked: _Walked, resolved: TrainingSetup) -> RankAccount:
     """The worst rank's account on a GPU with room to load; remembered, since GPUs share it."""
-    tape, passes = record_and_walk(model, options)
-    return rank_account(RankInput(tape=tape, passes=passes, setup=resolved))
+    return rank_account(walked.trained_as(resolved))
 
 
 def with_workspaces(account: RankAccount, num_bytes: int) -> RankAccount:
@@ -305,6 +335,7 @@ UNMODELLED_DEGREES = (
 """Parallel degrees that a setup may name and no account holds yet: refused, never ignored."""
 
 
+@lru_cache(maxsize=256)
 def attention_kernel(tape: Tape) -> str:
     """Which kernel computes the attention scores.
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import Enum
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate, settled
+from memplan.estimator import Estimate, Verdict, estimate, least_bytes, settled
 from memplan.fast_dataclass import dataclass
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
@@ -468,10 +468,10 @@ class Planner:
         setup = candidate.setup
         if self.goal.global_batch_size is not None and not self.stretches:
             sizes = self._sizes(setup)
-            if self._fits(self._estimate(setup, sizes[-1])):
+            if self._size_fits(setup, sizes[-1]):
                 # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
                 return sizes[-1]
-            return largest_of(sizes, lambda size: self._fits(self._estimate(setup, size)))
+            return largest_of(sizes, lambda size: self._size_fits(setup, size))
         key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
         search = SizeSearch(
             lambda size: self._known(self._estimate(setup, size)),
@@ -482,6 +482,11 @@ class Planner:
         best = run(first=self.largest.get(key, 1), limit=self._limit())
         self.largest[key] = max(best, 1)
         return best or None
+
+    def _size_fits(self, setup: TrainingSetup, size: int) -> bool:
+        """Whether a size fits, its activations alone being looked at first."""
+        alone = least_bytes(self.model, self._sized(setup, size), self.gpu)
+        return alone <= self.limit_bytes and self._fits(self._estimate(setup, size))
 
     def _estimate(self, setup: TrainingSetup, size: int) -> Estimate:
         """One estimate; those of the setup at hand are kept, as a search ends where it has been."""

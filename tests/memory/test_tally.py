@@ -192,3 +192,14 @@ def test_one_outline_serves_every_batch() -> None:
             rank_account(small, rank=0)
             assert rank_account(large, rank=0) == alone, setup
             assert accounts._outlined.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero1", "zero2"])
+def test_checkpointing_alone_asks_for_no_outline_of_its_own(engine: str) -> None:
+    from memplan.memory import accounts
+
+    fields = ENGINES[engine]
+    accounts._outlined.cache_clear()
+    rank_account(given_for("llama", fields), rank=0)
+    rank_account(given_for("llama", {**fields, "checkpointing": "full"}), rank=0)
+    assert accounts._outlined.cache_info().misses == 1

@@ -17,6 +17,7 @@ def forget() -> None:
     """Empty everything that estimates remember."""
     for remembered in (
         estimation.record, estimation.record_and_walk, estimation.worst_account,
+        estimation._walked, estimation._walked_on_card,
         job.remembered_buffer, job.remembered_partition,
         accounts._outlined, accounts._spots, accounts._structure, accounts._interned,
     ):  # fmt: skip
