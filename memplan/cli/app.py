@@ -246,8 +246,12 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> str:
     """Say in one line what was wrong with the command line, and where to look."""
     message = error.format_message().rstrip(".")
     if hasattr(error, "possibilities"):
+        from memplan.cli.other_names import other_name
+
         known = tuple(name for param in error.ctx.command.params for name in param.opts)
-        message = f"there is no option {error.option_name}.{did_you_mean(error.option_name, known)}"
+        told = other_name(error.option_name, known)
+        hint = f" {told[:1].upper()}{told[1:]}." if told else did_you_mean(error.option_name, known)
+        message = f"there is no option {error.option_name}.{hint}"
     command = "".join(f" {name}" for name in arguments[:1] if name in COMMANDS)
     return f"{message}{'' if message[-1] in '.?' else '.'} Try 'memplan{command} --help'."
 

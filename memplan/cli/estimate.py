@@ -147,7 +147,7 @@ def estimate(
         str | None, _table_option("--params", "Parameters, without a MODEL: 2851e6.", "N")
     ] = None,
     largest_layer: Annotated[
-        str | None, _table_option("--largest-layer", "Parameters of the largest layer.", "N")
+        str | None, _table_option("--largest-layer", "Of the largest layer: for ZeRO-3.", "N")
     ] = None,
     legend: Annotated[
         bool,
