@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
     from memplan.search.planner import Objective, Plan, PlannedSetup
     from memplan.training.precision import Engine, Precision
-    from memplan.training.setup import Recomputation, TrainingSetup, ZeroStage
+    from memplan.training.setup import Checkpointing, TrainingSetup, ZeroStage
 
 PLAN_PANEL = "Goal"
 
@@ -276,7 +276,7 @@ def _precisions(text: str | None) -> "tuple[Precision, ...]":
     return tuple(coerce_enum("precision", each, Precision) for each in _parts(text))
 
 
-def _policies(text: str | None) -> "tuple[Recomputation | float, ...]":
+def _policies(text: str | None) -> "tuple[Checkpointing, ...]":
     from memplan.training.setup import TrainingSetup
 
     return tuple(

@@ -99,7 +99,7 @@ OptimizerAxis = Annotated[
 ]
 CheckpointingAxis = Annotated[
     str | None,
-    axis_option("--checkpointing", "none, full, selective, or shares of layers.", "NAMES"),
+    axis_option("--checkpointing", "none, full, selective, or layers: 0.5, 8, 0-7+12.", "NAMES"),
 ]
 KernelsAxis = Annotated[
     str | None, axis_option("--kernels", "hf, torchtitan, megatron, liger.", "NAMES")

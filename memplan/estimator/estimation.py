@@ -31,6 +31,7 @@ from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
 from memplan.training.kernels import AttentionKernel, SelectivePolicy
+from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS, refuse_unmodelled
 from memplan.training.sdpa import (
     SDPA_SUPPORT,
@@ -220,9 +221,9 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     )
 
 
-def _checkpointed_layers(setup: TrainingSetup) -> float:
+def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:
     checkpointing = setup.checkpointing
-    if isinstance(checkpointing, float):
+    if isinstance(checkpointing, float | CheckpointedLayers):
         return checkpointing
     if checkpointing is Recomputation.SELECTIVE:
         policy = setup.chosen_kernels.selective

@@ -10,6 +10,7 @@ from memplan.training.setup import (
     Offload,
     Recomputation,
     TrainingSetup,
+    checkpointing_text,
 )
 from memplan.units import format_gib
 
@@ -74,9 +75,8 @@ def setup_label(setup: TrainingSetup) -> str:
 
 
 def checkpointing_label(setup: TrainingSetup) -> str:
-    """``none``, ``full``, ``selective`` or a share of layers."""
-    value = setup.checkpointing
-    return value.value if isinstance(value, Recomputation) else f"{value:.0%}"
+    """``none``, ``full``, ``selective``, a share of layers or their numbers."""
+    return checkpointing_text(setup.checkpointing)
 
 
 def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:

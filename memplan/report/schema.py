@@ -22,7 +22,7 @@ COLUMN_MEANINGS: dict[str, str] = {
     "target_seq_len": "tokens of a target sequence (encoder-decoders)",
     "precision": "name of the combination of formats",
     "optimizer": "name of the optimizer",
-    "checkpointing": "none, full, selective, or a share of layers",
+    "checkpointing": "none, full, selective, a share of layers, or their numbers",
     "freeze": "parts that are not trained",
     "other_settings": "every other setting that is not what it is by default",
     "attention_kernel": "what computes the scores: cudnn, flash, efficient, math or eager",
