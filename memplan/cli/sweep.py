@@ -116,8 +116,8 @@ def sweep(
         typer.Option(
             "--pivot",
             metavar="FIGURE|ROWS,COLUMNS",
-            help="A matrix of one figure (peak, total, headroom or host), batch by GPUs, or by "
-            "what is named: seq-len,batch or total,seq-len,batch.",
+            help="A matrix of one figure (peak, total, headroom, host, activations or textbook), "
+            "batch by GPUs, or by what is named: seq-len,batch or total,seq-len,batch.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,

@@ -42,6 +42,10 @@ class Figure(StrEnum):
     """What that leaves of the GPU; below zero where it does not fit."""
     HOST = "host"
     """CPU memory of a node."""
+    ACTIVATIONS = "activations"
+    """What the forward pass leaves for the backward pass."""
+    TEXTBOOK = "textbook"
+    """The same by the textbook's formula, which knows no kernels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +113,8 @@ FIGURE_WORDS = {
     Figure.TOTAL: "what nvidia-smi would show at the most",
     Figure.HEADROOM: "what is left of the GPU at the least",
     Figure.HOST: "CPU memory of a node",
+    Figure.ACTIVATIONS: "what the forward pass leaves for the backward pass",
+    Figure.TEXTBOOK: "activations by the textbook, L x sbh(34 + 5as/h) (arXiv:2205.05198), no logits",
 }
 _PIVOT_LEGEND = (
     "Rows: {}, columns: {}; {}, in GiB = 2^30 bytes. ! out of memory, ~ tight, no mark: fits"
@@ -194,7 +200,28 @@ def figure_bytes(answer: Estimate, figure: Figure) -> int:
         return answer.peak_bytes
     if figure is Figure.HOST:
         return answer.host_bytes
+    if figure is Figure.ACTIVATIONS:
+        return answer.activations_bytes
+    if figure is Figure.TEXTBOOK:
+        return textbook_bytes(answer)
     high = answer.total_bytes.high
     if figure is Figure.TOTAL or answer.gpu is None:
         return high
     return answer.gpu.capacity_bytes - high
+
+
+def textbook_bytes(answer: Estimate) -> int:
+    """Activations of the model's layers by the textbook [bytes].
+
+    Raises ``UnsupportedOperationError`` where no layer has attention and a feed-forward network.
+    """
+    from memplan.formulas.activations import layer_activation_bytes
+    from memplan.report.shape import formula_shape
+
+    shape, setup = formula_shape(answer.model), answer.setup
+    return shape.num_layers * layer_activation_bytes(
+        shape.hidden_size,
+        num_heads=shape.num_heads,
+        seq_len=setup.seq_len or 1,
+        batch_size=setup.micro_batch_size,
+    )
