@@ -10,7 +10,7 @@ import pytest
 
 import memplan
 from memplan.estimator import estimate
-from memplan.report.estimate import host_lines
+from memplan.report.estimate import host_formulas, host_lines
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
@@ -144,3 +144,24 @@ def test_in_python() -> None:
         "llama-3.1-8b", {"num_gpus": 8, "zero_stage": [2, 3]}, gpus=["a100"], cpu_memory=2**36
     )
     assert [row["host_verdict"] for row in found.rows()] == ["OOM", "fits"]
+
+
+@pytest.mark.parametrize(
+    "setup", [{"engine": "ddp"}, {"zero_stage": 3}, {"zero_stage": 2, "offload_optimizer": "cpu"}]
+)
+def test_the_arithmetic_of_cpu_ram(setup: dict[str, Any]) -> None:
+    answer = estimate(load_model("llama-3.1-8b"), TrainingSetup(num_gpus=8, **setup))
+    head, *lines = host_formulas(answer)
+    totals = []
+    for line in lines:
+        total, formula = re.fullmatch(r"  while \w+ ([\d.,]+) GiB = (.*)|.*", line).groups()  # type: ignore[union-attr]
+        if total is None:  # between steps
+            continue
+        terms = re.findall(r"(?:(\d+) ranks x )?([\d.]+) B x ([\d,]+)", formula)
+        added = sum(
+            int(ranks or 1) * float(size) * int(count.replace(",", ""))
+            for ranks, size, count in terms
+        )
+        assert added / 2**30 == pytest.approx(float(total.replace(",", "")), rel=0.01)
+        totals.append(total)
+    assert any(f" {total} GiB" in head for total in totals)
