@@ -35,7 +35,7 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
 )
-from memplan.cli.terminal import remark, say
+from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     AllocatorOption,
@@ -70,15 +70,12 @@ from memplan.cli.training_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from memplan.cli.setup_files import BaseSetup
     from memplan.estimator import Estimate
-    from memplan.hardware.gpu import GpuSpec
     from memplan.training.setup import Offload, TrainingSetup
 
-DEFAULT_GPUS = ("v100-32gb", "a100-80gb", "h100-80gb")
-"""What a run is judged by when no GPU is named."""
 DEEPSPEED_PANEL = "DeepSpeed's own tables"
 
 
@@ -150,7 +147,7 @@ def estimate(
         str | None, _table_option("--params", "Parameters, without a MODEL: 2851e6.", "N")
     ] = None,
     largest_layer: Annotated[
-        str | None, _table_option("--largest-layer", "Parameters of the largest layer.", "N")
+        str | None, _table_option("--largest-layer", "Of the largest layer: for ZeRO-3.", "N")
     ] = None,
     legend: Annotated[
         bool,
@@ -188,6 +185,7 @@ def estimate(
     unmatched: UnmatchedOption = None,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
+    from memplan.cli.hardware import chosen_gpus, node_memory
     from memplan.cli.setup_files import read_base
     from memplan.cli.unused import refuse_unused, refuse_without
     from memplan.sources.models import load_model
@@ -454,54 +452,6 @@ def _with_named(
         if "engine" not in changes and (engine is not None or base.chosen_engine not in engines):
             changes["engine"] = engine or min(engines, key=lambda each: each.value)
     return replace(base, **changes) if changes else base
-
-
-def chosen_gpus(
-    names: list[str] | None, memory: str | None, *, attention: str = ""
-) -> "list[GpuSpec]":
-    """The GPUs to judge by; of the usual ones, those that run the ``attention`` asked for.
-
-    Names may be joined by commas.
-    """
-    from memplan.sources.catalog import load_gpu
-
-    parts = gpu_names(names)
-    chosen = [load_gpu(name) for name in parts]
-    if memory is not None:
-        from memplan.hardware.gpu import gpu_from_memory
-        from memplan.units import parse_bytes
-
-        chosen.append(gpu_from_memory(parse_bytes(memory)))
-    if parts or memory is not None:
-        from memplan.units import decimal_note
-
-        for text in (*parts, memory or ""):
-            if note := decimal_note(text):
-                remark(note)
-    usual = [load_gpu(name) for name in DEFAULT_GPUS] if not chosen else []
-    for each in usual:
-        if attention == "flash" and not each.supports_flash_attention:
-            remark(f"{each.gpu_id} is left out: it has no flash attention")
-        else:
-            chosen.append(each)
-    return chosen
-
-
-def node_memory(text: str) -> int:
-    """CPU RAM of one node [bytes]. Raises ``UsageError`` for what is no size."""
-    from memplan.errors import UsageError
-    from memplan.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except UsageError as error:
-        msg = f"--cpu-memory: {error}"
-        raise UsageError(msg) from None
-
-
-def gpu_names(names: "Iterable[str] | None") -> list[str]:
-    """The names typed, of which some may be joined by commas."""
-    return [part.strip() for name in names or () for part in name.split(",") if part.strip()]
 
 
 def _show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:

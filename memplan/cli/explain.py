@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from memplan.estimator import Estimate
     from memplan.hardware.gpu import GpuSpec
+    from memplan.report.lessons import Sizes
     from memplan.report.rows import Row
     from memplan.training.setup import TrainingSetup
 
@@ -102,7 +103,7 @@ def explain(
             "--operation",
             metavar="NAME",
             help="Explain one operation instead: what mul, softmax, rms_norm, attention, ... "
-            "keeps for backward.",
+            "keeps for backward, in the sizes of a MODEL where one is named.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
@@ -150,9 +151,8 @@ def explain(
     from memplan.cli.unused import refuse, refuse_unused
 
     if operation is not None:
-        # A lesson has sizes of its own, which it names.
-        refuse_unused(ctx, "--operation", {"operation", "output_format"})
-        _show_lesson(operation, output_format)
+        refuse_unused(ctx, "--operation", LESSON_USES)
+        _show_lesson(ctx, operation, output_format)
         return
     if output is not None and output_format is not OutputFormat.TABLE:
         refuse("--output", ["--format"])
@@ -163,7 +163,7 @@ def explain(
     refuse(named[0] if named else "", named[1:])
     if snapshot is not None and output_format is not OutputFormat.TABLE:
         refuse("--snapshot", ["--format"])
-    from memplan.cli.estimate import chosen_gpus, gpu_names
+    from memplan.cli.hardware import chosen_gpus, gpu_names
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
     from memplan.estimator import estimate as estimate_memory
@@ -254,7 +254,8 @@ def _versus_setup(
     import shlex
     from dataclasses import replace
 
-    from memplan.cli.estimate import OPTION_NAMES, chosen_gpus, gpu_names
+    from memplan.cli.estimate import OPTION_NAMES
+    from memplan.cli.hardware import chosen_gpus, gpu_names
     from memplan.cli.single import with_engine
     from memplan.cli.unused import given_options, refuse
     from memplan.errors import UsageError
@@ -305,19 +306,58 @@ def _show_versus(
     )
 
 
-def _show_lesson(name: str, output_format: OutputFormat) -> None:
+LESSON_USES = frozenset({
+    "operation", "output_format", "model", "batch_size", "seq_len", "task", "family", "allow_guess",
+    "allow_unknown_keys", "num_labels", "revision", "token",
+})  # fmt: skip
+"""Parameters that a lesson makes use of: what it is about, and whose sizes it has."""
+
+
+def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> None:
+    from memplan.cli.unused import given_options, refuse
     from memplan.report.explain_operation import lesson_rows, print_lesson
     from memplan.report.lessons import find_lesson
 
     lesson = find_lesson(name)
+    sizes = _lesson_sizes(ctx)
+    if lesson.fixed_sizes:
+        given = given_options(ctx)
+        idle = [text for key, text in given.items() if key in ("model", "batch_size", "seq_len")]
+        refuse(f"--operation {lesson.name}, which is about {lesson.fixed_sizes},", idle)
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole
 
-        print_lesson(TerminalConsole(), lesson)
+        print_lesson(TerminalConsole(), lesson, sizes)
         return
     from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
 
-    _echo_rows(lesson_rows(lesson), output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
+    rows = lesson_rows(lesson, sizes)
+    _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
+
+
+def _lesson_sizes(ctx: typer.Context) -> "Sizes":
+    """The usual sizes, or those of the model named; as many tokens as are asked for."""
+    from dataclasses import replace
+
+    from memplan.report.lessons import USUAL
+    from memplan.report.shape import formula_shape
+    from memplan.sources.models import load_model
+
+    asked = ctx.params
+    sizes = replace(USUAL, batch=asked["batch_size"] or 1, tokens=asked["seq_len"] or USUAL.tokens)
+    if asked["model"] is None:
+        return sizes
+    names = ("family", "allow_guess", "allow_unknown_keys", "num_labels", "revision", "token")
+    spec = load_model(asked["model"], asked["task"], **{name: asked[name] for name in names})
+    shape = formula_shape(spec)
+    return replace(
+        sizes,
+        hidden=shape.hidden_size,
+        width=shape.intermediate_size or shape.expert_size,
+        heads=shape.num_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocab_size,
+    )
 
 
 def _show(found: "Estimate", output_format: OutputFormat) -> None:

@@ -11,6 +11,7 @@ from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
+    CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
     NumLabelsOption,
@@ -50,7 +51,6 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
     ZeroAxis,
-    named_gpus,
     read_axes,
 )
 from memplan.cli.terminal import remark, say
@@ -83,6 +83,7 @@ def sweep(
     num_nodes: NodesAxis = None,
     gpu: GpuNames = None,
     gpu_memory: GpuMemoryOption = None,
+    cpu_memory: CpuMemoryOption = None,
     engine: EngineAxis = None,
     zero: ZeroAxis = None,
     fsdp_strategy: FsdpStrategyAxis = None,
@@ -115,8 +116,8 @@ def sweep(
         typer.Option(
             "--pivot",
             metavar="FIGURE|ROWS,COLUMNS",
-            help="A matrix of one figure (peak, total, headroom or host), batch by GPUs, or by "
-            "what is named: seq-len,batch or total,seq-len,batch.",
+            help="A matrix of one figure (peak, total, headroom, host, activations or textbook), "
+            "batch by GPUs, or by what is named: seq-len,batch or total,seq-len,batch.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
@@ -131,6 +132,7 @@ def sweep(
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
+    from memplan.cli.hardware import chosen_gpus, node_memory
     from memplan.cli.training_options import parse_engine_options
 
     checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
@@ -178,12 +180,15 @@ def sweep(
         revision=revision or named.revision,
         token=token,
     )
-    gpus = named_gpus(
+    gpus = chosen_gpus(
         gpu or (file.gpus if file else None),
         gpu_memory or _file_memory(file, gpu),
         attention=attention or "",
     )
-    made = Sweep(spec, grid, gpus, exact=exact, num_jobs=_processes(jobs))
+    node = node_memory(cpu_memory) if cpu_memory is not None else None
+    if node is None and file is not None:
+        node = file.node_memory_bytes
+    made = Sweep(spec, grid, gpus, exact=exact, num_jobs=_processes(jobs), node_memory_bytes=node)
     _show(made, output_format, matrix, checks)
 
 
@@ -323,4 +328,5 @@ def _lines(
         return json_lines(rows)
     if output_format is RowFormat.CSV:
         return csv_lines(rows)
-    return markdown_lines(rows, MARKDOWN_COLUMNS)
+    host = () if sweep.node_memory_bytes is None else ("host_verdict",)
+    return markdown_lines(rows, (*MARKDOWN_COLUMNS, *host))

@@ -332,6 +332,9 @@ class Estimate(Displayed):
         for label in COMPONENT_LABELS:
             row[f"{label}_bytes"] = components.get(label, 0)
         row["left_out"] = "; ".join(self.unmodelled)
+        if self.host_verdict is not None:
+            row["node_memory_bytes"] = self.node_memory_bytes
+            row["host_verdict"] = self.host_verdict.value
         return row
 
 

@@ -22,6 +22,7 @@ from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
 from memplan.training.kernels import SelectivePolicy
+from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS
 from memplan.training.sdpa import (
     SDPA_SUPPORT,
@@ -120,9 +121,9 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     )
 
 
-def _checkpointed_layers(setup: TrainingSetup) -> float:
+def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:
     checkpointing = setup.checkpointing
-    if isinstance(checkpointing, float):
+    if isinstance(checkpointing, float | CheckpointedLayers):
         return checkpointing
     if checkpointing is Recomputation.SELECTIVE:
         policy = setup.chosen_kernels.selective

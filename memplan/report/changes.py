@@ -10,6 +10,7 @@ from memplan.training.setup import (
     Offload,
     Recomputation,
     TrainingSetup,
+    checkpointing_text,
 )
 from memplan.units import format_gib
 
@@ -74,9 +75,8 @@ def setup_label(setup: TrainingSetup) -> str:
 
 
 def checkpointing_label(setup: TrainingSetup) -> str:
-    """``none``, ``full``, ``selective`` or a share of layers."""
-    value = setup.checkpointing
-    return value.value if isinstance(value, Recomputation) else f"{value:.0%}"
+    """``none``, ``full``, ``selective``, a share of layers or their numbers."""
+    return checkpointing_text(setup.checkpointing)
 
 
 def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
@@ -126,7 +126,8 @@ def saving_text(change: str, *, missing_bytes: int, saved_bytes: int) -> str:
     '12.0 GiB more needed: ZeRO-3 saves 18.0 GiB'
     """
     missing = format_gib(missing_bytes, digits=1)
-    return f"{missing} more needed: {change} saves {format_gib(saved_bytes, digits=1)}"
+    saves = "save" if " and " in change or change.endswith("s") else "saves"
+    return f"{missing} more needed: {change} {saves} {format_gib(saved_bytes, digits=1)}"
 
 
 def change_flags(before: TrainingSetup, after: TrainingSetup) -> str:

@@ -200,6 +200,33 @@ def host_lines(estimates: Sequence[Estimate]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+def host_formulas(answer: Estimate) -> list[str]:
+    """CPU RAM of a node when it loads, between steps and when it saves, with the arithmetic."""
+    host, ranks = answer.account.host, answer.setup.gpus_per_node
+    if not answer.host_bytes:
+        return []
+    own = host.save_bytes - (host.writer_bytes if answer.account.rank == 0 else 0)
+    moments = (
+        ("while loading", host.load_bytes, 0),
+        ("between steps", host.held_bytes, 0),
+        ("while saving", own, host.writer_bytes),
+    )
+    lines = [f"CPU RAM of a node: {answer.host_bytes / GIB:,.2f} GiB, the highest of"]
+    for moment, each, writer in moments:
+        total = ranks * each + writer
+        if not total:
+            continue
+        terms = []
+        if each:
+            per_param = f"{each / answer.num_params:,.3g} B x {answer.num_params:,} parameters"
+            terms.append(f"{ranks} ranks x {per_param}" if ranks > 1 else per_param)
+        if writer:
+            per_param = f"{writer / answer.num_params:,.3g} B x {answer.num_params:,}"
+            terms.append(f"{per_param} on the rank that writes")
+        lines.append(f"  {moment} {total / GIB:,.2f} GiB = {' + '.join(terms)}")
+    return lines
+
+
 WEIGHT_BYTES = (2, 4)
 """Of an element of a whole copy of the model, in 16 and 32 bit."""
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.report.answer import print_answer
-from memplan.report.estimate import print_assumptions
+from memplan.report.estimate import host_formulas, print_assumptions
 from memplan.report.explanation import Explanation, LayerKind, Node, states_line
 from memplan.report.timeline import timeline_lines
 from memplan.units import GIB, KIB, MIB
@@ -46,6 +46,8 @@ def print_explanation(
         console.print()
     for kind in explained.layers:
         console.print(_kind_table(kind))
+    for line in host_formulas(found):
+        console.print(Text(line))
     for line in footnotes(found, explained):
         console.print(Text(line, style="dim"))
 

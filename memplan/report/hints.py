@@ -13,20 +13,10 @@ Rows = Sequence[Sequence[Estimate]]
 def hinted_rows(rows: Rows, hints: Hints) -> list[dict[str, object]]:
     """The flat rows of an estimate, each with the largest micro-batch that fits."""
     return [
-        {**each.to_dict(), LARGEST_MICRO_BATCH: _largest(hints, number, each), **_host(each)}
+        {**each.to_dict(), LARGEST_MICRO_BATCH: _largest(hints, number, each)}
         for number, row in enumerate(rows)
         for each in row
     ]
-
-
-def _host(answer: Estimate) -> dict[str, object]:
-    """The verdict on CPU RAM, where it is known how much there is; ``HOST_MEANINGS``."""
-    if answer.host_verdict is None:
-        return {}
-    return {
-        "node_memory_bytes": answer.node_memory_bytes,
-        "host_verdict": answer.host_verdict.value,
-    }
 
 
 def _largest(hints: Hints, number: int, answer: Estimate) -> int | None:

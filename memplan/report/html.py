@@ -1,11 +1,16 @@
 """One self-contained page about one setup: opens anywhere, prints, and asks the network for nothing.
 
 No script runs in it; both colour schemes are in its style sheet; every drawing is inline.
+
+The page and its style sheet are templates of the standard library's ``string.Template``, in which CSS
+keeps its braces, and what repeats is written by functions: there is no loop in the frame that a template
+engine such as jinja2, one more dependency, would make simpler.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
+from string import Template
 
 from memplan.compute.flops import StepFlops
 from memplan.errors import SetupError, UnsupportedOperationError
@@ -23,26 +28,12 @@ from memplan.report.estimate import footnotes
 from memplan.report.explain import size_text
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
 from memplan.report.flops import TERA, flops_footnotes
+from memplan.report.palette import variables
 from memplan.report.svg import RESERVED_WORDS, gib, in_words, lay_out, shapes
-from memplan.report.timeline import LIFETIME_WORDS
+from memplan.report.timeline import LIFETIME_WORDS, added_words
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP
 from memplan.units import GIB, format_count
 
-COLOURS = {
-    ComponentKind.PARAMETERS: "#4269d0",
-    ComponentKind.GRADIENTS: "#efb118",
-    ComponentKind.MASTER_WEIGHTS: "#7d5bbe",
-    ComponentKind.OPTIMIZER_STATES: "#3ca951",
-    ComponentKind.BUFFERS: "#9498a0",
-    ComponentKind.INPUTS: "#b9bcc2",
-    ComponentKind.ACTIVATIONS: "#ff725c",
-    ComponentKind.LOGITS_AND_LOSS: "#e05293",
-    ComponentKind.GATHERED_PARAMETERS: "#38a7a0",
-    ComponentKind.COMMUNICATION_BUFFERS: "#6cb8f0",
-    ComponentKind.TEMPORARIES: "#a8764f",
-    ComponentKind.KERNEL_SCRATCH: "#6b6f76",
-}
-"""One for each component, told apart on light and on dark."""
 BATCHES = (1, 2, 4, 8, 16, 32)
 """Micro-batches of the heat map."""
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -83,11 +74,9 @@ def html_report(found: Sequence[Estimate], *, version: str) -> str:
         _section("Assumptions", _assumptions(found, version)),
     )
     title = f"{first.model.name}: {gib(first.peak_bytes)}"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"{_head(first)}\n{''.join(sections)}</main>\n</body>\n</html>\n"
+    style = STYLE.substitute(light=variables(scheme=0), dark=variables(scheme=1))
+    return PAGE.substitute(
+        title=escape(title), style=style, head=_head(first), sections="".join(sections)
     )
 
 
@@ -182,8 +171,9 @@ def _timeline(found: Estimate) -> str:
         f'<span><i class="swatch {each.value}"></i>{escape(words)}</span>'
         for each, words in LIFETIME_WORDS.items()
     )
-    if any(moment.reserved_bytes for moment in drawing.columns):
+    if drawing.added_bytes:
         legend += f'<span><i class="swatch reserved"></i>{escape(RESERVED_WORDS)}</span>'
+        legend += f'<span><i class="swatch added"></i>{escape(added_words(found))}</span>'
     canvas = shapes(drawing, width=1000, height=300)
     return (
         f'<figure class="timeline" role="img" aria-label="{escape(in_words(found, drawing))}">'
@@ -204,7 +194,7 @@ def _bars(found: Estimate) -> str:
     bars = "".join(_bar(phase, widest, found.peak_phase) for phase in found.account.phases)
     kinds = [kind for kind in ComponentKind if _held(found, kind)]
     legend = "".join(
-        f'<span><i class="swatch" style="background:{COLOURS[kind]}"></i>'
+        f'<span><i class="swatch" style="background:var(--{kind.label})"></i>'
         f"{escape(kind.label.replace('_', ' '))}</span>"
         for kind in kinds
     )
@@ -217,7 +207,7 @@ def _held(found: Estimate, kind: ComponentKind) -> bool:
 
 def _bar(phase: Phase, widest: int, peak: str) -> str:
     parts = "".join(
-        f'<i style="width:{100 * size / widest:.3f}%;background:{COLOURS[kind]}" '
+        f'<i style="width:{100 * size / widest:.3f}%;background:var(--{kind.label})" '
         f'title="{escape(kind.label.replace("_", " "))} {gib(size)}"></i>'
         for kind in ComponentKind
         if (size := phase.components.get(kind.label, 0))
@@ -452,13 +442,24 @@ def _is_figure(text: str) -> bool:
     return (text[:1].isdigit() or text == "-") and not any(sign in text for sign in "xΦ·")
 
 
-STYLE = """
-:root{color-scheme:light dark;--back:#fff;--ink:#1c1e21;--soft:#5b6169;--edge:#d9dce1;
---panel:#f5f6f8;--fits:#bfe6c6;--tight:#fbe3a1;--oom:#f6b8b1;--states:#bfe3ec;
---long:#3b6fb6;--medium:#d9822b;--short:#8a8f98;--red:#b3261e}
-@media screen and (prefers-color-scheme:dark){:root{--back:#15181c;--ink:#e8eaed;--soft:#a2a9b3;
---edge:#343a42;--panel:#1e2329;--fits:#1f5a2d;--tight:#6b5110;--oom:#7a2a23;--states:#1d5361;
---long:#6f9fe0;--medium:#f0a35c;--short:#a7adb8;--red:#ff8a80}}
+PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>$style</style>
+</head>
+<body>
+<main>
+$head
+$sections</main>
+</body>
+</html>
+""")
+STYLE = Template("""
+:root{color-scheme:light dark;$light}
+@media screen and (prefers-color-scheme:dark){:root{$dark}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1080px;margin:0 auto;padding:1.25rem}
@@ -477,12 +478,13 @@ figure{margin:1.6rem 0 1rem}
 .canvas{position:relative;height:300px;border:1px solid var(--edge);border-width:0 0 1px 1px}
 .canvas svg{position:absolute;inset:0;width:100%;height:100%}
 .canvas i{position:absolute;font:normal 12px system-ui,sans-serif;white-space:nowrap;z-index:1}
-.scale{padding-left:.25rem;color:var(--ink);text-shadow:0 0 3px var(--back),0 0 3px var(--back)}
+.canvas .scale,.canvas .capacity{padding:0 .25rem;border-radius:2px;line-height:1.15;background:var(--back)}
+.canvas .scale{color:var(--ink)}
 .canvas .capacity{color:var(--red);font-weight:600;right:.3rem}
 .peak{position:relative;height:1.5em;font-size:12px}
 .peak i{position:absolute;font-style:normal;font-weight:600;white-space:nowrap}
-.capacity{text-shadow:0 0 3px var(--back),0 0 3px var(--back)}
 .long{fill:var(--long)}.medium{fill:var(--medium)}.short{fill:var(--short)}
+.added{fill:var(--added)}.swatch.added{background:var(--added)}
 .grid{stroke:var(--edge);stroke-width:1;vector-effect:non-scaling-stroke}
 .line{stroke:var(--red);stroke-width:1.5;stroke-dasharray:6 4;vector-effect:non-scaling-stroke}
 .swatch{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.35em}
@@ -521,4 +523,4 @@ li{margin:.2rem 0}
 figure,.bars,.heat,.cards,tr{break-inside:avoid}h2{break-after:avoid}
 .canvas{height:220px}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 .scroll{overflow:visible}details::details-content{content-visibility:visible;block-size:auto}}
-"""
+""")

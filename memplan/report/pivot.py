@@ -8,9 +8,16 @@ from memplan.estimator import Estimate, Verdict
 from memplan.fast_dataclass import dataclass
 from memplan.report.blocks import Column, print_blocks
 from memplan.report.estimate import deciding_text
-from memplan.report.sweep import COLUMNS, HEAD_WORDS, footnotes, print_head, varying_columns
+from memplan.report.sweep import (
+    COLUMNS,
+    footnotes,
+    in_words,
+    print_counts,
+    print_head,
+    varying_columns,
+)
 from memplan.search.sweep import Sweep, SweepResult
-from memplan.units import GIB
+from memplan.units import GIB, format_gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +42,10 @@ class Figure(StrEnum):
     """What that leaves of the GPU; below zero where it does not fit."""
     HOST = "host"
     """CPU memory of a node."""
+    ACTIVATIONS = "activations"
+    """What the forward pass leaves for the backward pass."""
+    TEXTBOOK = "textbook"
+    """The same by the textbook's formula, which knows no kernels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +82,7 @@ def print_pivot(
 
     varying = [name for name in varying_columns(results) if name not in pivot.hidden]
     print_head(console, results, [*varying, *pivot.hidden])
+    print_counts(console, results)
     for title, cells in pivots(results, varying, pivot).items():
         console.print()
         console.print(Text(title, style="bold"))
@@ -83,6 +95,11 @@ def print_pivot(
     if pivot.figure is Figure.PEAK and any(map(deciding_text, _answers(results))):
         legend += ". Where loading or saving decides, the matrix says so"
     console.print(Text(legend, style="dim"))
+    if sweep.node_memory_bytes is not None:
+        node = format_gib(sweep.node_memory_bytes, digits=1)
+        console.print(
+            Text(f"! is also where a node's {node} of CPU RAM are not enough", style="dim")
+        )
     for line in footnotes(sweep, results)[1:]:
         console.print(Text(line, style="dim"))
 
@@ -96,6 +113,8 @@ FIGURE_WORDS = {
     Figure.TOTAL: "what nvidia-smi would show at the most",
     Figure.HEADROOM: "what is left of the GPU at the least",
     Figure.HOST: "CPU memory of a node",
+    Figure.ACTIVATIONS: "what the forward pass leaves for the backward pass",
+    Figure.TEXTBOOK: "activations by the textbook, L x sbh(34 + 5as/h) (arXiv:2205.05198), no logits",
 }
 _PIVOT_LEGEND = (
     "Rows: {}, columns: {}; {}, in GiB = 2^30 bytes. ! out of memory, ~ tight, no mark: fits"
@@ -120,7 +139,7 @@ def pivots(
     found: dict[str, Cells] = {}
     by_gpu = "gpu" not in (pivot.rows, pivot.columns)
     for each in _answers(results):
-        words = [HEAD_WORDS[name].format(COLUMNS[name](each.setup)) for name in varying]
+        words = [in_words(name, COLUMNS[name](each.setup)) for name in varying]
         gpu = [each.gpu.short_name] if by_gpu and each.gpu is not None else []
         title = ", ".join([*gpu, *filter(None, words)])
         place = (_placed(each, pivot.rows), _placed(each, pivot.columns))
@@ -145,28 +164,34 @@ def pivot_lines(width: int, cells: Cells, pivot: Pivot) -> "Iterator[Text]":
     figures = []
     for column in columns:
         answers = [cells.get((row, column)) for row in rows]
+        verdicts = [figure_verdict(each, pivot.figure) if each else None for each in answers]
         figures.append(
             Column(
                 header=(column,),
                 cells=tuple(figure_text(each, pivot.figure) if each else "" for each in answers),
-                styles=tuple(
-                    HEAT_STYLES[each.verdict] if each is not None and each.verdict else ""
-                    for each in answers
-                ),
+                styles=tuple(HEAT_STYLES[each] if each else "" for each in verdicts),
                 is_figure=True,
             )
         )
     return print_blocks(width, label, figures)
 
 
+def figure_verdict(answer: Estimate, figure: Figure) -> Verdict | None:
+    """The verdict that a figure is marked with: a node's own for CPU RAM, where there is one."""
+    if figure is Figure.HOST and answer.host_verdict is not None:
+        return answer.host_verdict
+    return answer.job_verdict
+
+
 def figure_text(answer: Estimate, figure: Figure) -> str:
     """One figure of an estimate, marked by the verdict."""
     text = f"{figure_bytes(answer, figure) / GIB:,.1f}"
-    if answer.verdict is None:
+    verdict = figure_verdict(answer, figure)
+    if verdict is None:
         return text
     if figure is Figure.PEAK:
         text = deciding_text(answer) or text
-    return text + (MARKS[answer.verdict] or " ")
+    return text + (MARKS[verdict] or " ")
 
 
 def figure_bytes(answer: Estimate, figure: Figure) -> int:
@@ -175,7 +200,28 @@ def figure_bytes(answer: Estimate, figure: Figure) -> int:
         return answer.peak_bytes
     if figure is Figure.HOST:
         return answer.host_bytes
+    if figure is Figure.ACTIVATIONS:
+        return answer.activations_bytes
+    if figure is Figure.TEXTBOOK:
+        return textbook_bytes(answer)
     high = answer.total_bytes.high
     if figure is Figure.TOTAL or answer.gpu is None:
         return high
     return answer.gpu.capacity_bytes - high
+
+
+def textbook_bytes(answer: Estimate) -> int:
+    """Activations of the model's layers by the textbook [bytes].
+
+    Raises ``UnsupportedOperationError`` where no layer has attention and a feed-forward network.
+    """
+    from memplan.formulas.activations import layer_activation_bytes
+    from memplan.report.shape import formula_shape
+
+    shape, setup = formula_shape(answer.model), answer.setup
+    return shape.num_layers * layer_activation_bytes(
+        shape.hidden_size,
+        num_heads=shape.num_heads,
+        seq_len=setup.seq_len or 1,
+        batch_size=setup.micro_batch_size,
+    )

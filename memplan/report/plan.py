@@ -10,6 +10,7 @@ from memplan.report.changes import (
     checkpointing_label,
     describe_change,
     gpus_label,
+    offload_label,
     saving_text,
     setup_label,
 )
@@ -72,6 +73,8 @@ def print_plan(console: "Console", plan: Plan) -> None:
         )
     )
     if plan.setups:
+        for line in hanging(f"  {answer_text(plan)}", console.width):
+            console.print(Text(line, style="green"))
         console.print()
         for drawn in plan_lines(console.width, plan):
             console.print(drawn, soft_wrap=True)
@@ -106,6 +109,23 @@ def _job(plan: Plan) -> str:
     length = f"{some.setup.seq_len} tokens, "
     size = "" if looked_for is Objective.LAYERS else size
     return size if looked_for is Objective.SEQ_LEN else size + length
+
+
+def answer_text(plan: Plan) -> str:
+    """The first setup in words, what was looked for before it."""
+    best = plan.setups[0]
+    setup, answer = best.setup, best.estimate
+    found = {
+        Objective.GPUS: f"{setup.num_gpus} with {setup_label(setup)}",
+        Objective.SEQ_LEN: f"{setup.seq_len:,} tokens with {setup_label(setup)}",
+        Objective.LAYERS: f"{answer.model.num_layers:,} layers with {setup_label(setup)}",
+    }.get(plan.goal.objective, f"{setup_label(setup)} on {gpus_label(setup)}")
+    batch = f"micro-batch {setup.micro_batch_size}"
+    if setup.gradient_accumulation_steps > 1:
+        batch += f" x {setup.gradient_accumulation_steps}"
+    kept = f"checkpointing {checkpointing_label(setup)}"
+    lead = _OBJECTIVES[plan.goal.objective].removesuffix(" first")
+    return f"{lead}: {found}, {batch}, {setup.chosen_precision.value}, {kept}"
 
 
 def plan_lines(width: int, plan: Plan) -> "Iterator[Text]":
@@ -145,11 +165,20 @@ def _columns(plan: Plan) -> "dict[tuple[str, ...], Callable[[PlannedSetup], str]
         ("accum.",): lambda each: str(each.setup.gradient_accumulation_steps),
         ("peak", "GiB"): lambda each: f"{each.estimate.peak_bytes / GIB:,.1f}",
         ("left", "GiB"): lambda each: f"{each.headroom_bytes / GIB:,.1f}",
+        ("CPU", "GiB"): lambda each: f"{each.estimate.host_bytes / GIB:,.1f}",
         ("speed",): lambda each: f"{100 * each.total_speed / best:.0f} %",
     }
+    if not _shows_cpu(plan):
+        del found[("CPU", "GiB")]
     if not accumulates:
         del found[("accum.",)]
     return found
+
+
+def _shows_cpu(plan: Plan) -> bool:
+    """Whether CPU RAM is worth a column: it is limited, or what is offloaded lies there."""
+    offloads = any(offload_label(each.setup) for each in plan.setups)
+    return offloads or plan.goal.node_memory_bytes is not None
 
 
 def _fastest(plan: Plan) -> float:
@@ -229,8 +258,9 @@ def footnotes(plan: Plan) -> list[str]:
             f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that "
             f"fit, each with its {_LARGEST.get(goal.objective, 'largest micro-batch')}; among "
             "equals (2 %) the simplest. "
-            f"{fits}; left: what that leaves."
+            f"{fits}; left: what that leaves"
         )
+        order += "; CPU: RAM of a node." if _shows_cpu(plan) else "."
         assumed = "; ".join(plan.assumptions)
         speed = "Speed is relative to the fastest here, an order and no forecast."
         lines = [order, f"{speed} Assumed: {assumed}."]

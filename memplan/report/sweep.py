@@ -7,11 +7,11 @@ from memplan.estimator import Estimate, Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text
 from memplan.report.blocks import Column, has_room, print_blocks
-from memplan.report.changes import checkpointing_label, setup_label
+from memplan.report.changes import checkpointing_label, offload_label, setup_label
 from memplan.report.columns import host_column
 from memplan.report.estimate import ZERO_INIT_LINE
 from memplan.search.sweep import Sweep, SweepResult
-from memplan.training.setup import Offload, TrainingSetup
+from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_count
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _SECTION = 8
 """How many of the columns head a section, and are written once in it."""
 _ALWAYS = ("setup",)
 _NUMBERS = frozenset({"tokens", "batch", "accumulated", "nodes", "GPUs"})
-HEAD_WORDS = {
+_HEAD_WORDS = {
     "tokens": "{} tokens", "batch": "micro-batch {}", "accumulated": "accumulated {} times",
     "checkpointing": "checkpointing {}", "precision": "{}", "optimizer": "{}",
     "kernels": "kernels {}", "dropout": "dropout {}", "frozen": "frozen: {}", "GPUs": "{} GPUs",
@@ -70,6 +70,16 @@ _SILENT = {
     "accumulated": "1",
 }
 """What needs no word in the head."""
+
+
+def in_words(name: str, text: str) -> str:
+    """What a column says, in words that need no header.
+
+    >>> in_words("GPUs", "8"), in_words("GPUs", "1"), in_words("batch", "4")
+    ('8 GPUs', '1 GPU', 'micro-batch 4')
+    """
+    words = _HEAD_WORDS[name].format(text)
+    return words.removesuffix("s") if text == "1" else words
 
 
 def _said(name: str, result: SweepResult) -> str:
@@ -126,7 +136,7 @@ def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequen
         )
     )
     same = [
-        HEAD_WORDS[name].format(text)
+        in_words(name, text)
         for name in COLUMNS
         if name not in shown
         and len(_values(name, results)) == 1
@@ -185,7 +195,10 @@ def sweep_lines(
     columns = list(zip(*(result.estimates for result in results), strict=True))
     answers = columns[0]
     figures = [_card_column(column) for column in columns]
-    if any(map(_offloads, answers)) or answers[0].node_memory_bytes is not None:
+    if (
+        any(offload_label(each.setup) for each in answers)
+        or answers[0].node_memory_bytes is not None
+    ):
         figures.insert(0, host_column(answers))
     said = [{name: _said(name, result) for name in shown} for result in results]
     heading = [name for name in shown if list(COLUMNS).index(name) < _SECTION]
@@ -204,13 +217,6 @@ def sweep_lines(
     beside = [name for name in shown if name not in heading]
     merged = tuple(_in_words(each, beside) for each in said)
     return print_blocks(width, Column(header=("setup",), cells=merged), figures, above=above)
-
-
-def _offloads(answer: Estimate) -> bool:
-    setup = answer.setup
-    return any(
-        place is not Offload.NONE for place in (setup.offload_optimizer, setup.offload_param)
-    )
 
 
 def _card_column(column: Sequence[Estimate]) -> Column:
@@ -252,7 +258,7 @@ def _label_column(
 
 
 def _in_words(said: "Mapping[str, str]", names: Iterable[str]) -> str:
-    return ", ".join(HEAD_WORDS[name].format(said[name]) for name in names if said[name])
+    return ", ".join(in_words(name, said[name]) for name in names if said[name])
 
 
 def _precision_notes(results: Sequence[SweepResult]) -> list[str]:

@@ -188,6 +188,13 @@ def _beside(found: Estimate) -> str:
     return "context, NCCL" if found.setup.num_gpus > 1 else "context"
 
 
+def added_words(found: Estimate) -> str:
+    """What lies beside the allocator's segments, and how much of it, for a legend."""
+    low, high = (each / GIB for each in (found.overhead_bytes.low, found.overhead_bytes.high))
+    nccl = " and NCCL" if found.setup.num_gpus > 1 else ""
+    return f"CUDA context{nccl}, {low:.1f}-{high:.1f} GiB"
+
+
 def _peak_line(columns: Sequence[Moment], peak: Moment) -> str:
     position = next(index for index, moment in enumerate(columns) if moment is peak)
     place = f" at {peak.place}" if peak.place else ""

@@ -22,6 +22,7 @@ from memplan.search.depth import with_layers
 from memplan.search.grid import with_global_batch
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
 from memplan.training.kernels import KernelPreset
+from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import (
     PRECISIONS,
     Engine,
@@ -31,6 +32,7 @@ from memplan.training.precision import (
     refuse_unmodelled,
 )
 from memplan.training.setup import (
+    Checkpointing,
     FsdpStrategy,
     Offload,
     Recomputation,
@@ -143,7 +145,7 @@ class Goal:
     """DeepSpeed's stages to consider, which alone then is; empty: 1 to 3."""
     precisions: tuple[Precision, ...] = ()
     """Precisions to consider; empty: each engine's usual one, then bf16 without fp32 states."""
-    checkpointing: tuple[Recomputation | float, ...] = ()
+    checkpointing: tuple[Checkpointing, ...] = ()
     """Policies to consider; empty: none and full, with kernels that have it also selective."""
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
@@ -208,7 +210,7 @@ def _members(name: str, values: object, kind: type[Enum]) -> tuple[Enum, ...]:
     return tuple(coerce_enum(name, each, kind) for each in given)
 
 
-def _policies(values: object) -> tuple[Recomputation | float, ...]:
+def _policies(values: object) -> tuple[Checkpointing, ...]:
     given = values if isinstance(values, tuple | list) else (values,)
     return tuple(TrainingSetup(checkpointing=each).checkpointing for each in given)
 
@@ -410,7 +412,7 @@ class Planner:
                 chosen.append(Precision.BF16)
         return [(_tier(each), each) for each in chosen]
 
-    def _policies(self) -> tuple[Recomputation | float, ...]:
+    def _policies(self) -> tuple[Checkpointing, ...]:
         if self.goal.checkpointing:
             return self.goal.checkpointing
         if self.goal.base.kernels is KernelPreset.HF:
@@ -546,7 +548,9 @@ class Planner:
         return settled(answer, always=True) if self.goal.exact else answer
 
     def _told(self, each: PlannedSetup) -> PlannedSetup:
-        return replace(each, estimate=self._shown(each.estimate))
+        shown = self._shown(each.estimate)
+        node = self.goal.node_memory_bytes
+        return replace(each, estimate=replace(shown, node_memory_bytes=node))
 
     # -- the order -------------------------------------------------------------------------------
 
@@ -609,10 +613,12 @@ def _recomputed(setup: TrainingSetup) -> float:
     return _saving(setup.checkpointing)
 
 
-def _saving(value: Recomputation | float) -> float:
+def _saving(value: Checkpointing) -> float:
     """A policy's place among policies: what recomputes more saves more."""
     if isinstance(value, float):
         return value
+    if isinstance(value, CheckpointedLayers):
+        return 0.5
     return {Recomputation.NONE: 0.0, Recomputation.SELECTIVE: 0.5, Recomputation.FULL: 1.0}[value]
 
 

@@ -3,12 +3,14 @@
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import memplan
 from memplan.estimator import estimate
-from memplan.report.estimate import host_lines
+from memplan.report.estimate import host_formulas, host_lines
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
@@ -86,3 +88,80 @@ def test_a_size_needs_its_unit(run: Run) -> None:
     done = run("estimate", *JOB, "--cpu-memory", "512")
     assert done.exit_code == 2
     assert done.stderr.startswith("memplan: error: --cpu-memory: cannot read the size '512'")
+
+
+SWEEP = ("sweep", "llama-3.1-8b", "--gpus", "8,16", "--zero", "2,3", "--gpu", "a100")
+
+
+def test_a_sweep_judges_it_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = json.loads(run(*SWEEP, "--cpu-memory", "64GiB", "--format", "json").stdout)["rows"]
+    assert [row["host_verdict"] for row in rows] == ["OOM", "fits", "OOM", "fits"]
+    assert all(row["host_bytes"] <= 64 * 2**30 for row in rows if row["host_verdict"] == "fits")
+    shown = run(*SWEEP, "--cpu-memory", "64GiB").stdout
+    assert "A100-80  2 of 4 fit, 2 OOM" in shown
+    assert "of 64.0 GiB" in shown
+    assert run(*SWEEP, "--check").exit_code == 0
+    assert run(*SWEEP, "--cpu-memory", "64GiB", "--check").exit_code == 5
+    markdown = run(*SWEEP, "--cpu-memory", "64GiB", "--format", "markdown").stdout
+    assert markdown.splitlines()[0].endswith("| verdict | host verdict |")
+
+
+def test_a_matrix_marks_it(run: Run) -> None:
+    shown = run(*SWEEP, "--cpu-memory", "64GiB", "--pivot", "host,gpus,setup").stdout
+    assert re.search(r"^ +8 +119\.7! +29\.9$", shown, re.MULTILINE)
+    assert "64.0 GiB of CPU RAM" in shown
+
+
+def test_several_processes_judge_the_same(run: Run) -> None:
+    command = (*SWEEP, "--cpu-memory", "64GiB", "--format", "csv")
+    assert run(*command, "--jobs", "2").stdout == run(*command).stdout
+
+
+def test_a_sweep_file_says_it(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    text = (
+        "version: 1\nmodel: llama-3.1-8b\n"
+        "hardware: {gpu: a100, cpu_memory: %s}\n"
+        "axes: {num_gpus: 8, zero_stage: [2, 3]}\n"
+    )
+    file.write_text(text % "64GiB")
+    rows = json.loads(run("sweep", str(file), "--format", "json").stdout)["rows"]
+    assert [row["host_verdict"] for row in rows] == ["OOM", "fits"]
+    given = run("sweep", str(file), "--cpu-memory", "1TiB", "--format", "json").stdout
+    assert {row["host_verdict"] for row in json.loads(given)["rows"]} == {"fits"}
+    file.write_text(text % "64GX")
+    done = run("sweep", str(file))
+    assert done.exit_code == 3
+    assert f"{file}: hardware.cpu_memory: cannot read the size '64GX'" in done.stderr
+
+
+def test_in_python() -> None:
+    setup = TrainingSetup(num_gpus=8, zero_stage=2)
+    answer = memplan.estimate("llama-3.1-8b", setup, gpu="a100", cpu_memory="64GiB")
+    assert (answer.verdict, answer.host_verdict, answer.job_verdict) == ("fits", "OOM", "OOM")
+    found = memplan.sweep(
+        "llama-3.1-8b", {"num_gpus": 8, "zero_stage": [2, 3]}, gpus=["a100"], cpu_memory=2**36
+    )
+    assert [row["host_verdict"] for row in found.rows()] == ["OOM", "fits"]
+
+
+@pytest.mark.parametrize(
+    "setup", [{"engine": "ddp"}, {"zero_stage": 3}, {"zero_stage": 2, "offload_optimizer": "cpu"}]
+)
+def test_the_arithmetic_of_cpu_ram(setup: dict[str, Any]) -> None:
+    answer = estimate(load_model("llama-3.1-8b"), TrainingSetup(num_gpus=8, **setup))
+    head, *lines = host_formulas(answer)
+    totals = []
+    for line in lines:
+        total, formula = re.fullmatch(r"  while \w+ ([\d.,]+) GiB = (.*)|.*", line).groups()  # type: ignore[union-attr]
+        if total is None:  # between steps
+            continue
+        terms = re.findall(r"(?:(\d+) ranks x )?([\d.]+) B x ([\d,]+)", formula)
+        added = sum(
+            int(ranks or 1) * float(size) * int(count.replace(",", ""))
+            for ranks, size, count in terms
+        )
+        assert added / 2**30 == pytest.approx(float(total.replace(",", "")), rel=0.01)
+        totals.append(total)
+    assert any(f" {total} GiB" in head for total in totals)

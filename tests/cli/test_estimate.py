@@ -255,6 +255,23 @@ def test_deepspeed_tables_from_counts(run: Run) -> None:
         assert figure in done.stdout
 
 
+def test_deepspeed_tables_without_a_largest_layer(run: Run) -> None:
+    done = run("estimate", "--params", "2851e6", "--gpus", "8")
+    assert "127.45GB |   5.31GB" in done.stdout
+    assert "ZeRO-3 is left out: its table needs --largest-layer" in done.stdout
+    assert "largest layer params" not in done.stdout
+    rows = run("estimate", "--params", "2851e6", "--gpus", "8", "--format", "json").stdout
+    assert {row["zero_stage"] for row in json.loads(rows)["rows"]} == {2}
+
+
+def test_deepspeeds_ram_of_two_nodes_in_both_forms(run: Run) -> None:
+    done = run("estimate", "t5-11b", "--gpus", "16", "--nodes", "2", "--deepspeed")
+    assert "by the code 1010.95GB" in done.stdout
+    assert "documented 505.48GB" in done.stdout
+    one_node = run("estimate", "t5-11b", "--gpus", "8", "--deepspeed").stdout
+    assert "505.48GB (4 x" not in one_node
+
+
 def test_an_unlisted_card(run: Run) -> None:
     done = run("estimate", "llama-3.2-1b", "--gpu-memory", "46GiB")
     assert "of 46.0 GiB" in done.stdout
@@ -274,7 +291,7 @@ def test_an_unlisted_card(run: Run) -> None:
         (["llama-3.2-1b", "--batchsize", "2"], 2, "--batch-size"),
         (["llama-3.2-1b", "--engine-option", "overlap_comm"], 2, "KEY=VALUE"),
         ([], 2, "MODEL"),
-        (["--params", "5e9"], 2, "--largest-layer"),
+        (["--params", "many"], 2, "whole number"),
         (["llama-3.2-1b", "--deepspeed", "--gpus", "8", "--nodes", "3"], 3, "nodes"),
         (["./nowhere/config.json"], 3, "nowhere"),
     ],

@@ -36,7 +36,7 @@ ENGINES: tuple[tuple[str, ...], ...] = (
 HINT = re.compile(
     r"^ +(?:(?:to fit|nearest): (?P<flags>.+) \()?(?P<bounded>at least )?"
     r"(?P<missing>[\d.,]+) GiB more needed: "
-    r"(?:no change .* gives that|(?P<change>.+) saves (?P<saved>[\d.,]+) GiB"
+    r"(?:no change .* gives that|(?P<change>.+) saves? (?P<saved>[\d.,]+) GiB"
     r"(?P<outcome>, [\w ]+)?\))$",
     re.MULTILINE,
 )

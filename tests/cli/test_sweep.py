@@ -382,3 +382,24 @@ def test_an_interrupted_sweep_over_processes_ends_quietly() -> None:
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=60)
     assert (running.returncode, said) == (130, "")
+
+
+def test_the_textbooks_activations_beside_memplans(run: Callable[..., Any]) -> None:
+    command = (
+        "sweep",
+        "llama-3.2-1b",
+        "--batch-size",
+        "1,2,4",
+        "--gpu",
+        "h100",
+        "--precision",
+        "bf16",
+    )
+    textbook = run(*command, "--pivot", "textbook,batch,seq-len").stdout
+    # 16 layers of sbh(34 + 5as/h), s = h = 2048, a = 32.
+    layers = 16 * 2048 * 2048 * (34 + 5 * 32) / 2**30
+    for batch in (1, 2, 4):
+        assert re.search(rf"^ +{batch} +{layers * batch:,.1f}", textbook, re.MULTILINE)
+    own = run(*command, "--pivot", "activations,batch,seq-len").stdout
+    (row,) = json.loads(run(*command[:3], "1", *command[4:], "--format", "json").stdout)["rows"]
+    assert re.search(rf"^ +1 +{row['kept_after_forward_bytes'] / 2**30:,.1f}", own, re.MULTILINE)

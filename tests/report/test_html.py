@@ -147,6 +147,7 @@ def test_svg_is_xml() -> None:
         "long",
         "medium",
         "short",
+        "added",
         "reserved",
         "reserved",
     ]
