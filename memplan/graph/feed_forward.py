@@ -64,10 +64,18 @@ def _gated(
 
 
 def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:
-    """Liger's ``silu(gate) * up``: keeps gate and up, and writes their gradients over them."""
+    """Liger's ``silu(gate) * up``: keeps gate and up, and writes their gradients over them.
+
+    Halves of one tensor are copied first, to lie row after row (liger_kernel/ops/swiglu.py,
+    ``LigerSiLUMulFunction``; ops/utils.py, ``ensure_contiguous``).
+    """
+    kept = [gate, up]
+    if gate.storage is up.storage:
+        kept = [t.tensor(each.numel, each.dtype) for each in kept]
     out = t.tensor(gate.numel, gate.dtype)
+    made = [each for each in kept if each not in (gate, up)]
     t.record(
-        OperationKind.FUSED_GATE, (gate, up), (out,), saves=(gate, up),
-        gradients=(Gradient.FRESH, Gradient.FRESH),
+        OperationKind.FUSED_GATE, (gate, up), (*made, out), saves=kept,
+        gradients=(Gradient.SAVED, Gradient.SAVED), in_python=True,
     )  # fmt: skip
     return out
