@@ -47,7 +47,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     context.attention_frame = ()
     if layer.names_attended:
         t.linger(attended)
-    named = layer.names_attended and not layer.unnamed_norms
+    named = layer.names_attended and not (layer.unnamed_norms or layer.names_normed)
     if named:
         t.touch(normed)
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)

@@ -87,7 +87,8 @@ class LayerSpec:
     residual_weighted: bool = False
     """So is the stream itself, by another one (MiniMax)."""
     names_normed: bool = False
-    """A variable of the layer holds the first norm's output until the layer ends (StableLM)."""
+    """A variable of the layer holds the first norm's output until the layer ends, none the second's
+    (StableLM)."""
     dropout_inside: bool = False
     """Dropout belongs to each sublayer's own module, which holds its input until then (GPT-2)."""
     sums_inside: bool = False
