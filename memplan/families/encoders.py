@@ -396,6 +396,7 @@ def read_deberta(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             embedding_size=hidden_size,
             num_positions=positions if reader.flag("position_biased_input") else 0,
             num_token_types=reader.integer("type_vocab_size", minimum=0),
+            zeros_for_positions=True,
             padding_product=True,
             own_module=True,
             norm=norm,

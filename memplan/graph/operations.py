@@ -176,9 +176,10 @@ def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
         OperationKind.DIV, (centred, root), (quotient,), saves=(centred, root),
         gradients=(Gradient.FRESH, 3 * quotient.storage.num_bytes),
     )  # fmt: skip
-    weighted = t.mul(t.parameter(f"{name}.weight", width), t.cast(quotient, x.dtype))
+    normalized = t.cast(quotient, x.dtype)
+    weighted = t.mul(t.parameter(f"{name}.weight", width), normalized)
     out = t.add(weighted, t.parameter(f"{name}.bias", width))
-    t.touch(mean, variance)
+    t.touch(normalized, mean, variance)
     return out
 
 

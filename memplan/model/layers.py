@@ -172,6 +172,8 @@ class EmbeddingSpec:
     """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
     joined_tables: tuple[tuple[int, int], ...] = ()
     """Rows and widths of tables that are joined to the tokens', then projected (RoCBert)."""
+    zeros_for_positions: bool = False
+    """Zeros are made where no positions are looked up, and not added (DeBERTa)."""
     padding_product: bool = False
     """The norm's result is multiplied by the attention mask (DeBERTa)."""
     token_dropout: bool = False

@@ -11,6 +11,7 @@ from memplan.graph.tensors import Parameter
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program, weights_of
 from memplan.memory.rank import RankInput
+from memplan.memory.walk import ForwardWalk
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
@@ -81,3 +82,40 @@ def test_what_an_encoder_returns_goes_when_its_backward_pass_is_over() -> None:
     assert len(freed) == len(set(freed))
     assert not program.playback.shared
     assert program.playback.flow is None
+
+
+STABLELM: dict[str, Any] = {
+    "model_type": "stablelm", "hidden_size": 512, "intermediate_size": 1408,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 8000,
+}  # fmt: skip
+DEBERTA: dict[str, Any] = {
+    "model_type": "deberta", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 800, "max_position_embeddings": 128,
+    "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False,
+}  # fmt: skip
+
+
+def comings_and_goings(tape: Tape) -> list[str]:
+    """First results of a layer's operations as they come and, with a minus, as they go."""
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    made = {
+        operation.outputs[0].storage: f"{operation.name} {position}"
+        for position, operation in enumerate(layer.operations)
+        if operation.outputs[0].storage not in {each.storage for each in operation.inputs}
+    }
+    events = ForwardWalk(layer, keep=False).run().events
+    return [("" if size else "-") + made[key] for key, size in events if key in made]
+
+
+def test_stablelm_lets_the_second_norm_go_before_the_sum() -> None:
+    order = comings_and_goings(given_for(STABLELM).tape)
+    first, second = [name for name in order if name.startswith("layer_norm")]
+    last_sum = [name for name in order if name.startswith("add")][-1]
+    assert order.index(f"-{second}") < order.index(last_sum) < order.index(f"-{first}")
+
+
+def test_deberta_looks_for_distances_between_products() -> None:
+    """Those of keys once queries are multiplied by them, those of queries before keys are."""
+    names = layer_names(given_for(DEBERTA, "masked-lm").tape)
+    order = [name for name in names if name in ("matmul", "clamp", "gather")]
+    assert order[1:7] == ["matmul", "clamp", "gather", "clamp", "matmul", "gather"]
