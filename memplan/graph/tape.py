@@ -271,6 +271,12 @@ class Tape:
         self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
 
+    def flatten(self, x: Tensor) -> Tensor:
+        """Lay the rows of all sequences in one dimension; a view, and a node of its own."""
+        out = self.alias(x)
+        out.is_flat = True
+        return out
+
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
         """Copy into another dtype; the same tensor where it already has it."""
         if x.dtype is dtype:
@@ -278,6 +284,7 @@ class Tape:
         out = self.tensor(x.numel, dtype)
         out.by_head = x.by_head
         out.by_column = x.by_column
+        out.is_flat = x.is_flat
         self.record(OperationKind.TO, (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 

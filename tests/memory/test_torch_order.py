@@ -27,9 +27,9 @@ BART: dict[str, Any] = {
 }  # fmt: skip
 
 
-def given_for(config: dict[str, Any], task: str = "causal-lm") -> RankInput:
+def given_for(config: dict[str, Any], task: str = "causal-lm", **fields: Any) -> RankInput:
     model = load_model(config, task)
-    setup = TrainingSetup(seq_len=64, micro_batch_size=2, kernel_scratch=False)
+    setup = TrainingSetup(seq_len=64, micro_batch_size=2, kernel_scratch=False, **fields)
     resolved = setup.resolve(model.context_length)
     tape, passes = record_and_walk(model, tape_options(resolved, None))
     return RankInput(tape=tape, passes=passes, setup=resolved)
@@ -119,3 +119,25 @@ def test_deberta_looks_for_distances_between_products() -> None:
     names = layer_names(given_for(DEBERTA, "masked-lm").tape)
     order = [name for name in names if name in ("matmul", "clamp", "gather")]
     assert order[1:7] == ["matmul", "clamp", "gather", "clamp", "matmul", "gather"]
+
+
+QWEN2_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe", "hidden_size": 256, "intermediate_size": 512,
+    "moe_intermediate_size": 128, "shared_expert_intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 800, "num_experts": 8,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+def test_a_product_of_flat_rows_hands_back_no_view() -> None:
+    """So that what arrives next is added to it in place: the gate of the shared expert comes first."""
+    tape = given_for(QWEN2_MOE, precision="bf16").tape
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    kinds = {
+        tensor.name: operation.gradients[0]
+        for operation in layer.operations
+        for tensor in operation.inputs
+        if isinstance(tensor, Parameter) and operation.name == "linear"
+    }
+    assert kinds["mlp.shared_expert_gate.weight"] == Gradient.FRESH
+    assert kinds["self_attn.o_proj.weight"] == Gradient.VIEW
