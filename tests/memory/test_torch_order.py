@@ -141,3 +141,15 @@ def test_a_product_of_flat_rows_hands_back_no_view() -> None:
     }
     assert kinds["mlp.shared_expert_gate.weight"] == Gradient.FRESH
     assert kinds["self_attn.o_proj.weight"] == Gradient.VIEW
+
+
+PEGASUS: dict[str, Any] = {**BART, "model_type": "pegasus"}
+
+
+def test_what_bart_hands_to_its_network_goes_with_the_activation() -> None:
+    """Its activation and first product are one expression, and the result takes the name."""
+    order = comings_and_goings(given_for(PEGASUS, "seq2seq-lm", precision="bf16").tape)
+    norm = [name for name in order if name.startswith("layer_norm")][-1]
+    activation = next(name for name in order if name.startswith(("gelu", "relu")))
+    product = [name for name in order if name.startswith("linear")][-1]
+    assert order.index(activation) < order.index(f"-{norm}") < order.index(product)
