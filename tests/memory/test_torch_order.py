@@ -153,3 +153,28 @@ def test_what_bart_hands_to_its_network_goes_with_the_activation() -> None:
     activation = next(name for name in order if name.startswith(("gelu", "relu")))
     product = [name for name in order if name.startswith("linear")][-1]
     assert order.index(activation) < order.index(f"-{norm}") < order.index(product)
+
+
+def test_a_layer_of_xlm_roberta_xl_holds_what_its_modules_are_handed() -> None:
+    """The first norm until attention and its sum are done, the activations until the last sum."""
+    config = {
+        "model_type": "xlm-roberta-xl", "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 800,
+        "max_position_embeddings": 130, "hidden_dropout_prob": 0.0,
+    }  # fmt: skip
+    order = comings_and_goings(given_for(config, "masked-lm", precision="bf16").tape)
+    norm, other = [name for name in order if name.startswith("layer_norm")]
+    first_sum, last_sum = [name for name in order if name.startswith("add")]
+    activation = next(name for name in order if name.startswith("gelu"))
+    assert order.index(first_sum) < order.index(f"-{norm}") < order.index(other)
+    assert order.index(f"-{other}") < order.index(last_sum) < order.index(f"-{activation}")
+
+
+def test_every_buffer_is_a_block_of_its_own() -> None:
+    config = {
+        "model_type": "openai-gpt", "n_embd": 256, "n_head": 4, "n_layer": 3, "vocab_size": 800,
+        "n_positions": 256,
+    }  # fmt: skip
+    given = given_for(config)
+    assert given.tape.buffers.count(256 * 256 * 4) == config["n_layer"]
+    assert given.tape.buffers_bytes == sum(given.tape.buffers)
