@@ -117,9 +117,9 @@ def given_for(model: str, fields: dict[str, Any]) -> RankInput:
     return RankInput(tape=tape, passes=passes, setup=resolved)
 
 
-NOT_FULLER = 1.002
-"""A first step that no account shows: stage 3's gathers what it needs without looking ahead, module by
-module, which for a moment may take a little more."""
+NOT_FULLER = 1.005
+"""A first step that no account shows: where it accumulates under stage 3, small parameters come in flat
+buffers until the step, after which they stay."""
 
 
 class MarkedLedger(Ledger):
