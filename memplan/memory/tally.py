@@ -6,7 +6,6 @@ are, so one ``Outline`` of a run serves every batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
@@ -29,12 +28,14 @@ class Tally(Ledger):
 
     __slots__ = (
         "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
-        "_snapshot", "_spot", "_stops", "_total", "_weight_lines", "outline",
+        "_snapshot", "_spot", "_stops", "_total", "_weight_lines", "outline", "spots",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, spots: Spots) -> None:
         super().__init__()
-        self.outline = Outline([], {})
+        self.spots = spots
+        """Where the program's engine may find the model."""
+        self.outline = Outline()
         self._lines: dict[ComponentKind | None, dict[object, int]] = {}
         self._weight_lines: dict[ComponentKind | None, int] = {}
         self._held: list[int] = []
@@ -251,17 +252,11 @@ class TallyPlayback:
         self.tape = tape
         self.passes = passes
         self.ledger = ledger
+        self.spots = ledger.spots
         self.engine = engine
         self.uses = repeated_uses(passes)
         self.waiting: dict[tuple[Parameter, int], tuple[int, Block]] = {}
         """Gradients of weights used more than once: how many are to come, and the sum so far."""
-
-    @cached_property
-    def spots(self) -> Spots:
-        """Cut where the engine takes part."""
-        stops = {segment.index: self.engine.stops(segment) for segment in self.tape.segments}
-        self.ledger.outline.stops = stops
-        return Spots(self.passes, stops)
 
     def fetch_batch(self) -> None:
         """Its size is the batch's own."""

@@ -63,7 +63,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
             stream=GATHER_STREAM if job.options.overlap_comm else 0,
             persistent=frozenset(self.persistent),
         )
-        self.found = find_stops(job.given.tape, job.weights)
+        self.found = find_stops(job.given.tape)
         self.members: dict[tuple[int, int], list[list[int]]] = {}
         """The parameters of each module of a segment's repetition."""
         self.waiting: list[tuple[int, Block | None]] = []
