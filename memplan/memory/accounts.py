@@ -19,6 +19,7 @@ from memplan.memory.account import (
     RankAccount,
     make_phase,
 )
+from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
@@ -27,7 +28,6 @@ from memplan.memory.programs import (
     loads_by_capacity,
     program_of,
     stops_of,
-    stops_within,
 )
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.spots import Spots, height_entries
@@ -80,7 +80,14 @@ def _weigh(given: RankInput, rank: int, capacity_bytes: int | None) -> _Weighed:
     assert spots is not None
     outlined = _outlined(question)
     moments = outlined.outline.moments(spots)
+    overflow = moments.pop(Part.OVERFLOW, None)
+    if overflow is not None and looks_for_overflow(given.setup):
+        moments[Part.STEP] = max(overflow, moments[Part.STEP], key=_total)
     return _Weighed(rank=rank, outlined=outlined, spots=spots, moments=moments)
+
+
+def _total(moment: Moment) -> int:
+    return moment.total_bytes
 
 
 def _step_peak(found: _Weighed) -> int:
@@ -224,10 +231,10 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
 
 def _formats_of(setup: TrainingSetup) -> tuple[object, ...]:
     """fp16 and bf16 take the same bytes; but engine options name formats, to which a model's are
-    compared, and ZeRO's third stage looks for overflow in fp16."""
+    compared."""
     formats = PRECISIONS[setup.chosen_precision]
     own = (formats.weights, formats.compute, formats.gradients)
-    if setup.engine_options or stops_within(setup):
+    if setup.engine_options:
         return (*own, formats.optimizer_states, formats.master_weights)
     widths = tuple(each.num_bytes for each in own)
     return (*widths, formats.optimizer_states, formats.master_weights)

@@ -27,7 +27,7 @@ class Tally(Ledger):
     """A ledger that keeps sums: of what a program holds, by purpose, at every spot of the passes."""
 
     __slots__ = (
-        "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
+        "_aside_of", "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
         "_snapshot", "_spot", "_stops", "_total", "_weight_lines", "outline", "spots",
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ class Tally(Ledger):
         """What the program holds."""
         self._snapshot: Held | None = None
         """By line, until something changes."""
-        self._part = Part.LOAD
+        self._part = self._aside_of = Part.LOAD
         self._points: dict[Spot, list[Point]] = {}
         """Of the present visit to a part."""
         self._looked = self._points
@@ -62,6 +62,20 @@ class Tally(Ledger):
         self.outline.held[self._part] = self._now()
         self._part = part
         self._most, self._most_held = -1, ()
+
+    @property
+    def shares_formats(self) -> bool:
+        """fp16 and bf16 take the same bytes."""
+        return True
+
+    def begin_aside(self, part: Part) -> None:
+        """It is noted under a part of its own."""
+        self._aside_of = self._part
+        self.enter(part)
+
+    def end_aside(self) -> None:
+        """Back to the part before."""
+        self.enter(self._aside_of)
 
     def allocate(
         self,
@@ -218,6 +232,7 @@ class Tally(Ledger):
         self._leave()
         self._close_visit()
         points = self.outline.points
+        points.pop(Part.OVERFLOW, None)
         first = points[Part.FIRST_STEP] = {}
         for part in (Part.FORWARD, Part.BACKWARD, Part.STEP):
             for spot, found in points.pop(part, {}).items():

@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.graph.tape import Tape
+from memplan.memory.engine_options import has_module_hooks
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
@@ -51,15 +52,9 @@ def program_of(
     return DdpProgram(given, ledger, workspace_bytes=workspace_bytes)
 
 
-def stops_within(setup: TrainingSetup) -> bool:
-    """Whether a setup's engine takes part within segments, at their operations."""
-    is_deepspeed = setup.chosen_engine is Engine.DEEPSPEED
-    return is_deepspeed and setup.zero_stage is ZeroStage.PARAMETERS
-
-
 def stops_of(given: RankInput) -> "StopsWithin | None":
     """Where a setup's engine takes part within segments; None: nowhere."""
-    return _stops_at_modules(given.tape) if stops_within(given.setup) else None
+    return _stops_at_modules(given.tape) if has_module_hooks(given.setup) else None
 
 
 @lru_cache(maxsize=64)
