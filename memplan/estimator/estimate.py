@@ -108,7 +108,7 @@ class Estimate(Displayed):
         >>> [(each.num_ranks, each.ranks) for each in answer.ranks]
         [(1, (range(15, 16),)), (1, (range(0, 1),)), (14, (range(1, 15),))]
         """
-        from memplan.estimator.estimation import all_ranks  # which makes estimates
+        from memplan.estimator.job import all_ranks  # which most estimates are not asked for
 
         return tuple(all_ranks(self.model, self.setup, self.gpu))
 
@@ -180,11 +180,16 @@ class Estimate(Displayed):
         )
 
     @property
+    def bounded_bytes(self) -> ByteRange:
+        """What it needs of a card by what it allocates, without a replay [bytes]."""
+        return bounded_range(self.worst_bytes, self.overhead_bytes)
+
+    @property
     def total_bytes(self) -> ByteRange:
         """What it needs of a card: the allocator's segments, the context, NCCL [bytes]."""
-        overhead = self.overhead_bytes
         if not self.is_replayed:
-            return bounded_range(self.worst_bytes, overhead)
+            return self.bounded_bytes
+        overhead = self.overhead_bytes
         required = self.required_bytes
         return ByteRange(required + overhead.low, required + overhead.high)
 
@@ -197,7 +202,7 @@ class Estimate(Displayed):
         """
         if not self.is_replayed or self.gpu is None:
             return self.total_bytes
-        bounds, overhead = bounded_range(self.worst_bytes, self.overhead_bytes), self.overhead_bytes
+        bounds, overhead = self.bounded_bytes, self.overhead_bytes
         if self._verdict_of(self.worst_bytes) is not Verdict.TIGHT or self.account.unsaved:
             return bounds
         if self.verdict is Verdict.OOM:
@@ -320,7 +325,9 @@ class Estimate(Displayed):
         }
         for name in PHASE_NAMES:
             phase = self.phases.get(name)
-            row[f"{name}_peak_bytes"] = phase.peak_bytes if phase is not None else None
+            row[f"{name.replace(' ', '_')}_peak_bytes"] = (
+                phase.peak_bytes if phase is not None else None
+            )
         components = self.account.peak.components
         for label in COMPONENT_LABELS:
             row[f"{label}_bytes"] = components.get(label, 0)
@@ -336,7 +343,7 @@ def num_communicators(setup: TrainingSetup) -> int:
     return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID)
 
 
-PHASE_NAMES = ("load", "forward", "backward", "step", "save")
+PHASE_NAMES = ("load", "first step", "forward", "backward", "step", "save")
 """Every phase a report may name, in order."""
 
 

@@ -20,7 +20,7 @@ from memplan.model.layers import (
     NormPlacement,
     StackSpec,
 )
-from memplan.model.networks import FeedForwardSpec
+from memplan.model.networks import FeedForwardSpec, NetworkPlace
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
 
@@ -181,6 +181,7 @@ def read_layer(reader: ConfigReader, variation: Variation, name: str) -> LayerSp
             ),
             bias=True,
             activation_dropout=reader.number("activation_dropout"),
+            place=NetworkPlace.NESTED,
         ),
         norm=_NORM,
         placement=variation.placement,

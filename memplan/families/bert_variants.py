@@ -11,7 +11,7 @@ from memplan.families.request import ReadRequest
 from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias
 from memplan.model.config import ConfigReader
 from memplan.model.layers import EmbeddingSpec, LayerRun, NormPlacement
-from memplan.model.networks import FeedForwardSpec
+from memplan.model.networks import FeedForwardSpec, NetworkPlace
 from memplan.model.spec import ModelSpec, Task
 
 VARIATIONS: dict[str, Variation] = {
@@ -71,7 +71,7 @@ def _prelayernorm(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     stack = model.stacks[0]
     layer = stack.runs[0].layer
     if isinstance(layer.feed_forward, FeedForwardSpec):
-        layer = replace(layer, feed_forward=replace(layer.feed_forward, inline=True))
+        layer = replace(layer, feed_forward=replace(layer.feed_forward, place=NetworkPlace.STEPS))
     runs = (replace(stack.runs[0], layer=layer),)
     return replace(model, stacks=(replace(stack, runs=runs),))
 

@@ -24,7 +24,7 @@ from memplan.model.layers import (
     NormPlacement,
     StackSpec,
 )
-from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
 
@@ -50,6 +50,7 @@ class Variation:
     """Positions are counted from the ids and start behind the padding token's."""
     token_type_buffer: bool = True
     placement: NormPlacement = NormPlacement.POST
+    feed_forward_place: NetworkPlace = NetworkPlace.MODULE
     final_norm: bool = False
     fp32_softmax: bool = False
     padding_mask: bool = False
@@ -90,6 +91,7 @@ VARIATIONS: dict[str, Variation] = {
     "xlm-roberta-xl": Variation(
         positions_from_ids=True,
         placement=NormPlacement.PRE,
+        feed_forward_place=NetworkPlace.NESTED,
         final_norm=True,
         attention_dropout_only=True,
         pooler_tasks=_BASE_ONLY,
@@ -158,6 +160,7 @@ def read_encoder(reader: ConfigReader, request: ReadRequest, variation: Variatio
             activation=read_activation(reader, "hidden_act"),
             gated=variation.gated,
             bias=not variation.gated,
+            place=variation.feed_forward_place,
         ),
         norm=LAYER_NORM,
         placement=variation.placement,
@@ -396,6 +399,7 @@ def read_deberta(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             embedding_size=hidden_size,
             num_positions=positions if reader.flag("position_biased_input") else 0,
             num_token_types=reader.integer("type_vocab_size", minimum=0),
+            zeros_for_positions=True,
             padding_product=True,
             own_module=True,
             norm=norm,

@@ -19,7 +19,7 @@ from memplan.model.layers import (
     PositionSource,
     StackSpec,
 )
-from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
 
@@ -38,6 +38,7 @@ class Form:
     """Biases of queries, keys and values: fixed, or the key that says so."""
     output_bias: str | bool = True
     feed_forward_bias: str | bool = True
+    feed_forward_place: NetworkPlace = NetworkPlace.MODULE
     head_bias: bool = False
     norm: NormKind = NormKind.LAYER
     norm_bias: bool = True
@@ -117,6 +118,7 @@ FORMS: dict[str, Form] = {
         output_bias="enable_bias",
         feed_forward_bias="enable_bias",
         inner_keys=("ffn_dim",),
+        feed_forward_place=NetworkPlace.STEPS,
         dropout_keys=("attention_dropout", "dropout", ""),
         query_rescaled=True,
     ),
@@ -125,6 +127,7 @@ FORMS: dict[str, Form] = {
         positions=PositionSource.SINUSOIDS,
         position_offset=2,
         inner_keys=("ffn_dim",),
+        feed_forward_place=NetworkPlace.NESTED,
         dropout_keys=("attention_dropout", "dropout", "dropout"),
         query_rescaled=True,
         classified=False,
@@ -456,7 +459,7 @@ def _feed_forward(reader: ConfigReader, form: Form, hidden_size: int) -> FeedFor
         activation=_activation(reader, form),
         gated=form.gated,
         bias=_flag(reader, form.feed_forward_bias),
-        inline=form.attention is AttentionForm.INTERFACE and form.query_rescaled,
+        place=form.feed_forward_place,
         activation_dropout=(
             reader.number("activation_dropout")
             if form.attention is AttentionForm.CLAMPED_SCORES

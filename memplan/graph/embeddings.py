@@ -33,6 +33,10 @@ def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[T
         added = embedding(t, "position_embeddings", spec.num_positions, width, rows, positions)
         held.append(added)
         x = t.add(x, added)
+    elif spec.zeros_for_positions:
+        zeros = t.tensor(x.numel, x.dtype)
+        t.record(OperationKind.ZEROS, (), (zeros,))
+        held.append(zeros)
     if spec.num_box_positions:
         x = _boxes(t, spec, x, tokens, held)
     if spec.norm is not None:

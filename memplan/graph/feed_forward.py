@@ -5,7 +5,7 @@ from memplan.graph.operations import activation_module, dropout, linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
 from memplan.training.kernels import FeedForwardKernel
 
 
@@ -21,7 +21,9 @@ def feed_forward(
         up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
         middle = _activated(t, up, spec.activation, name)
         t.touch(up)
-    if spec.inline:
+        if spec.place is NetworkPlace.NESTED:
+            t.touch(x)
+    if spec.place is not NetworkPlace.MODULE:
         t.segment.unmade.add(name)
     inside = f"{name}.dropout_inside" if spec.dropout_module else ""
     middle = dropout(t, middle, spec.activation_dropout, module=inside)
@@ -30,7 +32,7 @@ def feed_forward(
     out = linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
     if spec.fused_gate_up:
         t.touch(halves)
-    if not spec.inline:
+    if spec.place is NetworkPlace.MODULE:
         t.touch(x)
     return out
 
@@ -64,10 +66,18 @@ def _gated(
 
 
 def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:
-    """Liger's ``silu(gate) * up``: keeps gate and up, and writes their gradients over them."""
+    """Liger's ``silu(gate) * up``: keeps gate and up, and writes their gradients over them.
+
+    Halves of one tensor are copied first, to lie row after row (liger_kernel/ops/swiglu.py,
+    ``LigerSiLUMulFunction``; ops/utils.py, ``ensure_contiguous``).
+    """
+    kept = [gate, up]
+    if gate.storage is up.storage:
+        kept = [t.tensor(each.numel, each.dtype) for each in kept]
     out = t.tensor(gate.numel, gate.dtype)
+    made = [each for each in kept if each not in (gate, up)]
     t.record(
-        OperationKind.FUSED_GATE, (gate, up), (out,), saves=(gate, up),
-        gradients=(Gradient.FRESH, Gradient.FRESH),
+        OperationKind.FUSED_GATE, (gate, up), (*made, out), saves=kept,
+        gradients=(Gradient.SAVED, Gradient.SAVED), in_python=True,
     )  # fmt: skip
     return out

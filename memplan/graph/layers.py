@@ -47,7 +47,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     context.attention_frame = ()
     if layer.names_attended:
         t.linger(attended)
-    named = layer.names_attended and not layer.unnamed_norms
+    named = layer.names_attended and not (layer.unnamed_norms or layer.names_normed)
     if named:
         t.touch(normed)
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
@@ -59,6 +59,8 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
     if layer.sums_inside:
         t.touch(multiplied, fed, normed)
+    if _output_apart(layer):
+        t.touch(multiplied)
     t.touch(middle)
     if named:
         t.touch(normed)
@@ -108,11 +110,15 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     out = norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
     if not layer.names_attended:
         t.touch(fed)
-    if isinstance(layer.attention, AttentionSpec) and layer.attention.output_apart:
-        # ``feed_forward_chunk`` calls one module for each half, and holds what is between them.
+    if _output_apart(layer):
         t.touch(multiplied)
     t.linger(middle)
     return out
+
+
+def _output_apart(layer: LayerSpec) -> bool:
+    """Whether ``feed_forward_chunk`` calls a module for each half, and holds what is between them."""
+    return isinstance(layer.attention, AttentionSpec) and layer.attention.output_apart
 
 
 def sandwich_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:

@@ -8,6 +8,7 @@ was compared with real runs; see ``tests/graph``.
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
@@ -42,8 +43,11 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
         # Kept tensors go by their arguments' names: mat2 before self, but mat1 before mat2.
         saves.insert(len(saves) if bias is not None else 0, factor)
     inputs: tuple[Tensor, ...] = (x, factor)
-    product = Gradient.FRESH if t.options.python_linear else Gradient.VIEW
-    gradients: tuple[int, ...] = (product, product)
+    gradients: tuple[int, ...] = (Gradient.VIEW, Gradient.VIEW)
+    if t.options.python_linear:
+        gradients = (Gradient.FRESH, Gradient.FRESH)
+    elif x.is_flat:
+        gradients = (Gradient.FRESH, Gradient.VIEW)
     if addend is not None:
         inputs += (addend,)
         gradients += (Gradient.SUMMED,)
@@ -176,9 +180,10 @@ def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
         OperationKind.DIV, (centred, root), (quotient,), saves=(centred, root),
         gradients=(Gradient.FRESH, 3 * quotient.storage.num_bytes),
     )  # fmt: skip
-    weighted = t.mul(t.parameter(f"{name}.weight", width), t.cast(quotient, x.dtype))
+    normalized = t.cast(quotient, x.dtype)
+    weighted = t.mul(t.parameter(f"{name}.weight", width), normalized)
     out = t.add(weighted, t.parameter(f"{name}.bias", width))
-    t.touch(mean, variance)
+    t.touch(normalized, mean, variance)
     return out
 
 
@@ -276,10 +281,10 @@ def embedding_backward_scratch(num_ids: int, num_rows: int, width: int) -> tuple
         return ()
     pieces = num_ids // ROWS_PER_THREAD + min(num_ids, num_rows)
     ids = allocated_bytes(num_ids, DType.INT64)
-    histogram = 8704
+    sorting = sort_scratch_bytes(num_ids, largest_key=num_rows)
     small = ALLOCATION_ROUNDING
     return (
-        ids, ids, ids, 2 * ids + histogram, ~3, ~2, RESULT, ids, small, ids, 3 * small, ~10, ~9,
+        ids, ids, ids, sorting, ~3, ~2, RESULT, ids, small, ids, 3 * small, ~10, ~9,
         ids, ids, 3 * small, ~15, small, allocated_bytes(pieces, DType.INT64),
         allocated_bytes(pieces * width, DType.FP32),
     )  # fmt: skip

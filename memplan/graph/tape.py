@@ -45,14 +45,19 @@ class Tape:
         of it or single parameters, for each stretch; empty: not known."""
         self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
         """What torch's dispatcher was asked, and the kernel it took."""
-        self.buffers_bytes = 0
-        """Buffers that lie beside the parameters [bytes]."""
+        self.buffers: list[int] = []
+        """Buffers that lie beside the parameters, each with its bytes."""
         self.leaves: list[Tensor] = []
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
         self._touches = 0
         self.cached: list[tuple[Tensor, int]] = []
         """Keys and values that the outputs hold, and how many layers have made them."""
+
+    @property
+    def buffers_bytes(self) -> int:
+        """All buffers together [bytes]."""
+        return sum(self.buffers)
 
     # -- segments and parameters -----------------------------------------------------------------
 
@@ -187,7 +192,7 @@ class Tape:
     def buffer(self, numel: int, dtype: DType) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters."""
         storage = Storage(allocated_bytes(numel, dtype), -1, 0)
-        self.buffers_bytes += storage.num_bytes * self.segment.repeat
+        self.buffers += [storage.num_bytes] * self.segment.repeat
         return Tensor(numel, dtype, storage)
 
     # -- recording -------------------------------------------------------------------------------
@@ -271,6 +276,12 @@ class Tape:
         self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
 
+    def flatten(self, x: Tensor) -> Tensor:
+        """Lay the rows of all sequences in one dimension; a view, and a node of its own."""
+        out = self.alias(x)
+        out.is_flat = True
+        return out
+
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
         """Copy into another dtype; the same tensor where it already has it."""
         if x.dtype is dtype:
@@ -278,6 +289,7 @@ class Tape:
         out = self.tensor(x.numel, dtype)
         out.by_head = x.by_head
         out.by_column = x.by_column
+        out.is_flat = x.is_flat
         self.record(OperationKind.TO, (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 

@@ -42,7 +42,7 @@ class Storage:
 class Tensor:
     """A number of elements and a dtype, on a storage."""
 
-    __slots__ = ("by_column", "by_head", "dtype", "numel", "requires_grad", "storage")
+    __slots__ = ("by_column", "by_head", "dtype", "is_flat", "numel", "requires_grad", "storage")
 
     def __init__(
         self, numel: int, dtype: DType, storage: Storage, *, requires_grad: bool = False
@@ -55,6 +55,8 @@ class Tensor:
         """A weight, or what was made of one: each of its elements belongs to a column of activations."""
         self.by_head = False
         """Queries, keys or values that lie head by head in memory, not token by token."""
+        self.is_flat = False
+        """Its rows are one dimension, so that its gradient out of a product is no view of one."""
 
 
 @dataclass(frozen=True, slots=True)

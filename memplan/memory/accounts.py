@@ -105,7 +105,10 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
 
 def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     found: list[Phase] = []
+    steady = _step_peak(weighed)
     for part, moment in weighed.moments.items():
+        if part is Part.FIRST_STEP and moment.total_bytes <= steady:
+            continue
         entries = weighed.outlined.outline.entries(moment.held)
         if part is not Part.LOAD:
             entries.append(inputs)
@@ -139,7 +142,7 @@ def _outlined(question: "_Question") -> _Outlined:
     num_micro_batches = min(given.setup.gradient_accumulation_steps, MICRO_BATCHES)
     program.start()
     program.settle(num_micro_batches=num_micro_batches)
-    ledger.forget_steps()
+    ledger.end_first_step()
     program.train(1, num_micro_batches=num_micro_batches)
     ledger.enter(Part.SAVE)
     program.save()

@@ -87,7 +87,8 @@ class LayerSpec:
     residual_weighted: bool = False
     """So is the stream itself, by another one (MiniMax)."""
     names_normed: bool = False
-    """A variable of the layer holds the first norm's output until the layer ends (StableLM)."""
+    """A variable of the layer holds the first norm's output until the layer ends, none the second's
+    (StableLM)."""
     dropout_inside: bool = False
     """Dropout belongs to each sublayer's own module, which holds its input until then (GPT-2)."""
     sums_inside: bool = False
@@ -171,6 +172,8 @@ class EmbeddingSpec:
     """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
     joined_tables: tuple[tuple[int, int], ...] = ()
     """Rows and widths of tables that are joined to the tokens', then projected (RoCBert)."""
+    zeros_for_positions: bool = False
+    """Zeros are made where no positions are looked up, and not added (DeBERTa)."""
     padding_product: bool = False
     """The norm's result is multiplied by the attention mask (DeBERTa)."""
     token_dropout: bool = False

@@ -26,6 +26,17 @@ class Activation(Enum):
     """Two parabolas and an exponential, with two trained numbers (Apertus)."""
 
 
+class NetworkPlace(Enum):
+    """Where a feed-forward network is run, which decides how long its argument lives."""
+
+    MODULE = "module"
+    """In a module of its own: until that returns."""
+    STEPS = "steps"
+    """In the layer's ``forward``, each result taking the argument's name: until the first product (OPT)."""
+    NESTED = "nested"
+    """The same, activation and first product in one expression: until the activation (BART)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForwardSpec:
     """A dense feed-forward network."""
@@ -41,7 +52,6 @@ class FeedForwardSpec:
     """Probability on the activations, before the last linear layer."""
     dropout_module: bool = False
     """That dropout is a module, not a call of a function."""
-    inline: bool = False
-    """Run in the layer's own ``forward``, where its result takes its input's name (OPT)."""
+    place: NetworkPlace = NetworkPlace.MODULE
     output_cast: bool = False
     """The activations are cast to the last weight's dtype, against autocast (T5)."""

@@ -215,10 +215,11 @@ def advice_text(advice: Advice) -> str:
     better = advice.better
     if better is None and not advice.missing_bytes:
         return "no change of batch, checkpointing, engine, offload or GPUs needs less CPU RAM"
+    at_least = "at least " if advice.is_bounded else ""
     if better is None:
         missing = format_gib(advice.missing_bytes, digits=1)
         return (
-            f"{missing} more needed: no change of batch, checkpointing, engine, offload or GPUs "
+            f"{at_least}{missing} more needed: no change of batch, checkpointing, engine, offload or GPUs "
             "gives that"
         )
     change = describe_change(advice.answer.setup, better.setup)
@@ -228,7 +229,8 @@ def advice_text(advice: Advice) -> str:
             f"to fit: {change_flags(advice.answer.setup, better.setup)} ({change}: CPU RAM of a node "
             f"{after} instead of {before})"
         )
-    text = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
+    saving = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
+    text = f"{at_least}{saving}"
     if better.verdict is not None:
         text += _OUTCOMES.get(better.verdict, "")
     aim = "nearest" if better.verdict is Verdict.TIGHT else "to fit"

@@ -39,6 +39,7 @@ COLUMN_MEANINGS: dict[str, str] = {
     "total_high_bytes": "the same, high end",
     "verdict": "fits, tight, OOM, or states fit",
     "load_peak_bytes": "peak while the model is loaded and the engine set up",
+    "first_step_peak_bytes": "peak of the first step, where it is fuller than all later ones",
     "forward_peak_bytes": "peak of the forward pass",
     "backward_peak_bytes": "peak of the backward pass",
     "step_peak_bytes": "peak of the optimizer step",

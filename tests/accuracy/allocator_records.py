@@ -6,12 +6,8 @@ from typing import Any
 
 from memplan.errors import SetupError
 from memplan.estimator import estimate
-from memplan.estimator.estimation import (
-    record_and_walk,
-    shared_options,
-    tape_options,
-    with_workspaces,
-)
+from memplan.estimator.job import with_workspaces
+from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.hardware.gpu import num_multiprocessors, threads_per_multiprocessor
 from memplan.memory.account import ComponentKind, RankAccount
 from memplan.memory.accounts import rank_account
@@ -33,7 +29,7 @@ PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
 GPUS = {"h100": "h100-sxm-80gb", "a100": "a100-sxm4-80gb", "v100": "v100-sxm2-32gb"}
 NO_ENGINE = "single"
 NUM_MICRO_BATCHES = 4
-"""Forward and backward passes of every record."""
+"""Forward and backward passes of a record that does not say how many steps it ran."""
 
 
 def engine_of(settings: dict[str, Any]) -> str:
@@ -135,7 +131,7 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
     program = program_of(given, ledger, workspace_bytes=workspace)
     if program is None:
         return None
-    num_steps = NUM_MICRO_BATCHES
+    num_steps: int = settings.get("steps", NUM_MICRO_BATCHES)
     if engine_of(settings) == "fsdp2":
         program.load = partial(load_empty, program)  # type: ignore[method-assign]
     if engine_of(settings) == "deepspeed":

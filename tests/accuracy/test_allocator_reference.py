@@ -25,7 +25,6 @@ class Missing(Enum):
 
     NOTHING = ("nothing", MOST)
     HIDDEN_STATE = ("a hidden state or two that ZeRO-3 holds at its fullest", 0.002)
-    POSITION_SCORES = ("1.6 MiB of DeBERTa's disentangled scores, recomputed", 0.00013)
 
     def __init__(self, words: str, bar: float) -> None:
         self.words = words
@@ -34,10 +33,8 @@ class Missing(Enum):
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Missing":
         """By the record's own mechanisms."""
-        settings = record["settings"]
-        if record["config"]["model_type"] == "deberta" and settings["ckpt"]:
-            return cls.POSITION_SCORES
-        return cls.HIDDEN_STATE if settings.get("stage") == 3 else cls.NOTHING
+        stage = record["settings"].get("stage")
+        return cls.HIDDEN_STATE if stage == 3 else cls.NOTHING
 
 
 def compare(records: list[dict[str, Any]]) -> dict[str, Comparison]:

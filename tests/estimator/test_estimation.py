@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import memplan
 from memplan.errors import SetupError
 from memplan.estimator import least_bytes
-from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import gpu_from_memory
 from memplan.report.schema import COLUMN_MEANINGS

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from memplan.estimator import estimate
-from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
 from memplan.estimator.named_run import named_run
+from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Ledger, Part
 from memplan.memory.named import NamedRun

@@ -53,6 +53,26 @@ class TestSelectiveRecomputation:
         assert whole - spared == (num_layers - 1) * 5 * heads * tokens**2
 
 
+class TestLiger:
+    """Requested peaks of PyTorch's own CUDA build with liger-kernel 0.8.5's kernels."""
+
+    @pytest.mark.parametrize(
+        ("num_layers", "peak_bytes"), [(4, 15_559_708_540), (8, 22_728_606_644)]
+    )
+    def test_swiglu_writes_its_gradients_over_gate_and_up(
+        self, num_layers: int, peak_bytes: int
+    ) -> None:
+        config = LLAMA | {
+            "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": num_layers,
+        }  # fmt: skip
+        made = answer(
+            config, gpu="h100", precision="bf16", kernels="liger", seq_len=2048,
+            micro_batch_size=2, kernel_scratch=True,
+        )  # fmt: skip
+        assert made.peak_bytes == pytest.approx(peak_bytes, rel=1e-4)
+
+
 class TestWholeRun:
     """What decides is the fullest moment of the run, not of the step."""
 

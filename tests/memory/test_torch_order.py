@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.graph.segments import Gradient, Operation
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program, weights_of
 from memplan.memory.rank import RankInput
+from memplan.memory.walk import ForwardWalk
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
@@ -26,9 +27,9 @@ BART: dict[str, Any] = {
 }  # fmt: skip
 
 
-def given_for(config: dict[str, Any], task: str = "causal-lm") -> RankInput:
+def given_for(config: dict[str, Any], task: str = "causal-lm", **fields: Any) -> RankInput:
     model = load_model(config, task)
-    setup = TrainingSetup(seq_len=64, micro_batch_size=2, kernel_scratch=False)
+    setup = TrainingSetup(seq_len=64, micro_batch_size=2, kernel_scratch=False, **fields)
     resolved = setup.resolve(model.context_length)
     tape, passes = record_and_walk(model, tape_options(resolved, None))
     return RankInput(tape=tape, passes=passes, setup=resolved)
@@ -81,3 +82,99 @@ def test_what_an_encoder_returns_goes_when_its_backward_pass_is_over() -> None:
     assert len(freed) == len(set(freed))
     assert not program.playback.shared
     assert program.playback.flow is None
+
+
+STABLELM: dict[str, Any] = {
+    "model_type": "stablelm", "hidden_size": 512, "intermediate_size": 1408,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 8000,
+}  # fmt: skip
+DEBERTA: dict[str, Any] = {
+    "model_type": "deberta", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 800, "max_position_embeddings": 128,
+    "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False,
+}  # fmt: skip
+
+
+def comings_and_goings(tape: Tape) -> list[str]:
+    """First results of a layer's operations as they come and, with a minus, as they go."""
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    made = {
+        operation.outputs[0].storage: f"{operation.name} {position}"
+        for position, operation in enumerate(layer.operations)
+        if operation.outputs[0].storage not in {each.storage for each in operation.inputs}
+    }
+    events = ForwardWalk(layer, keep=False).run().events
+    return [("" if size else "-") + made[key] for key, size in events if key in made]
+
+
+def test_stablelm_lets_the_second_norm_go_before_the_sum() -> None:
+    order = comings_and_goings(given_for(STABLELM).tape)
+    first, second = [name for name in order if name.startswith("layer_norm")]
+    last_sum = [name for name in order if name.startswith("add")][-1]
+    assert order.index(f"-{second}") < order.index(last_sum) < order.index(f"-{first}")
+
+
+def test_deberta_looks_for_distances_between_products() -> None:
+    """Those of keys once queries are multiplied by them, those of queries before keys are."""
+    names = layer_names(given_for(DEBERTA, "masked-lm").tape)
+    order = [name for name in names if name in ("matmul", "clamp", "gather")]
+    assert order[1:7] == ["matmul", "clamp", "gather", "clamp", "matmul", "gather"]
+
+
+QWEN2_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe", "hidden_size": 256, "intermediate_size": 512,
+    "moe_intermediate_size": 128, "shared_expert_intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 800, "num_experts": 8,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+def test_a_product_of_flat_rows_hands_back_no_view() -> None:
+    """So that what arrives next is added to it in place: the gate of the shared expert comes first."""
+    tape = given_for(QWEN2_MOE, precision="bf16").tape
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    kinds = {
+        tensor.name: operation.gradients[0]
+        for operation in layer.operations
+        for tensor in operation.inputs
+        if isinstance(tensor, Parameter) and operation.name == "linear"
+    }
+    assert kinds["mlp.shared_expert_gate.weight"] == Gradient.FRESH
+    assert kinds["self_attn.o_proj.weight"] == Gradient.VIEW
+
+
+PEGASUS: dict[str, Any] = {**BART, "model_type": "pegasus"}
+
+
+def test_what_bart_hands_to_its_network_goes_with_the_activation() -> None:
+    """Its activation and first product are one expression, and the result takes the name."""
+    order = comings_and_goings(given_for(PEGASUS, "seq2seq-lm", precision="bf16").tape)
+    norm = [name for name in order if name.startswith("layer_norm")][-1]
+    activation = next(name for name in order if name.startswith(("gelu", "relu")))
+    product = [name for name in order if name.startswith("linear")][-1]
+    assert order.index(activation) < order.index(f"-{norm}") < order.index(product)
+
+
+def test_a_layer_of_xlm_roberta_xl_holds_what_its_modules_are_handed() -> None:
+    """The first norm until attention and its sum are done, the activations until the last sum."""
+    config = {
+        "model_type": "xlm-roberta-xl", "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 800,
+        "max_position_embeddings": 130, "hidden_dropout_prob": 0.0,
+    }  # fmt: skip
+    order = comings_and_goings(given_for(config, "masked-lm", precision="bf16").tape)
+    norm, other = [name for name in order if name.startswith("layer_norm")]
+    first_sum, last_sum = [name for name in order if name.startswith("add")]
+    activation = next(name for name in order if name.startswith("gelu"))
+    assert order.index(first_sum) < order.index(f"-{norm}") < order.index(other)
+    assert order.index(f"-{other}") < order.index(last_sum) < order.index(f"-{activation}")
+
+
+def test_every_buffer_is_a_block_of_its_own() -> None:
+    config = {
+        "model_type": "openai-gpt", "n_embd": 256, "n_head": 4, "n_layer": 3, "vocab_size": 800,
+        "n_positions": 256,
+    }  # fmt: skip
+    given = given_for(config)
+    assert given.tape.buffers.count(256 * 256 * 4) == config["n_layer"]
+    assert given.tape.buffers_bytes == sum(given.tape.buffers)

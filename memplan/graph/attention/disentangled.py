@@ -5,14 +5,16 @@ table of relative distances for keys and for queries, multiplies it with all que
 gathers each pair's distance out of the product, which autograd keeps.
 """
 
+from collections.abc import Sequence
+
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, dropout, linear, matmul_weight, norm, softmax
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.model.distances import DistanceSpec
 from memplan.model.layers import ConvolutionSpec, StackSpec
@@ -29,7 +31,9 @@ def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
     mask = t.tensor(context.batch * pairs, DType.FP32)
     t.record(OperationKind.MUL, (ones,), (mask,))
     relative = t.tensor(pairs, DType.INT64)
-    t.record(OperationKind.SUB, (), (relative,), forward_scratch_bytes=relative.storage.num_bytes)
+    # ``build_relative_position`` repeats the keys' positions first.
+    repeated = (relative.storage.num_bytes, RESULT)
+    t.record(OperationKind.SUB, (), (relative,), forward_scratch_bytes=repeated)
     for tensor in (ones, mask, relative):
         t.hold(tensor)
     context.mask, context.relative = mask, relative
@@ -54,21 +58,25 @@ def disentangled_attention(
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     fused = linear(t, x, "self_attn.in_proj", hidden, 3 * hidden)
     query, key, value = t.split(t.slice(fused, fused.numel), *(fused.numel // 3,) * 3)
-    query = t.scale(t.add(query, t.parameter("self_attn.q_bias", hidden)))
+    query = t.add(query, t.parameter("self_attn.q_bias", hidden))
     value = t.add(value, t.parameter("self_attn.v_bias", hidden))
+    query = t.scale(query)
     scores = batched_matmul(
         t, merged_heads(t, query, shape), merged_heads(t, key, shape), shape.scores, spec.head_dim
     )
-    distances = _distance_scores(t, query, key, shape, context)
+    table = distances = None
+    if spec.distances is not None and context.distances is not None:
+        table = dropout(t, context.distances, spec.distances.dropout)
+        distances = _distance_scores(t, (query, key), table, shape, spec.distances, context)
     scores = t.shift(scores) if distances is None else t.add(scores, distances)
-    masked = _masked(t, scores, context)
+    masked, kept = _masked(t, scores, context)
     weights = dropout(t, softmax(t, masked), spec.dropout)
     size = shape.rows * hidden
     out = batched_matmul(t, weights, merged_heads(t, value, shape), size, shape.keys)
     out = t.contiguous(out) if shape.batch == 1 else t.scale(out, OperationKind.CLONE)
-    t.touch(fused, query, value, masked, weights)
-    if distances is not None:
-        t.touch(distances)
+    t.touch(*kept, fused, query, value, masked, weights)
+    t.touch(*(each for each in (table, distances) if each is not None))
+    context.attention_frame = (out,)
     return linear(t, out, "self_attn.o_proj", hidden, hidden, bias=True)
 
 
@@ -88,7 +96,7 @@ def flat_attention(
     )
     scores = batched_matmul(t, query, t.scale(key), shape.scores, spec.head_dim)
     table = context.distances
-    total = None
+    dropped = total = None
     if table is not None:
         if not distances.shared_projections:
             key_weights = _projection(t, "self_attn.pos_key_proj", hidden, width)
@@ -98,16 +106,15 @@ def flat_attention(
         near = t.slice(dropped, span * hidden)
         queries = _repeated(t, matmul_weight(t, near, *query_weights), shape)
         keys = _repeated(t, matmul_weight(t, near, *key_weights), shape)
-        t.linger(dropped)
         total = _flat_scores(t, (query, key), (queries, keys), span, shape, context)
         scores = t.add(scores, total)
-    masked = _masked(t, scores, context)
+    masked, kept = _masked(t, scores, context)
     weights = dropout(t, softmax(t, masked), spec.dropout)
     out = batched_matmul(t, weights, value, shape.rows * width, shape.keys)
     out = t.scale(out, OperationKind.CLONE)
-    t.touch(query, key, value, masked, weights)
-    if total is not None:
-        t.touch(total)
+    t.touch(*kept, query, key, value, masked, weights)
+    t.touch(*(each for each in (dropped, total) if each is not None))
+    context.attention_frame = (out,)
     return linear(t, out, "self_attn.o_proj", width, hidden, bias=True)
 
 
@@ -173,20 +180,21 @@ def _flat_scores(
     """Queries against distances of keys, keys against those of queries, each scaled."""
     query, key = contents
     queries, keys = distances
+    products = _products(t, query, keys, span, shape)
     first_index = _index(t, shape, context)
-    first = _picked(t, query, keys, span, shape, first_index)
+    first = _picked(t, products, shape, first_index)
     total = t.shift(t.scale(first))
-    second_index = _index(t, shape, context)
-    second = _picked(t, key, queries, span, shape, second_index)
+    second_index = _negated_index(t, shape, context)
+    second = _picked(t, _products(t, key, queries, span, shape), shape, second_index)
     total = _summed(t, total, t.scale(second))
     t.touch(queries, keys, first_index, first, second_index, second)
     return total
 
 
-def _masked(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
-    """``masked_fill`` with the mask turned into booleans by each layer for itself."""
+def _masked(t: Tape, scores: Tensor, context: StackContext) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """``masked_fill`` with the mask turned into booleans by each layer for itself, and these."""
     if context.mask is None:
-        return scores
+        return scores, ()
     kept, hidden = (t.tensor(context.mask.numel, DType.BOOL) for _ in range(2))
     t.record(OperationKind.TO, (context.mask,), (kept,))
     t.record(OperationKind.BITWISE_NOT, (kept,), (hidden,))
@@ -195,36 +203,43 @@ def _masked(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
         OperationKind.MASKED_FILL, (scores, hidden), (out,), saves=(hidden,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
-    return out
+    return out, (kept,)
 
 
 def _distance_scores(
-    t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext
+    t: Tape,
+    contents: tuple[Tensor, Tensor],
+    table: Tensor,
+    shape: Shape,
+    spec: DistanceSpec,
+    context: StackContext,
 ) -> Tensor | None:
-    """Scores of contents against distances, as far as the config has them."""
-    spec = shape.spec.distances
-    table = context.distances
-    if spec is None or table is None:
-        return None
+    """Scores of queries and keys against distances, as far as the config has them."""
+    query, key = contents
     hidden = context.hidden_size
     span = 2 * min(shape.queries, spec.max_distance)
-    dropped = dropout(t, table, spec.dropout)
-    near = t.slice(dropped, span * hidden)
+    near = t.slice(table, span * hidden)
     held: list[Tensor] = []
     total = None
     if spec.content_to_position:
         keys = linear(t, near, "self_attn.pos_proj", hidden, hidden)
+        products = _products(
+            t, merged_heads(t, query, shape), _expanded(t, keys, shape), span, shape
+        )
         index = _index(t, shape, context)
-        found = _gathered(t, query, keys, span, shape, index)
+        found = _picked(t, products, shape, index)
         total = t.shift(found)
         held += (keys, index, found)
     if spec.position_to_content:
         queries = linear(t, near, "self_attn.pos_q_proj", hidden, hidden, bias=True)
-        index = _index(t, shape, context)
-        found = _gathered(t, key, queries, span, shape, index)
+        index = _negated_index(t, shape, context)
+        products = _products(
+            t, merged_heads(t, key, shape), _expanded(t, queries, shape), span, shape
+        )
+        found = _picked(t, products, shape, index)
         total = _summed(t, total, found) if total is not None else t.shift(found)
         held += (queries, index, found)
-    t.touch(dropped, *held)
+    t.touch(*held)
     return total
 
 
@@ -241,38 +256,34 @@ def _summed(t: Tape, total: Tensor, found: Tensor) -> Tensor:
 
 
 def _index(t: Tape, shape: Shape, context: StackContext) -> Tensor:
-    """For each pair the row of its distance, clamped to those that there are."""
-    index = t.tensor(shape.queries * shape.keys, DType.INT64)
+    """For each pair the row of its distance, shifted, then clamped to those that there are."""
+    pairs = shape.queries * shape.keys
+    shifted = allocated_bytes(pairs, DType.INT64)
+    return _clamped(t, pairs, context, (shifted, RESULT))
+
+
+def _negated_index(t: Tape, shape: Shape, context: StackContext) -> Tensor:
+    """The same of the opposite distance: negated, shifted, clamped."""
+    pairs = shape.queries * shape.keys
+    negated = shifted = allocated_bytes(pairs, DType.INT64)
+    return _clamped(t, pairs, context, (negated, shifted, ~0, RESULT))
+
+
+def _clamped(t: Tape, pairs: int, context: StackContext, scratch: Sequence[int]) -> Tensor:
+    index = t.tensor(pairs, DType.INT64)
     made_from = () if context.relative is None else (context.relative,)
-    t.record(
-        OperationKind.CLAMP, made_from, (index,), forward_scratch_bytes=index.storage.num_bytes
-    )
+    t.record(OperationKind.CLAMP, made_from, (index,), forward_scratch_bytes=scratch)
     return index
 
 
-def _gathered(
-    t: Tape,
-    contents: Tensor,
-    distances: Tensor,
-    span: int,
-    shape: Shape,
-    index: Tensor,
-) -> Tensor:
-    """Contents times all distances, of which each pair picks its own."""
-    expanded = _expanded(t, distances, shape)
-    return _picked(t, merged_heads(t, contents, shape), expanded, span, shape, index)
-
-
-def _picked(
-    t: Tape,
-    contents: Tensor,
-    distances: Tensor,
-    span: int,
-    shape: Shape,
-    index: Tensor,
-) -> Tensor:
+def _products(t: Tape, contents: Tensor, distances: Tensor, span: int, shape: Shape) -> Tensor:
+    """Contents times all distances."""
     rows = shape.batch * shape.spec.num_heads * shape.queries
-    products = batched_matmul(t, contents, distances, rows * span, shape.spec.head_dim)
+    return batched_matmul(t, contents, distances, rows * span, shape.spec.head_dim)
+
+
+def _picked(t: Tape, products: Tensor, shape: Shape, index: Tensor) -> Tensor:
+    """Of all products each pair's own."""
     out = t.tensor(shape.scores, products.dtype)
     scratch = products.storage.num_bytes if t.decomposed else 0
     t.record(

@@ -154,9 +154,10 @@ def math(
         mask = _causal_bias(t, shape)
     if key.numel < shape.batch * shape.keys * spec.num_heads * spec.head_dim:
         key, value = repeat_heads(t, key, shape), repeat_heads(t, value, shape)
-    left, right = query, _scaled(t, key)
-    left, right = merged_heads(t, left, shape), merged_heads(t, right, shape)
+    scaled_key = _scaled(t, key)
+    left, right = merged_heads(t, query, shape), merged_heads(t, scaled_key, shape)
     scores = batched_matmul(t, left, right, shape.scores, spec.head_dim)
+    t.touch(scaled_key)
     if mask is not None:
         scores = _add_in_place(t, scores, mask)
     weights = dropout(t, _safe_softmax(t, scores, shape.rows * spec.num_heads), spec.dropout)
@@ -164,7 +165,7 @@ def math(
     merged = merged_heads(t, value, shape)
     out = batched_matmul(t, weights, merged, shape.outputs, shape.keys)
     result = t.cast(out, dtype)
-    t.touch(*given, *accurate, query, key, value, returned, out, result)
+    t.touch(*given, *accurate, query, key, value, weights, returned, out, result)
     t.autocast = autocast
     if mask is not None:
         t.touch(mask)
@@ -200,9 +201,11 @@ def _causal_bias(t: Tape, shape: Shape) -> Tensor:
 def _safe_softmax(t: Tape, scores: Tensor, rows: int) -> Tensor:
     """Softmax whose fully masked rows are zero: CUDA looks for them in a comparison of the scores."""
     out = t.tensor(scores.numel, scores.dtype)
-    compared = product = 0
+    compared: tuple[int, ...] = ()
+    product = 0
     if not t.decomposed:
-        compared = allocated_bytes(scores.numel, DType.BOOL) + allocated_bytes(rows, DType.BOOL)
+        sizes = (scores.numel, rows, 1)
+        compared = tuple(allocated_bytes(size, DType.BOOL) for size in sizes)
         product = out.storage.num_bytes
     t.record(
         OperationKind.SAFE_SOFTMAX, (scores,), (out,), saves=(out,), gradients=(Gradient.FRESH,),

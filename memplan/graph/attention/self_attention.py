@@ -61,7 +61,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         t.touch(query, key, value, *frame)
         query = key = value = out
         frame = []
-        context.attention_frame = (out,)
+        context.attention_frame = (out, x)
     out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
     t.touch(query, key, value, *frame, x)
     if gate is not None:

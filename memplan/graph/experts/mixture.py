@@ -22,6 +22,8 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
         t.segment.sealed.add("mlp")
     if spec.router.jitter:
         x = _jitter(t, x, spec.router.jitter)
+    if spec.shared_gate:
+        x = t.flatten(x)
     shared = None
     if spec.shared is not None and spec.shared_first:
         shared = _shared(t, x, spec, hidden_size)

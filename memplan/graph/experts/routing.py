@@ -4,17 +4,16 @@ Routers differ from class to class; ``RouterSpec`` says how. Choosing needs no g
 the weights are made of is kept.
 """
 
+from collections.abc import Sequence
+
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import matmul_weight, softmax
 from memplan.graph.segments import Gradient
+from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore
-
-SORTED_INDEX_COPIES = 3
-"""int64 copies of the indices inside the kernel that adds rows up by index: linear, sorted, origin
-(aten/src/ATen/native/cuda/Indexing.cu, ``index_put_with_sort_kernel``)."""
 
 
 def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,16 +212,22 @@ def take(t: Tape, x: Tensor, indices: Tensor, numel: int) -> Tensor:
     t.record(
         OperationKind.INDEX, (x, indices), (out,), saves=(indices,),
         gradients=(Gradient.FRESH, Gradient.NONE),
-        backward_scratch_bytes=_index_scratch_bytes(t, x, indices),
+        backward_scratch_bytes=_index_scratch(t, x, indices, x.numel * indices.numel // numel),
     )  # fmt: skip
     return out
 
 
-def _index_scratch_bytes(t: Tape, x: Tensor, indices: Tensor) -> int:
-    """Beside the gradient: fake tensors add out of place, the CUDA kernel sorts the indices."""
+def _index_scratch(t: Tape, x: Tensor, indices: Tensor, rows: int) -> Sequence[int]:
+    """Beside the gradient: fake tensors add out of place, the CUDA kernel sorts the indices.
+
+    Indices are copied, counted in elements, and sorted beside their origins
+    (aten/src/ATen/native/cuda/Indexing.cu, ``index_put_with_sort_kernel``, torch 2.13).
+    """
     if t.decomposed:
-        return allocated_bytes(x.numel, x.dtype)
-    return SORTED_INDEX_COPIES * indices.storage.num_bytes
+        return (allocated_bytes(x.numel, x.dtype),)
+    copy = indices.storage.num_bytes
+    sorting = sort_scratch_bytes(indices.numel, largest_key=rows - 1)
+    return copy, copy, ~0, copy, copy, copy, sorting
 
 
 def top_k(t: Tape, x: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -130,8 +130,7 @@ class Program:
 
     def load_buffers(self) -> None:
         """Tables that the model keeps beside its weights."""
-        if self.given.tape.buffers_bytes:
-            size = self.given.tape.buffers_bytes
+        for size in self.given.tape.buffers:
             self.ledger.allocate(size, 0, ComponentKind.BUFFERS, "tables beside the weights")
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002

@@ -332,7 +332,11 @@ class ShardedParametersProgram(DeepSpeedProgram):
         self.in_backward = False
 
     def settle(self, *, num_micro_batches: int) -> None:
-        """A first micro-batch would record in which order modules run."""
+        """A first micro-batch records in which order modules run, and lets go of each at once: where
+        modules run again their graph holds what is then gathered once more, and it is played out."""
+        if self.gathers and any(each.stops.again for each in self.found):
+            self.train(0, num_micro_batches=min(num_micro_batches, 2))
+            return
         if self.gathers:
             self.coordinator.recorded = list(self._order_of_modules())
         super().settle(num_micro_batches=num_micro_batches)
