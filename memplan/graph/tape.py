@@ -449,7 +449,7 @@ def _note(storages: list[Storage], storage: Storage) -> None:
 def _sum_gradient(part: Tensor, out: Tensor) -> int:
     """The gradient of one summand: passed on, cast, or summed where it was broadcast."""
     if part.numel != out.numel:
-        return Gradient.FRESH
+        return Gradient.SUMMED
     return Gradient.ALIAS if part.dtype is out.dtype else Gradient.FRESH
 
 

@@ -180,3 +180,21 @@ def test_every_buffer_is_a_block_of_its_own() -> None:
     tables = [weight for weight, sizes in places.items() if 256 * 256 * 4 in sizes]
     assert [copy for _, copy in tables] == [0, 1, 2]
     assert tape.buffers_bytes == sum(map(sum, places.values()))
+
+
+def test_a_broadcast_summand_is_summed_by_the_engine() -> None:
+    """Its formula hands the sum's own gradient on; rows are summed when its shape is checked."""
+    config = {
+        "model_type": "falcon", "hidden_size": 256, "num_hidden_layers": 2, "bias": True,
+        "num_attention_heads": 4, "vocab_size": 800, "new_decoder_architecture": False,
+        "multi_query": False, "parallel_attn": False,
+    }  # fmt: skip
+    tape = given_for(config, precision="bf16").tape
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    kinds = {
+        kind
+        for operation in layer.operations
+        for tensor, kind in zip(operation.inputs, operation.gradients, strict=False)
+        if isinstance(tensor, Parameter) and operation.name == "add"
+    }
+    assert kinds == {Gradient.SUMMED}
