@@ -25,13 +25,16 @@ def estimate(
     setup: TrainingSetup | None = None,
     *,
     gpu: str | GpuSpec | None = None,
+    cpu_memory: str | int | None = None,
     rank: int | None = None,
 ) -> Estimate:
     """Estimate the memory of a training run.
 
-    ``gpu`` is a name of the catalog, a card's memory (``46GiB``) or a ``GpuSpec``; without one there is no verdict. The account
-    is the worst rank's, or with ``rank`` that one's; ``Estimate.ranks`` has them all. Raises a
-    ``MemplanError`` for what cannot be read or trained, and for a rank that there is not.
+    ``gpu`` is a name of the catalog, a card's memory (``46GiB``) or a ``GpuSpec``; without one there
+    is no verdict. ``cpu_memory`` is that of a node (``512GiB``, or [bytes]), which ``host_verdict``
+    judges. The account is the worst rank's, or with ``rank`` that one's; ``Estimate.ranks`` has them
+    all. Raises a ``MemplanError`` for what cannot be read or trained, and for a rank that there is
+    not.
 
     >>> import memplan
     >>> setup = memplan.TrainingSetup(precision="bf16", seq_len=2048, checkpointing="full")
@@ -44,7 +47,7 @@ def estimate(
     spec = load_model(model)
     card = _card(gpu) if gpu is not None else None
     answer = estimate_memory(spec, setup or TrainingSetup(), card, rank=rank)
-    return replace(answer, is_replayed=True)
+    return replace(answer, is_replayed=True, node_memory_bytes=_size(cpu_memory))
 
 
 def sweep(
@@ -52,13 +55,15 @@ def sweep(
     grid: "Grid | Mapping[str, object]",
     *,
     gpus: Sequence[str | GpuSpec] = (),
+    cpu_memory: str | int | None = None,
     exact: bool = False,
     num_jobs: int = 1,
 ) -> "Sweep":
     """Estimate every setup of a grid, on every GPU; lazily, in a stable order.
 
-    ``exact`` replays every run through the allocator; without it verdicts rest on bounds. The work
-    is spread over ``num_jobs`` processes; that changes no result.
+    ``exact`` replays every run through the allocator; without it verdicts rest on bounds.
+    ``cpu_memory`` is that of a node, as ``estimate`` takes it. The work is spread over ``num_jobs``
+    processes; that changes no result.
 
     ``grid`` is a ``Grid``, or its axes alone: fields of ``TrainingSetup`` and the values of each.
     Iterating gives a ``SweepResult`` for each setup, its ``estimates`` in the order of ``gpus``;
@@ -80,7 +85,14 @@ def sweep(
 
     made = Grid(axes=grid) if isinstance(grid, Mapping) else grid
     cards = [_card(gpu) for gpu in gpus]
-    return Sweep(load_model(model), made, cards, exact=exact, num_jobs=num_jobs)
+    return Sweep(
+        load_model(model),
+        made,
+        cards,
+        exact=exact,
+        num_jobs=num_jobs,
+        node_memory_bytes=_size(cpu_memory),
+    )
 
 
 def plan(model: Model, goal: "Goal | None" = None, *, gpu: str | GpuSpec = "h100") -> "Plan":
@@ -108,3 +120,12 @@ def _card(gpu: str | GpuSpec) -> GpuSpec:
     from memplan.sources.catalog import load_gpu
 
     return load_gpu(gpu) if isinstance(gpu, str) else gpu
+
+
+def _size(memory: str | int | None) -> int | None:
+    """A size as it is written, such as ``512GiB`` [bytes]."""
+    if not isinstance(memory, str):
+        return memory
+    from memplan.units import parse_bytes
+
+    return parse_bytes(memory)

@@ -110,7 +110,7 @@ def test_the_action_runs_as_the_example_asks(tmp_path: Path) -> None:
     done = action_step({**inputs, "sweep": SWEEP, "baseline": str(baseline)}, tmp_path)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "summary.md").read_text().splitlines()
-    assert table[0].startswith("| num_gpus | engine |")
+    assert table[0].startswith("| num gpus | engine |")
     assert len(table) == 2 + 8 * 2
     assert done.stdout.splitlines() == table
 

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import re
+import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -94,6 +95,31 @@ def test_every_engine_option_is_documented() -> None:
     for name in OPTION_NAMES:
         assert f"`{name}`" in text
     assert "| `zero_init` | true | The model is built inside `deepspeed.zero.Init`" in text
+
+
+# -- ten jobs --------------------------------------------------------------------------------------
+
+JOBS = module("jobs").JOBS
+
+
+def test_there_are_ten_jobs() -> None:
+    assert len(JOBS) == 10
+    assert len({job.command for job in JOBS}) == 10
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.anchor)
+def test_a_job_answers_as_its_page_says(
+    job: Any, run: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = module("jobs")
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("COLUMNS", str(made.COLUMNS))
+    outcome = run(*shlex.split(job.command)[1:])
+    assert outcome.exit_code == job.exit_code
+    printed = (outcome.stdout + outcome.stderr).rstrip()
+    text = (DOCS / "jobs.md").read_text(encoding="utf-8")
+    assert f"## {job.question}?\n\n```console\n$ {job.command}\n{printed}\n```\n" in text
+    assert f"(#{job.anchor}) | `{job.command}` | `{made.answering_line(job, printed)}` |" in text
 
 
 # -- the notebook ----------------------------------------------------------------------------------

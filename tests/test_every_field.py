@@ -179,6 +179,7 @@ TRAINED: dict[str, Entry] = {
     "tolerance": (MODEL, ("--tolerance", "2%")),
     "unmatched": (MODEL, ("--unmatched", "allow")),
     "per_rank": (JOB, ("--per-rank",)),
+    "cpu_memory": (JOB, ("--cpu-memory", "1MiB")),
 }
 OPTIONS: dict[str, dict[str, Entry]] = {
     "estimate": {
@@ -188,6 +189,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "additional_buffer_factor": (JOB, ("--additional-buffer-factor", "2")),
         "params": ((), ("--params", "1e9", "--largest-layer", "1e8")),
         "exact": ((*JOB, "--zero", "2"), ("--exact",)),
+        "legend": (JOB, ("--legend",)),
         "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
     },
@@ -197,6 +199,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "operation": ((), ("--operation", "softmax")),
         "snapshot": (JOB, ("--snapshot", "run.pickle")),
         "against": (JOB, ("--against", "missing.pickle")),
+        "versus": (JOB, ("--versus", "--seq-len 512")),
     },
     "sweep": {
         **TRAINED,
@@ -229,7 +232,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
     "verify": {},
 }
-READ_AS_TEXT = ("output_format", "emit", "output", "pivot", "tree")
+READ_AS_TEXT = ("output_format", "emit", "legend", "output", "pivot", "tree")
 """Options beside which there are no rows for scripts."""
 NO_GPU = ("compare", "flops")
 """Commands without a card."""
@@ -363,7 +366,7 @@ def test_fp16_is_what_the_engine_calls_so(engine: str, form: str, run: Callable[
 
 def test_a_card_without_bf16_is_compared_in_fp16(run: Callable[..., Any]) -> None:
     told = run("estimate", "gpt2", "--gpus", "8", "--gpu", "v100", "--gpu", "a100")
-    assert "Precision on v100-sxm2-32gb (no bf16): deepspeed fp16-master" in " ".join(
+    assert "Precision on V100-32 (no bf16): DDP fp16-amp, ZeRO fp16-master" in " ".join(
         told.stdout.split()
     )
     asked = run("estimate", "gpt2", "--gpu", "v100", "--precision", "bf16-amp").stdout

@@ -46,7 +46,7 @@ def test_a_value_is_one_line(values: dict[str, Any], name: str, shown: str) -> N
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("estimate", ["h100-sxm-80gb", "activations"]),
+        ("estimate", ["H100-80", "activations"]),
         ("sweep", ["batch", "fits"]),
         ("plan", ["speed", "Fastest first"]),
         ("model", ["feed-forward", "1,610,612,736"]),
@@ -103,8 +103,11 @@ def test_a_gpu_is_known_by_its_memory(gpu: str, capacity: int) -> None:
 def test_short_names_tell_cards_apart() -> None:
     names = [gpu.short_name for gpu in all_gpus()]
     assert len(set(names)) == len(names)
-    assert [load_gpu(name).short_name for name in ("v100", "a100", "h100", "46GiB")] == [
-        "V100-32", "A100-80", "H100-80", "CUSTOM-46GIB",
+    assert all(load_gpu(gpu.short_name) == gpu for gpu in all_gpus() if gpu.aliases)
+    assert load_gpu("H100 80GB") is load_gpu("h100")
+    assert load_gpu("h200-141gb") is load_gpu("h200")
+    assert [load_gpu(name).short_name for name in ("v100", "a100", "h100", "h200", "46GiB")] == [
+        "V100-32", "A100-80", "H100-80", "H200", "46GiB",
     ]  # fmt: skip
 
 

@@ -24,3 +24,7 @@ def main() -> int:
         return run(sys.argv[1:])
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:
+        # The process ends, and its memory with it: Python need not look for cycles in it first, which
+        # takes a sixth of a short run.
+        gc.freeze()

@@ -10,16 +10,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from memplan.cli.coercion import read_plainly
-from memplan.cli.commands import COMMANDS
+from memplan.cli.commands import COMMANDS, COMPLETION_VARIABLE
 from memplan.cli.terminal import abandon, prepare_streams
 from memplan.errors import ExitCode, MemplanError, did_you_mean
 from memplan.text import one_line, shortened
 
 PIPE_CLOSED = 141
 """Exit code when the reader went away (``memplan models | head -1``): 128 + SIGPIPE."""
-
-COMPLETION_VARIABLE = "_MEMPLAN_COMPLETE"
-"""Set where a shell asks what may come next."""
 
 _TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
 # Typer exports BadParameter but not its base, which every mistake on the command line derives from.
@@ -249,8 +246,12 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> str:
     """Say in one line what was wrong with the command line, and where to look."""
     message = error.format_message().rstrip(".")
     if hasattr(error, "possibilities"):
+        from memplan.cli.other_names import other_name
+
         known = tuple(name for param in error.ctx.command.params for name in param.opts)
-        message = f"there is no option {error.option_name}.{did_you_mean(error.option_name, known)}"
+        told = other_name(error.option_name, known)
+        hint = f" {told[:1].upper()}{told[1:]}." if told else did_you_mean(error.option_name, known)
+        message = f"there is no option {error.option_name}.{hint}"
     command = "".join(f" {name}" for name in arguments[:1] if name in COMMANDS)
     return f"{message}{'' if message[-1] in '.?' else '.'} Try 'memplan{command} --help'."
 

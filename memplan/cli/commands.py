@@ -15,3 +15,6 @@ COMMANDS = {
     "gpus": "List the GPU catalog, or show one GPU with its sources.",
 }
 """Command name -> its line in the help: the first line of the function's docstring, as tested."""
+
+COMPLETION_VARIABLE = "_MEMPLAN_COMPLETE"
+"""Set where a shell asks what may come next."""

@@ -6,7 +6,7 @@ The shell runs ``memplan`` with ``_MEMPLAN_COMPLETE`` set; nothing else imports 
 import os
 from pathlib import Path
 
-from memplan.cli.app import COMPLETION_VARIABLE
+from memplan.cli.commands import COMPLETION_VARIABLE
 from memplan.errors import UsageError
 
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")

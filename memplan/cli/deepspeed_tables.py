@@ -54,18 +54,16 @@ def show_deepspeed_tables(
 
 def _counts(
     model: "ModelSpec | None", params: str | None, largest_layer: str | None
-) -> tuple[int, int]:
+) -> tuple[int, int | None]:
     """Total and largest-layer parameters: given by hand, or the base model's own."""
     if params is not None:
-        if largest_layer is None:
-            msg = "--params: give --largest-layer too, the parameters of the largest layer"
-            raise UsageError(msg)
         try:
-            return read_number(params), read_number(largest_layer)
+            largest = read_number(largest_layer) if largest_layer is not None else None
+            return read_number(params), largest
         except ValueError as error:
             raise UsageError(str(error)) from error
     if model is None:
-        msg = "--deepspeed: name a MODEL, or give --params and --largest-layer"
+        msg = "--deepspeed: name a MODEL, or give --params"
         raise UsageError(msg)
     from memplan.graph.counts import count_parameters
 

@@ -10,6 +10,7 @@ from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
+    CpuMemoryOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
@@ -34,7 +35,7 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
 )
-from memplan.cli.terminal import remark, say
+from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     AllocatorOption,
@@ -69,15 +70,12 @@ from memplan.cli.training_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from memplan.cli.setup_files import BaseSetup
     from memplan.estimator import Estimate
-    from memplan.hardware.gpu import GpuSpec
     from memplan.training.setup import Offload, TrainingSetup
 
-DEFAULT_GPUS = ("v100-32gb", "a100-80gb", "h100-80gb")
-"""What a run is judged by when no GPU is named."""
 DEEPSPEED_PANEL = "DeepSpeed's own tables"
 
 
@@ -92,6 +90,7 @@ def estimate(
     num_nodes: NumNodesOption = None,
     gpu: GpuOption = None,
     gpu_memory: GpuMemoryOption = None,
+    cpu_memory: CpuMemoryOption = None,
     engine: EngineOption = None,
     zero: ZeroOption = None,
     offload: OffloadOption = None,
@@ -148,8 +147,16 @@ def estimate(
         str | None, _table_option("--params", "Parameters, without a MODEL: 2851e6.", "N")
     ] = None,
     largest_layer: Annotated[
-        str | None, _table_option("--largest-layer", "Parameters of the largest layer.", "N")
+        str | None, _table_option("--largest-layer", "Of the largest layer: for ZeRO-3.", "N")
     ] = None,
+    legend: Annotated[
+        bool,
+        typer.Option(
+            "--legend",
+            help="Explain every word of the table below it.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     per_rank: Annotated[
         bool,
         typer.Option(
@@ -178,6 +185,7 @@ def estimate(
     unmatched: UnmatchedOption = None,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
+    from memplan.cli.hardware import chosen_gpus, node_memory
     from memplan.cli.setup_files import read_base
     from memplan.cli.unused import refuse_unused, refuse_without
     from memplan.sources.models import load_model
@@ -294,6 +302,9 @@ def estimate(
         [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
         for setup in setups
     ]
+    if cpu_memory is not None:
+        node = node_memory(cpu_memory)
+        rows = [[replace(each, node_memory_bytes=node) for each in row] for row in rows]
     exact = exact or reserved or len(rows) == 1
     rows = [[settled(each, always=exact) for each in row] for row in rows]
     if emit is not None:
@@ -304,7 +315,14 @@ def estimate(
         _show_ranks(rows, output_format)
     else:
         everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
-        _show(rows, output_format, everywhere=everywhere, reserved=reserved)
+        _show(
+            rows,
+            output_format,
+            everywhere=everywhere,
+            exact=exact,
+            legend=legend,
+            reserved=reserved,
+        )
     if checks is not None:
         from memplan.cli.checking import check_rows
 
@@ -329,7 +347,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"exact", "output_format", "reserved"})
+EMIT_IGNORES = frozenset({"exact", "legend", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
 OPTION_NAMES = {
     "micro_batch_size": "batch_size",
@@ -436,42 +454,6 @@ def _with_named(
     return replace(base, **changes) if changes else base
 
 
-def chosen_gpus(
-    names: list[str] | None, memory: str | None, *, attention: str = ""
-) -> "list[GpuSpec]":
-    """The GPUs to judge by; of the usual ones, those that run the ``attention`` asked for.
-
-    Names may be joined by commas.
-    """
-    from memplan.sources.catalog import load_gpu
-
-    parts = gpu_names(names)
-    chosen = [load_gpu(name) for name in parts]
-    if memory is not None:
-        from memplan.hardware.gpu import gpu_from_memory
-        from memplan.units import parse_bytes
-
-        chosen.append(gpu_from_memory(parse_bytes(memory)))
-    if parts or memory is not None:
-        from memplan.units import decimal_note
-
-        for text in (*parts, memory or ""):
-            if note := decimal_note(text):
-                remark(note)
-    usual = [load_gpu(name) for name in DEFAULT_GPUS] if not chosen else []
-    for each in usual:
-        if attention == "flash" and not each.supports_flash_attention:
-            remark(f"{each.gpu_id} is left out: it has no flash attention")
-        else:
-            chosen.append(each)
-    return chosen
-
-
-def gpu_names(names: "Iterable[str] | None") -> list[str]:
-    """The names typed, of which some may be joined by commas."""
-    return [part.strip() for name in names or () for part in name.split(",") if part.strip()]
-
-
 def _show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
     """Write every distinct rank of the rows."""
     from memplan.report.ranks import MARKDOWN_COLUMNS, print_ranks, rank_rows
@@ -487,7 +469,7 @@ def _show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> No
 
 def _write_flat(
     flat: "list[dict[str, object]]",
-    rows: "list[list[Estimate]]",
+    rows: "Sequence[Sequence[Estimate]]",
     output_format: OutputFormat,
     markdown_columns: tuple[str, ...],
     *,
@@ -516,15 +498,18 @@ def _write_flat(
 
 
 def _show(
-    rows: "list[list[Estimate]]", output_format: OutputFormat, *, everywhere: bool, reserved: bool
+    rows: "Sequence[Sequence[Estimate]]",
+    output_format: OutputFormat,
+    *,
+    everywhere: bool,
+    exact: bool,
+    legend: bool,
+    reserved: bool,
 ) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     if output_format is not OutputFormat.TABLE:
-        from memplan.report.estimate import MARKDOWN_COLUMNS
-
         if output_format is OutputFormat.MARKDOWN:
-            flat = [each.to_dict() for row in rows for each in row]
-            _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+            _show_markdown(rows, everywhere=everywhere, exact=exact)
             return
         from memplan.report.hints import hint_rows, hinted_rows
         from memplan.search.advice import hints_for
@@ -533,15 +518,29 @@ def _show(
         flat = hinted_rows(rows, found)
         _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
         return
+    from memplan.report.answer import best_places, simplest_first
     from memplan.report.console import TerminalConsole
-    from memplan.report.estimate import best_places, print_account, print_comparison
+    from memplan.report.estimate import print_account, print_comparison
     from memplan.search.advice import hints_for
 
     console = TerminalConsole()
+    rows = simplest_first(rows)
     # Where no GPU is named there are three, and to search every row would take longer than the
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
     if len(rows) == 1:
-        print_account(console, rows[0], hints, reserved=reserved)
+        print_account(console, rows[0], hints, legend=legend, reserved=reserved)
     else:
-        print_comparison(console, rows, hints, reserved=reserved)
+        print_comparison(console, rows, hints, exact=exact, legend=legend, reserved=reserved)
+
+
+def _show_markdown(rows: "Sequence[Sequence[Estimate]]", *, everywhere: bool, exact: bool) -> None:
+    """Write the answer for people who read it elsewhere."""
+    from memplan import __version__
+    from memplan.report.answer import best_places, simplest_first
+    from memplan.report.markdown import estimate_markdown
+    from memplan.search.advice import hints_for
+
+    rows = simplest_first(rows)
+    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
+    say(estimate_markdown(rows, hints, exact=exact, version=__version__))

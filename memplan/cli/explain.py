@@ -54,7 +54,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.estimator import Estimate
+    from memplan.hardware.gpu import GpuSpec
+    from memplan.report.lessons import Sizes
     from memplan.report.rows import Row
+    from memplan.training.setup import TrainingSetup
 
 
 def explain(
@@ -100,7 +103,7 @@ def explain(
             "--operation",
             metavar="NAME",
             help="Explain one operation instead: what mul, softmax, rms_norm, attention, ... "
-            "keeps for backward.",
+            "keeps for backward, in the sizes of a MODEL where one is named.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
@@ -133,24 +136,34 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    versus: Annotated[
+        str | None,
+        typer.Option(
+            "--versus",
+            metavar="OPTIONS",
+            help='Set it beside the same with other options: "--seq-len 1024 --zero 3".',
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
     from memplan.cli.unused import refuse, refuse_unused
 
     if operation is not None:
-        # A lesson has sizes of its own, which it names.
-        refuse_unused(ctx, "--operation", {"operation", "output_format"})
-        _show_lesson(operation, output_format)
+        refuse_unused(ctx, "--operation", LESSON_USES)
+        _show_lesson(ctx, operation, output_format)
         return
     if output is not None and output_format is not OutputFormat.TABLE:
         refuse("--output", ["--format"])
-    files = {"--output": output, "--snapshot": snapshot, "--against": against}
-    named = [name for name, file in files.items() if file is not None]
+    wanted = {
+        "--output": output, "--snapshot": snapshot, "--against": against, "--versus": versus,
+    }  # fmt: skip
+    named = [name for name, value in wanted.items() if value is not None]
     refuse(named[0] if named else "", named[1:])
     if snapshot is not None and output_format is not OutputFormat.TABLE:
         refuse("--snapshot", ["--format"])
-    from memplan.cli.estimate import chosen_gpus, gpu_names
+    from memplan.cli.hardware import chosen_gpus, gpu_names
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
     from memplan.estimator import estimate as estimate_memory
@@ -194,7 +207,8 @@ def explain(
         engine_options=parse_engine_options(engine_option),
         kernel_scratch=kernel_scratch,
     )
-    setup = with_engine(base, precision=precision, engine=engine, zero=zero, offload=offload)
+    engine_words = {"precision": precision, "engine": engine, "zero": zero, "offload": offload}
+    setup = with_engine(base, **engine_words)
     names = gpu_names(gpu) or ([] if gpu_memory else ["a100-80gb"])
     if len(names) + (gpu_memory is not None) > 1 and output is None:
         msg = "--gpu: explain takes one, or --output report.html for several"
@@ -212,22 +226,138 @@ def explain(
     if against is not None:
         _show_parting(found[0], against, output_format)
         return
+    if versus is not None:
+        other, cards = _versus_setup(ctx, versus, base, engine_words)
+        card = cards[0] if cards else found[0].gpu
+        answer = settled(estimate_memory(spec, other, card), always=True)
+        _show_versus(found[0], answer, versus, output_format)
+        return
     _show(found[0], output_format)
 
 
-def _show_lesson(name: str, output_format: OutputFormat) -> None:
+VERSUS_TAKES = frozenset({
+    "num_gpus", "num_nodes", "gpu", "gpu_memory", "engine", "zero", "offload", "batch_size",
+    "gradient_accumulation", "seq_len", "target_seq_len", "precision", "optimizer",
+    "checkpointing", "kernels", "attention", "norm", "mlp", "loss", "dropout", "freeze",
+    "outputs_held", "upcast_outputs", "compiled", "allocator", "engine_option", "kernel_scratch",
+})  # fmt: skip
+"""Parameters that the other setup may differ in; the model is the same."""
+
+
+def _versus_setup(
+    ctx: typer.Context, text: str, base: "TrainingSetup", engine_words: dict[str, str | None]
+) -> "tuple[TrainingSetup, list[GpuSpec]]":
+    """The setup with these options instead of its own, and the GPUs they name.
+
+    Raises ``UsageError`` for options that describe no setup, and where there are none.
+    """
+    import shlex
+    from dataclasses import replace
+
+    from memplan.cli.estimate import OPTION_NAMES
+    from memplan.cli.hardware import chosen_gpus, gpu_names
+    from memplan.cli.single import with_engine
+    from memplan.cli.unused import given_options, refuse
+    from memplan.errors import UsageError
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        msg = f"--versus: {text!r} cannot be split into words: {error}"
+        raise UsageError(msg) from None
+    other = ctx.command.make_context(ctx.info_name, words, parent=ctx.parent)
+    given = given_options(other)
+    refuse("--versus", [typed for name, typed in given.items() if name not in VERSUS_TAKES])
+    if not given:
+        msg = '--versus: names no option to change, as in --versus "--seq-len 1024"'
+        raise UsageError(msg)
+    fields = {option: field for field, option in OPTION_NAMES.items()}
+    values = {name: other.params[name] for name in given}
+    if "engine_option" in values:
+        values["engine_option"] = parse_engine_options(values["engine_option"])
+    cards = []
+    if "gpu" in values or "gpu_memory" in values:
+        cards = chosen_gpus(gpu_names(values.pop("gpu", None)), values.pop("gpu_memory", None))
+        if len(cards) > 1:
+            msg = "--versus: --gpu: takes one"
+            raise UsageError(msg)
+    engine = {name: values.pop(name, usual) for name, usual in engine_words.items()}
+    changes = {fields.get(name, name): value for name, value in values.items()}
+    return with_engine(replace(base, **changes), **engine), cards
+
+
+def _show_versus(
+    one: "Estimate", other: "Estimate", options: str, output_format: OutputFormat
+) -> None:
+    from memplan.report.versus import VERSUS_SCHEMA_VERSION, print_versus, versus_rows
+
+    if output_format is OutputFormat.TABLE:
+        from memplan.report.console import TerminalConsole
+        from memplan.search.advice import hints_for
+
+        answers = [(each, hints_for(each.model, [[each]])) for each in (one, other)]
+        print_versus(TerminalConsole(), answers, options)
+        return
+    _echo_rows(
+        versus_rows(one, other),
+        output_format,
+        list(dict.fromkeys((*one.assumptions, *other.assumptions))),
+        schema_version=VERSUS_SCHEMA_VERSION,
+    )
+
+
+LESSON_USES = frozenset({
+    "operation", "output_format", "model", "batch_size", "seq_len", "task", "family", "allow_guess",
+    "allow_unknown_keys", "num_labels", "revision", "token",
+})  # fmt: skip
+"""Parameters that a lesson makes use of: what it is about, and whose sizes it has."""
+
+
+def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> None:
+    from memplan.cli.unused import given_options, refuse
     from memplan.report.explain_operation import lesson_rows, print_lesson
     from memplan.report.lessons import find_lesson
 
     lesson = find_lesson(name)
+    sizes = _lesson_sizes(ctx)
+    if lesson.fixed_sizes:
+        given = given_options(ctx)
+        idle = [text for key, text in given.items() if key in ("model", "batch_size", "seq_len")]
+        refuse(f"--operation {lesson.name}, which is about {lesson.fixed_sizes},", idle)
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole
 
-        print_lesson(TerminalConsole(), lesson)
+        print_lesson(TerminalConsole(), lesson, sizes)
         return
     from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
 
-    _echo_rows(lesson_rows(lesson), output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
+    rows = lesson_rows(lesson, sizes)
+    _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
+
+
+def _lesson_sizes(ctx: typer.Context) -> "Sizes":
+    """The usual sizes, or those of the model named; as many tokens as are asked for."""
+    from dataclasses import replace
+
+    from memplan.report.lessons import USUAL
+    from memplan.report.shape import formula_shape
+    from memplan.sources.models import load_model
+
+    asked = ctx.params
+    sizes = replace(USUAL, batch=asked["batch_size"] or 1, tokens=asked["seq_len"] or USUAL.tokens)
+    if asked["model"] is None:
+        return sizes
+    names = ("family", "allow_guess", "allow_unknown_keys", "num_labels", "revision", "token")
+    spec = load_model(asked["model"], asked["task"], **{name: asked[name] for name in names})
+    shape = formula_shape(spec)
+    return replace(
+        sizes,
+        hidden=shape.hidden_size,
+        width=shape.intermediate_size or shape.expert_size,
+        heads=shape.num_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocab_size,
+    )
 
 
 def _show(found: "Estimate", output_format: OutputFormat) -> None:
@@ -237,8 +367,10 @@ def _show(found: "Estimate", output_format: OutputFormat) -> None:
     explained = explain_estimate(found)
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole
+        from memplan.search.advice import hints_for
 
-        print_explanation(TerminalConsole(), found, explained)
+        hints = hints_for(found.model, [[found]])
+        print_explanation(TerminalConsole(), found, explained, hints)
         return
     rows = explanation_rows(explained)
     _echo_rows(rows, output_format, found.assumptions, schema_version=EXPLAIN_SCHEMA_VERSION)

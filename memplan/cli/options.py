@@ -166,6 +166,15 @@ GpuMemoryOption = Annotated[
         rich_help_panel=HARDWARE_PANEL,
     ),
 ]
+CpuMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cpu-memory",
+        metavar="SIZE",
+        help="CPU RAM of one node, such as 512GiB: judged too.",
+        rich_help_panel=HARDWARE_PANEL,
+    ),
+]
 NumGpusOption = Annotated[
     int,
     typer.Option(

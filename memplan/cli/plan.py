@@ -8,6 +8,7 @@ import typer
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
+    CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
     ModelArgument,
@@ -36,7 +37,6 @@ from memplan.cli.sweep_options import (
     RowFormatOption,
     ZeroAxis,
     axis_option,
-    named_gpus,
     parse_share,
 )
 from memplan.cli.terminal import say
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
     from memplan.search.planner import Objective, Plan, PlannedSetup
     from memplan.training.precision import Engine, Precision
-    from memplan.training.setup import Recomputation, TrainingSetup, ZeroStage
+    from memplan.training.setup import Checkpointing, TrainingSetup, ZeroStage
 
 PLAN_PANEL = "Goal"
 
@@ -64,6 +64,7 @@ def plan(
     num_gpus: GpusAxis = None,
     gpu: GpuNames = None,
     gpu_memory: GpuMemoryOption = None,
+    cpu_memory: CpuMemoryOption = None,
     objective: Annotated[
         str,
         axis_option("--objective", "What comes first: speed, gpus or batch.", "WHAT", PLAN_PANEL),
@@ -139,6 +140,7 @@ def plan(
         refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
     else:
         refuse_without(ctx, {"output"}, "--emit")
+    from memplan.cli.hardware import chosen_gpus, node_memory
     from memplan.search.planner import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
@@ -167,6 +169,7 @@ def plan(
         precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(checkpointing),
         limit=limit,
+        node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
         exact=exact,
     )
     spec = load_model(
@@ -180,7 +183,7 @@ def plan(
         token=token,
     )
     names = gpu or ([] if gpu_memory is not None else [DEFAULT_GPU])
-    plans = [make_plan(spec, goal, each) for each in named_gpus(names, gpu_memory)]
+    plans = [make_plan(spec, goal, each) for each in chosen_gpus(names, gpu_memory)]
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 
@@ -273,7 +276,7 @@ def _precisions(text: str | None) -> "tuple[Precision, ...]":
     return tuple(coerce_enum("precision", each, Precision) for each in _parts(text))
 
 
-def _policies(text: str | None) -> "tuple[Recomputation | float, ...]":
+def _policies(text: str | None) -> "tuple[Checkpointing, ...]":
     from memplan.training.setup import TrainingSetup
 
     return tuple(

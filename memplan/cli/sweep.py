@@ -11,6 +11,7 @@ from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
+    CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
     NumLabelsOption,
@@ -50,7 +51,6 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
     ZeroAxis,
-    named_gpus,
     read_axes,
 )
 from memplan.cli.terminal import remark, say
@@ -62,7 +62,7 @@ from memplan.cli.training_options import (
 
 if TYPE_CHECKING:
     from memplan.cli.checking import Checks
-    from memplan.report.sweep import Figure
+    from memplan.report.pivot import Pivot
     from memplan.search.grid import Grid
     from memplan.search.sweep import Sweep
     from memplan.sources.sweep_file import ModelChoice, SweepFile
@@ -83,6 +83,7 @@ def sweep(
     num_nodes: NodesAxis = None,
     gpu: GpuNames = None,
     gpu_memory: GpuMemoryOption = None,
+    cpu_memory: CpuMemoryOption = None,
     engine: EngineAxis = None,
     zero: ZeroAxis = None,
     fsdp_strategy: FsdpStrategyAxis = None,
@@ -114,8 +115,9 @@ def sweep(
         str | None,
         typer.Option(
             "--pivot",
-            metavar="FIGURE",
-            help="A matrix, batch by GPUs, of one figure: peak, total, headroom or host.",
+            metavar="FIGURE|ROWS,COLUMNS",
+            help="A matrix of one figure (peak, total, headroom, host, activations or textbook), "
+            "batch by GPUs, or by what is named: seq-len,batch or total,seq-len,batch.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
@@ -130,10 +132,11 @@ def sweep(
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
+    from memplan.cli.hardware import chosen_gpus, node_memory
     from memplan.cli.training_options import parse_engine_options
 
     checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
-    figure = _read_figure(pivot, output_format)
+    matrix = _read_pivot(pivot, output_format)
     axes = read_axes(
         {
             "num_gpus": ("--gpus", num_gpus),
@@ -177,13 +180,16 @@ def sweep(
         revision=revision or named.revision,
         token=token,
     )
-    gpus = named_gpus(
+    gpus = chosen_gpus(
         gpu or (file.gpus if file else None),
         gpu_memory or _file_memory(file, gpu),
         attention=attention or "",
     )
-    made = Sweep(spec, grid, gpus, exact=exact, num_jobs=_processes(jobs))
-    _show(made, output_format, figure, checks)
+    node = node_memory(cpu_memory) if cpu_memory is not None else None
+    if node is None and file is not None:
+        node = file.node_memory_bytes
+    made = Sweep(spec, grid, gpus, exact=exact, num_jobs=_processes(jobs), node_memory_bytes=node)
+    _show(made, output_format, matrix, checks)
 
 
 def _processes(jobs: int) -> int:
@@ -243,24 +249,37 @@ def _grid(
     )
 
 
-def _read_figure(text: str | None, output_format: RowFormat) -> "Figure | None":
+def _read_pivot(text: str | None, output_format: RowFormat) -> "Pivot | None":
+    """A figure, the axes of a matrix, or both, joined by commas.
+
+    Raises ``UsageError`` for a word that is neither, and for one axis alone.
+    """
     if text is None:
         return None
     from memplan.errors import UsageError, did_you_mean
-    from memplan.report.sweep import Figure
+    from memplan.report.pivot import PIVOT_AXES, Figure, Pivot
 
     if output_format is not RowFormat.TABLE:
         msg = "--pivot: a matrix is for people; leave it out, or leave out --format"
         raise UsageError(msg)
-    known = [each.value for each in Figure]
-    if text not in known:
-        msg = f"--pivot: {text!r} is not one of {', '.join(known)}.{did_you_mean(text, known)}"
+    figures = [each.value for each in Figure]
+    words = [word.strip() for word in text.split(",")]
+    figure = Figure(words.pop(0)) if words[0] in figures else Figure.PEAK
+    if not words:
+        return Pivot(figure=figure)
+    for word in words:
+        if word not in PIVOT_AXES:
+            known = (*PIVOT_AXES, *(figures if word == text.split(",")[0].strip() else ()))
+            msg = f"--pivot: {word!r} is not one of {', '.join(known)}.{did_you_mean(word, known)}"
+            raise UsageError(msg)
+    if len(words) != 2 or words[0] == words[1]:
+        msg = f"--pivot: {text!r}: name the rows and the columns, two different ones: seq-len,batch"
         raise UsageError(msg)
-    return Figure(text)
+    return Pivot(figure=figure, rows=words[0], columns=words[1])
 
 
 def _show(
-    sweep: "Sweep", output_format: RowFormat, figure: "Figure | None", checks: "Checks"
+    sweep: "Sweep", output_format: RowFormat, pivot: "Pivot | None", checks: "Checks"
 ) -> None:
     """Write the results, then judge them."""
     from memplan.cli.progress import with_progress
@@ -268,13 +287,16 @@ def _show(
     results = checks.watch(with_progress(sweep, alone=output_format is RowFormat.TABLE))
     if output_format is RowFormat.TABLE:
         from memplan.report.console import TerminalConsole
-        from memplan.report.sweep import print_pivot, print_sweep
 
         console, kept = TerminalConsole(), list(results)
-        if figure is None:
+        if pivot is None:
+            from memplan.report.sweep import print_sweep
+
             print_sweep(console, sweep, kept)
         else:
-            print_pivot(console, sweep, kept, figure)
+            from memplan.report.pivot import print_pivot
+
+            print_pivot(console, sweep, kept, pivot)
         checks.finish(sys.stdout, sweep.model)
         return
     from memplan.report.sweep import impossible_notes, sweep_rows
@@ -306,4 +328,5 @@ def _lines(
         return json_lines(rows)
     if output_format is RowFormat.CSV:
         return csv_lines(rows)
-    return markdown_lines(rows, MARKDOWN_COLUMNS)
+    host = () if sweep.node_memory_bytes is None else ("host_verdict",)
+    return markdown_lines(rows, (*MARKDOWN_COLUMNS, *host))

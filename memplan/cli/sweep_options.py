@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,6 @@ from memplan.cli.options import (
     TRAINING_PANEL,
     complete_gpus,
 )
-
-if TYPE_CHECKING:
-    from memplan.hardware.gpu import GpuSpec
 
 CHECK_PANEL = "Checks (exit code 5 when one fails)"
 _LISTS = "1,2,4, 0-3 (every integer) or 1..32 (doubling)"
@@ -102,7 +99,7 @@ OptimizerAxis = Annotated[
 ]
 CheckpointingAxis = Annotated[
     str | None,
-    axis_option("--checkpointing", "none, full, selective, or shares of layers.", "NAMES"),
+    axis_option("--checkpointing", "none, full, selective, or layers: 0.5, 8, 0-7+12.", "NAMES"),
 ]
 KernelsAxis = Annotated[
     str | None, axis_option("--kernels", "hf, torchtitan, megatron, liger.", "NAMES")
@@ -242,12 +239,3 @@ def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object
         for field, (option, text) in options.items()
         if text is not None
     }
-
-
-def named_gpus(
-    names: list[str] | tuple[str, ...] | None, memory: str | None, *, attention: str = ""
-) -> "list[GpuSpec]":
-    """The GPUs to judge by, as ``memplan estimate`` takes them."""
-    from memplan.cli.estimate import chosen_gpus
-
-    return chosen_gpus(list(names or ()), memory, attention=attention)

@@ -84,7 +84,12 @@ OptimizerOption = Annotated[
     str, _option("--optimizer", "adamw-fused, adamw-foreach, sgd or sgd-momentum.")
 ]
 CheckpointingOption = Annotated[
-    str, _option("--checkpointing", "none, full, selective, or a share of layers: 0.5.", "WHAT")
+    str,
+    _option(
+        "--checkpointing",
+        "none, full, selective, or layers: a share (0.5), the first 8, or 0-7,12.",
+        "WHAT",
+    ),
 ]
 KernelsOption = Annotated[
     str, _option("--kernels", "Whose kernels: hf, torchtitan, megatron or liger.")

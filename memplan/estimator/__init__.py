@@ -1,7 +1,15 @@
 """One question answered: the memory of a model trained in one way, on one kind of GPU."""
 
 from memplan.estimator.estimate import Estimate, Verdict
-from memplan.estimator.estimation import estimate
-from memplan.estimator.settling import settled, without_run
+from memplan.estimator.estimation import estimate, least_bytes
+from memplan.estimator.settling import expandable_note, settled, without_run
 
-__all__ = ["Estimate", "Verdict", "estimate", "settled", "without_run"]
+__all__ = [
+    "Estimate",
+    "Verdict",
+    "estimate",
+    "expandable_note",
+    "least_bytes",
+    "settled",
+    "without_run",
+]

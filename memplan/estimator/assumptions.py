@@ -5,7 +5,12 @@ from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
-from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, AllocatorKind, TrainingSetup
+from memplan.training.setup import (
+    DEFAULT_SEQ_LEN_CAP,
+    AllocatorKind,
+    TrainingSetup,
+    checkpointing_text,
+)
 
 
 def assumptions_of(
@@ -105,7 +110,7 @@ def _checkpointing(setup: TrainingSetup) -> str:
     value = setup.checkpointing
     if isinstance(value, float):
         return f"checkpointing of {value:.0%} of the layers"
-    return f"checkpointing {value.value}"
+    return f"checkpointing {checkpointing_text(value)}"
 
 
 def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tuple[str, ...]:

@@ -65,6 +65,8 @@ class Estimate(Displayed):
     run_source: "RunSource | Replays" = field(repr=False, compare=False)
     """From which the run is played out, event by event, when it is asked for; or what replays of it
     have found already."""
+    node_memory_bytes: int | None = None
+    """CPU RAM that a node has; None: there is no verdict on it [bytes]."""
     is_replayed: bool = False
     """The verdict and the range rest on a replay of the run through torch's allocator; else on
     bounds, within which *tight* means undecided."""
@@ -106,7 +108,7 @@ class Estimate(Displayed):
         >>> [(each.num_ranks, each.ranks) for each in answer.ranks]
         [(1, (range(15, 16),)), (1, (range(0, 1),)), (14, (range(1, 15),))]
         """
-        from memplan.estimator.estimation import all_ranks  # which makes estimates
+        from memplan.estimator.job import all_ranks  # which most estimates are not asked for
 
         return tuple(all_ranks(self.model, self.setup, self.gpu))
 
@@ -119,6 +121,18 @@ class Estimate(Displayed):
     def host_bytes(self) -> int:
         """CPU RAM of one node, all its ranks together [bytes]."""
         return self.account.node_bytes(self.setup.gpus_per_node)
+
+    @property
+    def host_verdict(self) -> Verdict | None:
+        """Whether a node's CPU RAM is enough; None where it is not known how much there is."""
+        if self.node_memory_bytes is None:
+            return None
+        return Verdict.FITS if self.host_bytes <= self.node_memory_bytes else Verdict.OOM
+
+    @property
+    def job_verdict(self) -> Verdict | None:
+        """The GPU's verdict, or OOM where a node's CPU RAM is not enough."""
+        return Verdict.OOM if self.host_verdict is Verdict.OOM else self.verdict
 
     @property
     def worst_bytes(self) -> int:
@@ -166,13 +180,40 @@ class Estimate(Displayed):
         )
 
     @property
+    def bounded_bytes(self) -> ByteRange:
+        """What it needs of a card by what it allocates, without a replay [bytes]."""
+        return bounded_range(self.worst_bytes, self.overhead_bytes)
+
+    @property
     def total_bytes(self) -> ByteRange:
         """What it needs of a card: the allocator's segments, the context, NCCL [bytes]."""
-        overhead = self.overhead_bytes
         if not self.is_replayed:
-            return bounded_range(self.worst_bytes, overhead)
+            return self.bounded_bytes
+        overhead = self.overhead_bytes
         required = self.required_bytes
         return ByteRange(required + overhead.low, required + overhead.high)
+
+    @property
+    def judged_bytes(self) -> ByteRange:
+        """What the verdict rests on, the bounds where these decide it [bytes].
+
+        Of a run that completes in a replay on this card, what it reserves there is the high end; only
+        where it does not is the least memory looked for.
+        """
+        if not self.is_replayed or self.gpu is None:
+            return self.total_bytes
+        bounds, overhead = self.bounded_bytes, self.overhead_bytes
+        if self._verdict_of(self.worst_bytes) is not Verdict.TIGHT or self.account.unsaved:
+            return bounds
+        if self.verdict is Verdict.OOM:
+            return self.total_bytes
+        capacity, low = self.gpu.capacity_bytes, bounds.low
+        room = capacity - overhead.high
+        if self.verdict is Verdict.TIGHT:
+            low = max(low, room + overhead.low)
+            room = capacity - overhead.low
+        high = self.run.on_card(room).reserved_bytes + overhead.high
+        return ByteRange(low, min(high, bounds.high))
 
     @property
     def verdict(self) -> Verdict | None:
@@ -284,11 +325,16 @@ class Estimate(Displayed):
         }
         for name in PHASE_NAMES:
             phase = self.phases.get(name)
-            row[f"{name}_peak_bytes"] = phase.peak_bytes if phase is not None else None
+            row[f"{name.replace(' ', '_')}_peak_bytes"] = (
+                phase.peak_bytes if phase is not None else None
+            )
         components = self.account.peak.components
         for label in COMPONENT_LABELS:
             row[f"{label}_bytes"] = components.get(label, 0)
         row["left_out"] = "; ".join(self.unmodelled)
+        if self.host_verdict is not None:
+            row["node_memory_bytes"] = self.node_memory_bytes
+            row["host_verdict"] = self.host_verdict.value
         return row
 
 
@@ -297,7 +343,7 @@ def num_communicators(setup: TrainingSetup) -> int:
     return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID)
 
 
-PHASE_NAMES = ("load", "forward", "backward", "step", "save")
+PHASE_NAMES = ("load", "first step", "forward", "backward", "step", "save")
 """Every phase a report may name, in order."""
 
 

@@ -2,7 +2,7 @@
 
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
 from memplan.errors import UnsupportedOperationError
-from memplan.estimator.estimation import tape_options
+from memplan.estimator.recording import tape_options
 from memplan.graph.model import record_model
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec

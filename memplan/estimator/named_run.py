@@ -1,7 +1,7 @@
 """An estimate's run played out, each of its blocks with a name: for snapshots."""
 
 from memplan.estimator.estimate import Estimate
-from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.named import NamedRun, play_named
 from memplan.memory.rank import RankInput

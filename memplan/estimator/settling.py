@@ -24,10 +24,15 @@ def settled(answer: Estimate, *, always: bool = False) -> Estimate:
         return found
     notes = [*found.notes]
     if found.verdict is not Verdict.FITS and _fits_expandable(found):
-        notes.append(EXPANDABLE_NOTE.format(gpu=_gpu_of(found)))
+        notes.append(expandable_note(found))
     if found.verdict is Verdict.FITS and found.num_flushes > FEW_FLUSHES:
         notes.append(FLUSHES_NOTE.format(gpu=_gpu_of(found)))
     return replace(found, notes=tuple(notes))
+
+
+def expandable_note(answer: Estimate) -> str:
+    """What ``settled`` notes where the run fits on its card with expandable segments alone."""
+    return EXPANDABLE_NOTE.format(gpu=_gpu_of(answer))
 
 
 def without_run(answer: Estimate) -> Estimate:
@@ -42,7 +47,7 @@ def without_run(answer: Estimate) -> Estimate:
 
 
 def _gpu_of(answer: Estimate) -> str:
-    return answer.gpu.gpu_id if answer.gpu is not None else ""
+    return answer.gpu.short_name if answer.gpu is not None else ""
 
 
 FLUSHES_NOTE = (

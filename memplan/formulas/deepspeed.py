@@ -88,8 +88,8 @@ class DeepSpeedCase:
 
     total_params: int
     """Φ: parameters of the model, shared ones once."""
-    largest_layer_params: int
-    """Λ: parameters of the module that owns most of them itself."""
+    largest_layer_params: int | None = None
+    """Λ: parameters of the module that owns most of them itself; None: only ZeRO-2 is asked about."""
     num_gpus_per_node: int
     """g: GPUs of one node, not of all."""
     num_nodes: int = 1
@@ -100,12 +100,14 @@ class DeepSpeedCase:
     def __post_init__(self) -> None:
         """Refuse what no cluster or model can be."""
         _check_count("total_params", self.total_params)
-        _check_count("largest_layer_params", self.largest_layer_params)
         _check_count("num_gpus_per_node", self.num_gpus_per_node)
         _check_count("num_nodes", self.num_nodes)
-        if self.largest_layer_params > self.total_params:
+        largest = self.largest_layer_params
+        if largest is not None:
+            _check_count("largest_layer_params", largest)
+        if largest is not None and largest > self.total_params:
             msg = (
-                f"largest_layer_params is {self.largest_layer_params:,}, more than the "
+                f"largest_layer_params is {largest:,}, more than the "
                 f"{self.total_params:,} of the whole model: give the largest layer's own count"
             )
             raise SetupError(msg)
@@ -134,6 +136,8 @@ class DeepSpeedRow:
     """Whether the model is built inside ``zero.Init``; None for ZeRO-2, where it is no option."""
     per_cpu_bytes: int
     """RAM of one node, all its processes together."""
+    documented_cpu_bytes: int | None = None
+    """The same by the documentation, where that has another formula than the code."""
     per_gpu_bytes: int
     """Memory of one GPU."""
 
@@ -193,7 +197,8 @@ def zero2_cpu_bytes(
     """RAM of one node under ZeRO-2 [bytes].
 
     Equation: ``Φ·max(4G, 16)·k`` with the optimizer on the CPU, else ``4Φ·g·k`` ([1]_). The
-    documentation writes ``4g`` for the first [3]_; the code has ``4G``, and so have we.
+    documentation writes ``4g`` for the first [3]_; the code has ``4G``, and so has this.
+    ``zero2_documented_cpu_bytes`` is the other.
 
     >>> zero2_cpu_bytes(1000, num_gpus_per_node=8, num_nodes=2, offload_optimizer=True)
     96000
@@ -203,6 +208,23 @@ def zero2_cpu_bytes(
         per_param = max(FP32_INIT_BYTES * processes, CPU_STATES_BYTES)
         return int(total_params * per_param * additional_buffer_factor)
     return int(total_params * FP32_INIT_BYTES * num_gpus_per_node * additional_buffer_factor)
+
+
+def zero2_documented_cpu_bytes(
+    total_params: int,
+    *,
+    num_gpus_per_node: int,
+    additional_buffer_factor: float = ADDITIONAL_BUFFER_FACTOR,
+) -> int:
+    """RAM of one node under ZeRO-2 with the optimizer on the CPU, as documented [bytes].
+
+    Equation: ``Φ·max(4g, 16)·k`` ([3]_), which on one node is what the code has.
+
+    >>> zero2_documented_cpu_bytes(1000, num_gpus_per_node=8)
+    48000
+    """
+    per_param = max(FP32_INIT_BYTES * num_gpus_per_node, CPU_STATES_BYTES)
+    return int(total_params * per_param * additional_buffer_factor)
 
 
 def zero3_gpu_bytes(
@@ -313,7 +335,7 @@ def zero2_table(case: DeepSpeedCase, *, formula: DeepSpeedFormula) -> tuple[Deep
 
 
 def zero3_table(case: DeepSpeedCase) -> tuple[DeepSpeedRow, ...]:
-    """Return the rows of DeepSpeed's ZeRO-3 table, in its order.
+    """Return the rows of DeepSpeed's ZeRO-3 table, in its order; none without a largest layer.
 
     >>> case = DeepSpeedCase(
     ...     total_params=2_851_598_336, largest_layer_params=32_899_072, num_gpus_per_node=8
@@ -322,8 +344,11 @@ def zero3_table(case: DeepSpeedCase) -> tuple[DeepSpeedRow, ...]:
     >>> row.offload_optimizer, row.zero_init, f"{row.per_gpu_bytes / 2**30:.2f}"
     (False, True, '6.10')
     """
+    largest = case.largest_layer_params
+    if largest is None:
+        return ()
     return tuple(
-        _zero3_row(case, offload=offload, zero_init=zero_init)
+        _zero3_row(case, largest, offload=offload, zero_init=zero_init)
         for offload in DeepSpeedOffload
         for zero_init in (True, False)
     )
@@ -332,6 +357,13 @@ def zero3_table(case: DeepSpeedCase) -> tuple[DeepSpeedRow, ...]:
 def _zero2_row(
     case: DeepSpeedCase, *, offload: DeepSpeedOffload, formula: DeepSpeedFormula
 ) -> DeepSpeedRow:
+    documented = None
+    if offload.optimizer and case.num_nodes > 1:
+        documented = zero2_documented_cpu_bytes(
+            case.total_params,
+            num_gpus_per_node=case.num_gpus_per_node,
+            additional_buffer_factor=case.additional_buffer_factor,
+        )
     return DeepSpeedRow(
         zero_stage=2,
         offload=offload,
@@ -343,6 +375,7 @@ def _zero2_row(
             offload_optimizer=offload.optimizer,
             additional_buffer_factor=case.additional_buffer_factor,
         ),
+        documented_cpu_bytes=documented,
         per_gpu_bytes=zero2_gpu_bytes(
             case.total_params,
             num_gpus=case.num_gpus,
@@ -352,14 +385,16 @@ def _zero2_row(
     )
 
 
-def _zero3_row(case: DeepSpeedCase, *, offload: DeepSpeedOffload, zero_init: bool) -> DeepSpeedRow:
+def _zero3_row(
+    case: DeepSpeedCase, largest_layer_params: int, *, offload: DeepSpeedOffload, zero_init: bool
+) -> DeepSpeedRow:
     return DeepSpeedRow(
         zero_stage=3,
         offload=offload,
         zero_init=zero_init,
         per_cpu_bytes=zero3_cpu_bytes(
             case.total_params,
-            largest_layer_params=case.largest_layer_params,
+            largest_layer_params=largest_layer_params,
             num_gpus_per_node=case.num_gpus_per_node,
             num_nodes=case.num_nodes,
             offload=offload,
@@ -368,7 +403,7 @@ def _zero3_row(case: DeepSpeedCase, *, offload: DeepSpeedOffload, zero_init: boo
         ),
         per_gpu_bytes=zero3_gpu_bytes(
             case.total_params,
-            largest_layer_params=case.largest_layer_params,
+            largest_layer_params=largest_layer_params,
             num_gpus=case.num_gpus,
             offload=offload,
         ),

@@ -5,6 +5,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.model.spec import ModelSpec
 from memplan.training.freezing import ALL_LAYERS, FrozenParts
+from memplan.training.layer_choice import CheckpointedLayers
 
 
 def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
@@ -27,8 +28,17 @@ def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:
             raise SetupError(msg)
 
 
+def _check_checkpointed(model: ModelSpec, layers: float | CheckpointedLayers) -> None:
+    """Refuse layers to checkpoint that the model does not have."""
+    depth = max((stack.num_layers for stack in model.stacks), default=0)
+    if isinstance(layers, CheckpointedLayers) and layers.last >= depth:
+        msg = f"checkpointing: {layers}: {model.name} has {depth} layers, counted from 0"
+        raise SetupError(msg)
+
+
 def _record(model: ModelSpec, options: TapeOptions) -> Tape:
     _check_frozen(model, options.freeze)
+    _check_checkpointed(model, options.checkpointed_layers)
     if len(model.stacks) > 1:
         from memplan.graph.encoder_decoder import record_encoder_decoder  # only for two stacks
 

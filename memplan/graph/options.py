@@ -4,6 +4,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
+from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 
@@ -29,8 +30,8 @@ class TapeOptions:
     threads_per_multiprocessor: int = 2048
     sdpa: SdpaSupport = DEFAULT_SUPPORT
     """Which attention kernels the GPU has."""
-    checkpointed_layers: float = 0.0
-    """Share of layers whose activations are recomputed."""
+    checkpointed_layers: float | CheckpointedLayers = 0.0
+    """Which layers' activations are recomputed: a share, of the first ones, or their numbers."""
     selective: bool = False
     """Checkpointing is selective, by the kernels' policy."""
     module_hooks: bool = False

@@ -11,6 +11,7 @@ from memplan.model.heads import HeadSpec
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.layer_choice import CheckpointedLayers
 
 WHOLE_MODEL = "whole model"
 """The module of the task's class."""
@@ -43,8 +44,10 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
     """
     options = t.options
     whole = getattr(options.freeze, stack.name)
-    num_checkpointed = round(options.checkpointed_layers * stack.num_layers)
-    cuts = {0, num_checkpointed, stack.num_layers}
+    recomputed = _checkpointed(options.checkpointed_layers, stack.num_layers)
+    cuts = {0, stack.num_layers}
+    for first, last in recomputed.ranges:
+        cuts |= {first, last + 1}
     for first, last in options.freeze.layer_ranges:
         cuts |= {first, last + 1}
     parts: list[TrainedRun] = []
@@ -53,10 +56,16 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
         inside = [] if run.shared else sorted(_between(cuts, start, start + run.count))
         for low, high in pairwise([start, *inside, start + run.count]):
             frozen = whole or options.freeze.freezes_layer(low)
-            checkpointed = low < num_checkpointed
+            checkpointed = low in recomputed
             parts.append(TrainedRun(high - low, run.layer, checkpointed, frozen, run.shared))
         start += run.count
     return parts
+
+
+def _checkpointed(layers: float | CheckpointedLayers, num_layers: int) -> CheckpointedLayers:
+    if isinstance(layers, CheckpointedLayers):
+        return layers
+    return CheckpointedLayers.first(round(layers * num_layers))
 
 
 def _between(cuts: set[int], low: int, high: int) -> list[int]:

@@ -145,6 +145,8 @@ class GpuSpec:
         ending = f"-{self.memory_nominal_gb:g}gb"
         sized = [each for each in self.aliases if each.endswith(ending) and each.count("-") == 1]
         chosen = next(iter((*sized, *self.aliases[:1])), self.gpu_id)
+        if not chosen.islower():
+            return chosen
         return chosen.upper().removesuffix("GB") if chosen.endswith("gb") else chosen.upper()
 
     @property
@@ -211,14 +213,16 @@ def gpu_from_memory(total_bytes: int) -> GpuSpec:
     It is taken for a card with bf16 and flash attention, and its notes say so. Raises
     ``InputError`` when no device can have that much memory.
 
-    >>> gpu_from_memory(46 * 2**30).gpu_id
-    'custom-46gib'
+    >>> card = gpu_from_memory(46 * 2**30)
+    >>> card.gpu_id, card.short_name
+    ('custom-46gib', '46GiB')
     """
     if not MIN_MEMORY_BYTES <= total_bytes <= MAX_MEMORY_BYTES:
         msg = f"a GPU cannot have {total_bytes} bytes of memory: give what it reports, as in 46GiB"
         raise InputError(msg)
     return GpuSpec(
         gpu_id=f"custom-{round(total_bytes / GIB, 2):g}gib",
+        aliases=(f"{round(total_bytes / GIB, 2):g}GiB",),
         name=f"unlisted GPU, {format_gib(total_bytes)}",
         memory_nominal_gb=round(total_bytes / GIB, 2),
         torch_total_bytes=total_bytes,

@@ -63,7 +63,7 @@ class Phase:
     """One phase of a step, at its own peak."""
 
     name: str
-    """``load``, ``forward``, ``backward``, ``step`` or ``save``."""
+    """``load``, ``first step``, ``forward``, ``backward``, ``step`` or ``save``."""
     entries: tuple[Entry, ...]
 
     @property
@@ -124,7 +124,8 @@ class RankAccount:
     ranks: tuple[range, ...] = ()
     """Where all ranks were asked for, those that hold exactly this, in runs; else empty."""
     phases: tuple[Phase, ...]
-    """In the order in which they happen; ``load`` first, ``save`` last where there are any."""
+    """In the order in which they happen; ``load`` first, ``save`` last where there are any. There is a
+    ``first step`` where it is fuller than all later ones."""
     held_bytes: int
     """Between steps, once optimizer states exist."""
     host: HostMemory = HostMemory()

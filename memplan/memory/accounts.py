@@ -20,8 +20,9 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.ledger import Part
-from memplan.memory.outline import Outline
+from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
+    counts_ranks,
     heaviest_ranks,
     loads_by_capacity,
     program_of,
@@ -53,36 +54,65 @@ def rank_account(
     if rank is not None:
         check_rank(rank, given.setup.num_gpus)
     ranks = _heaviest(_Question(given, 0, None)) if rank is None else [rank]
-    accounts = [_account(given, each, capacity_bytes) for each in ranks]
-    return max(accounts, key=lambda account: account.peak.peak_bytes)
+    found = [_weigh(given, each, capacity_bytes) for each in ranks]
+    return _account(given, max(found, key=_step_peak))
 
 
-def _account(given: RankInput, rank: int, capacity_bytes: int | None) -> RankAccount:
+def activations_peak_bytes(given: RankInput) -> int:
+    """The most that the model's own tensors take in a step, weights and gradients left out [bytes]."""
+    return _spots(_Same(given.passes), _Same(None)).highest_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Weighed:
+    """One rank's outline, laid over a batch."""
+
+    rank: int
+    outlined: "_Outlined"
+    spots: Spots
+    moments: dict[Part, Moment]
+
+
+def _weigh(given: RankInput, rank: int, capacity_bytes: int | None) -> _Weighed:
     outlined = _outlined(_Question(given, rank, capacity_bytes))
     outline = outlined.outline
     spots = _spots(_Same(given.passes), _Same(outline.stops if outline.is_cut else None))
+    return _Weighed(rank=rank, outlined=outlined, spots=spots, moments=outline.moments(spots))
+
+
+def _step_peak(found: _Weighed) -> int:
+    """The fullest moment of a training step, but for the batch, which every rank has [bytes]."""
+    moments = found.moments
+    return max(moments[part].total_bytes for part in (Part.FORWARD, Part.BACKWARD, Part.STEP))
+
+
+def _account(given: RankInput, found: _Weighed) -> RankAccount:
     inputs = Entry(
         ComponentKind.INPUTS,
         max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),
         "token ids and labels",
     )
+    outlined = found.outlined
     return RankAccount(
-        rank=rank,
-        phases=tuple(_phases(outline, spots, inputs)),
-        held_bytes=outline.held_bytes + inputs.num_bytes,
+        rank=found.rank,
+        phases=tuple(_phases(found, inputs)),
+        held_bytes=outlined.outline.held_bytes + inputs.num_bytes,
         host=outlined.host,
         left_out=outlined.left_out,
         unsaved=outlined.unsaved,
     )
 
 
-def _phases(outline: Outline, spots: Spots, inputs: Entry) -> list[Phase]:
+def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     found: list[Phase] = []
-    for part, moment in outline.moments(spots).items():
-        entries = outline.entries(moment.held)
+    steady = _step_peak(weighed)
+    for part, moment in weighed.moments.items():
+        if part is Part.FIRST_STEP and moment.total_bytes <= steady:
+            continue
+        entries = weighed.outlined.outline.entries(moment.held)
         if part is not Part.LOAD:
             entries.append(inputs)
-            entries += height_entries(spots.height(moment.spot, moment.repetition))
+            entries += height_entries(weighed.spots.height(moment.spot, moment.repetition))
         found.append(make_phase(part.value, entries))
     return found
 
@@ -112,7 +142,7 @@ def _outlined(question: "_Question") -> _Outlined:
     num_micro_batches = min(given.setup.gradient_accumulation_steps, MICRO_BATCHES)
     program.start()
     program.settle(num_micro_batches=num_micro_batches)
-    ledger.forget_steps()
+    ledger.end_first_step()
     program.train(1, num_micro_batches=num_micro_batches)
     ledger.enter(Part.SAVE)
     program.save()
@@ -150,15 +180,27 @@ class _Question:
 
 
 _SAID_OTHERWISE = {
-    "micro_batch_size", "seq_len", "target_seq_len", "precision", "gradient_accumulation_steps",
+    "num_gpus", "num_nodes", "precision", "gradient_accumulation_steps",
 }  # fmt: skip
-_ENGINE_FIELDS = [each.name for each in fields(TrainingSetup) if each.name not in _SAID_OTHERWISE]
+_SAID_BY_THE_TAPE = {
+    "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
+    "mlp", "loss", "dropout", "freeze", "outputs_held", "upcast_outputs", "compiled", "left_out",
+}  # fmt: skip
+"""Settings of the model alone: its segments and its gradients show what they change."""
+_OF_A_REPLAY = {"allocator"}
+_ENGINE_FIELDS = [
+    each.name
+    for each in fields(TrainingSetup)
+    if each.name not in _SAID_OTHERWISE | _SAID_BY_THE_TAPE | _OF_A_REPLAY
+]
 
 
 def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
     return (
         _formats_of(setup),
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
+        setup.gpus_per_node,
+        (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.data_parallel == 1,
         *[getattr(setup, name) for name in _ENGINE_FIELDS],
     )
 
@@ -227,7 +269,6 @@ def _outline_of(segment: Segment) -> tuple[object, ...]:
         segment.name,
         segment.repeat,
         segment.num_copies,
-        segment.checkpointed,
         segment.input is not None and segment.input.requires_grad,
         segment.output is not None and segment.output.requires_grad,
         tuple(_outline_of_parameter(each) for each in segment.parameters),
@@ -253,11 +294,12 @@ def _order_of(each: BackwardPass) -> tuple[object, ...]:
         each.repeats,
         tuple(
             (
-                None if interval.parameter is None else interval.parameter.name,
+                interval.parameter.name,
                 interval.gradient is not None,
                 interval.gradient_bytes,
             )
             for interval in each.intervals
+            if interval.parameter is not None
         ),
     )
 
@@ -265,4 +307,4 @@ def _order_of(each: BackwardPass) -> tuple[object, ...]:
 def _operations_of(each: BackwardPass) -> tuple[object, ...]:
     """Where in the operations they come: what an engine goes by that takes part within a segment."""
     marks = (tuple(number for _, number in interval.marks) for interval in each.intervals)
-    return len(each.segment.operations), *marks
+    return each.segment.checkpointed, len(each.segment.operations), *marks

@@ -22,6 +22,8 @@ class Part(StrEnum):
     """What a run does at a time."""
 
     LOAD = "load"
+    FIRST_STEP = "first step"
+    """All of it, where it is fuller than a later one; a ledger that plays a run out has its parts."""
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"

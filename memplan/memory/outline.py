@@ -58,7 +58,9 @@ class Outline:
     def entries(self, held: Held) -> list[Entry]:
         """What the program holds, by purpose."""
         return [
-            Entry(line.kind, size, line.name) for line, size in zip(self.lines, held, strict=False)
+            Entry(line.kind, size, line.name)
+            for line, size in zip(self.lines, held, strict=False)
+            if size
         ]
 
 

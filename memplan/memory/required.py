@@ -158,7 +158,7 @@ class PlayedRun:
 
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
-        found = self._peaks.get(capacity_bytes)
+        found = self._peaks.get(capacity_bytes) or self._unhindered(capacity_bytes)
         if found is None:
             from memplan.memory.allocator import replay
             from memplan.memory.expandable import replay_expandable
@@ -167,3 +167,15 @@ class PlayedRun:
             found = follow(self.ledger.events, self.ledger.streams, capacity_bytes=capacity_bytes)
             self._peaks[capacity_bytes] = found
         return found
+
+    def _unhindered(self, capacity_bytes: int | None) -> "AllocatorPeaks | None":
+        """What a replay reached that its card did not hinder: the same is reached where there is room."""
+        for found in self._peaks.values():
+            if (
+                not found.num_flushes
+                and found.died_at is None
+                and (capacity_bytes is None or found.reserved_bytes <= capacity_bytes)
+            ):
+                self._peaks[capacity_bytes] = found
+                return found
+        return None

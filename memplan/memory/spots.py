@@ -61,17 +61,11 @@ class Spots:
         start = self._add(each, _NOTHING)
         stretches = [
             self._pairs(each, pieces)
-            for pieces in (
-                [[(interval.peak, interval.end, ())] for interval in each.intervals]
-                if own is None
-                else _cut_intervals(each, own)
-            )
+            for pieces in (_whole_intervals(each) if own is None else _cut_intervals(each, own))
         ]
-        end = None
-        if each.released_bytes:
-            last = each.profile.end
-            earlier = last.earlier_bytes - each.released_bytes
-            end = self._add(each, replace(last, earlier_bytes=earlier))
+        last = each.profile.end
+        earlier = last.earlier_bytes - each.released_bytes
+        end = self._add(each, replace(last, earlier_bytes=earlier))
         return PassSpots(start=start, stretches=stretches, end=end)
 
     def height(self, spot: Spot, repetition: int) -> Height:
@@ -83,10 +77,26 @@ class Spots:
         return each.start_of(repetition).plus(level, loss=each.loss)
 
     @cached_property
+    def highest_bytes(self) -> int:
+        """The most that the model itself holds, whatever its engine does [bytes]."""
+        return max(
+            value
+            for (each, _), line in zip(self.levels, self.lines, strict=True)
+            for value in _ends(each, line)
+        )
+
+    @cached_property
     def lines(self) -> list[tuple[int, int, int]]:
         """What the model holds at each spot, as a straight line in the repetition: in the first, and in
         all later ones the intercept and the slope [bytes]."""
         return [_line(each, level) for each, level in self.levels]
+
+
+def _ends(each: Pass | None, line: tuple[int, int, int]) -> list[int]:
+    """A line's values where it may be highest: in the first, the second and the last repetition."""
+    first, intercept, slope = line
+    last = each.repeats - 1 if each is not None else 0
+    return [first, intercept + slope, intercept + last * slope] if last else [first]
 
 
 def _line(each: Pass | None, level: Level | Height) -> tuple[int, int, int]:
@@ -111,7 +121,20 @@ class PassSpots:
     stretches: list[list[Stretch]]
     """For each interval of a backward pass; one list for a forward pass."""
     end: Spot | None
-    """After the last repetition, where it lets more go than others do."""
+    """After the last repetition of a backward pass, which may let more go than others do."""
+
+
+def _whole_intervals(each: BackwardPass) -> list[list[Piece]]:
+    """Those after which no gradient comes, as a layer's that is run again, go into the next one's."""
+    found: list[list[Piece]] = []
+    peak = _NOTHING
+    last = len(each.intervals) - 1
+    for number, interval in enumerate(each.intervals):
+        if interval.peak.total_bytes > peak.total_bytes or not found or found[-1]:
+            peak = interval.peak
+        is_merged = interval.parameter is None and number < last
+        found.append([] if is_merged else [(peak, interval.end, ())])
+    return found
 
 
 def _cut_intervals(each: BackwardPass, stops: Stops) -> list[list[Piece]]:

@@ -62,6 +62,11 @@ class ForwardPass:
     """One repetition, event by event."""
 
     @property
+    def repeats(self) -> int:
+        """How often it runs."""
+        return self.segment.repeat
+
+    @property
     def loss(self) -> bool:
         """Whether its bytes are the head's."""
         return self.segment.component is SegmentComponent.LOGITS_AND_LOSS

@@ -212,9 +212,15 @@ class Tally(Ledger):
                 found[spot] = before + points
         self._points = {}
 
-    def forget_steps(self) -> None:
-        """What came before was no steady step: only loading is kept."""
-        self.outline.points = {Part.LOAD: self.outline.points[Part.LOAD]}
+    def end_first_step(self) -> None:
+        """What came after loading was no steady step: it is kept apart."""
+        self._leave()
+        self._close_visit()
+        points = self.outline.points
+        first = points[Part.FIRST_STEP] = {}
+        for part in (Part.FORWARD, Part.BACKWARD, Part.STEP):
+            for spot, found in points.pop(part, {}).items():
+                first.setdefault(spot, []).extend(found)
         self._part, self._points = Part.FORWARD, {}
         self._most, self._most_held = -1, ()
 

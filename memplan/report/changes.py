@@ -10,6 +10,7 @@ from memplan.training.setup import (
     Offload,
     Recomputation,
     TrainingSetup,
+    checkpointing_text,
 )
 from memplan.units import format_gib
 
@@ -20,6 +21,11 @@ _STRATEGY_LABELS = {
 _ENGINE_LABELS = {
     Engine.DDP: "DDP", Engine.FSDP: "FSDP2", Engine.FSDP1: "FSDP1", Engine.MEGATRON: "Megatron",
 }  # fmt: skip
+
+
+def engine_name(setup: TrainingSetup) -> str:
+    """``ZeRO`` for DeepSpeed, else the engine as it is called everywhere."""
+    return _ENGINE_LABELS.get(setup.chosen_engine, "ZeRO")
 
 
 ONE_GPU = "one GPU"
@@ -49,25 +55,28 @@ def gpus_label(setup: TrainingSetup) -> str:
 
 
 def offload_label(setup: TrainingSetup) -> str:
-    """What is offloaded, and where to; empty where nothing is."""
-    moved = {"optimizer": setup.offload_optimizer, "parameters": setup.offload_param}
-    places = {name: place for name, place in moved.items() if place is not Offload.NONE}
-    if not places:
-        return ""
-    place = next(iter(places.values()))
-    return f"{' + '.join(places)} on {place.value.upper()}"
+    """What is offloaded, and where to; empty where nothing is.
+
+    >>> setup = TrainingSetup(engine="fsdp", offload_optimizer="cpu", offload_param="cpu")
+    >>> offload_label(setup)
+    'cpu optimizer+params'
+    """
+    places: dict[str, list[str]] = {}
+    for name, place in (("optimizer", setup.offload_optimizer), ("params", setup.offload_param)):
+        if place is not Offload.NONE:
+            places.setdefault(place.value, []).append(name)
+    return ", ".join(f"{place} {'+'.join(names)}" for place, names in places.items())
 
 
-def full_label(setup: TrainingSetup) -> str:
-    """The engine, and what is offloaded."""
+def setup_label(setup: TrainingSetup) -> str:
+    """A setup in a few words, the same everywhere: its engine, and what is offloaded."""
     moved = offload_label(setup)
     return f"{engine_label(setup)}, {moved}" if moved else engine_label(setup)
 
 
 def checkpointing_label(setup: TrainingSetup) -> str:
-    """``none``, ``full``, ``selective`` or a share of layers."""
-    value = setup.checkpointing
-    return value.value if isinstance(value, Recomputation) else f"{value:.0%}"
+    """``none``, ``full``, ``selective``, a share of layers or their numbers."""
+    return checkpointing_text(setup.checkpointing)
 
 
 def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
@@ -117,7 +126,8 @@ def saving_text(change: str, *, missing_bytes: int, saved_bytes: int) -> str:
     '12.0 GiB more needed: ZeRO-3 saves 18.0 GiB'
     """
     missing = format_gib(missing_bytes, digits=1)
-    return f"{missing} more needed: {change} saves {format_gib(saved_bytes, digits=1)}"
+    saves = "save" if " and " in change or change.endswith("s") else "saves"
+    return f"{missing} more needed: {change} {saves} {format_gib(saved_bytes, digits=1)}"
 
 
 def change_flags(before: TrainingSetup, after: TrainingSetup) -> str:
@@ -203,17 +213,28 @@ def _checkpointing(setup: TrainingSetup) -> object:
 def advice_text(advice: Advice) -> str:
     """An advice in one line: what to change, what that saves, and the options for it."""
     better = advice.better
+    if better is None and not advice.missing_bytes:
+        return "no change of batch, checkpointing, engine, offload or GPUs needs less CPU RAM"
+    at_least = "at least " if advice.is_bounded else ""
     if better is None:
         missing = format_gib(advice.missing_bytes, digits=1)
         return (
-            f"{missing} more needed: no change of batch, checkpointing, engine, offload or GPUs "
+            f"{at_least}{missing} more needed: no change of batch, checkpointing, engine, offload or GPUs "
             "gives that"
         )
     change = describe_change(advice.answer.setup, better.setup)
-    text = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
+    if not advice.missing_bytes and advice.answer.host_verdict is Verdict.OOM:
+        before, after = (format_gib(each.host_bytes, digits=1) for each in (advice.answer, better))
+        return (
+            f"to fit: {change_flags(advice.answer.setup, better.setup)} ({change}: CPU RAM of a node "
+            f"{after} instead of {before})"
+        )
+    saving = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
+    text = f"{at_least}{saving}"
     if better.verdict is not None:
         text += _OUTCOMES.get(better.verdict, "")
-    return f"{text} ({change_flags(advice.answer.setup, better.setup)})"
+    aim = "nearest" if better.verdict is Verdict.TIGHT else "to fit"
+    return f"{aim}: {change_flags(advice.answer.setup, better.setup)} ({text})"
 
 
 _OUTCOMES = {

@@ -53,13 +53,13 @@ class DeepSpeedReport:
     zero2_rows: tuple[DeepSpeedRow, ...]
     """The ZeRO-2 table, in DeepSpeed's order."""
     zero3_rows: tuple[DeepSpeedRow, ...]
-    """The ZeRO-3 table, in DeepSpeed's order."""
+    """The ZeRO-3 table, in DeepSpeed's order; empty where no largest layer is known."""
 
 
 def deepspeed_report(
     *,
     total_params: int,
-    largest_layer_params: int,
+    largest_layer_params: int | None,
     num_gpus_total: int,
     num_nodes: int,
     formula: DeepSpeedFormula,
@@ -105,13 +105,16 @@ def deepspeed_text(report: DeepSpeedReport) -> str:
     ZeRO-2 formula: documented (documentation; up to 0.14.2)
       per GPU with offload_optimizer=none: 4 x params + 16 x params / GPUs
     """
+    largest = report.case.largest_layer_params
+    if largest is None:
+        zero3 = ["ZeRO-3 is left out: its table needs --largest-layer, the parameters of one layer"]
+    else:
+        zero3 = [*_zero3_lines(report, largest), "", *_megabyte_lines(report.case, largest)]
     return "\n".join(
         [
             *_zero2_lines(report),
             "",
-            *_zero3_lines(report),
-            "",
-            *_megabyte_lines(report.case),
+            *zero3,
             "",
             *_pinned_lines(report.case),
             "",
@@ -132,7 +135,8 @@ def print_deepspeed(console: "Console", report: DeepSpeedReport) -> None:
 def deepspeed_rows(report: DeepSpeedReport) -> list[dict[str, int | str | bool | None]]:
     """Return the rows of both tables for scripts: bytes are integers, None is "not given".
 
-    Pinned bytes are part of ``per_cpu_bytes``; DeepSpeed's documentation has none for ZeRO-2.
+    ``documented_cpu_bytes`` is given where the documentation has another formula than the code. Pinned
+    bytes are part of ``per_cpu_bytes``; DeepSpeed's documentation has none for ZeRO-2.
     """
     rows = (*report.zero2_rows, *report.zero3_rows)
     return [_row_mapping(row, total_params=report.case.total_params) for row in rows]
@@ -201,15 +205,30 @@ def _zero2_lines(report: DeepSpeedReport) -> list[str]:
         f"SW: Model with {_millions(report.case.total_params)} total params.",
         _COLUMNS,
         *(_row_line(row) for row in report.zero2_rows),
+        *_two_forms(report),
         f"ZeRO-2 formula: {report.formula.value} ({_RELEASES[report.formula]})",
         f"  per GPU with offload_optimizer=none: {_EQUATIONS[report.formula]}",
         f"  for the other: --deepspeed-formula {other.value} ({_RELEASES[other]})",
     ]
 
 
-def _zero3_lines(report: DeepSpeedReport) -> list[str]:
+def _two_forms(report: DeepSpeedReport) -> list[str]:
+    """RAM of a node where documentation and code differ: on several nodes."""
+    return [
+        line
+        for row in report.zero2_rows
+        if row.documented_cpu_bytes is not None
+        for line in (
+            "per CPU with offload_optimizer=cpu has two forms on several nodes:",
+            f"  by the code {_gigabytes(row.per_cpu_bytes)} (4 x params x all GPUs)",
+            f"  documented {_gigabytes(row.documented_cpu_bytes)} (4 x params x a node's GPUs)",
+        )
+    ]
+
+
+def _zero3_lines(report: DeepSpeedReport, largest_layer_params: int) -> list[str]:
     case = report.case
-    total, largest = _millions(case.total_params), _millions(case.largest_layer_params)
+    total, largest = _millions(case.total_params), _millions(largest_layer_params)
     return [
         "DeepSpeed's estimate for ZeRO-3: parameters, gradients, optimizer states",
         _hardware_line(case),
@@ -219,10 +238,10 @@ def _zero3_lines(report: DeepSpeedReport) -> list[str]:
     ]
 
 
-def _megabyte_lines(case: DeepSpeedCase) -> list[str]:
-    layer = _megabytes(largest_layer_bytes(case.largest_layer_params))
+def _megabyte_lines(case: DeepSpeedCase, largest: int) -> list[str]:
+    layer = _megabytes(largest_layer_bytes(largest))
     neither, both, optimizer = (
-        _case_megabytes(case, offload=offload)
+        _case_megabytes(case, largest, offload=offload)
         for offload in (
             DeepSpeedOffload.NONE,
             DeepSpeedOffload.OPTIMIZER_AND_PARAM,
@@ -232,7 +251,7 @@ def _megabyte_lines(case: DeepSpeedCase) -> list[str]:
     return [
         "ZeRO-3 per GPU in MB, the cases of DeepSpeed's documentation",
         f"  total params: {case.total_params / 1e6:.2f}M",
-        f"  largest layer params: {case.largest_layer_params / 1e6:.2f}M",
+        f"  largest layer params: {largest / 1e6:.2f}M",
         f"  largest layer memory: {layer}",
         f"  case 1, nothing on the CPU: {neither}",
         f"  case 2, optimizer and parameters on the CPU: {both}",
@@ -240,11 +259,11 @@ def _megabyte_lines(case: DeepSpeedCase) -> list[str]:
     ]
 
 
-def _case_megabytes(case: DeepSpeedCase, *, offload: DeepSpeedOffload) -> str:
+def _case_megabytes(case: DeepSpeedCase, largest: int, *, offload: DeepSpeedOffload) -> str:
     return _megabytes(
         zero3_gpu_bytes(
             case.total_params,
-            largest_layer_params=case.largest_layer_params,
+            largest_layer_params=largest,
             num_gpus=case.num_gpus,
             offload=offload,
         )
@@ -302,6 +321,7 @@ def _row_mapping(row: DeepSpeedRow, *, total_params: int) -> dict[str, int | str
         "offload_optimizer": _device(offloaded=row.offload_optimizer),
         "zero_init": row.zero_init,
         "per_cpu_bytes": row.per_cpu_bytes,
+        "documented_cpu_bytes": row.documented_cpu_bytes,
         "per_gpu_bytes": row.per_gpu_bytes,
         "pinned_bytes": _pinned(row, total_params, gradient_accumulation=False),
         "pinned_accumulating_bytes": _pinned(row, total_params, gradient_accumulation=True),

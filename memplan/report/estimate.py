@@ -1,52 +1,60 @@
-"""An estimate as people read it: one account, or setups side by side with a verdict per GPU."""
+"""An estimate as people read it: the answer first, then setups side by side, or one account."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator import Estimate, Verdict
+from memplan.estimator import Estimate, expandable_note
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
-from memplan.training.precision import Engine
-from memplan.training.setup import Offload, TrainingSetup
-from memplan.units import GIB, format_count
+from memplan.report.answer import Rows, print_answer
+from memplan.report.blocks import Column, print_blocks
+from memplan.report.changes import engine_name
+from memplan.report.columns import (
+    allocated_column,
+    card_column,
+    host_column,
+    kernel_groups,
+    phase_column,
+    plain_gib,
+    reserved_column,
+    setup_lines,
+    short_names,
+)
+from memplan.training.setup import Offload
+from memplan.units import GIB
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from memplan.search.advice import Hints
-
-VERDICT_STYLES = {
-    Verdict.FITS: "green",
-    Verdict.TIGHT: "yellow",
-    Verdict.OOM: "bold red",
-    Verdict.STATES_FIT: "cyan",
-}
-MARKDOWN_COLUMNS = (
-    "engine", "zero_stage", "offload_optimizer", "offload_param", "micro_batch_size", "seq_len",
-    "precision", "checkpointing", "gpu", "peak_bytes", "peak_phase", "deciding_phase",
-    "total_low_bytes", "total_high_bytes", "host_bytes", "verdict",
-)  # fmt: skip
-"""What a Markdown table shows of a row."""
 
 
 def print_comparison(
     console: "Console",
-    rows: Sequence[Sequence[Estimate]],
+    rows: Rows,
     hints: "Hints | None" = None,
     *,
+    exact: bool = False,
+    legend: bool = False,
     reserved: bool = False,
 ) -> None:
-    """Print one line per setup; each row holds the same setup on every GPU asked for."""
-    from rich.text import Text
+    """Print the answer for each GPU, then one line per setup, the simplest first.
 
-    _print_head(console, rows[0][0], common_assumptions(rows))
-    narrow = console.width < NARROW_COLUMNS
-    console.print(comparison_table(rows, narrow=narrow, hints=hints, reserved=reserved))
-    print_advice(console, hints)
-    for line in [*footnotes(rows, hints), *([RESERVED_LINE] if reserved else [])]:
-        console.print(Text(line, style="dim"))
+    Each row holds the same setup on every GPU asked for; ``hints`` count the rows as they stand.
+    """
+    print_answer(console, rows, hints, exact=exact)
+    console.print()
+    label, *others = comparison_columns(rows, hints, exact=exact, reserved=reserved)
+    for line in print_blocks(console.width, label, others):
+        console.print(line, soft_wrap=True)
+    console.print()
+    _print_assumed(console, rows)
+    _print_notes(console, rows)
+    zero_init = any(loads_under_zero_init(row[0].setup) for row in rows)
+    for text in (*LEGEND, *([ZERO_INIT_LINE] * zero_init)) if legend else SHORT_LEGEND:
+        _print_dim(console, text)
+    if reserved:
+        _print_dim(console, RESERVED_LINE)
 
 
 def print_account(
@@ -54,72 +62,31 @@ def print_account(
     estimates: Sequence[Estimate],
     hints: "Hints | None" = None,
     *,
+    legend: bool = False,
     reserved: bool = False,
 ) -> None:
-    """Print one setup's bytes by component and phase, then the verdict on every GPU."""
-    from rich.text import Text
-
-    _print_head(console, estimates[0], estimates[0].assumptions)
-    for group in kernel_groups(estimates):
-        console.print(account_table(group[0]))
-        console.print(verdict_table(group, hints, reserved=reserved))
-    print_advice(console, hints)
-    for line in [*footnotes([estimates]), *([RESERVED_LINE] if reserved else [])]:
-        console.print(Text(line, style="dim"))
-
-
-def print_advice(console: "Console", hints: "Hints | None") -> None:
-    """Print one line for each GPU that nothing fits: what is missing, and what would help."""
-    from rich.text import Text
-
-    from memplan.report.changes import advice_text
-
-    for each in hints.advice if hints is not None else ():
-        answer = each.answer
-        gpu = answer.gpu.gpu_id if answer.gpu is not None else ""
-        console.print(Text(f"{gpu}, {setup_label(answer.setup)}: {advice_text(each)}"))
-
-
-def common_assumptions(rows: Sequence[Sequence[Estimate]]) -> list[str]:
-    """What was assumed for every row on every GPU."""
-    return [
-        text
-        for text in rows[0][0].assumptions
-        if all(text in each.assumptions for row in rows for each in row)
-    ]
-
-
-def _print_head(console: "Console", first: Estimate, assumptions: Sequence[str]) -> None:
-    """Print the model and the job in a line, then what was assumed of either."""
-    from rich.text import Text
-
-    model, setup = first.model, first.setup
-    nodes = f" on {setup.nodes} nodes" if setup.nodes > 1 else ""
-    gpus = f"{setup.num_gpus} GPU{'s' if setup.num_gpus > 1 else ''}{nodes}"
-    head = Text.assemble(
-        (model.name, "bold"),
-        f" ({model.task.value}), {format_count(first.num_params)} parameters, {gpus}",
-    )
-    if first.trainable_params != first.num_params:
-        head.append(f", {format_count(first.trainable_params)} trained")
-    console.print(head)
-    print_assumptions(console, model.assumptions, assumptions)
-
-
-def print_assumptions(
-    console: "Console", of_model: Sequence[str], assumptions: Sequence[str]
-) -> None:
-    """Print what was assumed: a line for each thing of the model's, one for all of the setup's."""
-    from rich.text import Text
-
-    for text in of_model:
-        console.print(Text(f"Assumed: {text}", style="dim"))
-    others = [text for text in assumptions if text not in of_model]
-    console.print(Text("Assumed: " + ", ".join(others), style="dim"))
-
-
-NARROW_COLUMNS = 110
-"""Below this width the GPUs' names are broken at their hyphens."""
+    """Print the verdict on every GPU, then one setup's bytes by component and phase."""
+    print_answer(console, [estimates], hints, exact=True)
+    groups = kernel_groups(estimates)
+    for group in groups:
+        console.print()
+        names = short_names(group) if len(groups) > 1 else ""
+        label, *phases = account_columns(group[0], names)
+        for line in print_blocks(console.width, label, phases):
+            console.print(line, soft_wrap=True)
+    console.print()
+    for text in host_lines(estimates):
+        _print_plain(console, text)
+    _print_assumed(console, [estimates])
+    _print_notes(console, [estimates])
+    if reserved:
+        for each in estimates:
+            if each.gpu is not None:
+                size = plain_gib(each.reserved_bytes)
+                _print_dim(console, f"On {each.gpu.short_name}, {size} GiB are reserved")
+        _print_dim(console, RESERVED_LINE)
+    for text in LEGEND if legend else SHORT_ACCOUNT_LEGEND:
+        _print_dim(console, text)
 
 
 RESERVED_LINE = (
@@ -128,163 +95,166 @@ RESERVED_LINE = (
 )
 
 
-def comparison_table(
-    rows: Sequence[Sequence[Estimate]],
-    *,
-    narrow: bool,
-    hints: "Hints | None" = None,
-    reserved: bool = False,
-) -> "Table":
-    """One line per setup (and attention kernel), one verdict column per GPU."""
-    table = _table()
-    labels = [setup_label(row[0].setup) for row in rows]
-    # With the largest micro-batches in three columns, 80 columns leave the longest label no room.
-    room = SHORT_LABEL if hints is not None and narrow else max(map(len, labels))
-    table.add_column("setup", overflow="fold", min_width=min(room, max(map(len, labels))))
-    more = ("needed", "reserved") if reserved else ()
-    for name in ("GiB\nper GPU", *more, "peak in", "CPU GiB\nper node"):
-        table.add_column(name, justify="left" if name == "peak in" else "right", no_wrap=True)
-    gpus = [each.gpu for each in rows[0] if each.gpu is not None]
-    best = {gpu.gpu_id: simplest_fit(rows, gpu.gpu_id) for gpu in gpus}
-    largest = hints.largest if hints is not None else {}
-    width = VERDICT_WIDTH + max((len(f" {size}") for size in largest.values()), default=0)
-    for gpu in gpus:
-        name = gpu.gpu_id.replace("-", "-\n") if narrow else gpu.gpu_id
-        table.add_column(name, no_wrap=True, min_width=width)
-    for number, row in enumerate(rows):
-        groups = shown_groups(row)
-        for group in groups:
-            first = max(group, key=lambda each: each.peak_bytes)
-            label = setup_label(first.setup)
-            if len(groups) > 1:
-                label += _apart(group, groups)
-            held = {each.gpu.gpu_id: each for each in group if each.gpu is not None}
-            cells = [
-                verdict_text(
-                    held[gpu.gpu_id],
-                    best=held[gpu.gpu_id] is best[gpu.gpu_id],
-                    largest=largest.get((number, gpu.gpu_id)),
-                )
-                if gpu.gpu_id in held
-                else ""
-                for gpu in gpus
-            ]
-            table.add_row(
-                label,
-                plain_gib(first.peak_bytes),
-                *(_replayed_cells(group) if reserved else ()),
-                "\n".join(
-                    dict.fromkeys([first.peak_phase, *filter(None, map(deciding_text, group))])
-                ),
-                plain_gib(first.host_bytes) if first.host_bytes else "-",
-                *cells,
-            )
-    return table
-
-
-def _replayed_cells(group: Sequence[Estimate]) -> tuple[str, str]:
-    """What the segments must be, and what they are with room: the highest of a group."""
-    return (
-        plain_gib(max(each.required_bytes for each in group)),
-        plain_gib(max(each.reserved_bytes for each in group)),
-    )
-
-
-SHORT_LABEL = 16
-"""Columns for an engine and an offloaded optimizer."""
-VERDICT_WIDTH = 6
-"""Columns for ``fits`` and its mark."""
-
-
-def simplest_fit(rows: Sequence[Sequence[Estimate]], gpu_id: str) -> Estimate | None:
-    """The setup that fits a GPU with the least machinery: no offload, then the least sharding."""
-    fitting = [
-        each
-        for row in rows
-        for each in row
-        if each.gpu is not None and each.gpu.gpu_id == gpu_id and each.verdict is Verdict.FITS
-    ]
-    return min(fitting, key=lambda each: machinery(each.setup), default=None)
-
-
-def best_places(rows: Sequence[Sequence[Estimate]]) -> list[tuple[int, str]]:
-    """For each GPU, the row that holds its simplest fit, and the GPU's id."""
+def common_assumptions(rows: Rows) -> list[str]:
+    """What was assumed for every row on every GPU."""
     return [
-        (number, each.gpu.gpu_id)
-        for number, row in enumerate(rows)
-        for each in row
-        if each.gpu is not None and each is simplest_fit(rows, each.gpu.gpu_id)
+        text
+        for text in rows[0][0].assumptions
+        if all(text in each.assumptions for row in rows for each in row)
     ]
 
 
-def machinery(setup: TrainingSetup) -> tuple[int, int]:
-    """How much an engine does beyond plain data parallelism: offloading first, then sharding."""
-    offloads = [setup.offload_optimizer, setup.offload_param]
-    moved = sum(place is not Offload.NONE for place in offloads)
-    if setup.chosen_engine is Engine.DDP:
-        return moved, 0
-    if setup.chosen_engine is Engine.DEEPSPEED and setup.zero_stage is not None:
-        return moved, 1 + setup.zero_stage.value
-    return moved, 4
+def print_assumptions(
+    console: "Console", of_model: Sequence[str], assumptions: Sequence[str]
+) -> None:
+    """Print what was assumed: a line for each thing of the model's, one for all of the setup's."""
+    for text in of_model:
+        _print_dim(console, f"Assumed: {text}")
+    others = [text for text in assumptions if text not in of_model]
+    _print_dim(console, "Assumed: " + ", ".join(others))
 
 
-def kernel_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
-    """Estimates of one setup, apart where the GPU changes the kernel or the precision."""
-    groups: dict[tuple[str, str], list[Estimate]] = {}
+def _print_plain(console: "Console", line: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(line))
+
+
+def _print_dim(console: "Console", line: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(line, style="dim"))
+
+
+def _print_assumed(console: "Console", rows: Rows) -> None:
+    """Print what was assumed of the model and the job, each engine's precision, and the kernels."""
+    answers = [each for row in rows for each in row]
+    assumed = common_assumptions(rows) if len(rows) > 1 else rows[0][0].assumptions
+    kernels = " or ".join(dict.fromkeys(each.attention_kernel for each in answers))
+    print_assumptions(
+        console, answers[0].model.assumptions, [*assumed, f"attention kernel {kernels}"]
+    )
+    for line in precision_lines(rows):
+        _print_dim(console, line)
+
+
+def notes(rows: Rows) -> list[str]:
+    """What the reader has to know of these figures, each line once."""
+    lines: list[str] = []
+    for row in rows:
+        for each in row:
+            lines += each.notes
+            lines += each.left_out_notes
+    return list(dict.fromkeys(lines))
+
+
+def _print_notes(console: "Console", rows: Rows) -> None:
+    """Print the notes but for what stands in the answer already."""
+    said = {expandable_note(each) for each in rows[0]} if len(rows) == 1 else set()
+    for line in notes(rows):
+        if line not in said:
+            _print_dim(console, line)
+
+
+def comparison_columns(
+    rows: Rows, hints: "Hints | None" = None, *, exact: bool = False, reserved: bool = False
+) -> list[Column]:
+    """A column of setups, what each allocates, where and on the host, and one for each GPU.
+
+    ``reserved``: and what the allocator reserves on a card with room, where runs were replayed.
+    """
+    lines = list(setup_lines(rows))
+    largest = hints.largest if hints is not None else {}
+    # Beside every verdict or beside none.
+    if len(largest) < sum(len(row) for row in rows):
+        largest = {}
+    cards = [
+        card_column(each.gpu, lines, exact=exact, largest=largest)
+        for each in rows[0]
+        if each.gpu is not None
+    ]
+    return [
+        Column(header=("setup",), cells=tuple(line.label for line in lines)),
+        allocated_column(lines),
+        *([reserved_column(lines)] if reserved else []),
+        phase_column(lines),
+        host_column([line.first for line in lines]),
+        *cards,
+    ]
+
+
+def host_lines(estimates: Sequence[Estimate]) -> list[str]:
+    """CPU RAM of a node, when it is needed and what for; each line once."""
+    lines = []
     for each in estimates:
-        key = (each.attention_kernel, each.setup.chosen_precision.value)
-        groups.setdefault(key, []).append(each)
-    return list(groups.values())
+        if not each.host_bytes:
+            continue
+        ranks = each.setup.gpus_per_node
+        node = each.node_memory_bytes
+        limit = f" of {node / GIB:,.1f} GiB ({each.host_verdict})" if node is not None else " GiB"
+        moment, why = host_reason(each)
+        shared = f", {ranks} ranks together" if ranks > 1 else ""
+        lines.append(
+            f"CPU RAM per node: {each.host_bytes / GIB:,.1f}{limit}{shared}, {moment}: {why}"
+        )
+    return list(dict.fromkeys(lines))
 
 
-ALIKE = 1.02
-"""Figures of one setup on several GPUs that differ by less stand in one line, the highest shown."""
+def host_formulas(answer: Estimate) -> list[str]:
+    """CPU RAM of a node when it loads, between steps and when it saves, with the arithmetic."""
+    host, ranks = answer.account.host, answer.setup.gpus_per_node
+    if not answer.host_bytes:
+        return []
+    own = host.save_bytes - (host.writer_bytes if answer.account.rank == 0 else 0)
+    moments = (
+        ("while loading", host.load_bytes, 0),
+        ("between steps", host.held_bytes, 0),
+        ("while saving", own, host.writer_bytes),
+    )
+    lines = [f"CPU RAM of a node: {answer.host_bytes / GIB:,.2f} GiB, the highest of"]
+    for moment, each, writer in moments:
+        total = ranks * each + writer
+        if not total:
+            continue
+        terms = []
+        if each:
+            per_param = f"{each / answer.num_params:,.3g} B x {answer.num_params:,} parameters"
+            terms.append(f"{ranks} ranks x {per_param}" if ranks > 1 else per_param)
+        if writer:
+            per_param = f"{writer / answer.num_params:,.3g} B x {answer.num_params:,}"
+            terms.append(f"{per_param} on the rank that writes")
+        lines.append(f"  {moment} {total / GIB:,.2f} GiB = {' + '.join(terms)}")
+    return lines
 
 
-def shown_groups(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
-    """``kernel_groups``, or one of all where it makes next to no difference."""
-    peaks = [each.peak_bytes for each in estimates]
-    if max(peaks) <= ALIKE * min(peaks):
-        return [list(estimates)]
-    return kernel_groups(estimates)
+WEIGHT_BYTES = (2, 4)
+"""Of an element of a whole copy of the model, in 16 and 32 bit."""
 
 
-def _differ_a_little(row: Sequence[Estimate]) -> bool:
-    return len(shown_groups(row)) == 1 and len({each.peak_bytes for each in row}) > 1
-
-
-def _apart(group: Sequence[Estimate], groups: Sequence[Sequence[Estimate]]) -> str:
-    """What tells a group from the others of its setup: its kernel, its precision."""
-    own, parts = group[0], []
-    others = [each for other in groups if other is not group for each in other]
-    if any(each.attention_kernel != own.attention_kernel for each in others):
-        parts.append(own.attention_kernel)
-    if any(each.setup.chosen_precision is not own.setup.chosen_precision for each in others):
-        parts.append(own.setup.chosen_precision.value.partition("-")[0])
-    return "".join(f", {part}" for part in parts)
-
-
-def setup_label(setup: TrainingSetup) -> str:
-    """A setup in a few words: engine, stage, what is offloaded."""
-    engine = setup.chosen_engine
-    if engine is Engine.DEEPSPEED:
-        stage = setup.zero_stage.value if setup.zero_stage is not None else 2
-        label = f"ZeRO-{stage}"
-    elif engine is Engine.DDP:
-        label = "DDP" if setup.num_gpus > 1 else "one GPU"
-    else:
-        label = engine.value.upper()
-        if setup.fsdp_strategy is not None and setup.fsdp_strategy.value != "full_shard":
-            label += f" {setup.fsdp_strategy.value}"
-    moved = [
-        name
-        for name, place in (("opt", setup.offload_optimizer), ("param", setup.offload_param))
-        if place is not Offload.NONE
-    ]
-    if moved:
-        places = {setup.offload_optimizer, setup.offload_param} - {Offload.NONE}
-        label += f", {'/'.join(sorted(each.value for each in places))} {'+'.join(moved)}"
-    return label
+def host_reason(answer: Estimate) -> tuple[str, str]:
+    """When a node's CPU RAM is fullest, and with what."""
+    host, setup, ranks = answer.account.host, answer.setup, answer.setup.gpus_per_node
+    own = host.save_bytes - (host.writer_bytes if answer.account.rank == 0 else 0)
+    fullest = max(ranks * host.held_bytes, ranks * own + host.writer_bytes)
+    if ranks * host.load_bytes >= fullest:
+        offloaded = " and ".join(
+            name
+            for name, place in (
+                ("the optimizer", setup.offload_optimizer),
+                ("the parameters", setup.offload_param),
+            )
+            if place is not Offload.NONE
+        )
+        if round(host.load_bytes / answer.num_params, 2) in WEIGHT_BYTES:
+            copies = "each rank loads a copy of the model"
+            return "while loading", copies if ranks > 1 else "the model"
+        if offloaded:
+            return "while setting up", f"{offloaded}, and copies that become page-locked"
+        return "while loading", "the model, a part for each rank"
+    if ranks * host.held_bytes >= fullest:
+        return "between steps", "what is offloaded"
+    beside = ", beside what is offloaded" if host.held_bytes else ""
+    return "while saving", f"a checkpoint{beside}"
 
 
 def deciding_text(answer: Estimate) -> str:
@@ -294,114 +264,78 @@ def deciding_text(answer: Estimate) -> str:
     return f"{answer.deciding_phase} {answer.worst_bytes / GIB:,.1f}"
 
 
-def verdict_text(estimate: Estimate, *, best: bool = False, largest: int | None = None) -> "Text":
-    """The verdict in words and colour; a mark on the simplest setup that fits.
-
-    ``largest`` is the largest micro-batch that fits, where it is known and there is one.
-    """
-    from rich.text import Text
-
-    verdict = estimate.verdict
-    if verdict is None:
-        return Text("")
-    mark = f" {largest}" if largest else ""
-    mark += f" {BEST_MARK}" if best else ""
-    return Text(verdict.value + mark, style=VERDICT_STYLES[verdict])
-
-
-BEST_MARK = "<"
-
-
-def account_table(estimate: Estimate) -> "Table":
-    """Components down, phases across, each phase at its own peak."""
-    table = _table()
-    table.add_column(f"GiB, {setup_label(estimate.setup)}", no_wrap=True)
+def account_columns(estimate: Estimate, names: str = "") -> list[Column]:
+    """Components down, phases across, each phase at its own peak; ``names``: of which GPUs."""
     phases = list(estimate.phases.values())
-    for phase in phases:
-        mark = " *" if phase.name == estimate.peak_phase else ""
-        table.add_column(phase.name + mark, justify="right", no_wrap=True)
-    for kind in ComponentKind:
-        values = [phase.components.get(kind.label, 0) for phase in phases]
-        if any(values):
-            cells = [plain_gib(value) if value else "" for value in values]
-            table.add_row(kind.label.replace("_", " "), *cells)
-    table.add_section()
-    table.add_row("peak", *[plain_gib(phase.peak_bytes) for phase in phases], style="bold")
-    return table
-
-
-def verdict_table(
-    estimates: Sequence[Estimate], hints: "Hints | None" = None, *, reserved: bool = False
-) -> "Table":
-    """GPU, its memory, what the run needs of it, the verdict, the largest micro-batch."""
-    table = _table()
-    table.add_column("GPU", no_wrap=True)
-    for name in ("usable", "needed", *(("reserved",) if reserved else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    if hints is not None:
-        table.add_column("largest batch", justify="right", no_wrap=True)
-    for each in estimates:
-        if each.gpu is None:
-            continue
-        total = each.total_bytes
-        needed = f"{total.low / GIB:,.1f} - {total.high / GIB:,.1f} GiB"
-        mark = "~" if each.gpu.capacity_note else ""
-        largest = []
-        if hints is not None:
-            size = hints.largest.get((0, each.gpu.gpu_id))
-            largest = [str(size) if size else "-"]
-        table.add_row(
-            each.gpu.gpu_id,
-            mark + gib(each.gpu.capacity_bytes),
-            needed,
-            *((gib(each.reserved_bytes),) if reserved else ()),
-            verdict_text(each).append(f", {text}" if (text := deciding_text(each)) else ""),
-            *largest,
-        )
-    return table
-
-
-def footnotes(rows: Sequence[Sequence[Estimate]], hints: "Hints | None" = None) -> list[str]:
-    """What the reader has to know, each line once."""
-    nccl = ", NCCL and" if rows[0][0].setup.num_gpus > 1 else " and"
-    lines = [
-        (
-            "GiB = 2^30 bytes, allocated by PyTorch. A card needs what its caching allocator must "
-            f"have to complete the run{nccl} the CUDA context, as a range: fits = its high end does, "
-            "tight = the GPU's memory is inside it, OOM = its low end exceeds the GPU."
+    kinds = [
+        kind for kind in ComponentKind if any(kind.label in phase.components for phase in phases)
+    ]
+    labels = [kind.label.replace("_", " ") for kind in kinds]
+    styles = ("",) * len(kinds) + ("bold",)
+    columns = [
+        Column(
+            header=(f"GiB, {names}" if names else "GiB",), cells=(*labels, "peak"), styles=styles
         )
     ]
-    lines += precision_lines(rows)
-    answers = [each for row in rows for each in row]
-    kernels = " or ".join(dict.fromkeys(each.attention_kernel for each in answers))
-    if len(rows) == 1:
-        lines.append(f"* the peak; attention kernel: {kernels}")
-    elif any(each.verdict is Verdict.FITS for each in answers):
-        lines.append(
-            f"{BEST_MARK} the simplest setup that fits: least offloading, then least sharding; "
-            f"attention kernel: {kernels}"
+    for phase in phases:
+        sizes = [phase.components.get(kind.label, 0) for kind in kinds]
+        mark = " *" if phase.name == estimate.deciding_phase else ""
+        columns.append(
+            Column(
+                header=(phase.name + mark,),
+                cells=(
+                    *(plain_gib(size) if size else "" for size in sizes),
+                    plain_gib(phase.peak_bytes),
+                ),
+                styles=styles,
+                is_figure=True,
+            )
         )
-    else:
-        lines.append(f"Attention kernel: {kernels}")
-    if len(rows) > 1 and any(_differ_a_little(row) for row in rows):
-        lines.append("Where GPUs differ in precision or kernel by under 2 %, the higher figure")
-    if hints is not None and any(hints.largest.values()):
-        lines.append("The number after a verdict: the largest micro-batch that fits")
-    elif (
-        hints is not None
-        and not hints.largest
-        and len(rows) > 1
-        and not any(each.unmodelled for each in answers)
-    ):
-        lines.append("Name a GPU (--gpu h100) to see the largest micro-batch beside each row")
-    if len(rows) > 1 and any(loads_under_zero_init(each.setup) for row in rows for each in row):
-        lines.append(ZERO_INIT_LINE)
-    for row in rows:
-        for each in row:
-            lines += each.notes
-            lines += each.left_out_notes
-    return list(dict.fromkeys(lines))
+    return columns
+
+
+SHORT_LEGEND = (
+    "fits: the card holds the high end of what is needed, OOM: not even the low end; GiB = 2^30 bytes",
+    "allocated: by PyTorch at its fullest, CPU: RAM of a node; --legend explains everything",
+)
+SHORT_ACCOUNT_LEGEND = (
+    "fits: the card holds the high end of what is needed, OOM: not even the low end; GiB = 2^30 bytes",
+    "* the phase that decides, as PyTorch allocates; --legend explains everything",
+)
+LEGEND = (
+    (
+        "GiB = 2^30 bytes. allocated: what PyTorch has handed out at the fullest moment of a training "
+        "step, and of loading or saving where these are fuller and decide."
+    ),
+    (
+        "needs: what its caching allocator must have of the card to complete the run, with NCCL and the "
+        "CUDA context, as a range. Where bounds decide, runs are not replayed, and the range is wide: "
+        "--exact replays them all."
+    ),
+    (
+        "fits: the card holds the high end, tight: its memory is inside the range, OOM: it does not hold "
+        "the low end; states fit: something is left out of the figures, and the rest fits."
+    ),
+    (
+        "with: the simplest of these setups that fits, least offloading, then least sharding; from: all "
+        "below it fit too. The table has the same order."
+    ),
+    (
+        "batch: the largest micro-batch that fits, everything else being as here; beside every row where "
+        "a GPU is named (--gpu h100)."
+    ),
+    "CPU: RAM of one node, all its ranks together, in GiB.",
+    (
+        "Where cards differ in precision or kernel by under 2 %, the table shows the higher figure of "
+        "what is allocated."
+    ),
+)
+"""What every word means."""
+
+
+def footnotes(rows: Rows) -> list[str]:
+    """What the reader of a report has to know, each line once."""
+    return [*LEGEND[:3], *precision_lines(rows), *notes(rows)]
 
 
 ZERO_INIT_LINE = (
@@ -410,39 +344,25 @@ ZERO_INIT_LINE = (
 )
 
 
-def precision_lines(rows: Sequence[Sequence[Estimate]]) -> list[str]:
-    """Each engine's precision where they differ, and apart for GPUs that have another one."""
+def precision_lines(rows: Rows) -> list[str]:
+    """Each engine's precision where they differ, and which GPUs have another one."""
     columns: dict[str, list[Estimate]] = {}
     for column in zip(*rows, strict=True):
-        held = {each.setup.chosen_engine: each.setup.chosen_precision.value for each in column}
-        text = ", ".join(f"{engine.value} {name}" for engine, name in held.items())
+        held = {engine_name(each.setup): each.setup.chosen_precision.value for each in column}
+        text = ", ".join(f"{name} {precision}" for name, precision in held.items())
+        if len(held) == 1:
+            (text,) = held.values()
         columns.setdefault(text, []).append(column[0])
-    if len(columns) > 1:
-        return [f"Precision on {_gpu_names(some)}: {text}" for text, some in columns.items()]
-    (text,) = columns
-    if len(set(text.replace(",", "").split()[1::2])) > 1:
-        return [f"Precision, each engine's default: {text}"]
-    return []
+    if len(columns) == 1:
+        (text,) = columns
+        differ = len({each.setup.chosen_precision for row in rows for each in row}) > 1
+        return [f"Precision, each engine's default: {text}"] if differ else []
+    return [
+        f"Precision on {short_names(some)}{_lacking(some)}: {text}"
+        for text, some in columns.items()
+    ]
 
 
-def _gpu_names(estimates: Sequence[Estimate]) -> str:
+def _lacking(estimates: Sequence[Estimate]) -> str:
     gpus = [each.gpu for each in estimates if each.gpu is not None]
-    names = " and ".join(gpu.gpu_id for gpu in gpus)
-    return names if all(gpu.has_bf16 for gpu in gpus) else f"{names} (no bf16)"
-
-
-def gib(num_bytes: int) -> str:
-    """A table cell: two decimals and the unit; a dash for nothing."""
-    return f"{num_bytes / GIB:,.2f} GiB" if num_bytes else "-"
-
-
-def plain_gib(num_bytes: int) -> str:
-    """Two decimals, where the unit stands in the header."""
-    return f"{num_bytes / GIB:,.2f}"
-
-
-def _table() -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    return Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    return "" if all(gpu.has_bf16 for gpu in gpus) else " (no bf16)"

@@ -4,16 +4,19 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.report.estimate import print_assumptions, setup_label
+from memplan.report.answer import print_answer
+from memplan.report.estimate import host_formulas, print_assumptions
 from memplan.report.explanation import Explanation, LayerKind, Node, states_line
 from memplan.report.timeline import timeline_lines
-from memplan.units import GIB, KIB, MIB, format_count
+from memplan.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
     from rich.tree import Tree
+
+    from memplan.search.advice import Hints
 
 EXPLAIN_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""
@@ -23,21 +26,16 @@ LIST_SHARE = 0.0005
 """Tensors below this share of what their layer keeps are summed up in one line."""
 
 
-def print_explanation(console: "Console", found: Estimate, explained: Explanation) -> None:
-    """Print the peak phase in full, the others by component, what layers keep, the timeline."""
+def print_explanation(
+    console: "Console", found: Estimate, explained: Explanation, hints: "Hints"
+) -> None:
+    """Print the verdict and what would change it, the timeline, the peak phase in full, the others
+    by component, and what layers keep.
+    """
     from rich.text import Text
 
-    model = found.model
-    head = (
-        f" ({model.task.value}), {format_count(found.num_params)} parameters, "
-        f"{setup_label(found.setup)}"
-    )
-    if found.setup.num_gpus > 1:
-        head += f" on {found.setup.num_gpus} GPUs"
-    if found.setup.nodes > 1:
-        head += f", {found.setup.nodes} nodes"
-    console.print(Text.assemble((model.name, "bold"), head))
-    print_assumptions(console, model.assumptions, found.assumptions)
+    print_answer(console, [[found]], hints, exact=True)
+    print_assumptions(console, found.model.assumptions, found.assumptions)
     console.print(Text(f"Held as: {states_line(found)}", style="dim"))
     console.print()
     for line in timeline_lines(found):
@@ -48,6 +46,8 @@ def print_explanation(console: "Console", found: Estimate, explained: Explanatio
         console.print()
     for kind in explained.layers:
         console.print(_kind_table(kind))
+    for line in host_formulas(found):
+        console.print(Text(line))
     for line in footnotes(found, explained):
         console.print(Text(line, style="dim"))
 

@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.report.explain import size_text
-from memplan.report.lessons import Lesson, Taught, teach
+from memplan.report.lessons import USUAL, Lesson, Sizes, Taught, teach
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 
-def print_lesson(console: "Console", lesson: Lesson) -> None:
+def print_lesson(console: "Console", lesson: Lesson, sizes: Sizes = USUAL) -> None:
     """Print what each way to run the operation keeps, then why."""
     from rich.text import Text
 
     console.print(Text.assemble((lesson.name, "bold"), f"  {lesson.title}"))
-    console.print(Text(lesson.sizes, style="dim"))
-    taught = [teach(variant) for variant in lesson.variants]
+    console.print(Text(lesson.fixed_sizes or str(sizes), style="dim"))
+    taught = [teach(variant, sizes) for variant in lesson.variants]
     for each in taught:
         console.print(_table(each))
     for line in conclusions(lesson, taught):
@@ -39,15 +39,17 @@ def conclusions(lesson: Lesson, taught: Sequence[Taught]) -> list[str]:
     return lines
 
 
-def lesson_rows(lesson: Lesson) -> list[dict[str, object]]:
+def lesson_rows(lesson: Lesson, sizes: Sizes = USUAL) -> list[dict[str, object]]:
     """Flat rows: one for each thing kept, and one for each variant's sum."""
     rows: list[dict[str, object]] = []
     for variant in lesson.variants:
-        taught = teach(variant)
+        taught = teach(variant, sizes)
         for step in taught.steps:
             for what, num_bytes in step.saves:
                 rows.append(_row(lesson, variant.name, step.operation, what, num_bytes))
         rows.append(_row(lesson, variant.name, "", "all it keeps", taught.kept_bytes))
+        forward = taught.forward_peak_bytes
+        rows.append(_row(lesson, variant.name, "", "peak of forward", forward))
         rows.append(_row(lesson, variant.name, "", "peak", taught.peak_bytes))
     return rows
 
@@ -93,11 +95,9 @@ def _table(taught: Taught) -> "Table":
     beside = taught.kept_beside_output_bytes
     note = "" if beside == taught.kept_bytes else f"{size_text(beside)} beside its result"
     table.add_row("kept", "", size_text(taught.kept_bytes), note, style="bold")
-    table.add_row(
-        "peak",
-        size_text(taught.peak_bytes),
-        "",
-        "forward or backward, weights left out",
-        style="dim",
-    )
+    for name, size, words in (
+        ("forward", taught.forward_peak_bytes, "the most alive at once, weights left out"),
+        ("peak", taught.peak_bytes, "the same, with backward"),
+    ):
+        table.add_row(name, size_text(size), "", words, style="dim")
     return table

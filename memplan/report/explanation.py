@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from memplan.estimator import Estimate
-from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Operation, Segment, SegmentComponent

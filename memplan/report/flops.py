@@ -23,6 +23,7 @@ from memplan.report.estimate import print_assumptions
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes
 from memplan.training.kernels import KernelPreset
+from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.setup import Recomputation, TrainingSetup
 from memplan.units import format_count
 
@@ -69,7 +70,7 @@ def _by_shape(
     seq_len, batch = setup.seq_len or 1, setup.micro_batch_size
     narayanan = narayanan_flops(
         num_layers=model.num_layers, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size,
-        seq_len=seq_len, batch_size=batch, recomputed_share=recomputed_share(setup),
+        seq_len=seq_len, batch_size=batch, recomputed_share=recomputed_share(setup, model.num_layers),
     )  # fmt: skip
     return (
         FlopsMethod(
@@ -128,11 +129,13 @@ def _by_parameters(
     )  # fmt: skip
 
 
-def recomputed_share(setup: TrainingSetup) -> float:
+def recomputed_share(setup: TrainingSetup, num_layers: int) -> float:
     """The share of layers whose whole forward pass runs twice."""
     value = setup.checkpointing
     if isinstance(value, float):
         return value
+    if isinstance(value, CheckpointedLayers):
+        return value.share(num_layers)
     return 1.0 if value is Recomputation.FULL else 0.0
 
 

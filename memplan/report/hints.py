@@ -32,6 +32,7 @@ def hint_rows(rows: Rows, hints: Hints) -> list[dict[str, object]]:
 
 def _hint(advice: Advice, flat: Sequence[Estimate]) -> dict[str, object]:
     answer, better = advice.answer, advice.better
+    # The answer may have been replayed since, for the advice's sake.
     asked = (answer.setup, answer.gpu)
     row = next(number for number, each in enumerate(flat) if (each.setup, each.gpu) == asked)
     return {

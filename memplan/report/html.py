@@ -1,47 +1,39 @@
 """One self-contained page about one setup: opens anywhere, prints, and asks the network for nothing.
 
 No script runs in it; both colour schemes are in its style sheet; every drawing is inline.
+
+The page and its style sheet are templates of the standard library's ``string.Template``, in which CSS
+keeps its braces, and what repeats is written by functions: there is no loop in the frame that a template
+engine such as jinja2, one more dependency, would make simpler.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
+from string import Template
 
 from memplan.compute.flops import StepFlops
 from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Phase
+from memplan.report.changes import setup_label
 from memplan.report.compare import (
     MethodRow,
     assumed_bytes_line,
     compare_methods,
     numbers_of,
 )
-from memplan.report.estimate import footnotes, setup_label
+from memplan.report.estimate import footnotes
 from memplan.report.explain import size_text
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
 from memplan.report.flops import TERA, flops_footnotes
-from memplan.report.svg import RESERVED_WORDS, gib, lay_out, shapes
-from memplan.report.timeline import LIFETIME_WORDS
+from memplan.report.palette import variables
+from memplan.report.svg import RESERVED_WORDS, gib, in_words, lay_out, shapes
+from memplan.report.timeline import LIFETIME_WORDS, added_words
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP
 from memplan.units import GIB, format_count
 
-COLOURS = {
-    ComponentKind.PARAMETERS: "#4269d0",
-    ComponentKind.GRADIENTS: "#efb118",
-    ComponentKind.MASTER_WEIGHTS: "#7d5bbe",
-    ComponentKind.OPTIMIZER_STATES: "#3ca951",
-    ComponentKind.BUFFERS: "#9498a0",
-    ComponentKind.INPUTS: "#b9bcc2",
-    ComponentKind.ACTIVATIONS: "#ff725c",
-    ComponentKind.LOGITS_AND_LOSS: "#e05293",
-    ComponentKind.GATHERED_PARAMETERS: "#38a7a0",
-    ComponentKind.COMMUNICATION_BUFFERS: "#6cb8f0",
-    ComponentKind.TEMPORARIES: "#a8764f",
-    ComponentKind.KERNEL_SCRATCH: "#6b6f76",
-}
-"""One for each component, told apart on light and on dark."""
 BATCHES = (1, 2, 4, 8, 16, 32)
 """Micro-batches of the heat map."""
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -82,11 +74,9 @@ def html_report(found: Sequence[Estimate], *, version: str) -> str:
         _section("Assumptions", _assumptions(found, version)),
     )
     title = f"{first.model.name}: {gib(first.peak_bytes)}"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"{_head(first)}\n{''.join(sections)}</main>\n</body>\n</html>\n"
+    style = STYLE.substitute(light=variables(scheme=0), dark=variables(scheme=1))
+    return PAGE.substitute(
+        title=escape(title), style=style, head=_head(first), sections="".join(sections)
     )
 
 
@@ -120,7 +110,7 @@ def _section(title: str, *parts: str) -> str:
 def _head(found: Estimate) -> str:
     setup = found.setup
     gpus = f" on {setup.num_gpus} GPUs" if setup.num_gpus > 1 else ""
-    gpu = f", {found.gpu.gpu_id}" if found.gpu is not None else ""
+    gpu = f", {found.gpu.short_name}" if found.gpu is not None else ""
     total = found.total_bytes
     cards = [
         ("peak of a step", gib(found.peak_bytes), f"in {found.peak_phase}"),
@@ -164,7 +154,7 @@ def _timeline(found: Estimate) -> str:
     ]
     if drawing.capacity_bytes and found.gpu is not None:
         height = drawing.capacity_bytes / drawing.top_bytes
-        text = f"{found.gpu.gpu_id} {gib(drawing.capacity_bytes)}"
+        text = f"{found.gpu.short_name} {gib(drawing.capacity_bytes)}"
         marks.append(f'<i class="capacity" style="bottom:{100 * height:.1f}%">{escape(text)}</i>')
     words = f"{drawing.peak.phase}{place}, {gib(drawing.peak.total_bytes)}"
     # The words reach inwards from their mark, so that they stay on a narrow screen.
@@ -181,11 +171,12 @@ def _timeline(found: Estimate) -> str:
         f'<span><i class="swatch {each.value}"></i>{escape(words)}</span>'
         for each, words in LIFETIME_WORDS.items()
     )
-    if any(moment.reserved_bytes for moment in drawing.columns):
+    if drawing.added_bytes:
         legend += f'<span><i class="swatch reserved"></i>{escape(RESERVED_WORDS)}</span>'
+        legend += f'<span><i class="swatch added"></i>{escape(added_words(found))}</span>'
     canvas = shapes(drawing, width=1000, height=300)
     return (
-        '<figure class="timeline" role="img" aria-label="Bytes alive over a training step">'
+        f'<figure class="timeline" role="img" aria-label="{escape(in_words(found, drawing))}">'
         f'{peak}<div class="canvas"><svg viewBox="0 0 1000 300" preserveAspectRatio="none" '
         f'aria-hidden="true">{canvas}</svg>{"".join(marks)}</div>'
         f'<div class="phases">{phases}</div><figcaption class="legend">{legend}'
@@ -203,7 +194,7 @@ def _bars(found: Estimate) -> str:
     bars = "".join(_bar(phase, widest, found.peak_phase) for phase in found.account.phases)
     kinds = [kind for kind in ComponentKind if _held(found, kind)]
     legend = "".join(
-        f'<span><i class="swatch" style="background:{COLOURS[kind]}"></i>'
+        f'<span><i class="swatch" style="background:var(--{kind.label})"></i>'
         f"{escape(kind.label.replace('_', ' '))}</span>"
         for kind in kinds
     )
@@ -216,7 +207,7 @@ def _held(found: Estimate, kind: ComponentKind) -> bool:
 
 def _bar(phase: Phase, widest: int, peak: str) -> str:
     parts = "".join(
-        f'<i style="width:{100 * size / widest:.3f}%;background:{COLOURS[kind]}" '
+        f'<i style="width:{100 * size / widest:.3f}%;background:var(--{kind.label})" '
         f'title="{escape(kind.label.replace("_", " "))} {gib(size)}"></i>'
         for kind in ComponentKind
         if (size := phase.components.get(kind.label, 0))
@@ -237,7 +228,7 @@ def _component_table(found: Estimate) -> str:
         if _held(found, kind)
     ]  # fmt: skip
     body.append(["peak", *(_figure(phase.peak_bytes) for phase in phases)])
-    return _table(head, body, last_bold=True)
+    return _table(head, body, caption="Components in each phase", last_bold=True)
 
 
 def _figure(num_bytes: int) -> str:
@@ -252,10 +243,11 @@ def _verdicts(found: Sequence[Estimate]) -> str:
         total = each.total_bytes
         needed = f"{total.low / GIB:,.1f} - {total.high / GIB:,.1f} GiB"
         capacity = ("~" if each.gpu.capacity_note else "") + gib(each.gpu.capacity_bytes)
-        rows.append([escape(each.gpu.gpu_id), capacity, needed, _badge(each)])
+        rows.append([escape(each.gpu.short_name), capacity, needed, _badge(each)])
     if not rows:
         return "<p>No GPU was named, so there is no verdict.</p>"
-    return _table(["GPU", "usable", "needed", "verdict"], rows, markup=True)
+    head = ["GPU", "usable", "needed", "verdict"]
+    return _table(head, rows, caption="What each GPU says", markup=True)
 
 
 def _heat_map(found: Estimate) -> str:
@@ -264,14 +256,15 @@ def _heat_map(found: Estimate) -> str:
     body = []
     for batch in sorted({cell.batch for cell in cells}):
         row = "".join(_heat_cell(cell, found) for cell in cells if cell.batch == batch)
-        body.append(f"<tr><th>{batch}</th>{row}</tr>")
-    head = "".join(f"<th>{length}</th>" for length in lengths)
+        body.append(f'<tr><th scope="row">{batch}</th>{row}</tr>')
+    head = "".join(f'<th scope="col">{length}</th>' for length in lengths)
     states = ", ? what is counted fits" if found.unmodelled else ""
-    judge = f", judged by {found.gpu.gpu_id}" if found.gpu is not None else ""
+    judge = f", judged by {found.gpu.short_name}" if found.gpu is not None else ""
     return (
         f"<p>Peak in GiB by micro-batch (down) and tokens (across){escape(judge)}: "
         f"✓ fits, ~ tight, ✗ out of memory{states}; this setup is framed.</p>"
-        '<div class="scroll"><table class="heat"><thead><tr><th></th>'
+        f'{_scroll_area("Peak by micro-batch and tokens")}<table class="heat"><caption>Peak by '
+        'micro-batch and tokens</caption><thead><tr><th scope="col">batch</th>'
         f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>\n"
     )
 
@@ -332,7 +325,8 @@ def _kind(kind: LayerKind) -> str:
     rows = [
         [size_text(each.num_bytes), each.name, each.formula, each.source] for each in kind.tensors
     ]
-    table = _table(["bytes", "tensor", "size", "because"], rows)
+    head = ["bytes", "tensor", "size", "because"]
+    table = _table(head, rows, caption=f"What {kind.name} keeps for backward")
     return (
         f"<details><summary>{escape(kind.name)} keeps <b>{size_text(kind.kept_bytes)}</b> for "
         f"backward{escape(times)}</summary>{table}</details>"
@@ -360,7 +354,7 @@ def _flops(found: Estimate) -> str:
     rows.append(["total", *(_tera(figure) for figure in figures)])
     head = ["TFLOP of a micro-batch", "forward", "backward", "recomputed", "total"]
     notes = flops_footnotes(found.model, found.setup, flops)
-    return _table(head, rows, last_bold=True) + _notes(notes)
+    return _table(head, rows, caption="FLOPs by component", last_bold=True) + _notes(notes)
 
 
 def _tera(figure: int) -> str:
@@ -387,7 +381,7 @@ def _methods(found: Estimate, rows: Sequence[MethodRow], refused: Sequence[str])
     ]
     assumed = assumed_bytes_line(found.setup)
     notes = (numbers_of(found.model, found.setup), *((assumed,) if assumed else ()), *refused)
-    return _table(head, body) + _notes(notes)
+    return _table(head, body, caption="Methods side by side") + _notes(notes)
 
 
 def _assumptions(found: Sequence[Estimate], version: str) -> str:
@@ -408,6 +402,7 @@ def _table(
     head: Sequence[str],
     body: Sequence[Sequence[str]],
     *,
+    caption: str,
     last_bold: bool = False,
     markup: bool = False,
 ) -> str:
@@ -416,7 +411,7 @@ def _table(
         number for row in body for number, cell in enumerate(row) if _is_figure(cell) and number
     }
     heads = "".join(
-        f"<th{FIGURE if number in figures else ''}>{escape(cell)}</th>"
+        f'<th scope="col"{FIGURE if number in figures else ""}>{escape(cell)}</th>'
         for number, cell in enumerate(head)
     )
     rows = []
@@ -425,9 +420,15 @@ def _table(
         cells = "".join(_cell(cell, markup=markup) for cell in row)
         rows.append(f"<tr{total}>{cells}</tr>")
     return (
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+        f"{_scroll_area(caption)}<table><caption>{escape(caption)}</caption><thead><tr>{heads}"
+        f"</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>\n"
     )
+
+
+def _scroll_area(name: str) -> str:
+    """The opening of a part that scrolls by itself, for the keyboard too."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
 
 
 def _cell(text: str, *, markup: bool) -> str:
@@ -441,13 +442,24 @@ def _is_figure(text: str) -> bool:
     return (text[:1].isdigit() or text == "-") and not any(sign in text for sign in "xΦ·")
 
 
-STYLE = """
-:root{color-scheme:light dark;--back:#fff;--ink:#1c1e21;--soft:#5b6169;--edge:#d9dce1;
---panel:#f5f6f8;--fits:#bfe6c6;--tight:#fbe3a1;--oom:#f6b8b1;--states:#bfe3ec;
---long:#3b6fb6;--medium:#d9822b;--short:#8a8f98;--red:#b3261e}
-@media screen and (prefers-color-scheme:dark){:root{--back:#15181c;--ink:#e8eaed;--soft:#a2a9b3;
---edge:#343a42;--panel:#1e2329;--fits:#1f5a2d;--tight:#6b5110;--oom:#7a2a23;--states:#1d5361;
---long:#6f9fe0;--medium:#f0a35c;--short:#a7adb8;--red:#ff8a80}}
+PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>$style</style>
+</head>
+<body>
+<main>
+$head
+$sections</main>
+</body>
+</html>
+""")
+STYLE = Template("""
+:root{color-scheme:light dark;$light}
+@media screen and (prefers-color-scheme:dark){:root{$dark}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1080px;margin:0 auto;padding:1.25rem}
@@ -466,12 +478,13 @@ figure{margin:1.6rem 0 1rem}
 .canvas{position:relative;height:300px;border:1px solid var(--edge);border-width:0 0 1px 1px}
 .canvas svg{position:absolute;inset:0;width:100%;height:100%}
 .canvas i{position:absolute;font:normal 12px system-ui,sans-serif;white-space:nowrap;z-index:1}
-.scale{padding-left:.25rem;color:var(--ink);text-shadow:0 0 3px var(--back),0 0 3px var(--back)}
+.canvas .scale,.canvas .capacity{padding:0 .25rem;border-radius:2px;line-height:1.15;background:var(--back)}
+.canvas .scale{color:var(--ink)}
 .canvas .capacity{color:var(--red);font-weight:600;right:.3rem}
 .peak{position:relative;height:1.5em;font-size:12px}
 .peak i{position:absolute;font-style:normal;font-weight:600;white-space:nowrap}
-.capacity{text-shadow:0 0 3px var(--back),0 0 3px var(--back)}
 .long{fill:var(--long)}.medium{fill:var(--medium)}.short{fill:var(--short)}
+.added{fill:var(--added)}.swatch.added{background:var(--added)}
 .grid{stroke:var(--edge);stroke-width:1;vector-effect:non-scaling-stroke}
 .line{stroke:var(--red);stroke-width:1.5;stroke-dasharray:6 4;vector-effect:non-scaling-stroke}
 .swatch{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.35em}
@@ -486,7 +499,12 @@ figure{margin:1.6rem 0 1rem}
 .bar div{display:flex;height:1.2rem;background:var(--panel)}
 .bar b{text-align:right;font-size:.85rem;white-space:nowrap}
 .bar span{font-size:.85rem}
-.scroll{overflow-x:auto;margin:.6rem 0}
+.scroll{overflow-x:auto;margin:.6rem 0;background:linear-gradient(to right,var(--back),transparent)
+0 0/2rem 100% no-repeat local,linear-gradient(to left,var(--back),transparent) 100% 0/2rem 100%
+no-repeat local,linear-gradient(to right,var(--edge),transparent) 0 0/.7rem 100% no-repeat scroll,
+linear-gradient(to left,var(--edge),transparent) 100% 0/.7rem 100% no-repeat scroll}
+.scroll:focus-visible{outline:2px solid var(--long)}
+caption{caption-side:top;text-align:left;color:var(--soft);padding-bottom:.2rem}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;min-width:50%}
 th,td{padding:.25rem .9rem .25rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--edge)}
 th{color:var(--soft);font-weight:600}
@@ -505,4 +523,4 @@ li{margin:.2rem 0}
 figure,.bars,.heat,.cards,tr{break-inside:avoid}h2{break-after:avoid}
 .canvas{height:220px}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 .scroll{overflow:visible}details::details-content{content-visibility:visible;block-size:auto}}
-"""
+""")

@@ -42,15 +42,52 @@ from memplan.training.kernels import (
 )
 from memplan.units import GIB
 
-TOKENS, HIDDEN, WIDTH, HEADS, VOCABULARY = 2048, 4096, 11008, 32, 32000
-"""The sizes that lessons are about: one sequence through a layer of Llama-2-7B, in bf16."""
-SIZES = (
-    f"{TOKENS} tokens, hidden size {HIDDEN}, feed-forward {WIDTH}, {HEADS} heads, "
-    f"vocabulary {VOCABULARY}, bf16"
-)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What a lesson is about; by default one sequence through a layer of Llama-2-7B, in bf16."""
+
+    batch: int = 1
+    tokens: int = 2048
+    hidden: int = 4096
+    width: int = 11008
+    """Of the feed-forward network."""
+    heads: int = 32
+    head_dim: int = 128
+    vocabulary: int = 32000
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all sequences."""
+        return self.batch * self.tokens
+
+    @property
+    def hidden_numel(self) -> int:
+        """Numbers of the residual stream."""
+        return self.rows * self.hidden
+
+    @property
+    def attended_numel(self) -> int:
+        """Numbers of the queries, the keys or the values."""
+        return self.rows * self.heads * self.head_dim
+
+    @property
+    def scores_numel(self) -> int:
+        """Numbers of the scores of all heads."""
+        return self.batch * self.heads * self.tokens**2
+
+    def __str__(self) -> str:
+        sequences = f"{self.batch} sequences of " if self.batch > 1 else ""
+        return (
+            f"{sequences}{self.tokens} tokens, hidden size {self.hidden}, feed-forward {self.width}, "
+            f"{self.heads} heads, vocabulary {self.vocabulary}, bf16"
+        )
+
+
+USUAL = Sizes()
 LARGE = f"tensors of 1 GiB: {GIB // 4:,} numbers in fp32"
 
-Record = Callable[[Tape], Tensor]
+Record = Callable[[Tape, Sizes], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +109,8 @@ class Lesson:
     source: str
     variants: tuple[Variant, ...]
     """The usual way first."""
-    sizes: str = SIZES
+    fixed_sizes: str = ""
+    """What it is about where that is not the sizes of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +138,8 @@ class Taught:
     """The same without the result, which somebody else holds anyway."""
     peak_bytes: int
     """The most alive at once, forward or backward, weights and their gradients left out."""
+    forward_peak_bytes: int
+    """The same of the forward pass alone."""
 
 
 def find_lesson(name: str) -> Lesson:
@@ -114,16 +154,16 @@ def find_lesson(name: str) -> Lesson:
     raise UsageError(msg)
 
 
-def teach(variant: Variant) -> Taught:
+def teach(variant: Variant, sizes: Sizes = USUAL) -> Taught:
     """Record a variant on a tape of its own and see what it keeps."""
     tape = Tape(
         TapeOptions(
-            batch_size=1, seq_len=TOKENS, weights=DType.BF16, compute=DType.BF16,
+            batch_size=sizes.batch, seq_len=sizes.tokens, weights=DType.BF16, compute=DType.BF16,
             kernels=variant.kernels,
         )
     )  # fmt: skip
     tape.begin(variant.name)
-    out = variant.record(tape)
+    out = variant.record(tape, sizes)
     tape.end(out)
     seen: dict[Storage, None] = {}
     steps = []
@@ -132,17 +172,20 @@ def teach(variant: Variant) -> Taught:
             steps.append(_step(operation, tape.segment.operations, seen))
     kept = sum(storage.num_bytes for storage in seen)
     beside = sum(storage.num_bytes for storage in seen if storage is not out.storage)
+    forward_peak, peak = _peaks(tape)
     return Taught(
         variant=variant,
         steps=tuple(steps),
         kept_bytes=kept,
         output_bytes=out.storage.num_bytes,
         kept_beside_output_bytes=beside,
-        peak_bytes=_peak(tape),
+        peak_bytes=peak,
+        forward_peak_bytes=forward_peak,
     )
 
 
-def _peak(tape: Tape) -> int:
+def _peaks(tape: Tape) -> tuple[int, int]:
+    """The most alive in the forward pass, and in both."""
     passes = StepWalk(tape).run()
     forward = [height.total_bytes for each in passes.forward for height in each.heights()]
     backward = [
@@ -150,7 +193,7 @@ def _peak(tape: Tape) -> int:
         for each in passes.backward
         for interval in each.intervals
     ]
-    return max(forward + backward)
+    return max(forward), max(forward + backward)
 
 
 def _step(
@@ -159,16 +202,66 @@ def _step(
     saves, again = [], 0
     own = {tensor.storage for tensor in operation.outputs}
     read = {tensor.storage for tensor in operation.inputs}
-    for storage in dict.fromkeys(operation.saved):
+    places = {tensor.storage: place for place, tensor in enumerate(operation.inputs)}
+    for storage in sorted(dict.fromkeys(operation.saved), key=lambda each: places.get(each, 99)):
         if storage in seen:
             again += storage.num_bytes
             continue
         seen[storage] = None
-        saves.append((_described(storage, own, read, operations), storage.num_bytes))
+        what = _described(storage, own, read, operations)
+        name = saved_name(operation, storage)
+        if operation.kind is OperationKind.MUL and name in _FACTORS:
+            what = f"{_FACTORS[name]}, {what}"
+        if name:
+            what += f" ({name})"
+        saves.append((what, storage.num_bytes))
     made = sum(storage.num_bytes for storage in own - read)
     return SavedStep(
         operation=operation.name, made_bytes=made, saves=tuple(saves), again_bytes=again
     )
+
+
+_FACTORS = {"_saved_self": "the first factor", "_saved_other": "the second factor"}
+_PYTHON = frozenset({
+    OperationKind.ROTARY, OperationKind.FUSED_GATE, OperationKind.FUSED_LINEAR_CROSS_ENTROPY,
+    OperationKind.FUSED_SOFTMAX, OperationKind.GELU_NEW,
+    OperationKind.VOCAB_PARALLEL_CROSS_ENTROPY,
+})  # fmt: skip
+"""Kernels of others, which keep what they keep in ``saved_tensors``."""
+_ATTENTION = frozenset({
+    OperationKind.FLASH_ATTENTION, OperationKind.CUDNN_ATTENTION, OperationKind.EFFICIENT_ATTENTION,
+})  # fmt: skip
+_INPUT_NAMES = {
+    **dict.fromkeys(_ATTENTION, ("_saved_query", "_saved_key", "_saved_value")),
+    OperationKind.LAYER_NORM: ("_saved_input",),
+    OperationKind.LINEAR: ("_saved_self", "_saved_mat2"),
+    OperationKind.MATMUL: ("_saved_self", "_saved_mat2"),
+    OperationKind.NLL_LOSS: ("_saved_self", "_saved_target"),
+    OperationKind.RMS_NORM: ("_saved_input",),
+}
+_RESULT_NAMES = {
+    **dict.fromkeys(_ATTENTION, ("_saved_output", "_saved_logsumexp")),
+    OperationKind.DROPOUT: ("_saved_result1",),
+    OperationKind.LAYER_NORM: ("", "_saved_result1", "_saved_result2"),
+    OperationKind.RMS_NORM: ("", "_saved_result1"),
+    OperationKind.NLL_LOSS: ("", "_saved_total_weight"),
+}
+"""Attributes of ``grad_fn`` where they are not called as most are (torch 2.13)."""
+
+
+def saved_name(operation: Operation, storage: Storage) -> str:
+    """Under which name autograd keeps it, as ``y.grad_fn._saved_self``; empty where that is not known."""
+    if operation.kind in _PYTHON:
+        return ""
+    if operation.kind is OperationKind.EMBEDDING:
+        return "_saved_indices"  # all it keeps; the table is no input on the tape
+    inputs = _INPUT_NAMES.get(operation.kind, ("_saved_self", "_saved_other"))
+    results = _RESULT_NAMES.get(operation.kind, ("_saved_result",))
+    for tensors, names in ((operation.inputs, inputs), (operation.outputs, results)):
+        for tensor, name in zip(tensors, names, strict=False):
+            if tensor.storage is storage:
+                return name
+    return ""
 
 
 def _described(
@@ -194,22 +287,23 @@ def given(t: Tape, numel: int, dtype: DType = DType.BF16, *, requires_grad: bool
     return made
 
 
-def hidden_states(t: Tape) -> Tensor:
+def hidden_states(t: Tape, sizes: Sizes) -> Tensor:
     """The residual stream of the lessons' layer."""
-    return given(t, TOKENS * HIDDEN)
+    return given(t, sizes.hidden_numel)
 
 
 def _unary(kind: OperationKind, *, saves_input: bool) -> Record:
-    def record(t: Tape) -> Tensor:
+    def record(t: Tape, sizes: Sizes) -> Tensor:
         return t.elementwise(
-            kind, hidden_states(t), saves_input=saves_input, saves_output=not saves_input
+            kind, hidden_states(t, sizes), saves_input=saves_input, saves_output=not saves_input
         )
 
     return record
 
 
 def _product_of_sums(*, x: bool, y: bool) -> Record:
-    def record(t: Tape) -> Tensor:
+    def record(t: Tape, sizes: Sizes) -> Tensor:
+        del sizes  # they are fixed
         left = given(t, GIB // 4, DType.FP32, requires_grad=x)
         right = given(t, GIB // 4, DType.FP32, requires_grad=y)
         return t.mul(t.shift(left), t.shift(right))
@@ -217,42 +311,44 @@ def _product_of_sums(*, x: bool, y: bool) -> Record:
     return record
 
 
-def _sigmoids(t: Tape) -> Tensor:
+def _sigmoids(t: Tape, sizes: Sizes) -> Tensor:
+    del sizes  # they are fixed
     x = given(t, GIB // 4, DType.FP32)
     for _ in range(5):
         x = t.elementwise(OperationKind.SIGMOID, x, saves_output=True)
     return x
 
 
-def _attention(t: Tape) -> Tensor:
-    spec = AttentionSpec(num_heads=HEADS, num_kv_heads=HEADS, head_dim=HIDDEN // HEADS)
-    query, key, value = (hidden_states(t) for _ in range(3))
-    return attend(t, query, key, value, Shape(1, TOKENS, TOKENS, spec), None)
+def _attention(t: Tape, sizes: Sizes) -> Tensor:
+    heads, tokens = sizes.heads, sizes.tokens
+    spec = AttentionSpec(num_heads=heads, num_kv_heads=heads, head_dim=sizes.head_dim)
+    query, key, value = (given(t, sizes.attended_numel) for _ in range(3))
+    return attend(t, query, key, value, Shape(sizes.batch, tokens, tokens, spec), None)
 
 
-def _swiglu(t: Tape) -> Tensor:
-    spec = FeedForwardSpec(intermediate_size=WIDTH, activation=Activation.SILU, gated=True)
-    return feed_forward(t, hidden_states(t), spec, HIDDEN)
+def _swiglu(t: Tape, sizes: Sizes) -> Tensor:
+    spec = FeedForwardSpec(intermediate_size=sizes.width, activation=Activation.SILU, gated=True)
+    return feed_forward(t, hidden_states(t, sizes), spec, sizes.hidden)
 
 
-def _loss(t: Tape) -> Tensor:
-    x = hidden_states(t)
-    weight = t.parameter("lm_head.weight", VOCABULARY, HIDDEN)
+def _loss(t: Tape, sizes: Sizes) -> Tensor:
+    x = hidden_states(t, sizes)
+    weight = t.parameter("lm_head.weight", sizes.vocabulary, sizes.hidden)
     return language_model_loss(
-        t, x, weight, VOCABULARY, lambda hidden: matmul_weight(t, hidden, weight)
+        t, x, weight, sizes.vocabulary, lambda hidden: matmul_weight(t, hidden, weight)
     )
 
 
-def _rotary(t: Tape) -> Tensor:
-    dim = HIDDEN // HEADS
-    cos, sin = (given(t, TOKENS * dim, requires_grad=False) for _ in range(2))
-    return rotary(t, hidden_states(t), cos, sin)
+def _rotary(t: Tape, sizes: Sizes) -> Tensor:
+    table = sizes.tokens * sizes.head_dim
+    cos, sin = (given(t, table, requires_grad=False) for _ in range(2))
+    return rotary(t, given(t, sizes.attended_numel), cos, sin)
 
 
-def _gelu_new(t: Tape) -> Tensor:
+def _gelu_new(t: Tape, sizes: Sizes) -> Tensor:
     if t.kernels.fused_elementwise:
-        return t.elementwise(OperationKind.GELU, hidden_states(t), saves_input=True)
-    return gelu_new(t, hidden_states(t))
+        return t.elementwise(OperationKind.GELU, hidden_states(t, sizes), saves_input=True)
+    return gelu_new(t, hidden_states(t, sizes))
 
 
 def _lesson(
@@ -269,15 +365,15 @@ _EAGER = Kernels(attention=AttentionKernel.EAGER)
 
 LESSONS: tuple[Lesson, ...] = (
     _lesson(
-        "add", "x + y", lambda t: t.add(hidden_states(t), hidden_states(t)),
+        "add", "x + y", lambda t, z: t.add(hidden_states(t, z), hidden_states(t, z)),
         "The gradient of a sum is the incoming gradient for both summands: no value is needed.",
     ),
     _lesson(
-        "mul", "x * y", lambda t: t.mul(hidden_states(t), hidden_states(t)),
+        "mul", "x * y", lambda t, z: t.mul(hidden_states(t, z), hidden_states(t, z)),
         "dx = g·y and dy = g·x: each factor is kept for the other's gradient.",
     ),
     _lesson(
-        "square", "x.pow(2)", lambda t: t.square(hidden_states(t)),
+        "square", "x.pow(2)", lambda t, z: t.square(hidden_states(t, z)),
         "dx = 2x·g: the input is kept.",
     ),
     _lesson(
@@ -309,37 +405,37 @@ LESSONS: tuple[Lesson, ...] = (
         ),
     ),
     _lesson(
-        "dropout", "dropout(x, p)", lambda t: dropout(t, hidden_states(t), 0.1),
+        "dropout", "dropout(x, p)", lambda t, z: dropout(t, hidden_states(t, z), 0.1),
         "The mask is kept, one byte for each number; with p = 0 nothing runs and nothing is kept.",
     ),
     _lesson(
-        "linear", "x @ W.T", lambda t: linear(t, hidden_states(t), "proj", HIDDEN, WIDTH),
+        "linear", "x @ W.T", lambda t, z: linear(t, hidden_states(t, z), "proj", z.hidden, z.width),
         "dW = g.T·x keeps the input; dx = g·W keeps the weight, which is there anyway. A frozen "
         "weight needs no input.",
     ),
     _lesson(
-        "embedding", "rows of a table", lambda t: embedding(
-            t, "embed", VOCABULARY, HIDDEN, TOKENS, given(t, TOKENS, DType.INT64)
+        "embedding", "rows of a table", lambda t, z: embedding(
+            t, "embed", z.vocabulary, z.hidden, z.rows, given(t, z.rows, DType.INT64)
         ),
         "The gradient goes to the rows that were looked up: the ids are kept, 8 bytes a token.",
     ),
     _lesson(
-        "softmax", "softmax(x) over 32 heads of scores",
-        lambda t: softmax(t, given(t, HEADS * TOKENS * TOKENS), dtype=DType.FP32),
+        "softmax", "softmax(x) over all heads of scores",
+        lambda t, z: softmax(t, given(t, z.scores_numel), dtype=DType.FP32),
         "dx = y(g - sum(g·y)): the result is kept, in fp32 where it is computed so.",
     ),
     _lesson(
-        "layer_norm", "torch.nn.LayerNorm", lambda t: layer_norm(t, hidden_states(t), "n", HIDDEN),
+        "layer_norm", "torch.nn.LayerNorm", lambda t, z: layer_norm(t, hidden_states(t, z), "n", z.hidden),
         "One kernel: its input, and two fp32 statistics for each row.",
     ),
     _lesson(
         "rms_norm", "Llama's RMSNorm, written out in Python",
-        lambda t: rms_norm(t, hidden_states(t), t.parameter("norm.weight", HIDDEN)),
+        lambda t, z: rms_norm(t, hidden_states(t, z), t.parameter("norm.weight", z.hidden)),
         "The fp32 copy is kept by the square and by the product, and the normalized copy by the "
         "product with the weight: 6 bytes a number where a fused kernel keeps 2.",
         Variant(
             name="one kernel",
-            record=lambda t: _fused_norm(t), kernels=Kernels(norm=NormKernel.FUSED),
+            record=lambda t, z: _fused_norm(t, z), kernels=Kernels(norm=NormKernel.FUSED),
         ),
     ),
     _lesson(
@@ -387,7 +483,7 @@ LESSONS: tuple[Lesson, ...] = (
             Variant(name="both require grad", record=_product_of_sums(x=True, y=True)),
             Variant(name="only x requires grad", record=_product_of_sums(x=True, y=False)),
         ),
-        sizes=LARGE,
+        fixed_sizes=LARGE,
     ),
     Lesson(
         name="sigmoid_chain",
@@ -395,13 +491,14 @@ LESSONS: tuple[Lesson, ...] = (
         why="Each one keeps its result, so four of them live on beside the last.",
         source="torch 2.13, tools/autograd/derivatives.yaml",
         variants=(Variant(name="five sigmoids", record=_sigmoids),),
-        sizes=LARGE,
+        fixed_sizes=LARGE,
     ),
 )  # fmt: skip
 """Every operation that ``--operation`` knows."""
 
 
-def _fused_norm(t: Tape) -> Tensor:
+def _fused_norm(t: Tape, sizes: Sizes) -> Tensor:
     from memplan.graph.operations import rms_norm_fused
 
-    return rms_norm_fused(t, hidden_states(t), t.parameter("norm.weight", HIDDEN))
+    weight = t.parameter("norm.weight", sizes.hidden)
+    return rms_norm_fused(t, hidden_states(t, sizes), weight)

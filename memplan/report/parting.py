@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.parting import Level, LoneBlocks, Parting, SizeClass
-from memplan.report.estimate import setup_label
+from memplan.report.changes import setup_label
 from memplan.report.explain import size_text
 from memplan.report.rows import Row
 

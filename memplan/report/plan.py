@@ -3,15 +3,16 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator import Estimate
 from memplan.memory.engine_options import loads_under_zero_init
+from memplan.report.blocks import Column, hanging, print_blocks
 from memplan.report.changes import (
     ONE_GPU,
     checkpointing_label,
     describe_change,
-    full_label,
     gpus_label,
+    offload_label,
     saving_text,
+    setup_label,
 )
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
 from memplan.search.planner import SEQ_LEN_STEP, Objective, Plan, PlannedSetup, Shortfall
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
-MIN_SETUP = 12
-"""Characters of a setup that stand on one line, beside more columns than usual."""
+    from memplan.estimator import Estimate
+
 MAX_SHORTFALLS = 8
 """Setups that do not fit and are written out; the rest are counted."""
 MARKDOWN_COLUMNS = (
@@ -63,29 +64,35 @@ def print_plan(console: "Console", plan: Plan) -> None:
     """Print the ranked setups, what falls short, and what the speeds rest on."""
     from rich.text import Text
 
-    some = _some(plan)
+    some = plan.some
     console.print(
         Text.assemble(
             (some.model.name, "bold"),
-            f" ({some.model.task.value}), {_job(plan)}on {plan.gpu.gpu_id} "
+            f" ({some.model.task.value}), {_job(plan)}on {plan.gpu.short_name} "
             f"({format_gib(plan.gpu.capacity_bytes, digits=1)})",
         )
     )
     if plan.setups:
-        console.print(plan_table(plan))
+        for line in hanging(f"  {answer_text(plan)}", console.width):
+            console.print(Text(line, style="green"))
+        console.print()
+        for drawn in plan_lines(console.width, plan):
+            console.print(drawn, soft_wrap=True)
+        console.print()
     else:
         console.print(Text("Nothing fits.", style="bold red"))
-    for line in shortfall_lines(plan):
-        console.print(Text(line))
+    for text in (*shortfall_lines(plan), *overfilling_lines(plan)):
+        for line in hanging(text, console.width):
+            console.print(Text(line))
     for line in footnotes(plan):
         console.print(Text(line, style="dim"))
 
 
-_STRETCHED: "Mapping[Objective, Mapping[str, Callable[[Estimate], str]]]" = {
-    Objective.SEQ_LEN: {"tokens": lambda answer: f"{answer.setup.seq_len:,}"},
+_STRETCHED: "Mapping[Objective, Mapping[tuple[str, ...], Callable[[PlannedSetup], str]]]" = {
+    Objective.SEQ_LEN: {("tokens",): lambda each: f"{each.setup.seq_len:,}"},
     Objective.LAYERS: {
-        "layers": lambda answer: f"{answer.model.num_layers:,}",
-        "params": lambda answer: format_count(answer.num_params),
+        ("layers",): lambda each: f"{each.estimate.model.num_layers:,}",
+        ("params",): lambda each: format_count(each.estimate.num_params),
     },
 }
 """What is looked for where it is no micro-batch: columns and what stands in them."""
@@ -97,55 +104,81 @@ _LARGEST = {
 
 def _job(plan: Plan) -> str:
     """The model's size and the tokens, but for what is looked for."""
-    some, looked_for = _some(plan), plan.goal.objective
+    some, looked_for = plan.some, plan.goal.objective
     size = f"{format_count(some.num_params)} parameters, "
     length = f"{some.setup.seq_len} tokens, "
     size = "" if looked_for is Objective.LAYERS else size
     return size if looked_for is Objective.SEQ_LEN else size + length
 
 
-def _some(plan: Plan) -> Estimate:
-    """Any estimate of the plan's: all are of one model."""
-    return plan.setups[0].estimate if plan.setups else plan.shortfalls[0].estimate
+def answer_text(plan: Plan) -> str:
+    """The first setup in words, what was looked for before it."""
+    best = plan.setups[0]
+    setup, answer = best.setup, best.estimate
+    found = {
+        Objective.GPUS: f"{setup.num_gpus} with {setup_label(setup)}",
+        Objective.SEQ_LEN: f"{setup.seq_len:,} tokens with {setup_label(setup)}",
+        Objective.LAYERS: f"{answer.model.num_layers:,} layers with {setup_label(setup)}",
+    }.get(plan.goal.objective, f"{setup_label(setup)} on {gpus_label(setup)}")
+    batch = f"micro-batch {setup.micro_batch_size}"
+    if setup.gradient_accumulation_steps > 1:
+        batch += f" x {setup.gradient_accumulation_steps}"
+    kept = f"checkpointing {checkpointing_label(setup)}"
+    lead = _OBJECTIVES[plan.goal.objective].removesuffix(" first")
+    return f"{lead}: {found}, {batch}, {setup.chosen_precision.value}, {kept}"
 
 
-def plan_table(plan: Plan) -> "Table":
-    """One line for each setup that fits."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    accumulates = any(each.setup.gradient_accumulation_steps > 1 for each in plan.setups)
-    stretched = _STRETCHED.get(plan.goal.objective, {})
-    numbers = ["#", "GPUs"]
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("setup", "precision", "check-\npointing"):
-        least = MIN_SETUP if stretched and name == "setup" else None
-        table.add_column(name, overflow="fold", no_wrap=name != "setup", min_width=least)
-    for name in stretched:
-        table.add_column(name, justify="right", no_wrap=True, style="bold")
-    figures = ["batch", *(["accum."] if accumulates else []), "peak\nGiB", "left\nGiB", "speed"]
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    best = _fastest(plan)
-    for rank, each in enumerate(plan.setups, start=1):
-        setup = each.setup
-        steps = [str(setup.gradient_accumulation_steps)] if accumulates else []
-        table.add_row(
-            str(rank),
-            str(setup.num_gpus),
-            full_label(setup),
-            setup.chosen_precision.value,
-            checkpointing_label(setup),
-            *(figure(each.estimate) for figure in stretched.values()),
-            str(setup.micro_batch_size),
-            *steps,
-            f"{each.estimate.peak_bytes / GIB:,.1f}",
-            f"{each.headroom_bytes / GIB:,.1f}",
-            f"{100 * each.total_speed / best:.0f} %",
+def plan_lines(width: int, plan: Plan) -> "Iterator[Text]":
+    """A table with one line for each setup that fits; rank, GPUs and setup stay where it is narrow."""
+    ranks = Column(
+        header=("#",), cells=tuple(map(str, range(1, len(plan.setups) + 1))), is_figure=True
+    )
+    gpus, label, *others = (
+        Column(
+            header=header,
+            cells=tuple(map(words, plan.setups)),
+            styles=("bold",) * len(plan.setups) if header in _BOLD else (),
+            is_figure=header not in _WORDS,
         )
-    return table
+        for header, words in _columns(plan).items()
+    )
+    return print_blocks(width, label, others, before=[ranks, gpus])
+
+
+_WORDS = (("setup",), ("precision",), ("check-", "pointing"))
+"""Columns that are set to the left."""
+_BOLD = (("tokens",), ("layers",), ("params",))
+"""What was looked for."""
+
+
+def _columns(plan: Plan) -> "dict[tuple[str, ...], Callable[[PlannedSetup], str]]":
+    """What a table says of each setup, by the lines of its header."""
+    accumulates = any(each.setup.gradient_accumulation_steps > 1 for each in plan.setups)
+    best = _fastest(plan)
+    found: dict[tuple[str, ...], Callable[[PlannedSetup], str]] = {
+        ("GPUs",): lambda each: str(each.setup.num_gpus),
+        ("setup",): lambda each: setup_label(each.setup),
+        ("precision",): lambda each: each.setup.chosen_precision.value,
+        ("check-", "pointing"): lambda each: checkpointing_label(each.setup),
+        **_STRETCHED.get(plan.goal.objective, {}),
+        ("batch",): lambda each: str(each.setup.micro_batch_size),
+        ("accum.",): lambda each: str(each.setup.gradient_accumulation_steps),
+        ("peak", "GiB"): lambda each: f"{each.estimate.peak_bytes / GIB:,.1f}",
+        ("left", "GiB"): lambda each: f"{each.headroom_bytes / GIB:,.1f}",
+        ("CPU", "GiB"): lambda each: f"{each.estimate.host_bytes / GIB:,.1f}",
+        ("speed",): lambda each: f"{100 * each.total_speed / best:.0f} %",
+    }
+    if not _shows_cpu(plan):
+        del found[("CPU", "GiB")]
+    if not accumulates:
+        del found[("accum.",)]
+    return found
+
+
+def _shows_cpu(plan: Plan) -> bool:
+    """Whether CPU RAM is worth a column: it is limited, or what is offloaded lies there."""
+    offloads = any(offload_label(each.setup) for each in plan.setups)
+    return offloads or plan.goal.node_memory_bytes is not None
 
 
 def _fastest(plan: Plan) -> float:
@@ -157,7 +190,7 @@ def shortfall_lines(plan: Plan) -> list[str]:
     least: dict[tuple[int, str], Shortfall] = {}
     for each in plan.shortfalls:
         setup = each.estimate.setup
-        key = (setup.num_gpus, full_label(setup))
+        key = (setup.num_gpus, setup_label(setup))
         if key not in least or (each.tier, each.missing_bytes) < (
             least[key].tier,
             least[key].missing_bytes,
@@ -171,10 +204,30 @@ def shortfall_lines(plan: Plan) -> list[str]:
     return ["Does not fit, even with the smallest micro-batch:", *kept, *more]
 
 
+def overfilling_lines(plan: Plan) -> list[str]:
+    """What a node's CPU RAM is not enough for, each way to hold the model once."""
+    least: dict[tuple[int, str], Estimate] = {}
+    for each in plan.overfilling:
+        key = (each.setup.num_gpus, setup_label(each.setup))
+        if key not in least or each.host_bytes < least[key].host_bytes:
+            least[key] = each
+    if not least:
+        return []
+    node = format_gib(plan.goal.node_memory_bytes or 0, digits=1)
+    return [
+        f"Needs more CPU RAM than the {node} of a node:",
+        *(
+            f"  {gpus_label(each.setup)}, {setup_label(each.setup)}: "
+            f"{format_gib(each.host_bytes, digits=1)}"
+            for each in least.values()
+        ),
+    ]
+
+
 def shortfall_text(shortfall: Shortfall) -> str:
     """One setup that does not fit, in one line."""
     setup = shortfall.estimate.setup
-    engine = [full_label(setup)] if full_label(setup) != ONE_GPU else []
+    engine = [setup_label(setup)] if setup_label(setup) != ONE_GPU else []
     parts = [gpus_label(setup), *engine, setup.chosen_precision.value]
     label = f"  {', '.join(parts)}, checkpointing {checkpointing_label(setup)}"
     if deciding := deciding_text(shortfall.estimate):
@@ -205,14 +258,14 @@ def footnotes(plan: Plan) -> list[str]:
             f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that "
             f"fit, each with its {_LARGEST.get(goal.objective, 'largest micro-batch')}; among "
             "equals (2 %) the simplest. "
-            f"{fits}; left: what that leaves."
-            f"{'' if goal.exact else ' By bounds: --exact replays the runs, and finds more.'}"
+            f"{fits}; left: what that leaves"
         )
+        order += "; CPU: RAM of a node." if _shows_cpu(plan) else "."
         assumed = "; ".join(plan.assumptions)
         speed = "Speed is relative to the fastest here, an order and no forecast."
         lines = [order, f"{speed} Assumed: {assumed}."]
     else:
-        lines = [f"{fits}.", *(f"Assumed: {text}" for text in _some(plan).model.assumptions)]
+        lines = [f"{fits}.", *(f"Assumed: {text}" for text in plan.some.model.assumptions)]
     if any(loads_under_zero_init(each.setup) for each in plan.setups):
         lines.append(ZERO_INIT_LINE)
     if any(each.tier for each in plan.setups):

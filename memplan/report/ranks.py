@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
 from memplan.memory.account import RankAccount
+from memplan.report.changes import setup_label
+from memplan.report.columns import kernel_groups, plain_gib
 from memplan.report.estimate import (
     common_assumptions,
-    kernel_groups,
-    plain_gib,
     print_assumptions,
-    setup_label,
 )
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ value is ``null`` in JSON and empty elsewhere.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from memplan.text import one_line
+from memplan.units import GIB
 
 Row = Mapping[str, object]
 
@@ -65,14 +66,40 @@ def rows_csv(rows: Iterable[Row]) -> str:
     return "\n".join(csv_lines(rows))
 
 
+def markdown_heading(name: str) -> str:
+    """A column's name for people; sizes are in GiB.
+
+    >>> markdown_heading("peak_bytes"), markdown_heading("zero_stage")
+    ('peak GiB', 'zero stage')
+    """
+    return name.removesuffix("_bytes").replace("_", " ") + (" GiB" if is_size(name) else "")
+
+
+def is_size(name: str) -> bool:
+    """Whether a column holds bytes."""
+    return name.endswith("_bytes")
+
+
+def markdown_cell(name: str, value: object) -> str:
+    """A value for people.
+
+    >>> markdown_cell("peak_bytes", 3 * 2**29), markdown_cell("engine", "a|b")
+    ('1.50', 'a\\\\|b')
+    """
+    if is_size(name) and isinstance(value, int):
+        return f"{value / GIB:,.2f}"
+    return _escaped(cell(value))
+
+
 def rows_markdown(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
     """Write a Markdown table, of all columns or of those named."""
     if not rows:
         return ""
     header = list(names or rows[0])
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    heads = [markdown_heading(name) for name in header]
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(header)]
     lines += [
-        "| " + " | ".join(_escaped(cell(row[name])) for name in header) + " |" for row in rows
+        "| " + " | ".join(markdown_cell(name, row[name]) for name in header) + " |" for row in rows
     ]
     return "\n".join(lines)
 

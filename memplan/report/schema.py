@@ -22,7 +22,7 @@ COLUMN_MEANINGS: dict[str, str] = {
     "target_seq_len": "tokens of a target sequence (encoder-decoders)",
     "precision": "name of the combination of formats",
     "optimizer": "name of the optimizer",
-    "checkpointing": "none, full, selective, or a share of layers",
+    "checkpointing": "none, full, selective, a share of layers, or their numbers",
     "freeze": "parts that are not trained",
     "other_settings": "every other setting that is not what it is by default",
     "attention_kernel": "what computes the scores: cudnn, flash, efficient, math or eager",
@@ -39,6 +39,7 @@ COLUMN_MEANINGS: dict[str, str] = {
     "total_high_bytes": "the same, high end",
     "verdict": "fits, tight, OOM, or states fit",
     "load_peak_bytes": "peak while the model is loaded and the engine set up",
+    "first_step_peak_bytes": "peak of the first step, where it is fuller than all later ones",
     "forward_peak_bytes": "peak of the forward pass",
     "backward_peak_bytes": "peak of the backward pass",
     "step_peak_bytes": "peak of the optimizer step",
@@ -56,6 +57,11 @@ ESTIMATE_MEANINGS: dict[str, str] = {
     LARGEST_MICRO_BATCH: "the most sequences of a micro-batch that fit; 0: none, null: no verdict",
 }
 """What the rows of ``memplan estimate`` have besides."""
+HOST_MEANINGS: dict[str, str] = {
+    "node_memory_bytes": "CPU RAM of one node, as given by --cpu-memory",
+    "host_verdict": "fits, or OOM where host_bytes is more",
+}
+"""What all rows have besides where ``--cpu-memory`` says how much CPU RAM there is."""
 HINT_MEANINGS: dict[str, str] = {
     "gpu": "id of a GPU that no row fits",
     "row": "number of the row that lacks least, from 0",

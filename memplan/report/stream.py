@@ -5,7 +5,7 @@ The JSON document and the CSV are those of ``memplan.report.rows``; in the JSON,
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from memplan.report.rows import cell, csv_lines, json_text
+from memplan.report.rows import csv_lines, json_text, markdown_cell, markdown_heading
 
 Row = Mapping[str, object]
 
@@ -54,11 +54,11 @@ def json_lines(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def markdown_lines(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
-    """Yield a GitHub-flavoured Markdown table of the columns named."""
-    yield "| " + " | ".join(names) + " |"
+    """Yield a GitHub-flavoured Markdown table of the columns named, sizes in GiB."""
+    yield "| " + " | ".join(map(markdown_heading, names)) + " |"
     yield "|" + " --- |" * len(names)
     for row in rows:
-        yield "| " + " | ".join(cell(row[name]).replace("|", "\\|") for name in names) + " |"
+        yield "| " + " | ".join(markdown_cell(name, row[name]) for name in names) + " |"
 
 
 __all__ = ["csv_lines", "json_document", "json_lines", "markdown_lines"]

@@ -1,13 +1,16 @@
 """The timeline as SVG: alone with its own words, or bare for a page that writes them itself."""
 
 from html import escape
+from string import Template
 
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import Lifetime
+from memplan.report.palette import DARK, LIGHT
 from memplan.report.timeline import (
     LIFETIME_WORDS,
     Moment,
+    added_words,
     columns_of,
     step_moments,
     stretched,
@@ -16,17 +19,20 @@ from memplan.units import GIB
 
 WIDTH, HEIGHT = 960, 320
 MAX_COLUMNS = 240
-STYLE = """
-.long{fill:#3b6fb6}.medium{fill:#d9822b}.short{fill:#8a8f98}
-.reserved{stroke:#4a4f57;stroke-width:1.5;fill:none;vector-effect:non-scaling-stroke}
-.line{stroke:#b3261e;stroke-width:1.5;stroke-dasharray:6 4;fill:none;vector-effect:non-scaling-stroke}
+_COLOURED = Template("""
+.long{fill:$long}.medium{fill:$medium}.short{fill:$short}.added{fill:$added}
+.reserved{stroke:$ink}.line{stroke:$red}.words{fill:$ink;stroke:$back}.back{fill:$back}""")
+_LINES = """
+.reserved{stroke-width:1.5;fill:none;vector-effect:non-scaling-stroke}
+.line{stroke-width:1.5;stroke-dasharray:6 4;fill:none;vector-effect:non-scaling-stroke}
 .grid{stroke:#8884;stroke-width:1;vector-effect:non-scaling-stroke}
-.words{fill:#1c1e21;font:13px system-ui,sans-serif}
-@media (prefers-color-scheme:dark){@media screen{
-.long{fill:#6f9fe0}.medium{fill:#f0a35c}.short{fill:#a7adb8}
-.reserved{stroke:#c8cdd4}.line{stroke:#ff8a80}.words{fill:#e8eaed}.back{fill:#15181c}}}
+.words{font:13px system-ui,sans-serif;stroke-width:3;paint-order:stroke}
 """
-
+STYLE = (
+    f"{_LINES}{_COLOURED.substitute(LIGHT)}\n"
+    f"@media (prefers-color-scheme:dark){{@media screen{{{_COLOURED.substitute(DARK)}}}}}\n"
+)
+"""Colours as they are, not as properties, which not every viewer of drawings knows."""
 
 RESERVED_WORDS = "reserved by the allocator"
 
@@ -39,6 +45,8 @@ class Timeline:
     peak: Moment
     capacity_bytes: int
     """0 where it is beyond the drawing, or there is no GPU."""
+    added_bytes: int
+    """CUDA context and NCCL at the most, above what is reserved; 0 where that is not known."""
     top_bytes: int
 
     @property
@@ -67,8 +75,9 @@ def lay_out(found: Estimate) -> Timeline:
     if capacity > 2.5 * peak.total_bytes:
         capacity = 0
     reserved = max(moment.reserved_bytes for moment in columns)
-    top = int(1.08 * max(peak.total_bytes, capacity, reserved))
-    return Timeline(columns, peak, capacity, top)
+    added = found.overhead_bytes.high if reserved else 0
+    top = int(1.08 * max(peak.total_bytes, capacity, reserved + added))
+    return Timeline(columns, peak, capacity, added, top)
 
 
 def shapes(timeline: Timeline, *, width: float, height: float) -> str:
@@ -86,9 +95,14 @@ def shapes(timeline: Timeline, *, width: float, height: float) -> str:
         path = _area(below, above, timeline.top_bytes, width, height)
         parts.append(f'<path class="{lifetime.value}" d="{path}"/>')
         below = above
-    reserved = [moment.reserved_bytes for moment in timeline.columns]
-    if any(reserved):
-        path = _edge(reserved, timeline.top_bytes, width, height)
+    # Of what comes last it may not be known: a checkpoint is written between steps.
+    reserved = [size for moment in timeline.columns if (size := moment.reserved_bytes)]
+    if reserved:
+        known = width * len(reserved) / len(timeline.columns)
+        above = [size + timeline.added_bytes for size in reserved]
+        path = _area(reserved, above, timeline.top_bytes, known, height)
+        parts.append(f'<path class="added" d="{path}"/>')
+        path = _edge(reserved, timeline.top_bytes, known, height)
         parts.append(f'<path class="reserved" d="{path}"/>')
     if timeline.capacity_bytes:
         y = height * (1 - timeline.capacity_bytes / timeline.top_bytes)
@@ -128,16 +142,15 @@ def _steps(sizes: list[int], top: int, width: float, height: float) -> list[str]
 
 
 def _edge(sizes: list[int], top: int, width: float, height: float) -> str:
-    """A line at these heights, which is not drawn where a size is 0: it is not known there."""
-    known = [size for size in sizes if size]
-    start = f"M0 {height * (1 - known[0] / top):.1f}"
-    return start + "".join(_steps(known, top, width * len(known) / len(sizes), height))
+    """A line at these heights."""
+    start = f"M0 {height * (1 - sizes[0] / top):.1f}"
+    return start + "".join(_steps(sizes, top, width, height))
 
 
 def timeline_svg(found: Estimate) -> str:
     """A drawing of its own, with title, scale, legend and both colour schemes."""
     timeline = lay_out(found)
-    left, top, bottom = 64, 56, 64
+    left, top, bottom = 64, 56, 86
     words = [
         _text(
             0, 20, f"{found.model.name}: peak {gib(timeline.peak.total_bytes)}, {_where(timeline)}"
@@ -153,25 +166,43 @@ def timeline_svg(found: Estimate) -> str:
     words.append(_text(x, top - 8, "▼", anchor="middle"))
     if timeline.capacity_bytes and found.gpu is not None:
         y = top + HEIGHT * (1 - timeline.capacity_bytes / timeline.top_bytes) - 5
-        words.append(_text(left + 6, y, f"{found.gpu.gpu_id} {gib(timeline.capacity_bytes)}"))
-    for number, lifetime in enumerate(Lifetime):
-        x, y = left + 230 * number, top + HEIGHT + 46
-        words.append(
-            f'<rect class="{lifetime.value}" x="{x}" y="{y - 11}" width="12" height="12"/>'
-        )
+        words.append(_text(left + 6, y, f"{found.gpu.short_name} {gib(timeline.capacity_bytes)}"))
+    places = ((left + 230 * number, top + HEIGHT + 46) for number in range(len(Lifetime)))
+    for lifetime, (x, y) in zip(Lifetime, places, strict=True):
+        words.append(f'<rect class="{lifetime.value}" {_swatch(x, y)}/>')
         words.append(_text(x + 18, y, LIFETIME_WORDS[lifetime]))
-    if any(moment.reserved_bytes for moment in timeline.columns):
-        x, y = left + 230 * len(Lifetime), top + HEIGHT + 46
+    if timeline.added_bytes:
+        x, y = left, top + HEIGHT + 68
         words.append(f'<path class="reserved" d="M{x} {y - 5}h12"/>')
         words.append(_text(x + 18, y, RESERVED_WORDS))
+        x += 230
+        words.append(f'<rect class="added" {_swatch(x, y)}/>')
+        words.append(_text(x + 18, y, added_words(found)))
     full_width, full_height = left + WIDTH + 16, top + HEIGHT + bottom
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 0 {full_width + 8} {full_height}" '
-        f'role="img"><style>{STYLE}</style>'
+        f'role="img"><title>{escape(in_words(found, timeline))}</title><style>{STYLE}</style>'
         f'<rect class="back" x="-8" width="{full_width + 8}" height="{full_height}" fill="#ffffff"/>'
         f'<g transform="translate({left} {top})">{shapes(timeline, width=WIDTH, height=HEIGHT)}</g>'
         f"{''.join(words)}</svg>\n"
     )
+
+
+def _swatch(x: float, y: float) -> str:
+    return f'x="{x}" y="{y - 11}" width="12" height="12"'
+
+
+def in_words(found: Estimate, timeline: Timeline) -> str:
+    """What the drawing shows, for who does not see it."""
+    phases = ", ".join(f"{phase.name} {gib(phase.peak_bytes)}" for phase in found.account.phases)
+    peak = f"{gib(timeline.peak.total_bytes)} in {_where(timeline)}"
+    text = f"Bytes alive over a training step of {found.model.name}: {phases}; the peak is {peak}"
+    if timeline.added_bytes:
+        reserved = max(moment.reserved_bytes for moment in timeline.columns)
+        text += f"; the allocator reserves {gib(reserved)} at most, beside it {added_words(found)}"
+    if found.gpu is not None:
+        text += f"; {found.gpu.short_name} holds {gib(found.gpu.capacity_bytes)}"
+    return text
 
 
 def _where(timeline: Timeline) -> str:

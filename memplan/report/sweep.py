@@ -1,13 +1,15 @@
-"""A sweep as people read it: a row for each setup and a column for each GPU, or a matrix."""
+"""A sweep as people read it: a row for each setup, and what each GPU says of it."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
 from memplan.memory.engine_options import loads_under_zero_init
-from memplan.report.changes import checkpointing_label, full_label
-from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
+from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text
+from memplan.report.blocks import Column, has_room, print_blocks
+from memplan.report.changes import checkpointing_label, offload_label, setup_label
+from memplan.report.columns import host_column
+from memplan.report.estimate import ZERO_INIT_LINE
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_count
@@ -15,8 +17,7 @@ from memplan.units import GIB, format_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rich.console import Console, JustifyMethod
-    from rich.table import Table
+    from rich.console import Console
     from rich.text import Text
 
 MARKDOWN_COLUMNS = (
@@ -26,29 +27,6 @@ MARKDOWN_COLUMNS = (
     "host_bytes", "verdict",
 )  # fmt: skip
 """What a Markdown table shows of a row."""
-STYLES = {
-    Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.OOM: "bold red",
-    Verdict.STATES_FIT: "cyan",
-}  # fmt: skip
-HEAT_STYLES = {
-    Verdict.FITS: "black on green", Verdict.TIGHT: "black on yellow",
-    Verdict.OOM: "bold white on red", Verdict.STATES_FIT: "black on cyan",
-}  # fmt: skip
-MARKS = {Verdict.FITS: "", Verdict.TIGHT: "~", Verdict.OOM: "!", Verdict.STATES_FIT: "?"}
-"""A verdict where there is room for one character, and no colour."""
-
-
-class Figure(StrEnum):
-    """What a matrix shows."""
-
-    PEAK = "peak"
-    """Allocated at the fullest moment of a step."""
-    TOTAL = "total"
-    """What nvidia-smi would show, the high end of the range."""
-    HEADROOM = "headroom"
-    """What that leaves of the GPU; below zero where it does not fit."""
-    HOST = "host"
-    """CPU memory of a node."""
 
 
 def sweep_rows(results: Iterable[SweepResult]) -> Iterator[dict[str, object]]:
@@ -58,9 +36,7 @@ def sweep_rows(results: Iterable[SweepResult]) -> Iterator[dict[str, object]]:
             yield each.to_dict()
 
 
-# -- the table -----------------------------------------------------------------------------------
-
-_COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
+COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "precision": lambda setup: setup.chosen_precision.value,
     "optimizer": lambda setup: setup.optimizer.value,
     "kernels": lambda setup: _kernels(setup),
@@ -73,12 +49,12 @@ _COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "parallel": lambda setup: _degrees(setup),
     "nodes": lambda setup: str(setup.nodes),
     "GPUs": lambda setup: str(setup.num_gpus),
-    "setup": full_label,
+    "setup": setup_label,
 }
 """What a table can say of a setup; what never varies goes to the head."""
 _SECTION = 8
 """How many of the columns head a section, and are written once in it."""
-_ALWAYS = ("GPUs", "setup")
+_ALWAYS = ("setup",)
 _NUMBERS = frozenset({"tokens", "batch", "accumulated", "nodes", "GPUs"})
 _HEAD_WORDS = {
     "tokens": "{} tokens", "batch": "micro-batch {}", "accumulated": "accumulated {} times",
@@ -96,9 +72,19 @@ _SILENT = {
 """What needs no word in the head."""
 
 
+def in_words(name: str, text: str) -> str:
+    """What a column says, in words that need no header.
+
+    >>> in_words("GPUs", "8"), in_words("GPUs", "1"), in_words("batch", "4")
+    ('8 GPUs', '1 GPU', 'micro-batch 4')
+    """
+    words = _HEAD_WORDS[name].format(text)
+    return words.removesuffix("s") if text == "1" else words
+
+
 def _said(name: str, result: SweepResult) -> str:
     """What a column says of a setup; cards without bf16 may run it in another precision."""
-    column = _COLUMNS[name]
+    column = COLUMNS[name]
     return " or ".join(dict.fromkeys(column(each.setup) for each in result.estimates))
 
 
@@ -123,14 +109,18 @@ def _degrees(setup: TrainingSetup) -> str:
 
 
 def print_sweep(console: "Console", sweep: Sweep, results: Sequence[SweepResult]) -> None:
-    """Print one line per setup, one column per GPU with the peak and the verdict."""
+    """Print one line per setup, what it allocates, and the verdict of each GPU."""
     from rich.text import Text
 
-    shown = _varying(results)
+    shown = varying_columns(results)
     print_head(console, results, shown)
-    console.print(sweep_table(results, shown))
-    for line in footnotes(sweep, results):
-        console.print(Text(line, style="dim"))
+    print_counts(console, results)
+    console.print()
+    for line in sweep_lines(console.width, results, shown):
+        console.print(line, soft_wrap=True)
+    console.print()
+    for note in footnotes(sweep, results):
+        console.print(Text(note, style="dim"))
 
 
 def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequence[str]) -> None:
@@ -146,180 +136,135 @@ def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequen
         )
     )
     same = [
-        _HEAD_WORDS[name].format(text)
-        for name in _COLUMNS
-        if name not in shown and (text := _said(name, results[0])) != _SILENT.get(name)
+        in_words(name, text)
+        for name in COLUMNS
+        if name not in shown
+        and len(_values(name, results)) == 1
+        and (text := _said(name, results[0])) != _SILENT.get(name)
     ]
     console.print(Text("Everywhere: " + ", ".join(same), style="dim"))
 
 
-def _varying(results: Sequence[SweepResult]) -> list[str]:
-    """The columns in which setups differ, and those that are always shown."""
-    found = []
-    for name in _COLUMNS:
-        values = {_said(name, result) for result in results}
-        if len(values) > 1 or name in _ALWAYS:
-            found.append(name)
-    return found
+def varying_columns(results: Sequence[SweepResult]) -> list[str]:
+    """The columns in which setups differ on their own, and those that are always shown."""
+    counts = {name: len(_values(name, results)) for name in COLUMNS}
+    with_nodes = {(result.setup.num_gpus, result.setup.nodes) for result in results}
+    if len(with_nodes) == counts["GPUs"]:
+        counts["nodes"] = 1  # they follow from the GPUs
+    return [name for name, count in counts.items() if count > 1 or name in _ALWAYS]
 
 
-def sweep_table(results: Sequence[SweepResult], shown: Sequence[str]) -> "Table":
-    """The table itself; what heads a section is written once in it."""
-    table = _table()
-    for name in shown:
-        side: JustifyMethod = "right" if name in _NUMBERS else "left"
-        table.add_column(name, justify=side, overflow="fold", no_wrap=name != "setup")
-    for each in results[0].estimates:
-        name = gpu_heading(each.gpu.gpu_id) if each.gpu is not None else "peak"
-        table.add_column(name, justify="right", overflow="fold")
-    heading = [name for name in shown if list(_COLUMNS).index(name) < _SECTION]
-    before: list[str] | None = None
-    for result in results:
-        cells = {name: _said(name, result) for name in shown}
-        section = [cells[name] for name in heading]
-        if before is not None and section != before and _breaks(results, heading):
-            table.add_section()
-        if section == before:
-            cells.update(dict.fromkeys(heading, ""))
-        before = section
-        table.add_row(*cells.values(), *[peak_cell(each) for each in result.estimates])
-    return table
+def _values(name: str, results: Sequence[SweepResult]) -> set[str]:
+    return {_said(name, result) for result in results}
 
 
-def gpu_heading(gpu_id: str) -> str:
-    """A GPU's name on two lines: tables are as wide as their headings.
-
-    >>> gpu_heading("h100-sxm-80gb").splitlines()
-    ['h100-sxm-', '80gb']
-    """
-    head, dash, tail = gpu_id.rpartition("-")
-    return f"{head}{dash}\n{tail}" if dash else gpu_id
-
-
-def _breaks(results: Sequence[SweepResult], heading: Sequence[str]) -> bool:
-    """Whether sections hold more than one row, so that a line between them helps."""
-    sections = {tuple(_said(name, each) for name in heading) for each in results}
-    return len(sections) < len(results)
-
-
-def peak_cell(answer: Estimate) -> "Text":
-    """The peak and the verdict."""
+def print_counts(console: "Console", results: Sequence[SweepResult]) -> None:
+    """Print how many of the setups fit each GPU."""
     from rich.text import Text
 
-    peak = f"{answer.peak_bytes / GIB:,.1f}"
-    if answer.verdict is None:
-        return Text(peak)
-    lines = [f"{peak} {answer.verdict.value}", *filter(None, [deciding_text(answer)])]
-    return Text("\n".join(lines), style=STYLES[answer.verdict])
+    if len(results) == 1:
+        return
+    columns = [
+        column
+        for column in zip(*(result.estimates for result in results), strict=True)
+        if column[0].gpu is not None
+    ]
+    names = [column[0].gpu.short_name for column in columns if column[0].gpu is not None]
+    for name, column in zip(names, columns, strict=True):
+        verdicts = [each.job_verdict for each in column]
+        counts = [
+            f"{verdicts.count(verdict)} {word}"
+            for verdict, word in _COUNT_WORDS.items()
+            if verdict in verdicts
+        ]
+        counts[0] = counts[0].replace(" ", f" of {len(verdicts)} ", 1)
+        label = f"  {name.ljust(max(map(len, names)))}  "
+        console.print(Text(label + ", ".join(counts)))
 
 
-# -- the matrix ----------------------------------------------------------------------------------
+_COUNT_WORDS = {
+    Verdict.FITS: "fit", Verdict.STATES_FIT: "states fit", Verdict.TIGHT: "tight",
+    Verdict.OOM: "OOM",
+}  # fmt: skip
 
 
-def print_pivot(
-    console: "Console", sweep: Sweep, results: Sequence[SweepResult], figure: Figure
-) -> None:
-    """Print one matrix, micro-batch by GPUs, for every other combination and each GPU type."""
-    from rich.text import Text
-
-    varying = [name for name in _varying(results) if name not in _MATRIX_AXES]
-    print_head(console, results, [*varying, *_MATRIX_AXES])
-    for title, cells in pivots(results, varying).items():
-        console.print(Text(title, style="bold"))
-        console.print(pivot_table(cells, figure))
-    legend = _PIVOT_LEGEND.format(FIGURE_WORDS[figure])
-    if figure is Figure.PEAK and any(map(deciding_text, _answers(results))):
-        legend += ". Where loading or saving decides, the matrix says so"
-    console.print(Text(legend, style="dim"))
-    for line in footnotes(sweep, results)[1:]:
-        console.print(Text(line, style="dim"))
-
-
-def _answers(results: Sequence[SweepResult]) -> Iterator[Estimate]:
-    return (each for result in results for each in result.estimates)
-
-
-_MATRIX_AXES = ("batch", "GPUs", "nodes", "accumulated")
-FIGURE_WORDS = {
-    Figure.PEAK: "the peak that PyTorch allocates",
-    Figure.TOTAL: "what nvidia-smi would show at the most",
-    Figure.HEADROOM: "what is left of the GPU at the least",
-    Figure.HOST: "CPU memory of a node",
-}
-_PIVOT_LEGEND = (
-    "Rows: micro-batch, columns: GPUs; {}, in GiB = 2^30 bytes. ! out of memory, ~ tight, "
-    "no mark: fits"
-)
-
-Cells = dict[tuple[int, int], Estimate]
-"""Micro-batch and number of GPUs -> the estimate."""
+def sweep_lines(
+    width: int, results: Sequence[SweepResult], shown: Sequence[str]
+) -> "Iterator[Text]":
+    """The lines of the table; what heads a section is written once in it."""
+    columns = list(zip(*(result.estimates for result in results), strict=True))
+    answers = columns[0]
+    figures = [_card_column(column) for column in columns]
+    if (
+        any(offload_label(each.setup) for each in answers)
+        or answers[0].node_memory_bytes is not None
+    ):
+        figures.insert(0, host_column(answers))
+    said = [{name: _said(name, result) for name in shown} for result in results]
+    heading = [name for name in shown if list(COLUMNS).index(name) < _SECTION]
+    starts = _section_starts([[each[name] for name in heading] for each in said])
+    *before, label = (
+        _label_column(name, said, starts if name in heading else None) for name in shown
+    )
+    if has_room(width, before, label, figures):
+        breaks = dict.fromkeys(starts, "") if len(starts) < len(results) else {}
+        return print_blocks(width, label, figures, before=before, above=breaks)
+    # Where there is no room for columns of words, sections have a line, and labels are one.
+    if len(_section_starts([[each[name] for name in shown[:-1]] for each in said])) < len(results):
+        heading = [*shown[:-1]]
+    starts = _section_starts([[each[name] for name in heading] for each in said])
+    above = {start: _in_words(said[start], heading) for start in starts} if heading else {}
+    beside = [name for name in shown if name not in heading]
+    merged = tuple(_in_words(each, beside) for each in said)
+    return print_blocks(width, Column(header=("setup",), cells=merged), figures, above=above)
 
 
-def pivots(results: Sequence[SweepResult], varying: Sequence[str]) -> dict[str, Cells]:
-    """One matrix for each GPU type and each combination of what else varies."""
-    found: dict[str, Cells] = {}
-    for result in results:
-        for each in result.estimates:
-            setup = each.setup
-            words = [_HEAD_WORDS[name].format(_COLUMNS[name](setup)) for name in varying]
-            gpu = [each.gpu.gpu_id] if each.gpu is not None else []
-            title = ", ".join([*gpu, *filter(None, words)])
-            place = (setup.micro_batch_size, setup.num_gpus)
-            found.setdefault(title, {})[place] = each
-    return found
+def _card_column(column: Sequence[Estimate]) -> Column:
+    """What each setup allocates on a GPU, the verdict, and what is needed of it."""
+    peaks = [f"{each.worst_bytes / GIB:,.1f}" for each in column]
+    gpu = column[0].gpu
+    if gpu is None:
+        return Column(header=("peak",), cells=tuple(peaks), is_figure=True)
+    verdicts = [each.verdict.value if each.verdict is not None else "" for each in column]
+    needed = [needed_text(each.judged_bytes) for each in column]
+    phases = ["" if each.worst_bytes == each.peak_bytes else each.deciding_phase for each in column]
+    parts = [_padded(peaks, str.rjust), _padded(verdicts, str.ljust), _padded(needed, str.rjust)]
+    second = "peak".ljust(len(parts[0][0]) + len(parts[1][0]) + 2) + "needs"
+    if any(phases):
+        parts.append(phases)
+    return Column(
+        header=(f"{gpu.short_name}, {capacity_text(gpu)}", second),
+        cells=tuple(" ".join(each).rstrip() for each in zip(*parts, strict=True)),
+        styles=tuple(VERDICT_STYLES[each.verdict] if each.verdict else "" for each in column),
+    )
 
 
-def pivot_table(cells: Cells, figure: Figure) -> "Table":
-    """One matrix: a heat map in colour, marks in plain text."""
-    from rich.text import Text
-
-    table = _table()
-    sizes = sorted({size for size, _ in cells})
-    counts = sorted({count for _, count in cells})
-    table.add_column("batch \\ GPUs", justify="right", no_wrap=True)
-    for count in counts:
-        table.add_column(str(count), justify="right", no_wrap=True)
-    for size in sizes:
-        row = [Text(str(size))]
-        for count in counts:
-            answer = cells.get((size, count))
-            row.append(Text("") if answer is None else figure_cell(answer, figure))
-        table.add_row(*row)
-    return table
+def _padded(texts: Sequence[str], side: "Callable[[str, int], str]") -> list[str]:
+    width = max(map(len, texts))
+    return [side(text, width) for text in texts]
 
 
-def figure_cell(answer: Estimate, figure: Figure) -> "Text":
-    """One figure of an estimate, coloured and marked by the verdict."""
-    from rich.text import Text
-
-    text = f"{figure_bytes(answer, figure) / GIB:,.1f}"
-    verdict = answer.verdict
-    if verdict is None:
-        return Text(text)
-    if figure is Figure.PEAK:
-        text = deciding_text(answer) or text
-    return Text(f"{text}{MARKS[verdict] or ' '}", style=HEAT_STYLES[verdict])
+def _section_starts(sections: Sequence[Sequence[str]]) -> list[int]:
+    """The rows with which another section begins."""
+    return [row for row, section in enumerate(sections) if not row or section != sections[row - 1]]
 
 
-def figure_bytes(answer: Estimate, figure: Figure) -> int:
-    """The figure a matrix shows [bytes]."""
-    if figure is Figure.PEAK:
-        return answer.peak_bytes
-    if figure is Figure.HOST:
-        return answer.host_bytes
-    high = answer.total_bytes.high
-    if figure is Figure.TOTAL or answer.gpu is None:
-        return high
-    return answer.gpu.capacity_bytes - high
+def _label_column(
+    name: str, said: "Sequence[Mapping[str, str]]", starts: Sequence[int] | None
+) -> Column:
+    """What a column says of each row; at the ``starts`` of sections alone, where there are some."""
+    cells = [each[name] if starts is None or row in starts else "" for row, each in enumerate(said)]
+    return Column(header=(name,), cells=tuple(cells), is_figure=name in _NUMBERS)
 
 
-# -- below the table -----------------------------------------------------------------------------
+def _in_words(said: "Mapping[str, str]", names: Iterable[str]) -> str:
+    return ", ".join(in_words(name, said[name]) for name in names if said[name])
 
 
 def _precision_notes(results: Sequence[SweepResult]) -> list[str]:
     """On which cards fp16 stands in for bf16."""
     cards = [
-        each.gpu.gpu_id
+        each.gpu.short_name
         for result in results
         for each in result.estimates
         if " or " in _said("precision", result) and each.gpu is not None and not each.gpu.has_bf16
@@ -331,9 +276,9 @@ def _precision_notes(results: Sequence[SweepResult]) -> list[str]:
 def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
     """What the reader has to know, each line once."""
     units = (
-        "Peak per GPU in GiB = 2^30 bytes, as PyTorch allocates. A card needs what its caching "
-        "allocator must have to complete the run, NCCL and the CUDA context, as a range: fits = its "
-        "high end does, tight = the GPU's memory is inside it, OOM = its low end exceeds the GPU."
+        "GiB = 2^30 bytes. peak: what PyTorch allocates; needs: what its caching allocator must have "
+        "of the card, with NCCL and the CUDA context. fits: the card holds the high end, tight: its "
+        "memory is inside the range, OOM: it does not hold the low end."
     )
     lines = [units]
     if not sweep.exact and any(
@@ -357,7 +302,7 @@ def kernel_notes(results: Sequence[SweepResult]) -> list[str]:
     kernels: dict[str, dict[str, None]] = {}
     for result in results:
         for each in result.estimates:
-            name = each.gpu.gpu_id if each.gpu is not None else "any GPU"
+            name = each.gpu.short_name if each.gpu is not None else "any GPU"
             kernels.setdefault(name, {})[each.attention_kernel] = None
     if len({tuple(found) for found in kernels.values()}) < 2:
         return []
@@ -371,10 +316,3 @@ def impossible_notes(sweep: Sweep) -> list[str]:
         f"Left out, {count} combination{'' if count == 1 else 's'}: {reason}"
         for reason, count in sweep.impossible.items()
     ]
-
-
-def _table() -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    return Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

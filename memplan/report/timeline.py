@@ -18,6 +18,8 @@ NUM_COLUMNS = 76
 FILLS = {Lifetime.LONG: "█", Lifetime.MEDIUM: "▒", Lifetime.SHORT: "░"}
 RESERVED = "·"
 """What the allocator holds, above what is alive."""
+ADDED = "+"
+"""CUDA context and NCCL at their high end, above what the allocator holds; at least one line."""
 LIFETIME_WORDS = {
     Lifetime.LONG: "long: the whole run",
     Lifetime.MEDIUM: "medium: forward to backward",
@@ -129,20 +131,29 @@ def timeline_lines(found: Estimate, *, width: int = NUM_COLUMNS) -> list[str]:
     capacity = found.gpu.capacity_bytes if found.gpu is not None else 0
     shown = 0 < capacity <= 2 * peak.total_bytes
     reserved = max(moment.reserved_bytes for moment in columns)
-    top = max(peak.total_bytes, reserved, capacity if shown else 0) * 1.02
+    added = found.overhead_bytes.high if reserved else 0
+    least = reserved * NUM_ROWS // (NUM_ROWS - 1)
+    top = max(peak.total_bytes, reserved + added, least, capacity if shown else 0) * 1.02
+    added = max(added, int(top / NUM_ROWS)) if reserved else 0
     lines = []
     for row in reversed(range(NUM_ROWS)):
         low, high = top * row / NUM_ROWS, top * (row + 1) / NUM_ROWS
         line = shown and low <= capacity < high
         cells = "".join(
             _cell(moment, (low + high) / 2)
-            or (RESERVED if low <= moment.reserved_bytes < high else "╌" if line else " ")
+            or _above(moment, low, high, added)
+            or ("╌" if line else " ")
             for moment in columns
         )
         label = f"{high / GIB:7.1f} ┤" if row % 3 == (NUM_ROWS - 1) % 3 else " " * 8 + "│"
-        names = [found.gpu.gpu_id] if line and found.gpu is not None else []
+        names = [found.gpu.short_name] if line and found.gpu is not None else []
         if reserved and low <= reserved < high:
             names.append(f"{RESERVED} reserved")
+        if added and low <= reserved + added * 0.5 < high:
+            overhead = found.overhead_bytes
+            names.append(
+                f"{ADDED} {overhead.low / GIB:.1f}-{overhead.high / GIB:.1f} {_beside(found)}"
+            )
         lines.append((label + cells).rstrip() + (" " + ", ".join(names) if names else ""))
     lines.append(f"{0:7.1f} ┼" + "─" * len(columns))
     lines.append(" " * 9 + _phase_labels(columns))
@@ -152,7 +163,7 @@ def timeline_lines(found: Estimate, *, width: int = NUM_COLUMNS) -> list[str]:
     if capacity and not shown:
         assert found.gpu is not None
         lines.append(
-            f"         {found.gpu.gpu_id} holds {capacity / GIB:,.1f} GiB, beyond this drawing"
+            f"         {found.gpu.short_name} holds {capacity / GIB:,.1f} GiB, beyond this drawing"
         )
     return lines
 
@@ -163,6 +174,25 @@ def _cell(moment: Moment, level: float) -> str:
     if level < moment.long_bytes + moment.medium_bytes:
         return FILLS[Lifetime.MEDIUM]
     return FILLS[Lifetime.SHORT] if level < moment.total_bytes else ""
+
+
+def _above(moment: Moment, low: float, high: float, added: int) -> str:
+    """What a line shows above what is alive: the allocator's, or what lies beside it."""
+    reserved = moment.reserved_bytes
+    if low <= reserved < high:
+        return RESERVED
+    return ADDED if reserved and reserved < low < reserved + added else ""
+
+
+def _beside(found: Estimate) -> str:
+    return "context, NCCL" if found.setup.num_gpus > 1 else "context"
+
+
+def added_words(found: Estimate) -> str:
+    """What lies beside the allocator's segments, and how much of it, for a legend."""
+    low, high = (each / GIB for each in (found.overhead_bytes.low, found.overhead_bytes.high))
+    nccl = " and NCCL" if found.setup.num_gpus > 1 else ""
+    return f"CUDA context{nccl}, {low:.1f}-{high:.1f} GiB"
 
 
 def _peak_line(columns: Sequence[Moment], peak: Moment) -> str:

@@ -8,6 +8,7 @@ from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec
 from memplan.search.batch import largest_micro_batch, most_room
@@ -46,7 +47,7 @@ class Hints:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What to change in a setup that does not fit; both sides are replayed."""
+    """What to change in a setup that does not fit; both sides as their verdicts have it."""
 
     answer: Estimate
     """Of the setup that does not fit."""
@@ -59,18 +60,43 @@ class Advice:
         return missing_bytes(self.answer)
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether what is allocated alone says that it does not fit, so that nothing is replayed."""
+        return self.answer.judged_bytes == self.answer.bounded_bytes
+
+    @property
     def saved_bytes(self) -> int:
         """What the change saves, at the low end of the range [bytes]."""
         if self.better is None:
             return 0
+        if self.is_bounded:
+            return self.answer.bounded_bytes.low - self.better.bounded_bytes.low
         return self.answer.total_bytes.low - self.better.total_bytes.low
+
+
+def shortage(answer: Estimate) -> tuple[int, int]:
+    """What a GPU lacks, then what a node lacks [bytes]: which of several comes nearest."""
+    node = answer.node_memory_bytes
+    return missing_bytes(answer), max(0, answer.host_bytes - node) if node is not None else 0
 
 
 def missing_bytes(answer: Estimate) -> int:
     """How much the low end of the range exceeds the GPU by; 0 where it does not [bytes]."""
     if answer.gpu is None:
         return 0
-    return max(0, answer.total_bytes.low - answer.gpu.capacity_bytes)
+    return max(0, answer.judged_bytes.low - answer.gpu.capacity_bytes)
+
+
+UNSHARED = (
+    ComponentKind.ACTIVATIONS, ComponentKind.LOGITS_AND_LOSS, ComponentKind.GATHERED_PARAMETERS,
+)  # fmt: skip
+"""What each GPU holds of its own, however many there are."""
+
+
+def unshared_bytes(answer: Estimate) -> int:
+    """What more GPUs would not share between them, of what is held at the fullest moment [bytes]."""
+    entries = answer.account.peak.entries
+    return sum(entry.num_bytes for entry in entries if entry.kind in UNSHARED)
 
 
 def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None) -> Advice:
@@ -90,17 +116,23 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
     if answer.num_params * WEIGHT_BYTES > LOADING_SHARE * gpu.capacity_bytes:
         changes = map(with_zero_init, changes)
     tried: set[TrainingSetup] = {answer.setup}
+    too_large: set[TrainingSetup] = set()
+    """On one GPU, what does not fit however many there are."""
     for setup in changes:
-        if setup in tried:
+        alone = replace(setup, num_gpus=1, num_nodes=None)
+        if setup in tried or alone in too_large:
             continue
         tried.add(setup)
         try:
             better = settled(estimate(model, setup, gpu))
         except SetupError:
             continue
-        if better.verdict in (Verdict.FITS, Verdict.STATES_FIT):
+        if unshared_bytes(better) > gpu.capacity_bytes:
+            too_large.add(alone)
+        better = replace(better, node_memory_bytes=answer.node_memory_bytes)
+        if better.job_verdict in (Verdict.FITS, Verdict.STATES_FIT):
             return Advice(answer=answer, better=settled(better, always=True))
-        if better.verdict is Verdict.TIGHT and tight is None:
+        if better.job_verdict is Verdict.TIGHT and tight is None:
             tight = better
     return Advice(answer=answer, better=tight)
 
@@ -281,6 +313,6 @@ def hints_for(
                 largest[place] = largest_micro_batch(model, each.setup, each.gpu, known=each)
     advice = []
     for column in zip(*rows, strict=True):
-        if all(each.verdict is Verdict.OOM for each in column):
-            advice.append(advise(model, min(column, key=missing_bytes)))
+        if all(each.job_verdict is Verdict.OOM for each in column):
+            advice.append(advise(model, min(column, key=shortage)))
     return Hints(largest=largest, advice=tuple(advice))

@@ -38,8 +38,8 @@ class FitCheck:
 
     def _fails(self, answer: Estimate) -> bool:
         if self.fail_on is FailOn.OOM:
-            return answer.verdict is Verdict.OOM
-        return answer.verdict is not Verdict.FITS
+            return answer.job_verdict is Verdict.OOM
+        return answer.job_verdict is not Verdict.FITS
 
     @property
     def passed(self) -> bool:

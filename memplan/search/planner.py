@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import Enum
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate, settled
+from memplan.estimator import Estimate, Verdict, estimate, least_bytes, settled
 from memplan.fast_dataclass import dataclass
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
@@ -22,6 +22,7 @@ from memplan.search.depth import with_layers
 from memplan.search.grid import with_global_batch
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
 from memplan.training.kernels import KernelPreset
+from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import (
     PRECISIONS,
     Engine,
@@ -31,6 +32,7 @@ from memplan.training.precision import (
     refuse_unmodelled,
 )
 from memplan.training.setup import (
+    Checkpointing,
     FsdpStrategy,
     Offload,
     Recomputation,
@@ -143,10 +145,12 @@ class Goal:
     """DeepSpeed's stages to consider, which alone then is; empty: 1 to 3."""
     precisions: tuple[Precision, ...] = ()
     """Precisions to consider; empty: each engine's usual one, then bf16 without fp32 states."""
-    checkpointing: tuple[Recomputation | float, ...] = ()
+    checkpointing: tuple[Checkpointing, ...] = ()
     """Policies to consider; empty: none and full, with kernels that have it also selective."""
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
+    node_memory_bytes: int | None = None
+    """CPU RAM of one node; None: there is enough [bytes]."""
     exact: bool = False
     """Replay runs where bounds leave open whether they fit; without, what may fit is no setup."""
 
@@ -206,7 +210,7 @@ def _members(name: str, values: object, kind: type[Enum]) -> tuple[Enum, ...]:
     return tuple(coerce_enum(name, each, kind) for each in given)
 
 
-def _policies(values: object) -> tuple[Recomputation | float, ...]:
+def _policies(values: object) -> tuple[Checkpointing, ...]:
     given = values if isinstance(values, tuple | list) else (values,)
     return tuple(TrainingSetup(checkpointing=each).checkpointing for each in given)
 
@@ -272,17 +276,26 @@ class Plan(Displayed):
     """All that fit, those beyond the goal's limit included."""
     shortfalls: tuple[Shortfall, ...]
     """What does not, in the order it was tried."""
+    overfilling: tuple[Estimate, ...] = ()
+    """What a node's CPU RAM is not enough for, with the smallest size."""
     refused: tuple[str, ...]
     """Why combinations were not tried at all, each reason once."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
+
+    @property
+    def some(self) -> Estimate:
+        """Any estimate: of what fits, or of what does not."""
+        if self.setups:
+            return self.setups[0].estimate
+        return self.shortfalls[0].estimate if self.shortfalls else self.overfilling[0]
 
     def rows(self) -> list[dict[str, object]]:
         """The setups that fit as flat rows, best first, for a table of pandas' or polars'."""
         return [each.estimate.to_dict() for each in self.setups]
 
     def __repr__(self) -> str:
-        some = self.setups[0].estimate if self.setups else self.shortfalls[0].estimate
+        some = self.some
         best = f", the best {some!r}" if self.setups else ""
         return (
             f"Plan({some.model.name} on {self.gpu.short_name}: {self.num_fitting} setups fit{best})"
@@ -318,6 +331,7 @@ class Planner:
         self.active_params = active_parameters(model)
         self.found: list[PlannedSetup] = []
         self.failed: list[tuple[_Candidate, Estimate]] = []
+        self.overfilling: list[Estimate] = []
         self.refused: dict[str, None] = {}
         self.at_hand: TrainingSetup | None = None
         self.answers: dict[int, Estimate] = {}
@@ -344,7 +358,7 @@ class Planner:
                     fitting.add(key)
                 else:
                     hopeless.add(own)
-        if not self.found and not self.failed:
+        if not (self.found or self.failed or self.overfilling):
             raise SetupError(next(iter(self.refused), "the goal leaves nothing to try"))
         ranked = sorted(self.found, key=self._rank)
         return Plan(
@@ -353,6 +367,7 @@ class Planner:
             setups=tuple(self._told(each) for each in ranked[: self.goal.limit]),
             num_fitting=len(ranked),
             shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
+            overfilling=tuple(self.overfilling),
             refused=tuple(self.refused),
             assumptions=(*self.model.assumptions, *ASSUMPTIONS),
         )
@@ -397,7 +412,7 @@ class Planner:
                 chosen.append(Precision.BF16)
         return [(_tier(each), each) for each in chosen]
 
-    def _policies(self) -> tuple[Recomputation | float, ...]:
+    def _policies(self) -> tuple[Checkpointing, ...]:
         if self.goal.checkpointing:
             return self.goal.checkpointing
         if self.goal.base.kernels is KernelPreset.HF:
@@ -422,12 +437,16 @@ class Planner:
     def _try(self, candidate: _Candidate) -> bool:
         """Find the largest micro-batch of a candidate; whether there is one."""
         try:
+            if self._overfills_node(self._estimate(candidate.setup, 1)):
+                return False
             best = self._largest(candidate)
             if best is None:
                 smallest = self._estimate(candidate.setup, 1)
                 self.failed.append((candidate, smallest))
                 return False
             answer = self._estimate(candidate.setup, best)
+            if self._overfills_node(answer):
+                return False
         except SetupError as error:
             self.refused[str(error)] = None
             return False
@@ -439,14 +458,22 @@ class Planner:
         )
         return True
 
+    def _overfills_node(self, answer: Estimate) -> bool:
+        """Whether a node's CPU RAM is not enough for it; then it is kept."""
+        node = self.goal.node_memory_bytes
+        if node is None or answer.host_bytes <= node:
+            return False
+        self.overfilling.append(replace(answer, node_memory_bytes=node))
+        return True
+
     def _largest(self, candidate: _Candidate) -> int | None:
         setup = candidate.setup
         if self.goal.global_batch_size is not None and not self.stretches:
             sizes = self._sizes(setup)
-            if self._fits(self._estimate(setup, sizes[-1])):
+            if self._size_fits(setup, sizes[-1]):
                 # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
                 return sizes[-1]
-            return largest_of(sizes, lambda size: self._fits(self._estimate(setup, size)))
+            return largest_of(sizes, lambda size: self._size_fits(setup, size))
         key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
         search = SizeSearch(
             lambda size: self._known(self._estimate(setup, size)),
@@ -457,6 +484,11 @@ class Planner:
         best = run(first=self.largest.get(key, 1), limit=self._limit())
         self.largest[key] = max(best, 1)
         return best or None
+
+    def _size_fits(self, setup: TrainingSetup, size: int) -> bool:
+        """Whether a size fits, its activations alone being looked at first."""
+        alone = least_bytes(self.model, self._sized(setup, size), self.gpu)
+        return alone <= self.limit_bytes and self._fits(self._estimate(setup, size))
 
     def _estimate(self, setup: TrainingSetup, size: int) -> Estimate:
         """One estimate; those of the setup at hand are kept, as a search ends where it has been."""
@@ -516,7 +548,9 @@ class Planner:
         return settled(answer, always=True) if self.goal.exact else answer
 
     def _told(self, each: PlannedSetup) -> PlannedSetup:
-        return replace(each, estimate=self._shown(each.estimate))
+        shown = self._shown(each.estimate)
+        node = self.goal.node_memory_bytes
+        return replace(each, estimate=replace(shown, node_memory_bytes=node))
 
     # -- the order -------------------------------------------------------------------------------
 
@@ -579,10 +613,12 @@ def _recomputed(setup: TrainingSetup) -> float:
     return _saving(setup.checkpointing)
 
 
-def _saving(value: Recomputation | float) -> float:
+def _saving(value: Checkpointing) -> float:
     """A policy's place among policies: what recomputes more saves more."""
     if isinstance(value, float):
         return value
+    if isinstance(value, CheckpointedLayers):
+        return 0.5
     return {Recomputation.NONE: 0.0, Recomputation.SELECTIVE: 0.5, Recomputation.FULL: 1.0}[value]
 
 

@@ -9,7 +9,9 @@ to the host. It ranks setups; it is no forecast of tokens per second.
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
 from memplan.training.kernels import SelectivePolicy
+from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup, ZeroStage
 
@@ -74,7 +76,7 @@ class RelativeSpeed:
 def relative_speed(answer: Estimate, *, active_params: int) -> RelativeSpeed:
     """The speed of one GPU in a setup, beside that of other setups of the same model."""
     setup, gpu = answer.setup, answer.gpu
-    recomputation = recomputed_share(setup)
+    recomputation = recomputed_share(setup, answer.model)
     tokens = setup.micro_batch_size * (setup.seq_len or 1)
     small = (1 + recomputation) * HALF_SPEED_TOKENS / tokens
     steps = setup.gradient_accumulation_steps
@@ -89,11 +91,13 @@ def relative_speed(answer: Estimate, *, active_params: int) -> RelativeSpeed:
     )
 
 
-def recomputed_share(setup: TrainingSetup) -> float:
+def recomputed_share(setup: TrainingSetup, model: ModelSpec) -> float:
     """Computing done twice, as a share of the model's own."""
     value = setup.checkpointing
     if isinstance(value, float):
         return value * FULL_RECOMPUTATION
+    if isinstance(value, CheckpointedLayers):
+        return value.share(model.num_layers) * FULL_RECOMPUTATION
     if value is Recomputation.SELECTIVE:
         return SELECTIVE_RECOMPUTATION[setup.chosen_kernels.selective]
     return FULL_RECOMPUTATION if value is Recomputation.FULL else 0.0

@@ -1,6 +1,7 @@
 """Every setup of a grid, estimated on every GPU: lazily, in a stable order, in flat memory."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from memplan.errors import SetupError
@@ -40,8 +41,11 @@ class Sweep(Displayed):
         *,
         exact: bool = False,
         num_jobs: int = 1,
+        node_memory_bytes: int | None = None,
     ) -> None:
         self.model = model
+        self.node_memory_bytes = node_memory_bytes
+        """CPU RAM of one node; None: there is no verdict on it [bytes]."""
         self.num_jobs = num_jobs
         """Processes that estimate; 1: this one."""
         self.exact = exact
@@ -75,13 +79,21 @@ class Sweep(Displayed):
 
     def _results(self) -> "Iterator[SweepResult | Impossible | None]":
         """What becomes of every combination, in order."""
-        tasks = self.grid.combinations()
+        tasks, node = self.grid.combinations(), self.node_memory_bytes
         num_jobs = min(self.num_jobs, self.num_combinations)
         if num_jobs <= 1:
-            return (answer_task(each, self.model, self.gpus, exact=self.exact) for each in tasks)
+            return (
+                answer_task(each, self.model, self.gpus, node, exact=self.exact) for each in tasks
+            )
         from memplan.search.parallel import OrderedPool  # which most sweeps do without
 
-        work = partial(answer_task_elsewhere, model=self.model, gpus=self.gpus, exact=self.exact)
+        work = partial(
+            answer_task_elsewhere,
+            model=self.model,
+            gpus=self.gpus,
+            node_memory_bytes=node,
+            exact=self.exact,
+        )
         pool: OrderedPool[Task, SweepResult | Impossible | None] = OrderedPool(
             work,
             num_processes=num_jobs,
@@ -124,7 +136,12 @@ CHUNKS = 4
 
 
 def answer_task(
-    task: Task, model: ModelSpec, gpus: Sequence[GpuSpec], *, exact: bool
+    task: Task,
+    model: ModelSpec,
+    gpus: Sequence[GpuSpec],
+    node_memory_bytes: int | None,
+    *,
+    exact: bool,
 ) -> SweepResult | Impossible | None:
     """What becomes of one combination of a grid."""
     if not isinstance(task, TrainingSetup):
@@ -133,16 +150,23 @@ def answer_task(
         estimates = estimate_on_gpus(model, task, gpus)
     except SetupError as error:
         return Impossible(str(error))
+    if node_memory_bytes is not None:
+        estimates = tuple(replace(each, node_memory_bytes=node_memory_bytes) for each in estimates)
     if exact:
         estimates = tuple(settled(each, always=True) for each in estimates)
     return SweepResult(estimates=estimates)
 
 
 def answer_task_elsewhere(
-    task: Task, model: ModelSpec, gpus: Sequence[GpuSpec], *, exact: bool
+    task: Task,
+    model: ModelSpec,
+    gpus: Sequence[GpuSpec],
+    node_memory_bytes: int | None,
+    *,
+    exact: bool,
 ) -> SweepResult | Impossible | None:
     """The same, to be sent to another process: runs stay where they were played."""
-    result = answer_task(task, model, gpus, exact=exact)
+    result = answer_task(task, model, gpus, node_memory_bytes, exact=exact)
     if not isinstance(result, SweepResult):
         return result
     return SweepResult(estimates=tuple(without_run(each) for each in result.estimates))
@@ -155,9 +179,12 @@ def sweep(
     *,
     exact: bool = False,
     num_jobs: int = 1,
+    node_memory_bytes: int | None = None,
 ) -> Sweep:
     """Estimate every setup of a grid, on every GPU; nothing is computed until it is iterated."""
-    return Sweep(model, grid, gpus, exact=exact, num_jobs=num_jobs)
+    return Sweep(
+        model, grid, gpus, exact=exact, num_jobs=num_jobs, node_memory_bytes=node_memory_bytes
+    )
 
 
 def estimate_on_gpus(

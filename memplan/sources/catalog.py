@@ -102,6 +102,13 @@ def _names() -> dict[str, str]:
     for gpu_id, entry in catalog["gpus"].items():
         for name in (gpu_id, entry["name"], *entry["device_names"]):
             names[_bare(name.lower())] = gpu_id
+    for alias, gpu_id in catalog["aliases"].items():
+        # With its memory, as reports head columns (H100-80) and as people write (t4-16gb).
+        sized = _bare(alias.removesuffix("gb"))
+        memory = f"{catalog['gpus'][gpu_id]['memory_nominal_gb']:g}"
+        plain = sized if sized.endswith(memory) else sized + memory
+        names.setdefault(plain, gpu_id)
+        names.setdefault(f"{plain}gb", gpu_id)
     return names
 
 

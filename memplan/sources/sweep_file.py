@@ -5,7 +5,8 @@
 ===========  ======================================================================================
 version      1
 model        what ``memplan estimate`` takes, or a mapping: name, task, family, num_labels, revision
-hardware     a mapping: gpu (a name or a list), gpu_memory (such as 46GiB); all are judged by
+hardware     a mapping: gpu (a name or a list), gpu_memory (such as 46GiB); all are judged by;
+             cpu_memory of a node (such as 512GiB), judged too
 setup        fields of ``TrainingSetup`` that stay as they are
 axes         fields of ``TrainingSetup`` and the values of each: one, a list, or a range
              (``0-3`` every integer, ``1..32`` doubling)
@@ -22,6 +23,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.search.grid import Grid
 from memplan.search.ranges import parse_range
 from memplan.sources.setup_file import check_field, setup_from_mapping
+from memplan.units import parse_bytes
 
 VERSION = 1
 """Of the form described above."""
@@ -29,7 +31,7 @@ _KEYS = ("version", "model", "hardware", "setup", "axes", "constraints", "exclud
 _MARKS = frozenset({"axes", "hardware", "constraints", "exclude"})
 """Keys that only a sweep has: a model's YAML has none of them."""
 _MODEL_KEYS = ("name", "task", "family", "num_labels", "revision")
-_HARDWARE_KEYS = ("gpu", "gpu_memory")
+_HARDWARE_KEYS = ("gpu", "gpu_memory", "cpu_memory")
 _CONSTRAINTS = ("global_batch_size",)
 _RANGES = frozenset({
     "num_gpus", "num_nodes", "zero_stage", "micro_batch_size", "gradient_accumulation_steps",
@@ -60,6 +62,8 @@ class SweepFile:
     """Names of GPUs to judge by; empty: the default ones."""
     gpu_memory: str | None
     """Usable memory of a card that is not listed."""
+    node_memory_bytes: int | None
+    """CPU RAM of one node [bytes]."""
     grid: Grid
 
 
@@ -98,8 +102,18 @@ def sweep_from_mapping(values: Mapping[str, object], *, source: str) -> SweepFil
         model=_model(values.get("model"), source=source),
         gpus=_texts(hardware.get("gpu"), "hardware.gpu", source=source),
         gpu_memory=_text(hardware.get("gpu_memory"), "hardware.gpu_memory", source=source),
+        node_memory_bytes=_size(hardware, "cpu_memory", source=source),
         grid=_grid(values, source=source),
     )
+
+
+def _size(hardware: Mapping[str, object], key: str, *, source: str) -> int | None:
+    text = _text(hardware.get(key), f"hardware.{key}", source=source)
+    try:
+        return parse_bytes(text) if text is not None else None
+    except UsageError as error:
+        msg = f"{source}: hardware.{key}: {error}"
+        raise ConfigError(msg) from None
 
 
 def read_axis(name: str, value: object, *, option: str = "") -> object:

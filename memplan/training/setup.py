@@ -18,6 +18,7 @@ from memplan.training.kernels import (
     LossKernel,
     NormKernel,
 )
+from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import (
     PRECISIONS,
@@ -91,6 +92,10 @@ class Recomputation(Enum):
     SELECTIVE = "selective"
 
 
+Checkpointing = Recomputation | float | CheckpointedLayers
+"""Which layers are checkpointed, and how."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSetup:
     """How a model is trained.
@@ -124,8 +129,9 @@ class TrainingSetup:
     precision: Precision | None = None
     """None: the engine's usual one, in fp16 on a card without bf16; ``fp16``: the engine's form."""
     optimizer: Optimizer = Optimizer.ADAMW_FUSED
-    checkpointing: Recomputation | float = Recomputation.NONE
-    """A ``Recomputation``, or the share of layers that are recomputed in full."""
+    checkpointing: Checkpointing = Recomputation.NONE
+    """A ``Recomputation``, or the layers that are recomputed in full: a share of them up to 1, a number
+    of the first ones from 2 on, or their numbers (``0-7,12``)."""
     kernels: KernelPreset | Kernels = KernelPreset.HF
     """A code base's kernels, or a choice of one's own."""
     attention: AttentionKernel | None = None
@@ -319,21 +325,39 @@ def _coerce(name: str, value: object, kind: type[Enum]) -> Enum | None:
     return None if value is None and kind not in _ALWAYS_NAMED else coerce_enum(name, value, kind)
 
 
-def _checkpointing(value: object) -> Recomputation | float:
-    if isinstance(value, Recomputation):
+def _checkpointing(value: object) -> Checkpointing:
+    if isinstance(value, Recomputation | CheckpointedLayers):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if value > 1 and value == int(value):
+            return CheckpointedLayers.first(int(value))
         if not 0 <= value <= 1:
-            msg = f"checkpointing: a share of layers must be from 0 to 1, got {value}"
+            msg = (
+                "checkpointing: a share of layers must be from 0 to 1, and a number of them whole, "
+                f"got {value}"
+            )
             raise SetupError(msg)
         return float(value)
-    if isinstance(value, str):
+    if isinstance(value, str) and value[:1].isdecimal():
         try:
             return _checkpointing(float(value))
         except ValueError as error:
             if isinstance(error, SetupError):
                 raise
+    if isinstance(value, str) and (value[:1].isdecimal() or value.startswith("layers.")):
+        return CheckpointedLayers.parse(value)
     return coerce_enum("checkpointing", value, Recomputation)
+
+
+def checkpointing_text(value: Checkpointing) -> str:
+    """``none``, ``full``, ``selective``, a share of layers, or their numbers.
+
+    >>> checkpointing_text(0.5), checkpointing_text(CheckpointedLayers.parse("0-7,12"))
+    ('50%', 'layers.0-7+12')
+    """
+    if isinstance(value, Recomputation):
+        return value.value
+    return f"{value:.0%}" if isinstance(value, float) else str(value)
 
 
 def _kernels(value: object) -> KernelPreset | Kernels:

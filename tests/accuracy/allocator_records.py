@@ -6,12 +6,8 @@ from typing import Any
 
 from memplan.errors import SetupError
 from memplan.estimator import estimate
-from memplan.estimator.estimation import (
-    record_and_walk,
-    shared_options,
-    tape_options,
-    with_workspaces,
-)
+from memplan.estimator.job import with_workspaces
+from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.hardware.gpu import num_multiprocessors, threads_per_multiprocessor
 from memplan.memory.account import ComponentKind, RankAccount
 from memplan.memory.accounts import rank_account

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.memory.account import RankAccount
 from memplan.memory.accounts import rank_account
 from memplan.memory.rank import RankInput

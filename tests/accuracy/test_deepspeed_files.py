@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memplan.errors import ConfigError
-from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.memory.accounts import rank_account
 from memplan.memory.rank import RankInput
 from memplan.sources.deepspeed_config import deepspeed_fields

@@ -16,6 +16,7 @@ import pytest
 
 from memplan.estimator import estimate, settled
 from memplan.report.html import html_report
+from memplan.report.palette import LIGHT
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -129,7 +130,7 @@ def test_layout(browser: str, report: str, tmp_path: Path, width: int) -> None:
     assert found["outside"] == []
     assert found["fetched"] == 0
     assert found["title"] == "llama-3.1-8b: 75.40 GiB"
-    assert "a100-sxm4-80gb 79.15 GiB" in found["text"]
+    assert "A100-80 79.15 GiB" in found["text"]
     assert "8,030,261,248" in found["text"]
 
 
@@ -180,9 +181,11 @@ def test_pixels(browser: str, report: str, tmp_path: Path) -> None:
     )
 
     colours = pixels(picture)
-    assert colours[0x3B, 0x6F, 0xB6] > 80_000, "what is held the whole run"
-    assert colours[0xD9, 0x82, 0x2B] > 20_000, "from forward to backward"
-    assert colours[0xB3, 0x26, 0x1E] > 300, "the GPU's memory"
+    found = {name: colours[tuple(bytes.fromhex(code[1:]))] for name, code in LIGHT.items()}
+    assert found["long"] > 80_000, "what is held the whole run"
+    assert found["medium"] > 20_000, "from forward to backward"
+    assert found["added"] > 1_000, "what lies beside the allocator"
+    assert found["red"] > 300, "the GPU's memory"
     assert colours[0xFF, 0xFF, 0xFF] > 400_000
 
 

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,8 +63,8 @@ def test_without_exact_nothing_is_replayed(run: Run) -> None:
 def test_the_table_has_a_row_for_each_setup_and_a_column_for_each_gpu(run: Run) -> None:
     printed = run(*SWEEP).stdout
     assert sum(" ZeRO-" in line for line in printed.splitlines()) == 18
-    assert "v100-sxm2-" in printed
-    assert "h100-sxm-" in printed
+    assert "V100-32" in printed
+    assert "H100-80" in printed
 
 
 @pytest.mark.parametrize(
@@ -248,6 +249,29 @@ def test_a_matrix_may_be_asked_for_without_naming_a_figure(run: Run) -> None:
     assert run(*SWEEP, "--pivot").stdout == run(*SWEEP, "--pivot", "peak").stdout
 
 
+@pytest.mark.parametrize(
+    ("axes", "head", "column"),
+    [
+        ("seq-len,batch", "tokens \\ batch", ["2", "4"]),
+        ("total,batch,seq-len", "batch \\ tokens", ["512", "1024"]),
+        ("setup,gpu", "setup \\ gpu", ["A100-40", "H200"]),
+    ],
+)
+def test_a_matrix_by_any_two(run: Run, axes: str, head: str, column: list[str]) -> None:
+    command = ("sweep", "gpt2", "--gpus", "8", "--zero", "2,3", "--batch-size", "2,4",
+               "--seq-len", "512,1024", "--gpu", "a100-40gb,h200")  # fmt: skip
+    shown = run(*command, "--pivot", axes).stdout
+    heads = [line for line in shown.splitlines() if head in line]
+    # A matrix for each combination of the other three.
+    assert len(heads) == 2 * 2
+    assert all(line.split()[-2:] == column for line in heads)
+    whole = run(*command, "--format", "json").stdout
+    peaks = {f"{row['peak_bytes'] / 2**30:.1f}" for row in json.loads(whole)["rows"]}
+    if not axes.startswith("total"):
+        matrices = shown.partition(head)[2].partition("Rows:")[0]
+        assert set(re.findall(r"\d+\.\d", matrices)) == peaks
+
+
 def test_colours_are_a_heat_map(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -264,6 +288,8 @@ def test_colours_are_a_heat_map(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         pytest.param(("--zero", "4"), 3, "--zero: 4 is not one of", id="stage"),
         pytest.param(("--precision", "bf17"), 3, "Did you mean 'bf16'", id="precision"),
         pytest.param(("--pivot", "peek"), 2, "Did you mean 'peak'", id="figure"),
+        pytest.param(("--pivot", "bach,gpus"), 2, "Did you mean 'batch'", id="axis"),
+        pytest.param(("--pivot", "batch"), 2, "name the rows and the columns", id="one axis"),
         pytest.param(("--pivot", "--format", "csv"), 2, "leave it out", id="figure for scripts"),
         pytest.param(("--fail-on", "tigt"), 2, "Did you mean 'tight'", id="verdict"),
         pytest.param(("--tolerance", "5"), 2, "write 5% or 0.05", id="tolerance"),
@@ -323,7 +349,7 @@ def test_cards_without_bf16_are_said_to_run_another_precision(
     monkeypatch.setenv("COLUMNS", "200")
     done = run("sweep", "gpt2", "--gpus", "2,8", "--gpu", "v100,h100", *given).stdout
     assert "fp16-master or bf16-master" in done
-    assert "Of two precisions, fp16 is on v100-sxm2-32gb: no bf16 there" in done
+    assert "Of two precisions, fp16 is on V100-32: no bf16 there" in done
     alone = run("sweep", "gpt2", "--gpus", "2,8", "--gpu", "h100", *given).stdout
     assert "bf16-master" in alone
     assert " or " not in alone
@@ -356,3 +382,24 @@ def test_an_interrupted_sweep_over_processes_ends_quietly() -> None:
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=60)
     assert (running.returncode, said) == (130, "")
+
+
+def test_the_textbooks_activations_beside_memplans(run: Callable[..., Any]) -> None:
+    command = (
+        "sweep",
+        "llama-3.2-1b",
+        "--batch-size",
+        "1,2,4",
+        "--gpu",
+        "h100",
+        "--precision",
+        "bf16",
+    )
+    textbook = run(*command, "--pivot", "textbook,batch,seq-len").stdout
+    # 16 layers of sbh(34 + 5as/h), s = h = 2048, a = 32.
+    layers = 16 * 2048 * 2048 * (34 + 5 * 32) / 2**30
+    for batch in (1, 2, 4):
+        assert re.search(rf"^ +{batch} +{layers * batch:,.1f}", textbook, re.MULTILINE)
+    own = run(*command, "--pivot", "activations,batch,seq-len").stdout
+    (row,) = json.loads(run(*command[:3], "1", *command[4:], "--format", "json").stdout)["rows"]
+    assert re.search(rf"^ +1 +{row['kept_after_forward_bytes'] / 2**30:,.1f}", own, re.MULTILINE)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 import memplan
 from memplan.errors import SetupError
-from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.estimator import least_bytes
+from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import gpu_from_memory
 from memplan.report.schema import COLUMN_MEANINGS
@@ -169,3 +170,14 @@ def test_cards_share_a_walk_only_where_no_long_sum_is_split() -> None:
 
     assert shared("a100-80gb", 1).multiprocessors == shared("h100", 1).multiprocessors
     assert shared("a100-80gb", 16).multiprocessors == 108
+
+
+@settings(max_examples=40, deadline=None)
+@given(SETUPS, st.sampled_from(["ddp", "fsdp", "deepspeed"]))
+def test_no_estimate_is_below_what_activations_alone_take(
+    values: dict[str, object], engine: str
+) -> None:
+    setup = TrainingSetup(engine=engine, num_gpus=4, **{**values, "precision": None})
+    model = memplan.load_model(SMALL)
+    alone = least_bytes(model, setup)
+    assert 0 < alone < memplan.estimate(model, setup).peak_bytes

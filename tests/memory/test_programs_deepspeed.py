@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.allocator import least_capacity, replay
 from memplan.memory.deepspeed.job import rounded

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memplan.estimator.estimation import record_and_walk, shared_options, tape_options
+from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.memory.allocator import AllocatorPeaks, least_capacity, replay
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of

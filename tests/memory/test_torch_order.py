@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.graph.segments import Gradient, Operation
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter

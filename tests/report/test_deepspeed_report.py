@@ -145,6 +145,7 @@ class TestRows:
             "offload_optimizer": "cpu",
             "zero_init": True,
             "per_cpu_bytes": 27 * 2_851_598_336,
+            "documented_cpu_bytes": None,
             "per_gpu_bytes": 4 * 32_899_072,
             "pinned_bytes": 6 * 2_851_598_336,
             "pinned_accumulating_bytes": 8 * 2_851_598_336,

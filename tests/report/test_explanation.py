@@ -120,15 +120,28 @@ def test_timeline_drawing() -> None:
 
     assert lines[0].startswith("GiB")
     assert "▼" in lines[0]
-    assert any("╌ v100-sxm2-16gb" in line for line in lines)
+    assert any("╌ V100-16" in line for line in lines)
     assert all(len(line) <= 90 for line in lines)
     assert [word in lines[-2] for word in ("load", "forward", "backward", "step")] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "words"), [(1, "+ 0.1-1.3 context"), (8, "+ 0.6-3.3 context, NCCL")]
+)
+def test_what_lies_beside_the_allocator_is_drawn(num_gpus: int, words: str) -> None:
+    found = answer("llama-3.2-1b", "v100-16gb", num_gpus=num_gpus)
+    lines = timeline_lines(found)
+
+    (named,) = [number for number, line in enumerate(lines) if line.endswith(words)]
+    (reserved,) = [number for number, line in enumerate(lines) if line.endswith("· reserved")]
+    assert named < reserved
+    assert all("++++" in line for line in lines[named:reserved])
 
 
 def test_timeline_says_when_the_gpu_is_out_of_the_picture() -> None:
     lines = timeline_lines(answer("gpt2", "h100"))
 
-    assert lines[-1].strip() == "h100-sxm-80gb holds 79.2 GiB, beyond this drawing"
+    assert lines[-1].strip() == "H100-80 holds 79.2 GiB, beyond this drawing"
 
 
 def test_lifetimes_of_the_peak() -> None:

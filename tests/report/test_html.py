@@ -1,5 +1,6 @@
 """The report as a file: one page, no network, both colour schemes."""
 
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -87,8 +88,8 @@ def test_figures(page: Page) -> None:
     found = estimate(load_model("llama-3.2-1b"), TrainingSetup(precision="bf16"), load_gpu("a100"))  # type: ignore[arg-type]
 
     assert f"{found.peak_bytes / 2**30:,.2f} GiB" in page.text
-    assert "a100-sxm4-80gb" in page.text
-    assert "v100-sxm2-16gb" in page.text
+    assert "A100-80" in page.text
+    assert "V100-16" in page.text
     assert "optimizer adamw-fused" in page.text
     assert "Made by memplan 1.2.3." in page.text
     assert "Φ = 1,235,814,400 parameters" in page.text
@@ -146,6 +147,7 @@ def test_svg_is_xml() -> None:
         "long",
         "medium",
         "short",
+        "added",
         "reserved",
         "reserved",
     ]
@@ -166,3 +168,22 @@ def test_command_says_where_it_cannot_write(run: Callable[..., Any], tmp_path: P
 
     assert outcome.exit_code == 3
     assert "cannot be written" in outcome.stderr
+
+
+def test_tables_and_drawings_are_read_aloud() -> None:
+    found = estimate(
+        load_model("gpt2"), TrainingSetup(seq_len=128, micro_batch_size=2), load_gpu("v100-16gb")
+    )
+    page = html_report([found], version="0")
+    areas = re.findall(
+        r'<div class="scroll" tabindex="0" role="region" aria-label="([^"]+)">', page
+    )
+    assert len(areas) == page.count("<table") == page.count("<caption>")
+    assert all(areas)
+    heads = page.count("<th") - page.count("<thead")
+    assert heads == page.count('<th scope="col"') + page.count('<th scope="row"')
+    drawn = re.search(r'role="img" aria-label="([^"]+)"', page)
+    assert drawn is not None
+    for phase in found.account.phases:
+        assert f"{phase.name} {phase.peak_bytes / 2**30:,.2f} GiB" in drawn[1]
+    assert f"<title>{drawn[1]}</title>" in timeline_svg(found)

@@ -8,18 +8,16 @@ import pytest
 from memplan.errors import UsageError
 from memplan.report.explain_operation import conclusions, lesson_rows
 from memplan.report.lessons import (
-    HEADS,
-    HIDDEN,
     LESSONS,
-    TOKENS,
-    VOCABULARY,
-    WIDTH,
+    USUAL,
     Taught,
     find_lesson,
     teach,
 )
 from memplan.units import GIB
 
+TOKENS, HIDDEN, WIDTH = USUAL.tokens, USUAL.hidden, USUAL.width
+HEADS, VOCABULARY = USUAL.heads, USUAL.vocabulary
 X = 2 * TOKENS * HIDDEN
 """One tensor of hidden states in bf16 [bytes]."""
 STATISTIC = 4 * TOKENS
@@ -95,3 +93,56 @@ def test_command(run: Callable[..., Any]) -> None:
 
     assert outcome.exit_code == 0
     assert "keeps 16.01 MiB instead of 48.01 MiB" in outcome.stdout
+
+
+def test_own_sizes(run: Callable[..., Any]) -> None:
+    printed = run(
+        "explain", "--operation", "softmax", "--seq-len", "4k", "--batch-size", "2"
+    ).stdout
+    assert "2 sequences of 4096 tokens" in printed
+    assert "4.00 GiB  its result" in printed
+    own = run("explain", "llama-3.1-8b", "--operation", "swiglu").stdout
+    assert "feed-forward 14336, 32 heads, vocabulary 128256" in own
+
+
+def test_sizes_that_a_lesson_does_not_have_are_refused(run: Callable[..., Any]) -> None:
+    done = run("explain", "--operation", "sigmoid-chain", "--seq-len", "4k")
+    assert done.exit_code == 2
+    assert "tensors of 1 GiB" in done.stderr
+    done = run("explain", "--operation", "mul", "--zero", "3")
+    assert (done.exit_code, "--zero" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("relu", ["its result (_saved_result)"]),
+        ("silu", ["its input (_saved_self)"]),
+        ("mul", ["the first factor, its input (_saved_self)",
+                 "the second factor, its input (_saved_other)"]),
+        ("linear", ["its input (_saved_self)"]),
+        ("embedding", ["its input (_saved_indices)"]),
+        ("dropout", ["its result (_saved_result1)"]),
+        ("layer_norm", ["its input (_saved_input)", "its result (_saved_result1)",
+                        "its result (_saved_result2)"]),
+    ],
+)  # fmt: skip
+def test_names_are_autograds(name: str, kept: list[str]) -> None:
+    """As ``dir(y.grad_fn)`` lists them in torch 2.13."""
+    (step,) = taught(name)[0].steps
+    assert [what for what, _ in step.saves] == kept
+
+
+def test_which_factor_a_product_keeps() -> None:
+    one_sided = taught("product_of_sums")[2]
+    assert [what for step in one_sided.steps for what, _ in step.saves] == [
+        "the second factor, the result of add_scalar (_saved_other)"
+    ]
+
+
+def test_the_forward_pass_alone() -> None:
+    """``add`` makes one tensor beside its two inputs; the softmax of scores a copy and its result."""
+    assert taught("add")[0].forward_peak_bytes == 3 * X
+    for lesson in LESSONS:
+        for each in taught(lesson.name):
+            assert 0 < each.forward_peak_bytes <= each.peak_bytes

@@ -21,7 +21,7 @@ from memplan.training.setup import TrainingSetup
         pytest.param(
             "gpt2-xl", "v100-16gb",
             {"num_gpus": 8, "zero_stage": 3, "seq_len": 1024, "precision": "fp16-master"},
-            "expandable segments saves", id="the allocator's segments alone",
+            "expandable segments save", id="the allocator's segments alone",
         ),
         pytest.param(
             "llama-3.2-1b", "t4",
@@ -39,7 +39,7 @@ from memplan.training.setup import TrainingSetup
         ),
         pytest.param(
             "llama-3.1-8b", "h100", {"seq_len": 512, "checkpointing": "full"},
-            "optimizer on CPU saves", id="offload",
+            "cpu optimizer save", id="offload",
         ),
         pytest.param(
             "llama-3.1-70b", "h100", {

@@ -1,7 +1,8 @@
 import pytest
 
 from memplan.errors import SetupError
-from memplan.estimator import estimate, estimation
+from memplan.estimator import estimate, recording
+from memplan.estimator.job import worst_account
 from memplan.memory import accounts
 from memplan.memory.deepspeed import job
 from memplan.search.grid import Grid
@@ -16,7 +17,8 @@ MODEL = load_model("llama-3.2-1b")
 def forget() -> None:
     """Empty everything that estimates remember."""
     for remembered in (
-        estimation.record, estimation.record_and_walk, estimation.worst_account,
+        recording.record, recording.record_and_walk, worst_account,
+        recording._walked, recording.walked_on_card,
         job.remembered_buffer, job.remembered_partition,
         accounts._outlined, accounts._spots, accounts._structure, accounts._interned,
     ):  # fmt: skip

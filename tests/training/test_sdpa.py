@@ -12,7 +12,7 @@ import pytest
 
 import memplan
 from memplan.dtypes import DType
-from memplan.estimator.estimation import attention_kernel
+from memplan.estimator.recording import attention_kernel
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import sdpa
 from memplan.graph.options import TapeOptions

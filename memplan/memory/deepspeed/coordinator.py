@@ -61,22 +61,27 @@ class Coordinator:
         self.sizes: dict[int, int] = {}
         """Bytes of each gathered parameter; 0 while it is in a flat buffer only."""
         self.handles: dict[int, Handle] = {}
+        self.trace: Sequence[Sequence[int]] = ()
+        """For each step, the parameters of the module that runs, in order."""
+        self.num_known = -1
+        """How many steps of it have been looked at."""
         self.begin(trace)
 
     def begin(self, trace: Sequence[Sequence[int]]) -> None:
         """Forward and backward of a micro-batch begin."""
-        self.trace = trace
-        """For each step, the parameters of the module that runs, in order."""
         self.step = 0
         self.available = 0
         """Elements gathered, as the engine counts them."""
         self.fetched_for = [-1] * len(self.numels)
         """The last step that a parameter has been fetched for, or passed over for."""
-        self.queue = [(weight, step) for step, needed in enumerate(trace) for weight in needed]
         self.head = 0
-        self._prepare_reuse()
+        if trace is not self.trace or len(trace) != self.num_known:
+            self.trace, self.num_known = trace, len(trace)
+            self._look_at_trace()
+        self.next_use = dict.fromkeys(self.uses, 0)
 
-    def _prepare_reuse(self) -> None:
+    def _look_at_trace(self) -> None:
+        self.queue = [(weight, step) for step, needed in enumerate(self.trace) for weight in needed]
         self.traversed = [0]
         """Elements of all steps before each one."""
         self.uses: dict[int, list[int]] = {}
@@ -87,7 +92,6 @@ class Coordinator:
                 total += self.numels[weight]
                 self.uses.setdefault(weight, []).append(step)
             self.traversed.append(total)
-        self.next_use = dict.fromkeys(self.uses, 0)
 
     def enter(self) -> None:
         """The module of the present step is about to run."""

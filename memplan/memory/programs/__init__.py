@@ -52,6 +52,11 @@ def stops_within(setup: TrainingSetup) -> bool:
     return is_deepspeed and setup.zero_stage is ZeroStage.PARAMETERS
 
 
+def counts_ranks(setup: TrainingSetup) -> bool:
+    """Whether what a rank holds goes by how many there are: not where each holds everything."""
+    return setup.chosen_engine is not Engine.DDP
+
+
 def loads_by_capacity(setup: TrainingSetup) -> bool:
     """Whether a setup's engine loads otherwise where a GPU has no room: ZeRO-1 and 2 flatten elsewhere."""
     stages = (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS)

@@ -386,20 +386,21 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         found = self.formats.compute
         if is_sum and self.options.sync_each_batch:
             found = self.formats.kept
-        before = use.gradient
-        assert before is not None
-        now = before
+        assert use.gradient is not None
+        # Each format's copy goes when the next one is there, the reduced gradient at the end.
+        waiting = [use.gradient]
         if found is not self.formats.reduce:
             size = unit.cast_gradient_bytes or unit.flat_gradient_bytes
-            now = ledger.allocate(size, REDUCE_STREAM, _BUFFERS, _CAST)
+            waiting.append(ledger.allocate(size, REDUCE_STREAM, _BUFFERS, _CAST))
         if self.formats.reduce is not self.formats.kept:
             size = unit.gradient_shard_bytes
             cast = ledger.allocate(size, REDUCE_STREAM, _GRADIENTS, _REDUCED)
-            if now is not before:
-                ledger.free(now)
-            now = cast
-        if now is not before:
-            ledger.free(before)
+            if len(waiting) > 1:
+                ledger.free(waiting.pop())
+            waiting.append(cast)
+        now = waiting.pop()
+        for block in waiting:
+            ledger.free(block)
         use.gradient = now
 
     # -- the update ------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ class ShardedParametersProgram(DeepSpeedProgram):
             persistent=frozenset(self.persistent),
         )
         self.found = find_stops(job.given.tape, job.weights)
+        self.members: dict[tuple[int, int], list[list[int]]] = {}
+        """The parameters of each module of a segment's repetition."""
         self.waiting: list[tuple[int, Block | None]] = []
         """Parameters to be reduced next, and their gradients that lie outside the bucket."""
         self.filled = 0
@@ -193,7 +195,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
 
     def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
         """Fetch and release, in the order of the hooks."""
-        modules = self.found[segment.index].modules
+        modules = self._modules(segment, repetition)
         for act, number in acts:
             if act == Act.HAND_OVER:
                 for index in sorted(self.delayed):
@@ -201,7 +203,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
                 continue
             if not self.gathers:
                 continue
-            members = module_numbers(modules[number].weights, repetition)
+            members = modules[number]
             if act == Act.FETCH:
                 self.coordinator.visit(members)
             elif act == Act.DETACH:
@@ -210,6 +212,16 @@ class ShardedParametersProgram(DeepSpeedProgram):
                 self.unreleased.update(dict.fromkeys(members))
             else:
                 self.coordinator.leave(members)
+
+    def _modules(self, segment: Segment, repetition: int) -> list[list[int]]:
+        """What each module needs."""
+        key = (segment.index, repetition)
+        found = self.members.get(key)
+        if found is None:
+            modules = self.found[segment.index].modules
+            found = [module_numbers(each.weights, repetition) for each in modules]
+            self.members[key] = found
+        return found
 
     # -- a micro-batch ---------------------------------------------------------------------------
 
@@ -320,7 +332,11 @@ class ShardedParametersProgram(DeepSpeedProgram):
         self.in_backward = False
 
     def settle(self, *, num_micro_batches: int) -> None:
-        """A first micro-batch would record in which order modules run."""
+        """A first micro-batch records in which order modules run, and lets go of each at once: where
+        modules run again their graph holds what is then gathered once more, and it is played out."""
+        if self.gathers and any(each.stops.again for each in self.found):
+            self.train(0, num_micro_batches=min(num_micro_batches, 2))
+            return
         if self.gathers:
             self.coordinator.recorded = list(self._order_of_modules())
         super().settle(num_micro_batches=num_micro_batches)
@@ -340,11 +356,9 @@ class ShardedParametersProgram(DeepSpeedProgram):
                 remaining[index] -= 1
                 yield from self._fetched(backward.segment, acts, remaining[index])
 
-    def _fetched(self, segment: Segment, acts: Acts, repetition: int) -> Iterator[Sequence[int]]:
-        modules = self.found[segment.index].modules
-        for act, number in acts:
-            if act == Act.FETCH:
-                yield module_numbers(modules[number].weights, repetition)
+    def _fetched(self, segment: Segment, acts: Acts, repetition: int) -> list[list[int]]:
+        modules = self._modules(segment, repetition)
+        return [modules[number] for act, number in acts if act == Act.FETCH]
 
     # -- the update ------------------------------------------------------------------------------
 

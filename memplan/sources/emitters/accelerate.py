@@ -12,7 +12,13 @@ from memplan.errors import ConfigError, did_you_mean
 from memplan.sources.accelerate_config import accelerate_fields
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
+from memplan.training.setup import (
+    FsdpStrategy,
+    Offload,
+    Recomputation,
+    TrainingSetup,
+    checkpointing_text,
+)
 
 _MIXED = {Precision.BF16_MIXED: "bf16", Precision.FP16_MIXED: "fp16", Precision.FP32: "no"}
 _STRATEGIES = {
@@ -178,7 +184,7 @@ def _checkpointing(setup: TrainingSetup) -> bool:
     value = setup.checkpointing
     if value in (Recomputation.NONE, Recomputation.FULL):
         return value is Recomputation.FULL
-    shown = value.value if isinstance(value, Recomputation) else f"{value:.0%}"
+    shown = checkpointing_text(value)
     msg = f"accelerate checkpoints all layers or none, not {shown}"
     raise refuse(msg)
 

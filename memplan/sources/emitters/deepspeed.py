@@ -8,7 +8,13 @@ from memplan.memory.engine_options import loads_under_zero_init
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import Offload, TrainingSetup, ZeroStage
+from memplan.training.setup import (
+    Offload,
+    Recomputation,
+    TrainingSetup,
+    ZeroStage,
+    checkpointing_text,
+)
 
 _HALF_SECTIONS = {Precision.BF16_MASTER: "bf16", Precision.FP16_MASTER: "fp16"}
 _HALF_OPTIONS = frozenset({
@@ -80,9 +86,9 @@ def _notes(setup: TrainingSetup) -> tuple[str, ...]:
     notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
     if setup.seq_len is not None:
         notes.append(f"cut sequences to {setup.seq_len} tokens")
-    value = getattr(setup.checkpointing, "value", setup.checkpointing)
-    if value != "none":
-        notes.append(f"switch on checkpointing ({value}) in the model")
+    if setup.checkpointing is not Recomputation.NONE:
+        text = checkpointing_text(setup.checkpointing)
+        notes.append(f"switch on checkpointing ({text}) in the model")
     if loads_under_zero_init(setup):
         notes.append("build the model inside deepspeed.zero.Init, as transformers does by itself")
     elif setup.zero_stage is ZeroStage.PARAMETERS:

@@ -7,7 +7,13 @@ llama3 --config llama3_8b`` and these flags.
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup
+from memplan.training.setup import (
+    FsdpStrategy,
+    Offload,
+    Recomputation,
+    TrainingSetup,
+    checkpointing_text,
+)
 
 _PRECISIONS = {
     Precision.BF16_MIXED: {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"},
@@ -86,5 +92,6 @@ def _mode(setup: TrainingSetup) -> str:
     value = setup.checkpointing
     if isinstance(value, Recomputation):
         return value.value
-    msg = f"torchtitan checkpoints all layers or none; {value:.0%} of them cannot be said in flags"
+    shown = checkpointing_text(value)
+    msg = f"torchtitan checkpoints all layers or none; {shown} cannot be said in flags"
     raise refuse(msg)

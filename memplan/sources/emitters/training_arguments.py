@@ -11,7 +11,7 @@ from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.kernels import KernelPreset
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import Recomputation, TrainingSetup
+from memplan.training.setup import Recomputation, TrainingSetup, checkpointing_text
 
 OPTIMIZERS = {
     Optimizer.ADAMW_FUSED: "adamw_torch_fused",
@@ -79,7 +79,7 @@ def _checkpointing(setup: TrainingSetup) -> bool:
     value = setup.checkpointing
     if value in (Recomputation.NONE, Recomputation.FULL):
         return value is Recomputation.FULL
-    shown = value.value if isinstance(value, Recomputation) else f"{value:.0%}"
+    shown = checkpointing_text(value)
     msg = f"the Trainer checkpoints all layers or none, not {shown}"
     raise refuse(msg)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memplan.estimator.estimation import record_and_walk, tape_options
+from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.memory.rank import RankInput
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup

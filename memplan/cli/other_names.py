@@ -1,0 +1,95 @@
+"""Options that people type and that are not there: under which name they are, or that it is not modelled."""
+
+_FULL_SHARD = "--engine fsdp or --zero 3, which shard the model over all GPUs"
+_FROZEN = "--freeze, which says what is not trained"
+
+NOT_MODELLED = {
+    **dict.fromkeys(
+        (
+            "lora",
+            "lora-r",
+            "lora-rank",
+            "lora-alpha",
+            "qlora",
+            "dora",
+            "peft",
+            "use-peft",
+            "adapter",
+        ),
+        ("LoRA and other adapters are", _FROZEN),
+    ),
+    **dict.fromkeys(
+        ("quantize", "quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8"),
+        ("quantized weights are", f"--precision bf16 with {_FROZEN}"),
+    ),
+    **dict.fromkeys(
+        ("tensor-parallel", "tensor-parallel-size", "tensor-model-parallel-size", "tp", "tp-size"),
+        ("tensor parallelism is", _FULL_SHARD),
+    ),
+    **dict.fromkeys(
+        ("pipeline-parallel", "pipeline-parallel-size", "pipeline-model-parallel-size", "pp"),
+        ("pipeline parallelism is", _FULL_SHARD),
+    ),
+    **dict.fromkeys(
+        ("context-parallel", "context-parallel-size", "cp", "sequence-parallel", "sp"),
+        ("parallelism over the sequence is", "--checkpointing full, which keeps less of it"),
+    ),
+    **dict.fromkeys(("expert-parallel", "ep"), ("expert parallelism is", _FULL_SHARD)),
+    "fp8": ("fp8 is", "--precision bf16"),
+}
+"""Name -> what it is, and the nearest that is modelled."""
+
+RENAMED = {
+    **dict.fromkeys(
+        ("num-gpus", "ngpus", "n-gpus", "nproc", "nproc-per-node", "world-size"), "--gpus"
+    ),
+    **dict.fromkeys(("num-nodes", "nnodes"), "--nodes"),
+    **dict.fromkeys(("vram", "gpu-ram", "gpu-mem"), "--gpu-memory"),
+    **dict.fromkeys(("ram", "cpu-ram", "cpu-mem", "host-memory"), "--cpu-memory"),
+    **dict.fromkeys(
+        ("micro-batch-size", "micro-batch", "per-device-train-batch-size",
+         "train-micro-batch-size-per-gpu", "bs"),
+        "--batch-size",
+    ),
+    **dict.fromkeys(("train-batch-size", "total-batch-size"), "--global-batch-size"),
+    **dict.fromkeys(
+        ("gradient-accumulation-steps", "grad-accum", "accumulation"), "--gradient-accumulation"
+    ),
+    **dict.fromkeys(
+        ("max-length", "max-seq-length", "max-seq-len", "sequence-length", "context-length",
+         "context", "seqlen", "tokens"),
+        "--seq-len",
+    ),
+    **dict.fromkeys(
+        ("gradient-checkpointing", "activation-checkpointing", "recompute"), "--checkpointing full"
+    ),
+    **dict.fromkeys(("zero-stage", "stage"), "--zero"),
+    **dict.fromkeys(("optim", "optimiser"), "--optimizer"),
+    **dict.fromkeys(("dtype", "mixed-precision", "torch-dtype"), "--precision"),
+    **dict.fromkeys(("bf16", "bfloat16"), "--precision bf16-amp"),
+    **dict.fromkeys(("fp16", "float16", "half"), "--precision fp16-amp"),
+    **dict.fromkeys(("flash-attention", "flash-attn", "fa2"), "--attention flash"),
+    **dict.fromkeys(("attn-implementation",), "--attention"),
+    **dict.fromkeys(("torch-compile",), "--compile"),
+    **dict.fromkeys(("offload-optimizer", "cpu-offload"), "--offload cpu"),
+    **dict.fromkeys(("liger", "use-liger-kernel"), "--kernels liger"),
+    **dict.fromkeys(("fsdp",), "--engine fsdp"),
+    **dict.fromkeys(("ddp",), "--engine ddp"),
+}  # fmt: skip
+"""Name -> the option, with its value where the name says one."""
+
+
+def other_name(option: str, known: tuple[str, ...]) -> str:
+    """What to say of an option that a command does not have; nothing where nothing is known.
+
+    >>> other_name("--tp", ("--engine", "--zero"))[:32]
+    'tensor parallelism is not modell'
+    >>> other_name("--max-length", ("--seq-len",)), other_name("--max-length", ())
+    ("it is called '--seq-len'", '')
+    """
+    name = option.lstrip("-").replace("_", "-").lower()
+    if name in NOT_MODELLED:
+        what, nearest = NOT_MODELLED[name]
+        return f"{what} not modelled; the nearest that is: {nearest}"
+    renamed = RENAMED.get(name, "")
+    return f"it is called {renamed!r}" if renamed.partition(" ")[0] in known else ""

@@ -1,0 +1,184 @@
+"""A job: a walked model trained in one way on one kind of GPU, and what its ranks hold."""
+
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from memplan.errors import SetupError
+from memplan.estimator.recording import (
+    Walked,
+    record_and_walk,
+    tape_options,
+    walked_on_card,
+)
+from memplan.fast_dataclass import dataclass
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory import accounts
+from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
+from memplan.memory.engine_options import engine_autocast
+from memplan.memory.programs import rank_kinds
+from memplan.memory.rank import RankInput, joined
+from memplan.memory.required import RunSource
+from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
+from memplan.model.spec import ModelSpec
+from memplan.training.kernels import AttentionKernel
+from memplan.training.precision import PRECISIONS, refuse_unmodelled
+from memplan.training.setup import TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A model, a setup and a GPU, recorded and walked."""
+
+    walked: Walked
+    gpu: GpuSpec | None
+    given: RankInput
+
+    @classmethod
+    def of(cls, model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> "Job":
+        """Fill the setup's defaults in, record the model and walk it."""
+        resolved = setup.resolve(model.context_length, has_bf16=gpu is None or gpu.has_bf16)
+        _refuse_kernels(resolved, gpu)
+        walked = walked_on_card(model, tape_options(resolved, gpu))
+        return cls(walked=walked, gpu=gpu, given=walked.trained_as(resolved))
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """With every default filled in."""
+        return self.given.setup
+
+    def account(self, *, rank: int | None) -> RankAccount:
+        """One rank's account, or the worst one's, on this GPU."""
+        if rank is None:
+            account = worst_account(self.walked, self.setup)
+        else:
+            account = rank_account(self.given, rank=rank)
+        gpu = self.gpu
+        if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
+            account = rank_account(self.given, rank=account.rank, capacity_bytes=gpu.capacity_bytes)
+        account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
+        if self.walked.model.activations_left_out:
+            left_out = (*account.left_out, self.walked.model.activations_left_out)
+            account = replace(account, left_out=left_out)
+        return account
+
+    def run_source(self, account: RankAccount) -> RunSource:
+        """From which that rank's run is played out."""
+        return RunSource(
+            record=partial(record_and_walk, self.walked.model, self.walked.options),
+            setup=self.setup,
+            rank=account.rank,
+            workspace_bytes=_scratch_bytes(self.setup, self.gpu) // NUM_HANDLES,
+            capacity_bytes=self._tight_capacity(account),
+        )
+
+    def _tight_capacity(self, account: RankAccount) -> int | None:
+        """The card's, where loading has to go by it; None where there is room."""
+        gpu = self.gpu
+        if gpu is None or account.phases[0].peak_bytes <= gpu.capacity_bytes:
+            return None
+        return gpu.capacity_bytes
+
+
+def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
+    if not setup.kernel_scratch:
+        return 0
+    return workspace_bytes(gpu.compute_capability if gpu is not None else None)
+
+
+@lru_cache(maxsize=256)
+def worst_account(walked: Walked, resolved: TrainingSetup) -> RankAccount:
+    """The worst rank's account on a GPU with room to load; remembered, since GPUs share it."""
+    return rank_account(walked.trained_as(resolved))
+
+
+def with_workspaces(account: RankAccount, num_bytes: int) -> RankAccount:
+    """The account with cuBLAS workspaces in every phase but ``load``."""
+    if not num_bytes:
+        return account
+    entry = Entry(ComponentKind.KERNEL_SCRATCH, num_bytes, "cuBLAS workspaces")
+    phases = tuple(
+        phase if phase.name == "load" else Phase(phase.name, (*phase.entries, entry))
+        for phase in account.phases
+    )
+    return replace(account, phases=phases, held_bytes=account.held_bytes + num_bytes)
+
+
+def rank_account(
+    given: RankInput, *, rank: int | None = None, capacity_bytes: int | None = None
+) -> RankAccount:
+    """One rank's account, as its engine really holds it; the worst rank's where none is named.
+
+    ``capacity_bytes`` is what an engine goes by that loads differently where there is no room.
+    Raises ``SetupError`` for an engine or a parallel degree that is not modelled, and for a rank
+    that the setup does not have.
+    """
+    _refuse_unmodelled(given.setup)
+    return accounts.rank_account(given, rank=rank, capacity_bytes=capacity_bytes)
+
+
+def all_ranks(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> list[RankAccount]:
+    """Every distinct account of a job, the fullest first, with the ranks that it is of.
+
+    Of equally full ones that of the rank which stands for the job comes first.
+    """
+    job = Job.of(model, setup, gpu)
+    worst = job.account(rank=None).rank
+    found: dict[RankAccount, list[range]] = {}
+    for runs in rank_kinds(job.given):
+        account = job.account(rank=runs[0].start)
+        found.setdefault(replace(account, rank=0), []).extend(runs)
+    accounts = [
+        replace(account, rank=_rank_of(ranks, worst), ranks=ranks)
+        for account, runs in found.items()
+        for ranks in [joined(runs)]
+    ]
+    return sorted(
+        accounts, key=lambda each: (-each.peak.peak_bytes, not each.is_of(worst), each.rank)
+    )
+
+
+def _rank_of(runs: tuple[range, ...], worst: int) -> int:
+    """The rank that stands for some: the one that stands for the job, if it is among them."""
+    return worst if any(worst in run for run in runs) else runs[0].start
+
+
+def _refuse_unmodelled(setup: TrainingSetup) -> None:
+    refuse_unmodelled(setup.chosen_engine)
+    for name in UNMODELLED_DEGREES:
+        if getattr(setup, name) > 1:
+            msg = (
+                f"{name}: is not modelled; the nearest that is: sharding the model over all GPUs, "
+                "`engine='fsdp'` or `zero_stage=3`"
+            )
+            raise SetupError(msg)
+    for name in UNMODELLED_CHOICES:
+        if getattr(setup, name):
+            msg = f"{name}: is not modelled, as no tensor or pipeline parallelism is"
+            raise SetupError(msg)
+
+
+def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
+    """Refuse the flash-attention package where it does not run: on old cards, and in fp32."""
+    if setup.chosen_kernels.attention is not AttentionKernel.FLASH:
+        return
+    if gpu is not None and not gpu.supports_flash_attention:
+        version = gpu.compute_capability
+        has = f"sm_{version[0]}{version[1]}" if version is not None else gpu.vendor.value
+        msg = (
+            f"attention: flash needs compute capability 8.0 (sm_80), and {gpu.gpu_id} is {has}; "
+            "choose sdpa or eager"
+        )
+        raise SetupError(msg)
+    formats = PRECISIONS[setup.chosen_precision]
+    if not (formats.autocast or engine_autocast(setup) or formats.compute).is_half:
+        msg = "attention: flash takes 16 bits only, and the precision is fp32; choose sdpa or eager"
+        raise SetupError(msg)
+
+
+UNMODELLED_CHOICES = ("sequence_parallel", "loss_parallel", "pipeline_schedule")
+"""What comes with such a degree."""
+UNMODELLED_DEGREES = (
+    "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
+    "virtual_stages",
+)  # fmt: skip
+"""Parallel degrees that a setup may name and no account holds yet: refused, never ignored."""

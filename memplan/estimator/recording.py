@@ -1,0 +1,156 @@
+"""A model recorded and walked: what all engines, and all cards that run the same kernels, share."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.model import record_model
+from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
+from memplan.hardware.gpu import (
+    GpuSpec,
+    num_multiprocessors,
+    threads_per_multiprocessor,
+)
+from memplan.memory.engine_options import (
+    casts_inputs,
+    engine_autocast,
+    has_module_hooks,
+    has_python_linear,
+)
+from memplan.memory.rank import RankInput
+from memplan.memory.step import StepPasses, StepWalk, splits_sums
+from memplan.model.spec import ModelSpec
+from memplan.training.kernels import SelectivePolicy
+from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.precision import PRECISIONS
+from memplan.training.sdpa import (
+    SDPA_SUPPORT,
+    choose_sdpa_kernel,
+    sdpa_support,
+)
+from memplan.training.setup import Recomputation, TrainingSetup
+
+
+@lru_cache(maxsize=256)
+def record(model: ModelSpec, options: TapeOptions) -> Tape:
+    """The model on the tape; remembered, since cards are compared by it."""
+    return record_model(model, options)
+
+
+@lru_cache(maxsize=256)
+def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepPasses]:
+    """The model on the tape, and the walk over it; remembered, since engines share activations."""
+    tape = record(model, options)
+    return tape, StepWalk(tape).run()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Walked:
+    """A model recorded and walked with some options: one object for all that share it."""
+
+    model: ModelSpec
+    options: TapeOptions
+    tape: Tape
+    passes: StepPasses
+
+    def trained_as(self, resolved: TrainingSetup) -> RankInput:
+        """With a setup whose tape this is."""
+        return RankInput(tape=self.tape, passes=self.passes, setup=resolved)
+
+
+@lru_cache(maxsize=256)
+def walked_on_card(model: ModelSpec, options: TapeOptions) -> Walked:
+    """Remembered by a card's own options too: a model is long to tell from another."""
+    return _walked(model, shared_options(model, options))
+
+
+@lru_cache(maxsize=256)
+def _walked(model: ModelSpec, options: TapeOptions) -> Walked:
+    tape, passes = record_and_walk(model, options)
+    return Walked(model=model, options=options, tape=tape, passes=passes)
+
+
+def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
+    """Options for a card: those of the plainest card whose kernels are the same for this model.
+
+    What a walk finds depends on the card through the kernels it runs alone, and how they split long
+    sums, so cards that do the same share the walk.
+    """
+    default = TapeOptions()
+    plain = replace(
+        options,
+        sdpa=default.sdpa,
+        multiprocessors=default.multiprocessors,
+        threads_per_multiprocessor=default.threads_per_multiprocessor,
+    )
+    tape = record(model, plain)
+    shared = options if splits_sums(tape) else replace(plain, sdpa=options.sdpa)
+    chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
+    for support in (default.sdpa, *SDPA_SUPPORT.values()):
+        if [choose_sdpa_kernel(call, support) for call in tape.sdpa_calls] == chosen:
+            return replace(shared, sdpa=support)
+    return shared
+
+
+def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
+    """How the tape has to be written for a setup with every default filled in."""
+    formats = PRECISIONS[setup.chosen_precision]
+    seq_len = setup.seq_len or 1
+    return TapeOptions(
+        batch_size=setup.micro_batch_size,
+        seq_len=seq_len,
+        target_seq_len=setup.target_seq_len or seq_len,
+        weights=formats.weights,
+        compute=formats.compute,
+        autocast=formats.autocast or engine_autocast(setup),
+        kernels=setup.chosen_kernels,
+        dropout=setup.dropout,
+        decomposed=not setup.kernel_scratch,
+        sdpa=sdpa_support(gpu),
+        multiprocessors=num_multiprocessors(gpu),
+        threads_per_multiprocessor=threads_per_multiprocessor(gpu),
+        checkpointed_layers=_checkpointed_layers(setup),
+        selective=setup.checkpointing is Recomputation.SELECTIVE,
+        module_hooks=has_module_hooks(setup),
+        casts_inputs=casts_inputs(setup),
+        python_linear=has_python_linear(setup),
+        outputs_held=setup.outputs_held,
+        upcast_outputs=setup.upcast_outputs,
+        freeze=setup.freeze,
+    )
+
+
+def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:
+    checkpointing = setup.checkpointing
+    if isinstance(checkpointing, float | CheckpointedLayers):
+        return checkpointing
+    if checkpointing is Recomputation.SELECTIVE:
+        policy = setup.chosen_kernels.selective
+        return 1.0 if policy is SelectivePolicy.EVERY_OTHER_MATMUL else 0.0
+    return 1.0 if checkpointing is Recomputation.FULL else 0.0
+
+
+@lru_cache(maxsize=256)
+def attention_kernel(tape: Tape) -> str:
+    """Which kernel computes the attention scores.
+
+    Where layers differ, all of them, in the order they come.
+    """
+    found: list[str] = []
+    for segment in tape.segments:
+        for operation in segment.operations:
+            name = _KERNEL_OPERATIONS.get(operation.name)
+            if name is not None and name not in found:
+                found.append(name)
+    return "+".join(found) or "none"
+
+
+_KERNEL_OPERATIONS = {
+    "flash_attention": "flash",
+    "cudnn_attention": "cudnn",
+    "efficient_attention": "efficient",
+    "safe_softmax": "math",
+    "softmax": "eager",
+    "fused_softmax": "eager",
+}

@@ -1,0 +1,240 @@
+"""The answer first: a line for the job, and one for each GPU: what fits, what it needs, how far it goes."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memplan.estimator import Estimate, Verdict, expandable_note
+from memplan.fast_dataclass import dataclass
+from memplan.hardware.gpu import GpuSpec
+from memplan.report.changes import (
+    advice_text,
+    checkpointing_label,
+    gpus_label,
+    setup_label,
+)
+from memplan.search.advice import shortage
+from memplan.training.precision import Engine
+from memplan.training.setup import Offload, TrainingSetup
+from memplan.units import GIB, format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memplan.memory.runtime import ByteRange
+    from memplan.search.advice import Hints
+
+Rows = Sequence[Sequence[Estimate]]
+"""A row for each setup, which holds it on every GPU asked for."""
+
+VERDICT_STYLES = {
+    Verdict.FITS: "green",
+    Verdict.TIGHT: "yellow",
+    Verdict.OOM: "bold red",
+    Verdict.STATES_FIT: "cyan",
+}
+_DOT = " · "
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuAnswer:
+    """What is to be said of one GPU."""
+
+    chosen: Estimate
+    """The simplest setup that fits; where none does, the one that comes nearest."""
+    gpu: GpuSpec
+    words: str
+    needed: "ByteRange"
+    largest: int | None
+    """The largest micro-batch that fits; None: it was not looked for."""
+    advice: str
+    """What would make it fit; empty where it does."""
+
+
+def machinery(setup: TrainingSetup) -> tuple[int, int]:
+    """How much an engine does beyond plain data parallelism: offloading first, then sharding."""
+    offloads = [setup.offload_optimizer, setup.offload_param]
+    moved = sum(place is not Offload.NONE for place in offloads)
+    if setup.chosen_engine is Engine.DDP:
+        return moved, 0
+    if setup.chosen_engine is Engine.DEEPSPEED and setup.zero_stage is not None:
+        return moved, 1 + setup.zero_stage.value
+    return moved, 4
+
+
+def simplest_first(rows: Rows) -> list[Sequence[Estimate]]:
+    """Rows by their machinery: DDP, the stages and FSDP2, then what offloads."""
+    return sorted(rows, key=lambda row: machinery(row[0].setup))
+
+
+def best_places(rows: Rows) -> list[tuple[int, str]]:
+    """For each GPU, the number of the row that its line is about, and the GPU's id."""
+    places = []
+    for column in zip(*rows, strict=True):
+        gpu = column[0].gpu
+        if gpu is not None:
+            number = _chosen(column)
+            if column[number].job_verdict in (Verdict.FITS, Verdict.TIGHT):
+                places.append((number, gpu.gpu_id))
+    return places
+
+
+def _chosen(column: Sequence[Estimate]) -> int:
+    """The row with the best verdict, of these the simplest; where all are OOM, the nearest."""
+    for verdict in (Verdict.FITS, Verdict.STATES_FIT, Verdict.TIGHT):
+        found = [number for number, each in enumerate(column) if each.job_verdict is verdict]
+        if found:
+            return min(found, key=lambda number: machinery(column[number].setup))
+    return min(range(len(column)), key=lambda number: shortage(column[number]))
+
+
+def gpu_answers(rows: Rows, hints: "Hints | None" = None, *, exact: bool) -> list[GpuAnswer]:
+    """What to say of each GPU; rows are the simplest first.
+
+    ``exact``: runs were replayed, so that what they need is known, not bounded.
+    """
+    largest = hints.largest if hints is not None else {}
+    advice = {
+        each.answer.gpu.gpu_id: advice_text(each)
+        for each in (hints.advice if hints is not None else ())
+        if each.answer.gpu is not None
+    }
+    found = []
+    for column in zip(*rows, strict=True):
+        number = _chosen(column)
+        chosen = column[number]
+        gpu = chosen.gpu
+        if gpu is None:
+            continue
+        told = advice.get(gpu.gpu_id, "")
+        if not told and expandable_note(chosen) in chosen.notes:
+            told = "to fit: --allocator expandable (segments that grow)"
+        found.append(
+            GpuAnswer(
+                chosen=chosen,
+                gpu=gpu,
+                words=_words(column, number),
+                needed=needed_bytes(chosen, exact=exact),
+                largest=largest.get((number, gpu.gpu_id)),
+                advice=told,
+            )
+        )
+    return found
+
+
+def needed_bytes(answer: Estimate, *, exact: bool) -> "ByteRange":
+    """What a run needs of its card [bytes]; what is known of it where that is not looked for."""
+    return answer.total_bytes if exact else answer.judged_bytes
+
+
+def _words(column: Sequence[Estimate], number: int) -> str:
+    """``fits from ZeRO-1``."""
+    chosen = column[number]
+    verdict = chosen.job_verdict
+    assert verdict is not None
+    if len(column) == 1:
+        short = chosen.host_verdict is Verdict.OOM
+        return f"{chosen.verdict}, CPU RAM OOM" if short else verdict.value
+    label = setup_label(chosen.setup)
+    if verdict is Verdict.OOM:
+        return f"nothing fits, nearest {label}"
+    others = column[number + 1 :]
+    upward = number and others and all(each.job_verdict is Verdict.FITS for each in others)
+    return f"{verdict.value} {'from' if upward and verdict is Verdict.FITS else 'with'} {label}"
+
+
+def needed_text(needed: "ByteRange") -> str:
+    """``17.0-18.1``, in GiB."""
+    return f"{needed.low / GIB:,.1f}-{needed.high / GIB:,.1f}"
+
+
+def capacity_text(gpu: GpuSpec) -> str:
+    """``31.7 GiB``, with a mark where no reading is known."""
+    return f"{'~' if gpu.capacity_note else ''}{gpu.capacity_bytes / GIB:,.1f} GiB"
+
+
+def head_parts(rows: Rows) -> list[str]:
+    """The job in a few words, what the rows have in common."""
+    first = rows[0][0]
+    setup = first.setup
+    nodes = f" on {setup.nodes} nodes" if setup.nodes > 1 else ""
+    count = format_count(first.num_params)
+    if first.trainable_params != first.num_params:
+        count += f", {format_count(first.trainable_params)} trained"
+    tokens = f"{setup.seq_len:,} tokens"
+    if setup.target_seq_len != setup.seq_len:
+        tokens += f" in, {setup.target_seq_len:,} out"
+    batch = f"micro-batch {setup.micro_batch_size}"
+    if setup.gradient_accumulation_steps > 1:
+        batch += f" x {setup.gradient_accumulation_steps}"
+    parts = [f"{first.model.name} ({first.model.task.value})", count, f"{gpus_label(setup)}{nodes}"]
+    if len(rows) == 1:
+        names = dict.fromkeys(each.setup.chosen_precision.value for each in rows[0])
+        own = f", {setup_label(setup)}" if setup.num_gpus > 1 or machinery(setup) > (0, 0) else ""
+        parts[-1] += own
+        parts.append(" or ".join(names))
+    kept = checkpointing_label(setup)
+    checkpointing = "no checkpointing" if kept == "none" else f"checkpointing {kept}"
+    return [*parts, tokens, batch, f"{setup.optimizer.value}, {checkpointing}"]
+
+
+def print_answer(
+    console: "Console", rows: Rows, hints: "Hints | None" = None, *, exact: bool
+) -> None:
+    """Print the job, and the answer for each GPU."""
+    from rich.text import Text
+
+    name, _, rest = _DOT.join(head_parts(rows)).partition(" ")
+    console.print(Text.assemble((name, "bold"), f" {rest}"))
+    answers = gpu_answers(rows, hints, exact=exact)
+    if not answers:
+        return
+    names = [each.gpu.short_name for each in answers]
+    lines = [_line_parts(each) for each in answers]
+    left = max(map(len, names)) + GAP
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    is_wide = INDENT + left + sum(widths) + 3 * (len(widths) - 1) <= console.width
+    for each, name, parts in zip(answers, names, lines, strict=True):
+        line = Text(" " * INDENT + (name.ljust(left) if is_wide else f"{name}  "))
+        line.append(parts[0], style=VERDICT_STYLES[each.chosen.job_verdict or Verdict.OOM])
+        if is_wide:
+            padded = [part.ljust(width) for part, width in zip(parts, widths, strict=True)]
+            line.append((padded[0][len(parts[0]) :] + "   " + "   ".join(padded[1:])).rstrip())
+        console.print(line)
+        below = [] if is_wide else _joined(list(filter(None, parts[1:])), console.width)
+        for text in (*below, *filter(None, [each.advice])):
+            _print_indented(console, text)
+
+
+INDENT = 2
+GAP = 2
+
+
+def _joined(parts: list[str], width: int) -> list[str]:
+    """The parts in one line, where there is room for it."""
+    text = "   ".join(parts)
+    return [text] if 2 * INDENT + len(text) <= width else parts
+
+
+def _print_indented(console: "Console", text: str) -> None:
+    """Print a line below a GPU's own, its continuation as far in."""
+    from textwrap import wrap
+
+    for line in wrap(text, console.width - 2 * INDENT, break_on_hyphens=False):
+        console.print(" " * 2 * INDENT + line, markup=False, soft_wrap=True)
+
+
+def _line_parts(answer: GpuAnswer) -> tuple[str, str, str]:
+    """The verdict, what it needs, the largest micro-batch."""
+    needs = f"needs {needed_text(answer.needed)} of {capacity_text(answer.gpu)}"
+    chosen = answer.chosen
+    if chosen.deciding_phase in ("load", "save"):
+        needs += f" to {chosen.deciding_phase}"
+    if chosen.node_memory_bytes is not None:
+        node = chosen.node_memory_bytes / GIB
+        needs += f", CPU RAM {chosen.host_bytes / GIB:,.1f} of {node:,.1f} GiB"
+    return answer.words, needs, batch_text(answer.largest)
+
+
+def batch_text(largest: int | None) -> str:
+    """``batch <= 3``; nothing where it is not known, or none fits."""
+    return f"batch <= {largest}" if largest else ""

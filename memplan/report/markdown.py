@@ -1,0 +1,101 @@
+"""An estimate as Markdown, for a pull request or a page: the answer, the figures, the assumptions."""
+
+from collections.abc import Iterator, Sequence
+
+from memplan.estimator import Estimate
+from memplan.report.answer import GpuAnswer, Rows, gpu_answers, head_parts, needed_text
+from memplan.report.blocks import Column
+from memplan.report.columns import kernel_groups
+from memplan.report.estimate import (
+    LEGEND,
+    account_columns,
+    common_assumptions,
+    comparison_columns,
+    host_lines,
+    notes,
+    precision_lines,
+)
+from memplan.search.advice import Hints
+from memplan.text import one_line
+from memplan.units import format_gib
+
+
+def estimate_markdown(rows: Rows, hints: Hints, *, exact: bool, version: str) -> str:
+    """The whole page; rows are the simplest first."""
+    return "\n".join(_lines(rows, hints, exact=exact, version=version))
+
+
+def _lines(rows: Rows, hints: Hints, *, exact: bool, version: str) -> Iterator[str]:
+    name, *rest = (escaped(part) for part in head_parts(rows))
+    yield f"## {name}"
+    yield ""
+    yield " · ".join(rest)
+    yield ""
+    for answer in gpu_answers(rows, hints, exact=exact):
+        yield from _answer_lines(answer)
+    yield ""
+    if len(rows) > 1:
+        yield "### Setups, simplest first"
+        yield ""
+        yield from table_lines(comparison_columns(rows, hints, exact=exact))
+    else:
+        yield "### Where the bytes are"
+        for group in kernel_groups(rows[0]):
+            yield ""
+            yield from table_lines(account_columns(group[0], _cards(group, rows[0])))
+        for line in host_lines(rows[0]):
+            yield f"\n{escaped(line)}"
+    yield ""
+    yield "### Assumptions"
+    yield ""
+    assumed = common_assumptions(rows)
+    of_model = [text for text in rows[0][0].model.assumptions if text not in assumed]
+    for text in (*of_model, *assumed, *precision_lines(rows), *notes(rows)):
+        yield f"* {escaped(text)}"
+    yield ""
+    for text in LEGEND[:3]:
+        yield f"{escaped(text)} "
+    yield f"Made by memplan {version}."
+
+
+def _answer_lines(answer: GpuAnswer) -> Iterator[str]:
+    """The verdict on a GPU in a sentence, and what would change it."""
+    gpu = answer.gpu
+    needs = f"needs {needed_text(answer.needed)} of {format_gib(gpu.capacity_bytes, digits=1)}"
+    batch = f", micro-batch at most {answer.largest}" if answer.largest else ""
+    yield f"* **{escaped(gpu.short_name)}: {escaped(answer.words)}**, {needs}{batch}"
+    if answer.advice:
+        yield f"  * {escaped(answer.advice)}"
+
+
+def _cards(group: Sequence[Estimate], row: Sequence[Estimate]) -> str:
+    """The GPUs that a table is of, where there are others."""
+    if len(group) == len(row):
+        return ""
+    return " and ".join(each.gpu.short_name for each in group if each.gpu is not None)
+
+
+def table_lines(columns: Sequence[Column]) -> Iterator[str]:
+    """A GitHub-flavoured table; figures are set to the right."""
+    heads = [escaped(" ".join(filter(None, column.header))) for column in columns]
+    yield _row(heads)
+    yield "|" + "|".join(" ---: " if column.is_figure else " --- " for column in columns) + "|"
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        yield _row(["<br>".join(escaped(line) for line in cell.split("\n")) for cell in cells])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown takes for no markup of its own.
+
+    >>> escaped("a | b <= *c*")
+    'a \\\\| b &lt;= \\\\*c\\\\*'
+    """
+    text = " ".join(one_line(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{each}" if each in _MARKS else each for each in text)
+
+
+_MARKS = "\\|*_`[]"

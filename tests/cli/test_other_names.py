@@ -1,0 +1,48 @@
+"""Options under the names that people know from elsewhere."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memplan.cli.app import load_command
+from memplan.cli.other_names import NOT_MODELLED, RENAMED, other_name
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def options() -> tuple[str, ...]:
+    return tuple(name for param in load_command("estimate").params for name in param.opts)
+
+
+def test_what_is_named_is_there_and_what_is_renamed_is_not(options: tuple[str, ...]) -> None:
+    for name in (*NOT_MODELLED, *RENAMED):
+        assert f"--{name}" not in options
+        assert other_name(f"--{name}", options)
+    for told in RENAMED.values():
+        assert told.split()[0] in options
+    for _, nearest in NOT_MODELLED.values():
+        assert nearest.split()[0].rstrip(",") in options
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--lora-rank", "LoRA and other adapters are not modelled; the nearest that is: --freeze"),
+        ("--load_in_4bit", "Quantized weights are not modelled"),
+        ("--tensor-parallel", "Tensor parallelism is not modelled; the nearest that is: --engine"),
+        ("--max-length", "It is called '--seq-len'"),
+        ("--gradient-checkpointing", "It is called '--checkpointing full'"),
+        ("--zeroo", "Did you mean '--zero'?"),
+    ],
+)
+def test_the_message(run: Run, option: str, words: str) -> None:
+    done = run("estimate", "gpt2", option, "1")
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+def test_only_what_the_command_has_is_offered(run: Run) -> None:
+    assert "--optimizer" not in run("flops", "gpt2", "--optim", "sgd").stderr

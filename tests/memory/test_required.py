@@ -1,0 +1,40 @@
+"""A run's replays: one that its card did not hinder serves every card with as much room."""
+
+from itertools import pairwise
+
+import pytest
+
+from memplan.memory.allocator import replay
+from memplan.memory.expandable import replay_expandable
+from memplan.memory.ledger import Ledger
+from memplan.memory.required import PlayedRun
+from memplan.units import MIB
+
+
+def ledger() -> Ledger:
+    """A run whose cache stays in the way of its last block: 90 MiB reserved with room, 60 required."""
+    found = Ledger()
+    found.free(found.allocate(30 * MIB))
+    found.allocate(60 * MIB)
+    return found
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize(
+    "order", [(None, 200, 90, 60, 40), (40, 60, 90, 200, None), (90, None, 60, 200)]
+)
+def test_the_order_of_questions_makes_no_difference(
+    order: tuple[int | None, ...], *, expandable: bool
+) -> None:
+    run = PlayedRun(ledger(), expandable=expandable)
+    follow = replay_expandable if expandable else replay
+    for room in order:
+        capacity = None if room is None else room * MIB
+        events = run.ledger.events
+        assert run.on_card(capacity) == follow(events, capacity_bytes=capacity), room
+
+
+def test_cards_with_room_share_a_replay_and_others_do_not() -> None:
+    run = PlayedRun(ledger(), expandable=False)
+    found = [run.on_card(room * MIB) for room in (200, 150, 90, 89)]
+    assert [one is other for one, other in pairwise(found)] == [True, True, False]

@@ -1,0 +1,133 @@
+"""``fast_dataclass`` makes what the standard decorator makes."""
+
+import copy
+import dataclasses
+import inspect
+import pickle
+import sys
+from dataclasses import FrozenInstanceError, field, fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+
+from memplan.fast_dataclass import dataclass as fast_dataclass
+
+
+def define(decorate: Any, *, frozen: bool, kw_only: bool, slots: bool) -> Any:
+    @decorate(frozen=frozen, kw_only=kw_only, slots=slots)
+    class Thing:
+        size: int
+        name: str = "none"
+        parts: list[int] = field(default_factory=list)
+        hidden: int = field(default=0, repr=False, compare=False)
+
+        def __post_init__(self) -> None:
+            if self.size < 0:
+                msg = "size: must not be negative"
+                raise ValueError(msg)
+
+    return Thing
+
+
+SHAPES = [
+    {"frozen": frozen, "kw_only": kw_only, "slots": slots}
+    for frozen in (True, False)
+    for kw_only in (True, False)
+    for slots in (True, False)
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+class TestLikeTheStandardOne:
+    def test_its_signature(self, shape: dict[str, bool]) -> None:
+        ours, theirs = define(fast_dataclass, **shape), define(dataclasses.dataclass, **shape)
+        for one, other in zip(
+            inspect.signature(ours).parameters.values(),
+            inspect.signature(theirs).parameters.values(),
+            strict=True,
+        ):
+            assert (one.name, one.kind, one.annotation) == (
+                other.name,
+                other.kind,
+                other.annotation,
+            )
+            assert (one.default is one.empty) == (other.default is other.empty)
+
+    def test_what_it_is_made_from(self, shape: dict[str, bool]) -> None:
+        ours, theirs = define(fast_dataclass, **shape), define(dataclasses.dataclass, **shape)
+        for values in ({"size": 1}, {"size": 2, "name": "b", "parts": [3], "hidden": 4}):
+            one, other = ours(**values), theirs(**values)
+            assert dataclasses.asdict(one) == dataclasses.asdict(other)
+            assert repr(one) == repr(other)
+            assert one == ours(**values)
+            assert replace(one, hidden=9) == one
+            assert replace(one, size=7) != one
+            assert one != other
+        assert ours(size=1).parts is not ours(size=1).parts
+
+    def test_what_it_refuses(self, shape: dict[str, bool]) -> None:
+        ours = define(fast_dataclass, **shape)
+        with pytest.raises(TypeError, match=r"Thing\.__init__\(\) missing 1 required"):
+            ours()
+        with pytest.raises(TypeError, match="unexpected keyword argument 'sise'"):
+            ours(size=1, sise=2)
+        if shape["kw_only"]:
+            with pytest.raises(TypeError, match="positional argument"):
+                ours(1)
+        with pytest.raises(ValueError, match="must not be negative"):
+            ours(size=-1)
+
+    def test_whether_it_is_frozen(self, shape: dict[str, bool]) -> None:
+        ours = define(fast_dataclass, **shape)
+        thing = ours(size=1)
+        assert is_dataclass(ours)
+        assert ours.__dataclass_params__.frozen is shape["frozen"]
+        if not shape["frozen"]:
+            thing.size = 2
+            assert thing.size == 2
+            return
+        with pytest.raises(FrozenInstanceError, match="cannot assign to field 'size'"):
+            thing.size = 2
+        with pytest.raises(FrozenInstanceError, match="cannot delete field 'size'"):
+            del thing.size
+
+    def test_its_copies(self, shape: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+        ours = define(fast_dataclass, **shape)
+        ours.__qualname__ = "Thing"
+        monkeypatch.setattr(sys.modules[__name__], "Thing", ours, raising=False)
+        thing = ours(size=1, parts=[2], hidden=3)
+        for again in (copy.copy(thing), copy.deepcopy(thing), pickle.loads(pickle.dumps(thing))):
+            assert dataclasses.asdict(again) == dataclasses.asdict(thing)
+
+
+def test_equal_frozen_ones_share_a_hash_and_others_have_none() -> None:
+    @fast_dataclass(frozen=True, slots=True)
+    class Place:
+        row: int
+        note: str = field(default="", compare=False)
+
+    @fast_dataclass(slots=True)
+    class Open:
+        row: int
+
+    assert hash(Place(1, "a")) == hash(Place(1, "b"))
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Open(1))
+
+
+def test_methods_of_its_own_stay() -> None:
+    @fast_dataclass(frozen=True, slots=True)
+    class Named:
+        name: str
+
+        def __repr__(self) -> str:
+            return f"<{self.name}>"
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 7
+
+    assert (repr(Named("x")), Named("x") == 3, hash(Named("x"))) == ("<x>", True, 7)
+    assert [each.name for each in fields(Named)] == ["name"]
