@@ -37,7 +37,7 @@ class Variation:
     position_buffer: bool = False
     fixed_positions: bool = False
     batched_positions: bool = True
-    """The encoder looks positions up for every sequence of the batch."""
+    """The encoder looks positions up for every sequence of the batch; so does the decoder in a buffer."""
     logits_bias: bool = True
     classifies: bool = False
     """There is a class for sequence classification."""
@@ -143,7 +143,9 @@ def read_embedding(
     return EmbeddingSpec(
         embedding_size=reader.integer("d_model"),
         num_positions=reader.integer("max_position_embeddings") + variation.position_offset,
-        batched_positions=variation.batched_positions and name == "encoder",
+        batched_positions=(
+            variation.batched_positions and (name == "encoder" or variation.position_buffer)
+        ),
         fixed_positions=variation.fixed_positions,
         position_buffer=variation.position_buffer,
         own_table=not tied,

@@ -153,7 +153,7 @@ def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
     t.record(OperationKind.ARANGE, (), (numbers,))
     if spec.position_buffer:
         size = spec.num_positions * context.hidden_size
-        t.buffers.append(allocated_bytes(size, t.options.weights))
+        t.hold_buffer(allocated_bytes(size, t.options.weights))
         found = t.tensor(rows * context.hidden_size, t.compute)
         t.record(OperationKind.INDEX_SELECT, (numbers,), (found,))
     else:
@@ -328,7 +328,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
 def biased_logits(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     """Add ``final_logits_bias``, a buffer in the model's dtype: fp32 logits under autocast."""
     dtype = promote(logits.dtype, t.options.weights)
-    t.buffers.append(allocated_bytes(vocab_size, t.options.weights))
+    t.hold_buffer(allocated_bytes(vocab_size, t.options.weights))
     out = t.tensor(logits.numel, dtype)
     gradient = Gradient.ALIAS if dtype is logits.dtype else Gradient.FRESH
     t.record(OperationKind.ADD_BUFFER, (logits,), (out,), gradients=(gradient,))

@@ -77,6 +77,7 @@ def _product(
 ) -> Tensor:
     """``FalconLinear``."""
     weight = t.parameter(f"{name}.weight", out_features, in_features)
+    given = x
     factor: Tensor = weight
     if t.autocast is not None:
         x, factor = t.cast(x, t.autocast), t.cast(weight, t.autocast)
@@ -91,6 +92,7 @@ def _product(
     )  # fmt: skip
     if bias:
         out = t.add(out, t.parameter(f"{name}.bias", out_features))
+    t.touch(given)
     return out
 
 

@@ -162,6 +162,7 @@ def layer_norm_upcast(t: Tape, x: Tensor, name: str, width: int, groups: int = 1
     mean = t.mean(full, width)
     variance = t.mean(t.square(t.add(full, mean)), width)
     scaled = t.mul(t.add(full, mean), _reciprocal_root(t, variance))
+    t.touch(full)
     product = t.mul(t.cast(weight, DType.FP32), scaled)
     out = t.cast(product, x.dtype)
     t.touch(mean, variance, product)
@@ -180,6 +181,7 @@ def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
         OperationKind.DIV, (centred, root), (quotient,), saves=(centred, root),
         gradients=(Gradient.FRESH, 3 * quotient.storage.num_bytes),
     )  # fmt: skip
+    t.touch(full)
     normalized = t.cast(quotient, x.dtype)
     weighted = t.mul(t.parameter(f"{name}.weight", width), normalized)
     out = t.add(weighted, t.parameter(f"{name}.bias", width))

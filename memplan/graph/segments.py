@@ -156,6 +156,16 @@ class Operation:
         return self.kind in PRODUCTS
 
 
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """What a module holds beside its parameters, in each of its segment's repetitions."""
+
+    segment: "Segment"
+    position: int
+    """How many of the segment's parameters are declared before it."""
+    num_bytes: int
+
+
 class SegmentComponent(StrEnum):
     """Which component of an account a segment's tensors belong to."""
 

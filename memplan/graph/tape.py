@@ -16,7 +16,7 @@ from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
-from memplan.graph.segments import RESULT, Gradient, Operation, Segment
+from memplan.graph.segments import RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
@@ -45,8 +45,8 @@ class Tape:
         of it or single parameters, for each stretch; empty: not known."""
         self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
         """What torch's dispatcher was asked, and the kernel it took."""
-        self.buffers: list[int] = []
-        """Buffers that lie beside the parameters, each with its bytes."""
+        self.buffers: list[Buffer] = []
+        """What lies beside the parameters."""
         self.leaves: list[Tensor] = []
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
@@ -57,7 +57,7 @@ class Tape:
     @property
     def buffers_bytes(self) -> int:
         """All buffers together [bytes]."""
-        return sum(self.buffers)
+        return sum(each.num_bytes * each.segment.repeat for each in self.buffers)
 
     # -- segments and parameters -----------------------------------------------------------------
 
@@ -192,8 +192,12 @@ class Tape:
     def buffer(self, numel: int, dtype: DType) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters."""
         storage = Storage(allocated_bytes(numel, dtype), -1, 0)
-        self.buffers += [storage.num_bytes] * self.segment.repeat
+        self.hold_buffer(storage.num_bytes)
         return Tensor(numel, dtype, storage)
+
+    def hold_buffer(self, num_bytes: int) -> None:
+        """Note a buffer of the present segment that no operation reads as it is."""
+        self.buffers.append(Buffer(self.segment, len(self.segment.parameters), num_bytes))
 
     # -- recording -------------------------------------------------------------------------------
 
@@ -445,7 +449,7 @@ def _note(storages: list[Storage], storage: Storage) -> None:
 def _sum_gradient(part: Tensor, out: Tensor) -> int:
     """The gradient of one summand: passed on, cast, or summed where it was broadcast."""
     if part.numel != out.numel:
-        return Gradient.FRESH
+        return Gradient.SUMMED
     return Gradient.ALIAS if part.dtype is out.dtype else Gradient.FRESH
 
 

@@ -9,9 +9,11 @@ import pytest
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.allocator import least_capacity, replay
+from memplan.memory.deepspeed.job import rounded
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.deepspeed import deepspeed_program
 from memplan.memory.programs.program import Program, Weight
+from memplan.memory.programs.zero12 import REDUCE_STREAM, ShardedStatesProgram
 from memplan.memory.rank import RankInput
 from memplan.memory.runtime import workspace_bytes
 from memplan.sources.catalog import load_gpu
@@ -69,6 +71,20 @@ def test_every_block_is_freed_once() -> None:
         freed = [~event for event in ledger.events if event < 0]
         assert len(freed) == len(set(freed))
         assert all(ledger.events[block] > 0 for block in freed)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_ranks_gradients_are_of_the_stream_that_reduces(*, overlap: bool) -> None:
+    """``reduce_ipg_grads`` copies them out of the bucket on it (stage_1_and_2.py, DeepSpeed 0.19.8)."""
+    given = given_for("llama", zero_stage=2, num_gpus=4, engine_options={"overlap_comm": overlap})
+    ledger = Ledger()
+    program = deepspeed_program(given, ledger)
+    assert isinstance(program, ShardedStatesProgram)
+    program.run()
+    whole = 2 * program.partition.whole_numel
+    owned = [block for block, event in enumerate(ledger.events) if event == rounded(whole)]
+    assert owned
+    assert all((ledger.streams.get(block, 0) == REDUCE_STREAM) is overlap for block in owned)
 
 
 def test_flattening_without_room_goes_by_the_cpu() -> None:

@@ -9,7 +9,7 @@ from memplan.graph.segments import Gradient, Operation
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.memory.ledger import Ledger
-from memplan.memory.programs.program import Program, weights_of
+from memplan.memory.programs.program import Program, buffers_before, weights_of
 from memplan.memory.rank import RankInput
 from memplan.memory.walk import ForwardWalk
 from memplan.sources.models import load_model
@@ -175,6 +175,26 @@ def test_every_buffer_is_a_block_of_its_own() -> None:
         "model_type": "openai-gpt", "n_embd": 256, "n_head": 4, "n_layer": 3, "vocab_size": 800,
         "n_positions": 256,
     }  # fmt: skip
-    given = given_for(config)
-    assert given.tape.buffers.count(256 * 256 * 4) == config["n_layer"]
-    assert given.tape.buffers_bytes == sum(given.tape.buffers)
+    tape = given_for(config).tape
+    places = buffers_before(tape)
+    tables = [weight for weight, sizes in places.items() if 256 * 256 * 4 in sizes]
+    assert [copy for _, copy in tables] == [0, 1, 2]
+    assert tape.buffers_bytes == sum(map(sum, places.values()))
+
+
+def test_a_broadcast_summand_is_summed_by_the_engine() -> None:
+    """Its formula hands the sum's own gradient on; rows are summed when its shape is checked."""
+    config = {
+        "model_type": "falcon", "hidden_size": 256, "num_hidden_layers": 2, "bias": True,
+        "num_attention_heads": 4, "vocab_size": 800, "new_decoder_architecture": False,
+        "multi_query": False, "parallel_attn": False,
+    }  # fmt: skip
+    tape = given_for(config, precision="bf16").tape
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    kinds = {
+        kind
+        for operation in layer.operations
+        for tensor, kind in zip(operation.inputs, operation.gradients, strict=False)
+        if isinstance(tensor, Parameter) and operation.name == "add"
+    }
+    assert kinds == {Gradient.SUMMED}

@@ -104,12 +104,22 @@ def _folded(t: Tape, x: Tensor, shape: Shape) -> Tensor:
 
 def _weighted(t: Tape, weights: Tensor, value: Tensor, shape: Shape) -> Tensor:
     spec = shape.spec
+    weights, value = _autocast(t, weights, value)
     value = merged_heads(t, value, shape)
     numel = shape.rows * spec.num_heads * spec.head_dim
     return batched_matmul(t, weights, value, numel, shape.keys)
 
 
+def _autocast(t: Tape, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """A product's factors in autocast's dtype, before any is copied for it; the second one first."""
+    if t.autocast is None:
+        return left, right
+    right = t.cast(right, t.autocast)
+    return t.cast(left, t.autocast), right
+
+
 def _product(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tensor:
+    query, key = _autocast(t, query, key)
     query, key = merged_heads(t, query, shape), merged_heads(t, key, shape)
     return batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
 

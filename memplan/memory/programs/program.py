@@ -11,6 +11,7 @@ from typing import Protocol
 from memplan.dtypes import DType
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Block, Ledger, Part
@@ -27,6 +28,8 @@ Weight = tuple[Parameter, int]
 
 COUNTER_BYTES = ALLOCATION_ROUNDING
 """A scalar, as the allocator rounds it up."""
+
+BUFFER_WORDS = "tables beside the weights"
 
 MAX_MICRO_BATCHES = 4
 """Of a step that are played out: the first, the last, and two of those between, which ask for the same
@@ -118,9 +121,17 @@ class Program:
         self.zero_grad()
 
     def load(self) -> None:
-        """Every weight, then the buffers."""
-        self.load_weights()
-        self.load_buffers()
+        """Every weight, and each buffer where its module stands among them."""
+        places = buffers_before(self.given.tape)
+        if not places:
+            self.load_weights()
+            return
+        for weight in (*self.weights, None):
+            for size in places.get(weight, ()):
+                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, BUFFER_WORDS)
+            if weight is not None:
+                size = weight[0].storage.num_bytes
+                self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
 
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
@@ -130,8 +141,9 @@ class Program:
 
     def load_buffers(self) -> None:
         """Tables that the model keeps beside its weights."""
-        for size in self.given.tape.buffers:
-            self.ledger.allocate(size, 0, ComponentKind.BUFFERS, "tables beside the weights")
+        for each in self.given.tape.buffers:
+            for _ in range(each.segment.repeat):
+                self.ledger.allocate(each.num_bytes, 0, ComponentKind.BUFFERS, BUFFER_WORDS)
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
         """Forward and backward once."""
@@ -216,6 +228,28 @@ def weights_of(given: RankInput) -> Iterable[Weight]:
         for copy in range(segment.num_copies):
             for parameter in parameters:
                 yield parameter, copy
+
+
+def buffers_before(tape: Tape) -> dict[Weight | None, list[int]]:
+    """The bytes of the buffers that stand before each weight; None: behind all of them."""
+    found: dict[Weight | None, list[int]] = {}
+    for each in tape.buffers:
+        segment = each.segment
+        for copy in range(segment.repeat):
+            anchor = _next_weight(tape, segment, copy, each.position)
+            found.setdefault(anchor, []).append(each.num_bytes)
+    return found
+
+
+def _next_weight(tape: Tape, segment: Segment, copy: int, position: int) -> Weight | None:
+    """The weight declared next: of this copy, of the next one, or of a later segment."""
+    if position < len(segment.parameters):
+        return segment.parameters[position], copy
+    if segment.parameters and copy + 1 < segment.repeat:
+        return segment.parameters[0], copy + 1
+    later = (each.parameters for each in tape.segments[segment.index + 1 :] if each.parameters)
+    parameters = next(later, None)
+    return None if parameters is None else (parameters[0], 0)
 
 
 def is_trained(parameter: Parameter) -> bool:

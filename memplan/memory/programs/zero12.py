@@ -36,6 +36,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
         self.stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
         self.settings = reduction_settings(job, self.partition)
         self.while_backward = self.stage2 or job.options.overlap_comm
+        self.stream = REDUCE_STREAM if job.options.overlap_comm else 0
+        """Where a bucket is reduced, and this rank's gradients taken out of it (``reduce_ipg_grads``)."""
         self.buckets: list[Block] = []
         self.waiting: list[int] = []
         """Parameters whose gradients are in the bucket."""
@@ -153,13 +155,15 @@ class ShardedStatesProgram(DeepSpeedProgram):
         settings = self.settings
         slices = [self.slices[index] for index in self.waiting if self.slices.get(index)]
         if settings.compact and slices and self.owned is None:
-            self.owned = self.ledger.allocate(settings.owned_part_bytes, 0, _GRADIENTS, _KEPT)
+            size = settings.owned_part_bytes
+            self.owned = self.allocate(size, _GRADIENTS, _KEPT, stream=self.stream)
         self._sum_over_ranks(slices)
         if settings.offloads:
-            self.use_in_turn((NORM_BYTES * numel for numel in slices), name=_NORM)
+            norms = (NORM_BYTES * numel for numel in slices)
+            self.use_in_turn(norms, name=_NORM, stream=self.stream)
         elif slices and self.owned is None:
-            whole = self.partition.whole_numel
-            self.owned = self.allocate(settings.owned_element_bytes * whole, _GRADIENTS, _KEPT)
+            size = settings.owned_element_bytes * self.partition.whole_numel
+            self.owned = self.allocate(size, _GRADIENTS, _KEPT, stream=self.stream)
         self._let_go(is_own=bool(slices))
         self.waiting = []
         self.filled = 0
@@ -167,8 +171,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
     def _sum_over_ranks(self, slices: list[int]) -> None:
         """Piece by piece through a flat copy, and a cast where they travel in another dtype."""
         settings, ledger = self.settings, self.ledger
-        # With overlap_comm the copies are made on the stream of the reduction.
-        stream = REDUCE_STREAM if self.job.options.overlap_comm else 0
+        stream = self.stream
         is_cast = settings.communication_bytes != settings.element_bytes
         for numel, is_copied in self._pieces():
             copies = []
