@@ -15,7 +15,14 @@ from memplan.report.changes import (
     setup_label,
 )
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
-from memplan.search.planner import SEQ_LEN_STEP, Objective, Plan, PlannedSetup, Shortfall
+from memplan.search.planner import (
+    MAX_LAYERS,
+    SEQ_LEN_STEP,
+    Objective,
+    Plan,
+    PlannedSetup,
+    Shortfall,
+)
 from memplan.units import GIB, format_count, format_gib
 
 if TYPE_CHECKING:
@@ -118,7 +125,7 @@ def answer_text(plan: Plan) -> str:
     found = {
         Objective.GPUS: f"{setup.num_gpus} with {setup_label(setup)}",
         Objective.SEQ_LEN: f"{setup.seq_len:,} tokens with {setup_label(setup)}",
-        Objective.LAYERS: f"{answer.model.num_layers:,} layers with {setup_label(setup)}",
+        Objective.LAYERS: f"{_layers_text(answer)} with {setup_label(setup)}",
     }.get(plan.goal.objective, f"{setup_label(setup)} on {gpus_label(setup)}")
     batch = f"micro-batch {setup.micro_batch_size}"
     if setup.gradient_accumulation_steps > 1:
@@ -126,6 +133,12 @@ def answer_text(plan: Plan) -> str:
     kept = f"checkpointing {checkpointing_label(setup)}"
     lead = _OBJECTIVES[plan.goal.objective].removesuffix(" first")
     return f"{lead}: {found}, {batch}, {setup.chosen_precision.value}, {kept}"
+
+
+def _layers_text(answer: "Estimate") -> str:
+    count = answer.model.num_layers
+    more = ", the most that is looked for," if count >= MAX_LAYERS else ""
+    return f"{count:,} layers{more}"
 
 
 def plan_lines(width: int, plan: Plan) -> "Iterator[Text]":

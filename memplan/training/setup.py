@@ -312,10 +312,37 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
         except (ValueError, TypeError):  # the latter for what cannot be compared
             pass
     known = [str(member.value) for member in kind if member not in UNMODELLED_ENGINES]
-    msg = (
-        f"{name}: {shown(value)} is not one of {', '.join(known)}.{did_you_mean(str(value), known)}"
-    )
+    meant = _MEANT.get(kind, {}).get(str(value).lower().replace("-", "_"))
+    hint = f" Did you mean {meant}?" if meant else did_you_mean(str(value), known)
+    msg = f"{name}: {shown(value)} is not one of {', '.join(known)}.{hint}"
     raise SetupError(msg)
+
+
+_MEANT: Mapping[type[Enum], Mapping[str, str]] = {
+    Recomputation: {
+        **dict.fromkeys(("true", "yes", "on", "gradient", "activation"), "'full'"),
+        **dict.fromkeys(("false", "no", "off"), "'none'"),
+    },
+    Optimizer: {
+        **dict.fromkeys(("adam", "adamw", "adamw_torch_fused", "fused"), "'adamw-fused'"),
+        **dict.fromkeys(("adamw_torch", "foreach"), "'adamw-foreach'"),
+    },
+    AttentionKernel: dict.fromkeys(
+        ("flash_attention_2", "flash_attention_3", "flash_attn", "fa2"), "'flash'"
+    ),
+    Offload: dict.fromkeys(("true", "yes", "on"), "'cpu'"),
+    Engine: {
+        **dict.fromkeys(("zero", "zero1", "zero2", "zero3", "zero_1", "zero_2", "zero_3"),
+                        "'deepspeed', with the stage beside it"),
+        "accelerate": "'fsdp' or 'deepspeed', which it starts",
+        "trainer": "'ddp', 'fsdp' or 'deepspeed', which it starts",
+    },
+    Precision: {
+        **dict.fromkeys(("float16", "half"), "'fp16'"), "float32": "'fp32'", "bfloat16": "'bf16'",
+        "fp8": "'bf16', the nearest that is modelled",
+    },
+}  # fmt: skip
+"""What people call members elsewhere -> what to write."""
 
 
 def _coerce(name: str, value: object, kind: type[Enum]) -> Enum | None:

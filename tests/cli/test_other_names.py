@@ -46,3 +46,20 @@ def test_the_message(run: Run, option: str, words: str) -> None:
 
 def test_only_what_the_command_has_is_offered(run: Run) -> None:
     assert "--optimizer" not in run("flops", "gpt2", "--optim", "sgd").stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--checkpointing", "true", "Did you mean 'full'?"),
+        ("--optimizer", "adam", "Did you mean 'adamw-fused'?"),
+        ("--attention", "flash_attention_2", "Did you mean 'flash'?"),
+        ("--engine", "zero-3", "Did you mean 'deepspeed', with the stage beside it?"),
+        ("--precision", "fp8", "Did you mean 'bf16', the nearest that is modelled?"),
+        ("--offload", "true", "Did you mean 'cpu'?"),
+    ],
+)
+def test_values_as_others_call_them(run: Run, option: str, value: str, words: str) -> None:
+    done = run("estimate", "gpt2", option, value)
+    assert done.exit_code == 3
+    assert done.stderr.rstrip().endswith(words)
