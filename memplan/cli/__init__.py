@@ -12,11 +12,17 @@ PATIENCE = 1_000_000
 stay; with Python's 700 the collector looks through them again and again (4 % of a short run)."""
 
 
+owns_process = False
+"""Whether the process is memplan's own, which it may copy."""
+
+
 def main() -> int:
     """Run ``memplan`` on the process's arguments and return its exit code."""
+    global owns_process
     import gc
     import sys
 
+    owns_process = True
     gc.set_threshold(PATIENCE)
     try:
         from memplan.cli.app import run

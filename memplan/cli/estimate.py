@@ -295,18 +295,23 @@ def estimate(
     if global_batch_size is not None:
         setups = _with_global_batch(ctx, setups, global_batch_size)
     gpus = chosen_gpus(gpu, gpu_memory, attention=setups[0].chosen_kernels.attention.value)
-    from memplan.estimator import estimate as estimate_memory
-    from memplan.estimator import settled
+    exact = exact or reserved or len(setups) == 1
+    from memplan import cli
+    from memplan.search import together
+    from memplan.search.side_by_side import SideBySide
 
-    rows = [
-        [with_notes(estimate_memory(spec, setup, each), base.notes) for each in gpus]
-        for setup in setups
-    ]
-    if cpu_memory is not None:
-        node = node_memory(cpu_memory)
-        rows = [[replace(each, node_memory_bytes=node) for each in row] for row in rows]
-    exact = exact or reserved or len(rows) == 1
-    rows = [[settled(each, always=exact) for each in row] for row in rows]
+    if cli.owns_process:
+        together.num_cores = together.num_usable_cores()
+    compared = SideBySide(
+        model=spec,
+        setups=setups,
+        gpus=gpus,
+        node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
+        notes=base.notes,
+        exact=exact,
+        says_least=exact or output_format in (OutputFormat.JSON, OutputFormat.CSV),
+    )
+    rows = compared.rows()
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
@@ -365,13 +370,6 @@ def given_fields(ctx: typer.Context, fields: "dict[str, object]") -> "dict[str, 
         if source is not None and source.name == "COMMANDLINE":
             found[name] = value
     return found
-
-
-def with_notes(answer: "Estimate", notes: tuple[str, ...]) -> "Estimate":
-    """The estimate with what a configuration file has to say."""
-    if not notes:
-        return answer
-    return replace(answer, notes=(*answer.notes, *notes))
 
 
 def _setups(

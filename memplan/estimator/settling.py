@@ -36,14 +36,12 @@ def expandable_note(answer: Estimate) -> str:
 
 
 def without_run(answer: Estimate) -> Estimate:
-    """The answer with what its replays find in place of its run, for another process."""
-    if not answer.is_replayed:
+    """The answer with what replays have found of its run, for another process: its verdict at least."""
+    source = answer.run_source
+    if not answer.is_replayed or isinstance(source, Replays):
         return answer
-    _ = answer.verdict, answer.num_flushes  # which ask for the replays that they rest on
-    run = answer.run
-    return replace(
-        answer, run_source=run if isinstance(run, Replays) else run.replays(answer.segment_rooms)
-    )
+    _ = answer.verdict
+    return replace(answer, run_source=source.played.replays(source))
 
 
 def _gpu_of(answer: Estimate) -> str:

@@ -86,22 +86,27 @@ def _played(
 class Replays:
     """What replays of a run have found, without the run: what another process is told."""
 
-    required_bytes: int
+    source: RunSource
+    """From which the run is played out again where something else is asked."""
+    required: dict[tuple[int, ...], int]
+    """The least capacity [bytes], by what it was asked for with."""
     cards: "dict[int | None, AllocatorPeaks]"
     """By the capacity that they were made with [bytes]; None: with room."""
 
     @property
     def peaks(self) -> "AllocatorPeaks":
         """What is reached on a card with room."""
-        return self.cards[None]
+        return self.on_card(None)
 
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
-        """What is reached with so much room for segments: one of the capacities asked for before."""
-        return self.cards[capacity_bytes]
+        """What is reached with so much room for segments."""
+        found = self.cards.get(capacity_bytes)
+        return found if found is not None else self.source.played.on_card(capacity_bytes)
 
-    def required_on(self, capacities: tuple[int, ...]) -> int:  # noqa: ARG002
-        """The least capacity, for the card that it was asked for [bytes]."""
-        return self.required_bytes
+    def required_on(self, capacities: tuple[int, ...]) -> int:
+        """The least capacity, for a card that leaves so much for segments [bytes]."""
+        found = self.required.get(capacities)
+        return found if found is not None else self.source.played.required_on(capacities)
 
 
 class PlayedRun:
@@ -152,9 +157,9 @@ class PlayedRun:
             )
         return found
 
-    def replays(self, capacities: tuple[int, ...]) -> Replays:
-        """All that was found so far, and the least capacity on such a card."""
-        return Replays(required_bytes=self.required_on(capacities), cards=dict(self._peaks))
+    def replays(self, source: RunSource) -> Replays:
+        """All that was found so far."""
+        return Replays(source=source, required=dict(self._required), cards=dict(self._peaks))
 
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""

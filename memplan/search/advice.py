@@ -5,13 +5,14 @@ from dataclasses import replace
 from itertools import chain
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate, settled
+from memplan.estimator import Estimate, Verdict, estimate, settled, without_run
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec
 from memplan.search.batch import largest_micro_batch, most_room
+from memplan.search.together import all_of
 from memplan.training.precision import Engine, carried_precision
 from memplan.training.setup import (
     MAX_GPUS,
@@ -303,16 +304,38 @@ def hints_for(
 
     ``places`` are the rows and GPUs to look at; None: all.
     """
-    largest: dict[Place, int] = {}
+    asked: dict[Place, tuple[Estimate, GpuSpec]] = {}
     for number, row in enumerate(rows):
         for each in row:
             if each.gpu is None or each.unmodelled:
                 continue
             place = (number, each.gpu.gpu_id)
             if places is None or place in places:
-                largest[place] = largest_micro_batch(model, each.setup, each.gpu, known=each)
-    advice = []
-    for column in zip(*rows, strict=True):
-        if all(each.job_verdict is Verdict.OOM for each in column):
-            advice.append(advise(model, min(column, key=shortage)))
-    return Hints(largest=largest, advice=tuple(advice))
+                asked[place] = each, each.gpu
+    hopeless = [
+        min(column, key=shortage)
+        for column in zip(*rows, strict=True)
+        if all(each.job_verdict is Verdict.OOM for each in column)
+    ]
+    known = list(asked.values())
+
+    def work(number: int) -> int | Advice:
+        if number < len(hopeless):
+            return told(advise(model, hopeless[number]))
+        answer, gpu = known[number - len(hopeless)]
+        return largest_micro_batch(model, answer.setup, gpu, known=answer)
+
+    gpus = [gpu for _, gpu in known]
+    found = all_of(work, len(hopeless) + len(known), shared=[model, *hopeless, *gpus])
+    sizes = [each for each in found if isinstance(each, int)]
+    return Hints(
+        largest=dict(zip(asked, sizes, strict=True)),
+        advice=tuple(each for each in found if isinstance(each, Advice)),
+    )
+
+
+def told(advice: Advice) -> Advice:
+    """What of an advice is told, without the runs behind it."""
+    _ = advice.missing_bytes, advice.saved_bytes
+    better = without_run(advice.better) if advice.better is not None else None
+    return replace(advice, answer=without_run(advice.answer), better=better)

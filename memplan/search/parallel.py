@@ -4,16 +4,16 @@ Threads would not help: estimating is Python from end to end.
 """
 
 import os
-import pickle
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from io import BytesIO
 from itertools import islice
 from multiprocessing import Event
 from multiprocessing.synchronize import Event as StopEvent
 from typing import Any, Generic, TypeVar
+
+from memplan.search.packing import packed, unpacked
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -94,33 +94,3 @@ def _answer(chunk: bytes) -> bytes:
             break
         found.append(work(task))
     return packed(found, shared)
-
-
-class _Packer(pickle.Pickler):
-    def __init__(self, file: BytesIO, shared: Sequence[object]) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._numbers = {id(each): number for number, each in enumerate(shared)}
-
-    def persistent_id(self, obj: object) -> int | None:
-        return self._numbers.get(id(obj))
-
-
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: BytesIO, shared: Sequence[object]) -> None:
-        super().__init__(file)
-        self._shared = shared
-
-    def persistent_load(self, pid: int) -> object:
-        return self._shared[pid]
-
-
-def packed(value: object, shared: Sequence[object]) -> bytes:
-    """A value as bytes, shared objects as their numbers."""
-    file = BytesIO()
-    _Packer(file, shared).dump(value)
-    return file.getvalue()
-
-
-def unpacked(data: bytes, shared: Sequence[object]) -> Any:
-    """The value again, with these objects in it."""
-    return _Unpacker(BytesIO(data), shared).load()

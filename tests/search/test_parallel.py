@@ -8,7 +8,8 @@ import pytest
 
 from memplan.errors import SetupError
 from memplan.search.grid import Grid
-from memplan.search.parallel import OrderedPool, packed, unpacked
+from memplan.search.packing import packed, unpacked
+from memplan.search.parallel import OrderedPool
 from memplan.search.sweep import Sweep
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model

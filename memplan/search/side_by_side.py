@@ -1,0 +1,49 @@
+"""Setups side by side on some GPUs, each as well known as its verdict needs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memplan.estimator import Estimate, estimate, settled, without_run
+from memplan.fast_dataclass import dataclass
+from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
+from memplan.search.together import all_of
+from memplan.training.setup import TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideBySide:
+    """What is compared."""
+
+    model: ModelSpec
+    setups: Sequence[TrainingSetup]
+    gpus: Sequence[GpuSpec | None]
+    node_memory_bytes: int | None = None
+    """CPU RAM of a node, where it is judged too."""
+    notes: tuple[str, ...] = ()
+    """What is to be said of each answer besides."""
+    exact: bool = False
+    """Every run is replayed."""
+    says_least: bool = False
+    """The least memory of a replayed run is looked for, as it will be told."""
+
+    def rows(self) -> list[list[Estimate]]:
+        """For each setup an answer on each GPU.
+
+        Raises ``SetupError`` for a setup that this model or engine cannot be trained with.
+        """
+        shared = [self.model, *self.setups, *(each for each in self.gpus if each is not None)]
+        return all_of(self._row, len(self.setups), shared=shared)
+
+    def _row(self, number: int) -> list[Estimate]:
+        return [self._answer(self.setups[number], gpu) for gpu in self.gpus]
+
+    def _answer(self, setup: TrainingSetup, gpu: GpuSpec | None) -> Estimate:
+        found = estimate(self.model, setup, gpu)
+        if self.notes:
+            found = replace(found, notes=(*found.notes, *self.notes))
+        found = replace(found, node_memory_bytes=self.node_memory_bytes)
+        answer = settled(found, always=self.exact)
+        if self.says_least and answer.is_replayed:
+            _ = answer.required_bytes
+        return without_run(answer)

@@ -1,0 +1,122 @@
+"""A few large pieces of work at once, in copies of this process, where there are cores for them.
+
+A terminal user waits for one answer, of some dozens of estimates. ``OrderedPool`` is for thousands: to
+start its processes takes longer than all of this. Here the process forks when it knows what is to be
+done; each copy takes the next piece that nobody has taken, and hands over what it found when nothing is
+left. Where a process cannot be copied, or one core is all there is, everything is done here.
+"""
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Sequence
+from typing import Generic, NoReturn, TypeVar
+
+from memplan.search.packing import packed, unpacked
+
+ResultT = TypeVar("ResultT")
+
+MAX_COPIES = 3
+"""Beside this process: to copy it takes a few milliseconds each time."""
+_MOST_PIECES = 256
+"""What a byte can name."""
+
+num_cores = 1
+"""How many may be used. The command line says how many: a library does not copy its user's process."""
+
+
+def num_usable_cores() -> int:
+    """Cores that this process may use; one where it cannot be copied."""
+    if not hasattr(os, "fork"):
+        return 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def all_of(
+    work: Callable[[int], ResultT], count: int, *, shared: Sequence[object] = ()
+) -> list[ResultT]:
+    """``work(0)`` to ``work(count - 1)``; ``shared`` are objects that results hold, the same in all.
+
+    An error is raised here, whoever meets it.
+
+    >>> all_of(lambda number: number * number, 4)
+    [0, 1, 4, 9]
+    """
+    num_copies = min(num_cores - 1, MAX_COPIES, count - 1)
+    if num_copies < 1 or count > _MOST_PIECES:
+        return [work(number) for number in range(count)]
+    return _Together(work, count, shared).run(num_copies)
+
+
+class _Together(Generic[ResultT]):
+    """Pieces of work, and who does them."""
+
+    def __init__(
+        self, work: Callable[[int], ResultT], count: int, shared: Sequence[object]
+    ) -> None:
+        self._work = work
+        self._count = count
+        self._shared = shared
+        self._left, tokens = os.pipe()
+        """A byte for each piece that nobody has taken."""
+        os.write(tokens, bytes(range(count)))
+        os.close(tokens)
+
+    def run(self, num_copies: int) -> list[ResultT]:
+        """Do all of it."""
+        copies = [self._copy() for _ in range(num_copies)]
+        found: dict[int, ResultT] = {}
+        try:
+            found.update(self._pieces())
+            for _, results in copies:
+                found.update(self._handed_over(results))
+        finally:
+            os.close(self._left)
+            for process, results in copies:
+                os.close(results)
+                self._end(process)
+        # What a copy could not do is done here, where an error can be raised.
+        return [found[each] if each in found else self._work(each) for each in range(self._count)]
+
+    def _pieces(self) -> dict[int, ResultT]:
+        found: dict[int, ResultT] = {}
+        while token := os.read(self._left, 1):
+            found[token[0]] = self._work(token[0])
+        return found
+
+    def _copy(self) -> tuple[int, int]:
+        """A copy's process, and where its results come."""
+        reading, writing = os.pipe()
+        process = os.fork()
+        if not process:
+            os.close(reading)
+            self._work_as_copy(writing)
+        os.close(writing)
+        return process, reading
+
+    def _work_as_copy(self, writing: int) -> NoReturn:
+        """Nothing of the first process happens twice: no handler runs, no buffer is written."""
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            with os.fdopen(writing, "wb") as results:
+                results.write(packed(self._pieces(), self._shared))
+        finally:
+            os._exit(0)
+
+    def _handed_over(self, results: int) -> dict[int, ResultT]:
+        with os.fdopen(os.dup(results), "rb") as given:
+            data = given.read()
+        try:
+            found: dict[int, ResultT] = unpacked(data, self._shared)
+        except (EOFError, pickle.UnpicklingError):
+            return {}  # it ended early
+        return found
+
+    def _end(self, process: int) -> None:
+        """It has nothing left to do, or its work is not wanted any more."""
+        try:
+            os.kill(process, signal.SIGKILL)
+        finally:
+            os.waitpid(process, 0)

@@ -1,0 +1,106 @@
+"""Work done in copies of this process: the same results, errors raised here, nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import memplan
+from memplan.report.rows import rows_json
+from memplan.search import together
+from memplan.search.comparison import comparison_setups
+from memplan.search.side_by_side import SideBySide
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+
+@pytest.fixture(params=[1, 2, 4])
+def _cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "num_cores", request.param)
+
+
+@pytest.mark.usefixtures("_cores")
+class TestAllOf:
+    def test_results_stand_in_the_order_of_the_pieces(self) -> None:
+        assert together.all_of(lambda number: [number] * 50_000, 7) == [
+            [n] * 50_000 for n in range(7)
+        ]
+
+    def test_every_copy_does_some(self) -> None:
+        def work(_: int) -> int:
+            time.sleep(0.05)
+            return os.getpid()
+
+        found = set(together.all_of(work, 8))
+        assert len(found) == together.num_cores
+        assert (os.getpid() in found) is True
+
+    def test_shared_objects_are_the_same_ones(self) -> None:
+        shared = [object(), ["a list"]]
+        found = together.all_of(lambda number: (number, shared[number % 2]), 6, shared=shared)
+        assert all(each is shared[number % 2] for number, each in found)
+
+    def test_an_error_is_raised_here(self) -> None:
+        def work(number: int) -> int:
+            time.sleep(0.02)
+            if number == 5:
+                msg = "the fifth"
+                raise ValueError(msg)
+            return number
+
+        with pytest.raises(ValueError, match="the fifth"):
+            together.all_of(work, 6)
+
+    def test_what_a_copy_that_dies_had_taken_is_done_here(self) -> None:
+        here = os.getpid()
+
+        def work(number: int) -> int:
+            time.sleep(0.02)
+            if os.getpid() != here:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return number
+
+        assert together.all_of(work, 6) == list(range(6))
+
+    def test_no_process_and_no_pipe_is_left(self) -> None:
+        descriptors = Path("/proc/self/fd")
+        before = len(list(descriptors.iterdir())) if descriptors.exists() else 0
+        together.all_of(lambda number: number, 5)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        if before:
+            assert len(list(descriptors.iterdir())) == before
+
+
+def test_answers_are_the_same_on_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model("t5-3b")
+    setups = comparison_setups(memplan.TrainingSetup(num_gpus=8))
+    gpus = [load_gpu(name) for name in ("v100-32gb", "a100-80gb")]
+    found = []
+    for cores in (1, 3):
+        monkeypatch.setattr(together, "num_cores", cores)
+        rows = SideBySide(model=model, setups=setups, gpus=gpus, says_least=True).rows()
+        flat = [each.to_dict() for row in rows for each in row]
+        found.append(rows_json(flat, schema_version=1, assumptions=[]))
+        assert any(each.is_replayed for row in rows for each in row)
+        assert all(each.model is model for row in rows for each in row)
+    assert found[0] == found[1]
+
+
+def test_the_command_says_the_same_alone(checkout: Path) -> None:
+    """A child writes nothing of its own, and no handler of the first process runs twice."""
+    command = [sys.executable, "-m", "memplan", "estimate", "gpt2-xl", "--gpus", "4"]
+    plain = "import sys; from memplan.cli.app import run; sys.exit(run(sys.argv[1:]))"
+    alone = [sys.executable, "-c", plain, *command[3:]]
+    both = [
+        subprocess.run(each, cwd=checkout, capture_output=True, check=True, text=True)
+        for each in (command, alone)
+    ]
+    assert both[0].stdout == both[1].stdout
+    assert both[0].stderr == both[1].stderr == ""
