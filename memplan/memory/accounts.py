@@ -19,6 +19,7 @@ from memplan.memory.account import (
     RankAccount,
     make_phase,
 )
+from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
@@ -26,7 +27,7 @@ from memplan.memory.programs import (
     heaviest_ranks,
     loads_by_capacity,
     program_of,
-    stops_within,
+    stops_of,
 )
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.spots import Spots, height_entries
@@ -74,10 +75,19 @@ class _Weighed:
 
 
 def _weigh(given: RankInput, rank: int, capacity_bytes: int | None) -> _Weighed:
-    outlined = _outlined(_Question(given, rank, capacity_bytes))
-    outline = outlined.outline
-    spots = _spots(_Same(given.passes), _Same(outline.stops if outline.is_cut else None))
-    return _Weighed(rank=rank, outlined=outlined, spots=spots, moments=outline.moments(spots))
+    question = _Question(given, rank, capacity_bytes)
+    spots = question.spots
+    assert spots is not None
+    outlined = _outlined(question)
+    moments = outlined.outline.moments(spots)
+    overflow = moments.pop(Part.OVERFLOW, None)
+    if overflow is not None and looks_for_overflow(given.setup):
+        moments[Part.STEP] = max(overflow, moments[Part.STEP], key=_total)
+    return _Weighed(rank=rank, outlined=outlined, spots=spots, moments=moments)
+
+
+def _total(moment: Moment) -> int:
+    return moment.total_bytes
 
 
 def _step_peak(found: _Weighed) -> int:
@@ -130,8 +140,8 @@ class _Outlined:
 @lru_cache(maxsize=REMEMBERED)
 def _outlined(question: "_Question") -> _Outlined:
     """Run a rank's program over a tally: loading, a steady step, a checkpoint."""
-    given = question.given
-    ledger = Tally()
+    given, spots = question.taken()
+    ledger = Tally(spots)
     program = program_of(
         given,
         ledger,
@@ -157,20 +167,34 @@ def _outlined(question: "_Question") -> _Outlined:
 @lru_cache(maxsize=REMEMBERED)
 def _heaviest(question: "_Question") -> tuple[int, ...]:
     """Which ranks are weighed for the fullest: the same for every batch."""
-    return tuple(heaviest_ranks(question.given))
+    given, _ = question.taken()
+    return tuple(heaviest_ranks(given))
 
 
 class _Question:
     """A rank of a run, told apart by all that its outline depends on."""
 
-    __slots__ = ("capacity_bytes", "given", "key", "rank")
+    __slots__ = ("_given", "capacity_bytes", "key", "rank", "spots")
 
     def __init__(self, given: RankInput, rank: int, capacity_bytes: int | None) -> None:
-        self.given = given
+        self._given: RankInput | None = given
         self.rank = rank
         self.capacity_bytes = capacity_bytes if loads_by_capacity(given.setup) else None
-        structure = _structure(_Same(given.tape), _Same(given.passes), stops_within(given.setup))
+        within = stops_of(given)
+        stops = None if within is None else within.stops
+        self.spots: Spots | None = _spots(_Same(given.passes), _Same(stops))
+        structure = _structure(_Same(given.tape), _Same(given.passes))
+        if within is not None:
+            structure = _cut_structure(structure, _Same(self.spots), _Same(within.members))
         self.key = (structure, _engine_fields(given.setup), rank, self.capacity_bytes)
+
+    def taken(self) -> tuple[RankInput, Spots]:
+        """What it is answered from; a question that is remembered does not keep it."""
+        given, spots = self._given, self.spots
+        assert given is not None
+        assert spots is not None
+        self._given = self.spots = None
+        return given, spots
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -207,10 +231,10 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
 
 def _formats_of(setup: TrainingSetup) -> tuple[object, ...]:
     """fp16 and bf16 take the same bytes; but engine options name formats, to which a model's are
-    compared, and ZeRO's third stage looks for overflow in fp16."""
+    compared."""
     formats = PRECISIONS[setup.chosen_precision]
     own = (formats.weights, formats.compute, formats.gradients)
-    if setup.engine_options or stops_within(setup):
+    if setup.engine_options:
         return (*own, formats.optimizer_states, formats.master_weights)
     widths = tuple(each.num_bytes for each in own)
     return (*widths, formats.optimizer_states, formats.master_weights)
@@ -231,7 +255,7 @@ class _Same:
         return isinstance(other, _Same) and other.value is self.value
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _spots(passes: _Same, stops: _Same) -> Spots:
     """Where an engine that stops there finds the model."""
     assert isinstance(passes.value, StepPasses)
@@ -242,7 +266,7 @@ def _spots(passes: _Same, stops: _Same) -> Spots:
 
 
 @lru_cache(maxsize=256)
-def _structure(tape: _Same, passes: _Same, cut: bool) -> "_Structure":
+def _structure(tape: _Same, passes: _Same) -> "_Structure":
     assert isinstance(tape.value, Tape)
     assert isinstance(passes.value, StepPasses)
     return _interned(
@@ -250,8 +274,14 @@ def _structure(tape: _Same, passes: _Same, cut: bool) -> "_Structure":
         tape.value.declared,
         tuple(_outline_of(segment) for segment in tape.value.segments),
         tuple(_order_of(each) for each in passes.value.backward),
-        tuple(_operations_of(each) for each in passes.value.backward) if cut else (),
     )
+
+
+@lru_cache(maxsize=256)
+def _cut_structure(structure: "_Structure", spots: _Same, members: _Same) -> "_Structure":
+    """The same where an engine takes part within segments: in which order it does what."""
+    assert isinstance(spots.value, Spots)
+    return _interned(structure, spots.value.acts, members.value)
 
 
 class _Structure:
@@ -302,9 +332,3 @@ def _order_of(each: BackwardPass) -> tuple[object, ...]:
             if interval.parameter is not None
         ),
     )
-
-
-def _operations_of(each: BackwardPass) -> tuple[object, ...]:
-    """Where in the operations they come: what an engine goes by that takes part within a segment."""
-    marks = (tuple(number for _, number in interval.marks) for interval in each.intervals)
-    return each.segment.checkpointed, len(each.segment.operations), *marks

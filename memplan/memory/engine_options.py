@@ -121,6 +121,12 @@ def has_module_hooks(setup: TrainingSetup) -> bool:
     return is_sharded and setup.chosen_engine is Engine.DEEPSPEED
 
 
+def looks_for_overflow(setup: TrainingSetup) -> bool:
+    """Whether a step goes through all gradients at once first: their absolute values, and a flag for
+    each (DeepSpeed's stage3.py, ``has_overflow``)."""
+    return has_module_hooks(setup) and PRECISIONS[setup.chosen_precision].weights is DType.FP16
+
+
 def casts_inputs(setup: TrainingSetup) -> bool:
     """Whether an engine casts what every layer is handed to the format of its weights.
 

@@ -27,6 +27,9 @@ class Part(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
+    OVERFLOW = "overflow"
+    """What a step of fp16 begins with under stage 3 of ZeRO; a ledger that plays a run out counts it
+    among the step."""
     SAVE = "save"
     """Writing a checkpoint; no step of a run."""
 
@@ -43,6 +46,17 @@ class Ledger:
 
     def enter(self, part: Part, step: int = 0) -> None:
         """A part of the run begins; only ``NamedLedger`` takes note."""
+
+    @property
+    def shares_formats(self) -> bool:
+        """Whether what is found is for all formats of a width, what only one of them does apart."""
+        return False
+
+    def begin_aside(self, part: Part) -> None:
+        """What only some runs do; ``end_aside`` is to follow."""
+
+    def end_aside(self) -> None:
+        """All of them go on."""
 
     def reach(self, segment: Segment, repetition: int) -> None:
         """A segment of the model is reached; only ``NamedLedger`` takes note."""

@@ -3,7 +3,7 @@
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.ledger import Part
-from memplan.memory.spots import Spot, Spots, StopsBySegment
+from memplan.memory.spots import Spot, Spots
 
 Held = tuple[int, ...]
 """What a program holds, by line."""
@@ -33,18 +33,12 @@ class Moment:
 class Outline:
     """What a program holds over a run, spot by spot; every batch of the same structure shares it."""
 
-    def __init__(self, lines: list[Line], stops: StopsBySegment) -> None:
-        self.lines = lines
-        self.stops = stops
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
         self.points: dict[Part, dict[Spot, list[Point]]] = {}
         """The points that may be the fullest of their spot, whatever the model holds there."""
         self.held: dict[Part, Held] = {}
         """What is held when a part of the run ends."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the engine takes part within segments."""
-        return any(stops is not None for stops in self.stops.values())
 
     @property
     def held_bytes(self) -> int:

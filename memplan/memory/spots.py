@@ -68,6 +68,15 @@ class Spots:
         end = self._add(each, replace(last, earlier_bytes=earlier))
         return PassSpots(start=start, stretches=stretches, end=end)
 
+    @cached_property
+    def acts(self) -> tuple[object, ...]:
+        """What an engine does in each stretch, to be compared."""
+        return tuple(
+            tuple(tuple(acts) for _, _, acts in stretch)
+            for each in (*self.forward, *self.backward)
+            for stretch in each.stretches
+        )
+
     def height(self, spot: Spot, repetition: int) -> Height:
         """What the model holds, by component."""
         each, level = self.levels[spot]

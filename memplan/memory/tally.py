@@ -6,7 +6,6 @@ are, so one ``Outline`` of a run serves every batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
@@ -28,13 +27,15 @@ class Tally(Ledger):
     """A ledger that keeps sums: of what a program holds, by purpose, at every spot of the passes."""
 
     __slots__ = (
-        "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
-        "_snapshot", "_spot", "_stops", "_total", "_weight_lines", "outline",
+        "_aside_of", "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
+        "_snapshot", "_spot", "_stops", "_total", "_weight_lines", "outline", "spots",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, spots: Spots) -> None:
         super().__init__()
-        self.outline = Outline([], {})
+        self.spots = spots
+        """Where the program's engine may find the model."""
+        self.outline = Outline()
         self._lines: dict[ComponentKind | None, dict[object, int]] = {}
         self._weight_lines: dict[ComponentKind | None, int] = {}
         self._held: list[int] = []
@@ -42,7 +43,7 @@ class Tally(Ledger):
         """What the program holds."""
         self._snapshot: Held | None = None
         """By line, until something changes."""
-        self._part = Part.LOAD
+        self._part = self._aside_of = Part.LOAD
         self._points: dict[Spot, list[Point]] = {}
         """Of the present visit to a part."""
         self._looked = self._points
@@ -61,6 +62,20 @@ class Tally(Ledger):
         self.outline.held[self._part] = self._now()
         self._part = part
         self._most, self._most_held = -1, ()
+
+    @property
+    def shares_formats(self) -> bool:
+        """fp16 and bf16 take the same bytes."""
+        return True
+
+    def begin_aside(self, part: Part) -> None:
+        """It is noted under a part of its own."""
+        self._aside_of = self._part
+        self.enter(part)
+
+    def end_aside(self) -> None:
+        """Back to the part before."""
+        self.enter(self._aside_of)
 
     def allocate(
         self,
@@ -217,6 +232,7 @@ class Tally(Ledger):
         self._leave()
         self._close_visit()
         points = self.outline.points
+        points.pop(Part.OVERFLOW, None)
         first = points[Part.FIRST_STEP] = {}
         for part in (Part.FORWARD, Part.BACKWARD, Part.STEP):
             for spot, found in points.pop(part, {}).items():
@@ -251,17 +267,11 @@ class TallyPlayback:
         self.tape = tape
         self.passes = passes
         self.ledger = ledger
+        self.spots = ledger.spots
         self.engine = engine
         self.uses = repeated_uses(passes)
         self.waiting: dict[tuple[Parameter, int], tuple[int, Block]] = {}
         """Gradients of weights used more than once: how many are to come, and the sum so far."""
-
-    @cached_property
-    def spots(self) -> Spots:
-        """Cut where the engine takes part."""
-        stops = {segment.index: self.engine.stops(segment) for segment in self.tape.segments}
-        self.ledger.outline.stops = stops
-        return Spots(self.passes, stops)
 
     def fetch_batch(self) -> None:
         """Its size is the batch's own."""

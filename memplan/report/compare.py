@@ -40,6 +40,7 @@ from memplan.graph.counts import ParameterCounts, count_parameters
 from memplan.memory.account import Lifetime
 from memplan.model.norms import NormKind
 from memplan.model.spec import ModelSpec
+from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import common_layer, formula_shape, shape_notes
 from memplan.training.optimizers import OPTIMIZERS
@@ -409,7 +410,7 @@ def print_methods(
     console.print(Text(f"All are asked about: {asked}", style="dim"))
     console.print(Text(numbers_of(model, setup), style="dim"))
     notes = _notes(rows)
-    console.print(_method_table(rows, notes))
+    print_table(console, _method_table(rows, notes), num_labels=2)
     for text, number in notes.items():
         console.print(Text(f"[{number}] {text}", style="dim"))
     for line in (*_footnotes(setup), *(f"memplan has no row: {reason}" for reason in refused)):

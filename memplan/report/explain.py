@@ -7,6 +7,7 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.report.answer import print_answer
 from memplan.report.estimate import host_formulas, print_assumptions
 from memplan.report.explanation import Explanation, LayerKind, Node, states_line
+from memplan.report.narrow import print_table
 from memplan.report.timeline import timeline_lines
 from memplan.units import GIB, KIB, MIB
 
@@ -38,14 +39,14 @@ def print_explanation(
     print_assumptions(console, found.model.assumptions, found.assumptions)
     console.print(Text(f"Held as: {states_line(found)}", style="dim"))
     console.print()
-    for line in timeline_lines(found):
+    for line in timeline_lines(found, width=console.width):
         console.print(Text(line, no_wrap=True), soft_wrap=True)
     console.print()
     for phase in explained.phases:
         console.print(_phase_tree(phase, full=phase.name == explained.peak))
         console.print()
     for kind in explained.layers:
-        console.print(_kind_table(kind))
+        print_table(console, _kind_table(kind), num_labels=2)
     for line in host_formulas(found):
         console.print(Text(line))
     for line in footnotes(found, explained):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.report.explain import size_text
 from memplan.report.lessons import USUAL, Lesson, Sizes, Taught, teach
+from memplan.report.narrow import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,7 @@ def print_lesson(console: "Console", lesson: Lesson, sizes: Sizes = USUAL) -> No
     console.print(Text(lesson.fixed_sizes or str(sizes), style="dim"))
     taught = [teach(variant, sizes) for variant in lesson.variants]
     for each in taught:
-        console.print(_table(each))
+        print_table(console, _table(each))
     for line in conclusions(lesson, taught):
         console.print(Text(line))
     console.print(Text(f"Source: {lesson.source}", style="dim"))

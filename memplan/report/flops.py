@@ -20,6 +20,7 @@ from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
 from memplan.report.estimate import print_assumptions
+from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes
 from memplan.training.kernels import KernelPreset
@@ -224,8 +225,8 @@ def print_flops(
     head = f" ({model.task.value}), {format_count(params)} parameters"
     console.print(Text.assemble((model.name, "bold"), head))
     print_assumptions(console, model.assumptions, flops_assumptions(model, setup, flops))
-    console.print(component_table(flops))
-    console.print(method_table(flops, methods))
+    print_table(console, component_table(flops))
+    print_table(console, method_table(flops, methods))
     for line in flops_footnotes(model, setup, flops):
         console.print(Text(line, style="dim"))
 

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from memplan.hardware.gpu import GpuSpec, LinkSpec, TflopsByDtype
+from memplan.report.narrow import print_table
 from memplan.report.rows import csv_cell, json_text
 from memplan.units import GB, GIB, MIB, format_gib
 
@@ -93,7 +94,7 @@ def print_gpus(console: "Console", gpus: Sequence[GpuSpec]) -> None:
     from rich.text import Text
 
     wide = console.width >= WIDE_TABLE_COLUMNS
-    console.print(_wide_table(gpus) if wide else _narrow_table(gpus))
+    print_table(console, _wide_table(gpus) if wide else _narrow_table(gpus))
     for line in _legend(gpus):
         console.print(Text(line, style="dim"))
 

@@ -17,7 +17,7 @@ from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, Verdict, estimate, settled
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Phase
-from memplan.report.changes import setup_label
+from memplan.report.changes import advice_text, setup_label
 from memplan.report.compare import (
     MethodRow,
     assumed_bytes_line,
@@ -31,6 +31,7 @@ from memplan.report.flops import TERA, flops_footnotes
 from memplan.report.palette import variables
 from memplan.report.svg import RESERVED_WORDS, gib, in_words, lay_out, shapes
 from memplan.report.timeline import LIFETIME_WORDS, added_words
+from memplan.search.advice import advise
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP
 from memplan.units import GIB, format_count
 
@@ -133,9 +134,16 @@ def _head(found: Estimate) -> str:
     return (
         f"<header><h1>{escape(found.model.name)}</h1>{_badge(found)}"
         f"<p>{escape(setup_label(setup))}{gpus}{escape(gpu)}; "
-        f"{escape(', '.join(found.assumptions))}</p>"
+        f"{escape(', '.join(found.assumptions))}</p>{_fix(found)}"
         f'<div class="cards">{boxes}</div></header>'
     )
+
+
+def _fix(found: Estimate) -> str:
+    """What would make it fit, where it does not."""
+    if found.job_verdict is not Verdict.OOM:
+        return ""
+    return f'<p class="fix">{escape(advice_text(advise(found.model, found)))}</p>'
 
 
 def _badge(found: Estimate) -> str:
@@ -465,6 +473,7 @@ body{margin:0;background:var(--back);color:var(--ink);font:15px/1.5 system-ui,sa
 main{max-width:1080px;margin:0 auto;padding:1.25rem}
 h1{display:inline-block;font-size:1.7rem;margin:0 .7rem 0 0;overflow-wrap:anywhere}
 h2{font-size:1.15rem;margin:2rem 0 .6rem;border-bottom:1px solid var(--edge);padding-bottom:.25rem}
+header .fix{color:var(--ink);font-weight:600;overflow-wrap:anywhere}
 header p,small,.note,figcaption{color:var(--soft)}
 .note{font-size:.85rem;margin:.3rem 0;overflow-wrap:anywhere}
 .badge{display:inline-block;padding:.05rem .6rem;border-radius:1rem;font-weight:600;white-space:nowrap}

@@ -8,6 +8,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.counts import ParameterCounts
 from memplan.graph.module_tree import ModuleNode
 from memplan.model.spec import ModelSpec, Tying
+from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.units import format_count
 
@@ -80,7 +81,7 @@ def print_catalog(console: "Console", models: Sequence[CatalogRow]) -> None:
     table.add_column("on the Hugging Face hub", overflow="fold")
     for row in models:
         table.add_row(row.name, row.family, row.hub_id)
-    console.print(table)
+    print_table(console, table)
     console.print(
         Text(
             f"{len(models)} models; `memplan models qwen` counts those, `memplan models NAME` shows one",
@@ -125,7 +126,7 @@ def print_sizes(console: "Console", rows: Sequence[dict[str, object]]) -> None:
             format_count(int(str(row["total_params"]))),
             *(f"{row[name]:,}" for name in ("num_layers", "hidden_size", "context_length")),
         )
-    console.print(table)
+    print_table(console, table)
     text = f"{len(rows)} models; `memplan models NAME` shows where one's parameters are"
     console.print(Text(text, style="dim"))
 
@@ -150,7 +151,7 @@ def print_model(console: "Console", model: ModelSpec, counts: ParameterCounts) -
     if counts.active != counts.total:
         table.add_row("active per token", f"{counts.active:,}", format_count(counts.active))
     table.add_row("largest layer", f"{counts.largest_layer:,}", format_count(counts.largest_layer))
-    console.print(table)
+    print_table(console, table)
     for line in _shape_lines(model, counts):
         console.print(Text(line, style="dim"))
 

@@ -7,6 +7,7 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.parting import Level, LoneBlocks, Parting, SizeClass
 from memplan.report.changes import setup_label
 from memplan.report.explain import size_text
+from memplan.report.narrow import print_table
 from memplan.report.rows import Row
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ def print_parting(console: "Console", found: Estimate, parting: Parting, *, sour
         told += f"; {size_text(recorded.earlier_bytes)} were there before the recording began"
     console.print(Text(told, style="dim"))
     console.print()
-    console.print(_level_table(parting))
+    print_table(console, _level_table(parting))
     differing = [each for each in parting.size_classes if each.surplus_bytes]
     if differing:
-        console.print(_size_table(differing))
-        console.print(_lone_table(parting.lone_blocks))
+        print_table(console, _size_table(differing))
+        print_table(console, _lone_table(parting.lone_blocks))
     else:
         console.print(Text("Both sides hold the same blocks at their fullest moments."))
     for line in footnotes(parting):

@@ -12,6 +12,7 @@ from memplan.report.estimate import (
     common_assumptions,
     print_assumptions,
 )
+from memplan.report.narrow import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +64,7 @@ def print_ranks(console: "Console", rows: Sequence[Sequence[Estimate]]) -> None:
         for answer in (group[0] for group in groups):
             kernel = f", {answer.attention_kernel}" if len(groups) > 1 else ""
             _add_ranks(table, answer, setup_label(answer.setup) + kernel)
-    console.print(table)
+    print_table(console, table)
     console.print(
         Text(
             "GiB = 2^30 bytes, allocated by PyTorch in a training step. The first rank writes "

@@ -124,9 +124,23 @@ def stretched(columns: Sequence[Moment], count: int) -> list[Moment]:
     return [moment for moment in columns for _ in range(times)]
 
 
-def timeline_lines(found: Estimate, *, width: int = NUM_COLUMNS) -> list[str]:
-    """The step drawn with characters: lifetimes stacked, the peak marked, the GPU as a line."""
-    columns = stretched(columns_of(step_moments(found), width), width)
+AXIS = 9
+"""Characters left of the drawing."""
+NAMES = 26
+"""Characters right of it, where lines are named."""
+LEAST_DRAWN = 40
+"""Columns below which lines are named under the drawing instead."""
+
+
+def timeline_lines(found: Estimate, *, width: int = AXIS + NUM_COLUMNS + NAMES) -> list[str]:
+    """The step drawn with characters: lifetimes stacked, the peak marked, the GPU as a line.
+
+    In ``width`` characters at the most; from 40 on.
+    """
+    has_room = width - AXIS - NAMES >= LEAST_DRAWN
+    drawn = min(NUM_COLUMNS, width - AXIS - (NAMES if has_room else 0))
+    named: list[str] = []
+    columns = stretched(columns_of(step_moments(found), drawn), drawn)
     peak = max(columns, key=lambda moment: moment.total_bytes)
     capacity = found.gpu.capacity_bytes if found.gpu is not None else 0
     shown = 0 < capacity <= 2 * peak.total_bytes
@@ -146,7 +160,8 @@ def timeline_lines(found: Estimate, *, width: int = NUM_COLUMNS) -> list[str]:
             for moment in columns
         )
         label = f"{high / GIB:7.1f} ┤" if row % 3 == (NUM_ROWS - 1) % 3 else " " * 8 + "│"
-        names = [found.gpu.short_name] if line and found.gpu is not None else []
+        gpu = found.gpu.short_name if found.gpu is not None else ""
+        names = [gpu if has_room else f"╌ {gpu}"] if line else []
         if reserved and low <= reserved < high:
             names.append(f"{RESERVED} reserved")
         if added and low <= reserved + added * 0.5 < high:
@@ -154,17 +169,29 @@ def timeline_lines(found: Estimate, *, width: int = NUM_COLUMNS) -> list[str]:
             names.append(
                 f"{ADDED} {overhead.low / GIB:.1f}-{overhead.high / GIB:.1f} {_beside(found)}"
             )
-        lines.append((label + cells).rstrip() + (" " + ", ".join(names) if names else ""))
+        beside = " " + ", ".join(names) if names and has_room else ""
+        named += names if not has_room else []
+        lines.append((label + cells).rstrip() + beside)
     lines.append(f"{0:7.1f} ┼" + "─" * len(columns))
     lines.append(" " * 9 + _phase_labels(columns))
-    lines.insert(0, _peak_line(columns, peak))
-    legend = "  ".join(f"{FILLS[each]} {LIFETIME_WORDS[each]}" for each in Lifetime)
-    lines.append(" " * 9 + legend)
+    lines.insert(0, _peak_line(columns, peak, width))
+    words = [*(f"{FILLS[each]} {LIFETIME_WORDS[each]}" for each in Lifetime), *named]
+    lines += _legend_lines(words, width)
     if capacity and not shown:
         assert found.gpu is not None
-        lines.append(
-            f"         {found.gpu.short_name} holds {capacity / GIB:,.1f} GiB, beyond this drawing"
-        )
+        text = f"{found.gpu.short_name} holds {capacity / GIB:,.1f} GiB, beyond this drawing"
+        lines += _legend_lines(text.split(), width, gap=" ")
+    return lines
+
+
+def _legend_lines(words: Sequence[str], width: int, *, gap: str = "  ") -> list[str]:
+    """Words below the drawing, in as many lines as they take."""
+    lines = [" " * AXIS + words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(gap) + len(word) <= width:
+            lines[-1] += gap + word
+        else:
+            lines.append(" " * AXIS + word)
     return lines
 
 
@@ -195,11 +222,12 @@ def added_words(found: Estimate) -> str:
     return f"CUDA context{nccl}, {low:.1f}-{high:.1f} GiB"
 
 
-def _peak_line(columns: Sequence[Moment], peak: Moment) -> str:
+def _peak_line(columns: Sequence[Moment], peak: Moment, width: int) -> str:
     position = next(index for index, moment in enumerate(columns) if moment is peak)
     place = f" at {peak.place}" if peak.place else ""
     text = f"peak {peak.total_bytes / GIB:,.2f} GiB, {peak.phase}{place}"
-    if position > len(columns) // 2:
+    is_left = position + 6 + len(text) > width - 6 or position > len(columns) // 2
+    if is_left:
         return "GiB" + " " * max(1, 9 + position - len(text) - 4) + f"{text} ▼"
     return "GiB" + " " * (6 + position) + f"▼ {text}"
 

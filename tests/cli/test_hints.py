@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 NUM_JOBS = 200
-NUM_IN_CI = 15
+NUM_IN_CI = 8
 MODELS = (
     "gpt2-xl", "t5-3b", "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "mixtral-8x7b",
     "bert-large-uncased", "gemma-2-9b", "llama-3.1-70b", "xlm-roberta-xxl",
@@ -68,14 +68,14 @@ def changed(job: list[str], flags: str) -> list[str]:
     return kept + [word for pair in new for word in pair]
 
 
-def check(job: list[str], run: Callable[..., Any]) -> bool:
-    """Whether the job ran out of memory; its hint was then tried, if it has one."""
+def check(job: list[str], run: Callable[..., Any]) -> re.Match[str] | None:
+    """What is said of a job that runs out of memory, tried if it is a change; None: it does not."""
     told = run("estimate", *job)
     assert told.exit_code in (0, 3), told.stderr
     found = HINT.search(told.stdout)
     assert (found is not None) == ("more needed" in told.stdout), told.stdout
     if found is None:
-        return False
+        return None
     rows = rows_of(run("estimate", *job, "--format", "json"))
     assert all(row["verdict"] == "OOM" for row in rows)
     nearest = min(rows, key=judged)
@@ -85,7 +85,7 @@ def check(job: list[str], run: Callable[..., Any]) -> bool:
     missing = before - rows[0]["gpu_capacity_bytes"]
     assert missing / GIB == pytest.approx(number(found["missing"]), abs=0.06)
     if found["flags"] is None:
-        return True
+        return found
     new = changed(job, found["flags"])
     after = rows_of(run("estimate", *new, "--format", "json"))
     promised = "tight" if found["outcome"] else "fits"
@@ -96,7 +96,7 @@ def check(job: list[str], run: Callable[..., Any]) -> bool:
             low = bounded(row) if found["bounded"] else replayed(new, row, run)["total_low_bytes"]
             saved.append((before - low) / GIB)
             if saved[-1] == pytest.approx(wanted, abs=0.06):
-                return True
+                return found
     pytest.fail(f"{' '.join(job)}\n{found[0]}\n{saved}")
 
 
@@ -151,7 +151,7 @@ def check_jobs(run: Callable[..., Any], *, start: int, stop: int) -> None:
         if seen < start:
             seen += "more needed" in run("estimate", *job).stdout
         else:
-            seen += check(job, run)
+            seen += check(job, run) is not None
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +169,6 @@ def test_all_hints_do_what_they_say(run: Callable[..., Any]) -> None:
 
 
 def test_deepseek_v3_on_512_gpus_is_not_given_up(run: Callable[..., Any]) -> None:
-    assert check(["deepseek-v3", "--gpus", "512", "--gpu", "h100"], run)
-    told = run("estimate", "deepseek-v3", "--gpus", "512", "--gpu", "h100").stdout
-    assert "no change" not in told
+    told = check(["deepseek-v3", "--gpus", "512", "--gpu", "h100"], run)
+    assert told is not None
+    assert told["flags"] is not None

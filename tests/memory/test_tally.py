@@ -212,3 +212,21 @@ def test_checkpointing_alone_asks_for_no_outline_of_its_own(engine: str) -> None
     rank_account(given_for("llama", fields), rank=0)
     rank_account(given_for("llama", {**fields, "checkpointing": "full"}), rank=0)
     assert accounts._outlined.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("model", ["llama", "t5"])
+def test_formats_of_a_width_share_an_outline_of_stage_3(model: str) -> None:
+    """fp16 looks for overflow besides, and T5 clamps in it: operations more, but none that counts."""
+    from memplan.memory import accounts
+
+    fields = ENGINES["zero3"]
+    accounts._outlined.cache_clear()
+    for precision in ("bf16-master", "fp16-master"):
+        given = given_for(model, {**fields, "precision": precision})
+        account = rank_account(given, rank=0)
+        peaks = {phase.name: phase.peak_bytes for phase in account.phases}
+        expected = played(given, 0)
+        assert {name: expected[name] for name in ("forward", "backward", "step")} == {
+            name: peaks[name] for name in ("forward", "backward", "step")
+        }
+    assert accounts._outlined.cache_info().misses == 1

@@ -187,3 +187,19 @@ def test_tables_and_drawings_are_read_aloud() -> None:
     for phase in found.account.phases:
         assert f"{phase.name} {phase.peak_bytes / 2**30:,.2f} GiB" in drawn[1]
     assert f"<title>{drawn[1]}</title>" in timeline_svg(found)
+
+
+def test_the_head_says_what_would_make_it_fit() -> None:
+    page = parsed(report("llama-3.2-1b", "v100-16gb", precision="bf16"))
+    assert "to fit: --checkpointing full" in page.text
+    assert "to fit:" not in parsed(report("gpt2", "a100")).text
+
+
+def test_the_drawing_shows_what_lies_beside_the_allocator() -> None:
+    found = estimate(load_model("gpt2"), TrainingSetup(num_gpus=8), load_gpu("v100-16gb"))
+    drawing = timeline_svg(found)
+    low, high = (each / 2**30 for each in (found.overhead_bytes.low, found.overhead_bytes.high))
+    words = f"CUDA context and NCCL, {low:.1f}-{high:.1f} GiB"
+    assert drawing.count('class="added"') == 2, "the band, and its key"
+    assert drawing.count(words) == 2, "in the title, and beside the key"
+    assert words in parsed(html_report([found], version="1")).text

@@ -7,7 +7,12 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.options import DeepSpeedOptions, read_options
-from memplan.memory.deepspeed.partition import FlatBuffer, FlatPartition, ModelWeights
+from memplan.memory.deepspeed.partition import (
+    FlatBuffer,
+    FlatPartition,
+    ModelWeights,
+    model_weights,
+)
 from memplan.memory.rank import RankInput
 from memplan.training.optimizers import OPTIMIZERS, Optimizer
 from memplan.training.setup import Offload, ZeroStage
@@ -128,7 +133,7 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
     """Read the settings and write the parameters and the backward pass out."""
     setup, formats = given.setup, given.formats
     options = read_options(setup, hidden_size=hidden_size(given.tape))
-    weights = ModelWeights(given.tape)
+    weights = model_weights(given.tape)
     accumulated = options.grad_accum_dtype or formats.gradients
     communicated = options.communication_data_type or formats.weights
     return Job(

@@ -13,13 +13,14 @@ together, and their gradients are reduced only when the last one is there.
 from collections.abc import Sequence
 from dataclasses import field
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
-from memplan.memory.deepspeed.partition import ModelWeights
+from memplan.memory.deepspeed.partition import ModelWeights, model_weights
 from memplan.memory.playback import Stops
 from memplan.memory.walk import last_recomputed
 
@@ -56,6 +57,11 @@ class SegmentStops:
     stops: Stops
     modules: list[Module]
 
+    @property
+    def members(self) -> tuple[object, ...]:
+        """What its modules are, to be compared."""
+        return tuple((tuple(each.weights), tuple(each.delayed)) for each in self.modules)
+
 
 class FoundStops(list[SegmentStops]):
     """Those of all segments, in the tape's order."""
@@ -64,8 +70,10 @@ class FoundStops(list[SegmentStops]):
     """Parameters whose gradients wait for others of their module."""
 
 
-def find_stops(tape: Tape, weights: ModelWeights) -> FoundStops:
+@lru_cache(maxsize=64)
+def find_stops(tape: Tape) -> FoundStops:
     """Where hooks stand in all segments; the small parameters' modules are among them."""
+    weights = model_weights(tape)
     found = FoundStops()
     delayed: set[int] = set()
     for segment in tape.segments:

@@ -6,7 +6,7 @@ Parameters stand in the order of ``model.parameters()``, by which the flat buffe
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 from memplan.fast_dataclass import dataclass
@@ -44,7 +44,7 @@ class _Part:
 
 
 class ModelWeights:
-    """Every parameter of the model, repetitions written out."""
+    """Every parameter of the model, repetitions written out; ``model_weights`` remembers them."""
 
     def __init__(self, tape: Tape) -> None:
         self.numels: list[int] = []
@@ -107,6 +107,12 @@ class ModelWeights:
     def largest_trained(self) -> int:
         """Elements of the largest trained parameter."""
         return max(self.trained_numels, default=0)
+
+
+@lru_cache(maxsize=64)
+def model_weights(tape: Tape) -> ModelWeights:
+    """The parameters of a tape: the same for every setup that is recorded so."""
+    return ModelWeights(tape)
 
 
 class Numels(Protocol):

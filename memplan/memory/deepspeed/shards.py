@@ -140,12 +140,6 @@ def scatter_settings(job: Job) -> ScatterSettings:
     )
 
 
-def looks_for_overflow(job: Job) -> bool:
-    """Whether the step goes through all gradients at once first: their absolute values, and a flag
-    for each (stage3.py, ``has_overflow``)."""
-    return job.given.formats.weights is DType.FP16
-
-
 def module_numbers(weights: Sequence[tuple[int, int]], copy: int) -> list[int]:
     """A module's parameters in one repetition, in the order of the model's."""
     return sorted([first + stride * copy for first, stride in weights])

@@ -1,8 +1,14 @@
 """What each engine asks the allocator for in a run, in its order: programs over one ledger."""
 
+from functools import lru_cache
+from typing import NamedTuple
+
+from memplan.graph.tape import Tape
+from memplan.memory.engine_options import has_module_hooks
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
+from memplan.memory.spots import StopsBySegment
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup, ZeroStage
 
@@ -46,10 +52,26 @@ def program_of(
     return DdpProgram(given, ledger, workspace_bytes=workspace_bytes)
 
 
-def stops_within(setup: TrainingSetup) -> bool:
-    """Whether a setup's engine takes part within segments, at their operations."""
-    is_deepspeed = setup.chosen_engine is Engine.DEEPSPEED
-    return is_deepspeed and setup.zero_stage is ZeroStage.PARAMETERS
+def stops_of(given: RankInput) -> "StopsWithin | None":
+    """Where a setup's engine takes part within segments; None: nowhere."""
+    return _stops_at_modules(given.tape) if has_module_hooks(given.setup) else None
+
+
+@lru_cache(maxsize=64)
+def _stops_at_modules(tape: Tape) -> "StopsWithin":
+    from memplan.memory.deepspeed.modules import find_stops
+
+    found = find_stops(tape)
+    stops = {segment.index: each.stops for segment, each in zip(tape.segments, found, strict=True)}
+    return StopsWithin(stops, tuple(each.members for each in found))
+
+
+class StopsWithin(NamedTuple):
+    """Where an engine takes part within segments, and of what."""
+
+    stops: StopsBySegment
+    members: tuple[object, ...]
+    """What the modules are that it takes part for, to be compared."""
 
 
 def counts_ranks(setup: TrainingSetup) -> bool:

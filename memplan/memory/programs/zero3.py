@@ -19,12 +19,12 @@ from memplan.memory.deepspeed.shards import (
     FLAG_BYTES,
     NORM_CHUNK,
     fetch_settings,
-    looks_for_overflow,
     module_numbers,
     scatter_settings,
     shard_plan,
 )
-from memplan.memory.ledger import Block, Ledger
+from memplan.memory.engine_options import looks_for_overflow
+from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Stops, backward_acts, forward_acts
 from memplan.memory.programs.gathering import PlayedCoordinator
 from memplan.memory.programs.program import Weight
@@ -63,7 +63,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
             stream=GATHER_STREAM if job.options.overlap_comm else 0,
             persistent=frozenset(self.persistent),
         )
-        self.found = find_stops(job.given.tape, job.weights)
+        self.found = find_stops(job.given.tape)
         self.members: dict[tuple[int, int], list[list[int]]] = {}
         """The parameters of each module of a segment's repetition."""
         self.waiting: list[tuple[int, Block | None]] = []
@@ -364,11 +364,14 @@ class ShardedParametersProgram(DeepSpeedProgram):
 
     def optimizer_step(self, *, first: bool) -> None:
         """All is let go; norms one by one, sub-group by sub-group; then what stays is gathered."""
+        ledger = self.ledger
         if self.gathers:
             self.coordinator.let_go(range(len(self.numels)))
         if not self.job.offloads_optimizer:
-            if looks_for_overflow(self.job):
+            if looks_for_overflow(self.given.setup) or ledger.shares_formats:
+                ledger.begin_aside(Part.OVERFLOW)
                 self._look_for_overflow()
+                ledger.end_aside()
             norms = (NORM_BYTES * shard for shard in self.plan.trained)
             self.use_in_turn(norms, name=_NORM)
             for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
