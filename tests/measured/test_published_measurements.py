@@ -78,10 +78,9 @@ def is_inside(measurement: dict[str, Any]) -> bool:
     range of context and NCCL; the measured segments had a context somewhere in that range beside them.
     """
     required, reserved, beside = _segments(_words(measurement))
-    measured: int = measurement["measured_bytes"]
-    return required + beside.low <= measured + beside.high and (
-        measured + beside.low <= reserved + beside.high
-    )
+    measured, rounded = measurement["measured_bytes"], measurement.get("rounded_bytes", 0)
+    least, most = measured - rounded + beside.low, measured + rounded + beside.high
+    return required + beside.low <= most and least <= reserved + beside.high
 
 
 def is_expressible(measurement: dict[str, Any]) -> bool:
