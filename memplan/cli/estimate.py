@@ -311,7 +311,7 @@ def estimate(
         exact=exact,
         says_least=exact or output_format in (OutputFormat.JSON, OutputFormat.CSV),
     )
-    rows = compared.rows()
+    rows = compared.rows(meanwhile=_prepare_tables if output_format is OutputFormat.TABLE else None)
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
@@ -493,6 +493,13 @@ def _write_flat(
         say(rows_csv(flat))
     else:
         say(rows_markdown(flat, markdown_columns))
+
+
+def _prepare_tables() -> None:
+    """Import what a table is drawn with, which takes as long as two rows."""
+    import memplan.report.console
+    import memplan.report.estimate
+    import memplan.search.advice  # noqa: F401
 
 
 def _show(

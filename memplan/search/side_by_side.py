@@ -1,6 +1,6 @@
 """Setups side by side on some GPUs, each as well known as its verdict needs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memplan.estimator import Estimate, estimate, settled, without_run
@@ -27,13 +27,13 @@ class SideBySide:
     says_least: bool = False
     """The least memory of a replayed run is looked for, as it will be told."""
 
-    def rows(self) -> list[list[Estimate]]:
-        """For each setup an answer on each GPU.
+    def rows(self, *, meanwhile: Callable[[], None] | None = None) -> list[list[Estimate]]:
+        """For each setup an answer on each GPU; ``meanwhile`` as in ``all_of``.
 
         Raises ``SetupError`` for a setup that this model or engine cannot be trained with.
         """
         shared = [self.model, *self.setups, *(each for each in self.gpus if each is not None)]
-        return all_of(self._row, len(self.setups), shared=shared)
+        return all_of(self._row, len(self.setups), shared=shared, meanwhile=meanwhile)
 
     def _row(self, number: int) -> list[Estimate]:
         return [self._answer(self.setups[number], gpu) for gpu in self.gpus]

@@ -35,11 +35,16 @@ def num_usable_cores() -> int:
 
 
 def all_of(
-    work: Callable[[int], ResultT], count: int, *, shared: Sequence[object] = ()
+    work: Callable[[int], ResultT],
+    count: int,
+    *,
+    shared: Sequence[object] = (),
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[ResultT]:
     """``work(0)`` to ``work(count - 1)``; ``shared`` are objects that results hold, the same in all.
 
-    An error is raised here, whoever meets it.
+    ``meanwhile`` is what this process has to do for itself, while its copies begin. An error is raised
+    here, whoever meets it.
 
     >>> all_of(lambda number: number * number, 4)
     [0, 1, 4, 9]
@@ -47,7 +52,7 @@ def all_of(
     num_copies = min(num_cores - 1, MAX_COPIES, count - 1)
     if num_copies < 1 or count > _MOST_PIECES:
         return [work(number) for number in range(count)]
-    return _Together(work, count, shared).run(num_copies)
+    return _Together(work, count, shared).run(num_copies, meanwhile)
 
 
 class _Together(Generic[ResultT]):
@@ -64,11 +69,13 @@ class _Together(Generic[ResultT]):
         os.write(tokens, bytes(range(count)))
         os.close(tokens)
 
-    def run(self, num_copies: int) -> list[ResultT]:
+    def run(self, num_copies: int, meanwhile: Callable[[], None] | None) -> list[ResultT]:
         """Do all of it."""
         copies = [self._copy() for _ in range(num_copies)]
         found: dict[int, ResultT] = {}
         try:
+            if meanwhile is not None:
+                meanwhile()
             found.update(self._pieces())
             for _, results in copies:
                 found.update(self._handed_over(results))
