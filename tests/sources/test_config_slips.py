@@ -75,12 +75,13 @@ MANY = 10_000
 
 @pytest.mark.parametrize("family", supported_families())
 def test_a_size_left_out_or_misspelt_is_said_or_refused(family: str) -> None:
-    assert silent_in(family, most_sizes=2, most_slips=1)[1] == []
+    assert silent_in(family, most_sizes=1, most_slips=1)[1] == []
 
 
 def test_sizes_are_found_to_leave_out() -> None:
     """The test above tries something: most types have sizes that count."""
-    tried = [silent_in(family, most_sizes=1, most_slips=0)[0] for family in supported_families()]
+    some = supported_families()[::4]
+    tried = [silent_in(family, most_sizes=1, most_slips=0)[0] for family in some]
     assert sum(tried) > 0.6 * len(tried)
 
 
