@@ -33,6 +33,13 @@ class SideBySide:
         Raises ``SetupError`` for a setup that this model or engine cannot be trained with.
         """
         shared = [self.model, *self.setups, *(each for each in self.gpus if each is not None)]
+        if len(self.setups) == 1:
+            (setup,) = self.setups
+
+            def answer(number: int) -> Estimate:
+                return self._answer(setup, self.gpus[number])
+
+            return [all_of(answer, len(self.gpus), shared=shared, meanwhile=meanwhile)]
         return all_of(self._row, len(self.setups), shared=shared, meanwhile=meanwhile)
 
     def _row(self, number: int) -> list[Estimate]:
