@@ -54,14 +54,38 @@ def rank_account(
     """
     if rank is not None:
         check_rank(rank, given.setup.num_gpus)
-    ranks = _heaviest(_Question(given, 0, None)) if rank is None else [rank]
-    found = [_weigh(given, each, capacity_bytes) for each in ranks]
+    asked = _asked(given)
+    ranks = _heaviest(_Question(asked, 0, None)) if rank is None else [rank]
+    found = [_weigh(asked, each, capacity_bytes) for each in ranks]
     return _account(given, max(found, key=_step_peak))
 
 
 def activations_peak_bytes(given: RankInput) -> int:
     """The most that the model's own tensors take in a step, weights and gradients left out [bytes]."""
     return _spots(_Same(given.passes), _Same(None)).highest_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Asked:
+    """A run of which any rank may be asked for."""
+
+    given: RankInput
+    spots: Spots
+    run: "_Run"
+    goes_by_capacity: bool
+
+
+def _asked(given: RankInput) -> _Asked:
+    within = stops_of(given)
+    stops = None if within is None else within.stops
+    spots = _spots(_Same(given.passes), _Same(stops))
+    structure = _structure(_Same(given.tape), _Same(given.passes))
+    if within is not None:
+        structure = _cut_structure(structure, _Same(spots), _Same(within.members))
+    run = _run(structure, _engine_fields(given.setup))
+    return _Asked(
+        given=given, spots=spots, run=run, goes_by_capacity=loads_by_capacity(given.setup)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -72,17 +96,19 @@ class _Weighed:
     outlined: "_Outlined"
     spots: Spots
     moments: dict[Part, Moment]
+    """Of the parts of a step."""
 
 
-def _weigh(given: RankInput, rank: int, capacity_bytes: int | None) -> _Weighed:
-    question = _Question(given, rank, capacity_bytes)
-    spots = question.spots
-    assert spots is not None
-    outlined = _outlined(question)
-    moments = outlined.outline.moments(spots)
-    overflow = moments.pop(Part.OVERFLOW, None)
-    if overflow is not None and looks_for_overflow(given.setup):
-        moments[Part.STEP] = max(overflow, moments[Part.STEP], key=_total)
+STEP_PARTS = (Part.FORWARD, Part.BACKWARD, Part.STEP)
+
+
+def _weigh(asked: _Asked, rank: int, capacity_bytes: int | None) -> _Weighed:
+    spots = asked.spots
+    outlined = _outlined(_Question(asked, rank, capacity_bytes))
+    moments = outlined.outline.moments(spots, STEP_PARTS)
+    if looks_for_overflow(asked.given.setup):
+        overflow = outlined.outline.moments(spots, (Part.OVERFLOW,))
+        moments[Part.STEP] = max([*overflow.values(), moments[Part.STEP]], key=_total)
     return _Weighed(rank=rank, outlined=outlined, spots=spots, moments=moments)
 
 
@@ -92,8 +118,7 @@ def _total(moment: Moment) -> int:
 
 def _step_peak(found: _Weighed) -> int:
     """The fullest moment of a training step, but for the batch, which every rank has [bytes]."""
-    moments = found.moments
-    return max(moments[part].total_bytes for part in (Part.FORWARD, Part.BACKWARD, Part.STEP))
+    return max(moment.total_bytes for moment in found.moments.values())
 
 
 def _account(given: RankInput, found: _Weighed) -> RankAccount:
@@ -116,13 +141,16 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
 def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     found: list[Phase] = []
     steady = _step_peak(weighed)
-    for part, moment in weighed.moments.items():
+    outline, spots = weighed.outlined.outline, weighed.spots
+    begun = outline.moments(spots, (Part.LOAD, Part.FIRST_STEP))
+    moments = {**begun, **weighed.moments, **outline.moments(spots, (Part.SAVE,))}
+    for part, moment in moments.items():
         if part is Part.FIRST_STEP and moment.total_bytes <= steady:
             continue
-        entries = weighed.outlined.outline.entries(moment.held)
+        entries = outline.entries(moment.held)
         if part is not Part.LOAD:
             entries.append(inputs)
-            entries += height_entries(weighed.spots.height(moment.spot, moment.repetition))
+            entries += height_entries(spots.height(moment.spot, moment.repetition))
         found.append(make_phase(part.value, entries))
     return found
 
@@ -174,27 +202,20 @@ def _heaviest(question: "_Question") -> tuple[int, ...]:
 class _Question:
     """A rank of a run, told apart by all that its outline depends on."""
 
-    __slots__ = ("_given", "capacity_bytes", "key", "rank", "spots")
+    __slots__ = ("_asked", "capacity_bytes", "key", "rank")
 
-    def __init__(self, given: RankInput, rank: int, capacity_bytes: int | None) -> None:
-        self._given: RankInput | None = given
+    def __init__(self, asked: _Asked, rank: int, capacity_bytes: int | None) -> None:
+        self._asked: _Asked | None = asked
         self.rank = rank
-        self.capacity_bytes = capacity_bytes if loads_by_capacity(given.setup) else None
-        within = stops_of(given)
-        stops = None if within is None else within.stops
-        self.spots: Spots | None = _spots(_Same(given.passes), _Same(stops))
-        structure = _structure(_Same(given.tape), _Same(given.passes))
-        if within is not None:
-            structure = _cut_structure(structure, _Same(self.spots), _Same(within.members))
-        self.key = (structure, _engine_fields(given.setup), rank, self.capacity_bytes)
+        self.capacity_bytes = capacity_bytes if asked.goes_by_capacity else None
+        self.key = (asked.run, rank, self.capacity_bytes)
 
     def taken(self) -> tuple[RankInput, Spots]:
         """What it is answered from; a question that is remembered does not keep it."""
-        given, spots = self._given, self.spots
-        assert given is not None
-        assert spots is not None
-        self._given = self.spots = None
-        return given, spots
+        asked = self._asked
+        assert asked is not None
+        self._asked = None
+        return asked.given, asked.spots
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -282,6 +303,15 @@ def _cut_structure(structure: "_Structure", spots: _Same, members: _Same) -> "_S
     """The same where an engine takes part within segments: in which order it does what."""
     assert isinstance(spots.value, Spots)
     return _interned(structure, spots.value.acts, members.value)
+
+
+class _Run:
+    """All that an outline depends on but the rank: equal ones are one object."""
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _run(structure: "_Structure", engine_fields: tuple[object, ...]) -> _Run:  # noqa: ARG001
+    return _Run()
 
 
 class _Structure:

@@ -1,5 +1,7 @@
 """What a program holds over a run, spot by spot, and the fullest moments of a batch laid under it."""
 
+from collections.abc import Iterable
+
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.ledger import Part
@@ -45,9 +47,10 @@ class Outline:
         """What the program holds between steps."""
         return sum(self.held[Part.STEP])
 
-    def moments(self, spots: Spots) -> dict[Part, Moment]:
-        """The fullest of each part."""
-        return {part: _fullest(found, spots) for part, found in self.points.items()}
+    def moments(self, spots: Spots, parts: Iterable[Part]) -> dict[Part, Moment]:
+        """The fullest of each of these parts, if the run has it."""
+        points = self.points
+        return {part: _fullest(points[part], spots) for part in parts if points.get(part)}
 
     def entries(self, held: Held) -> list[Entry]:
         """What the program holds, by purpose."""
