@@ -79,7 +79,7 @@ def test_closed_streams(checkout: Path, command: str, code: int) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="runs a shell")
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
 @pytest.mark.parametrize(
     "command",
     [
