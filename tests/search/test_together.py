@@ -17,7 +17,11 @@ from memplan.search.side_by_side import SideBySide
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
+    # pytest-xdist has threads of its own, of which Python 3.12 warns; a command line has none.
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
 
 
 @pytest.fixture(params=[1, 2, 4])
