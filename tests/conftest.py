@@ -1,12 +1,16 @@
 """What every test shares: one terminal, no hub, and the command line as a function."""
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything builds a console: what is printed must not depend on where the tests run.
 os.environ.update(COLUMNS="100", TERM="dumb", NO_COLOR="1", HF_HUB_OFFLINE="1")
