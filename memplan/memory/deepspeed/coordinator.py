@@ -105,18 +105,22 @@ class Coordinator:
 
     def _fetch(self, needed: Sequence[int]) -> None:
         """Wait for the module's own parameters, and take them off the queue."""
-        missing = [weight for weight in needed if weight not in self.sizes]
-        if missing:
-            self._gather(missing)
-        for weight in needed:
-            if weight in self.handles:
-                self._wait(weight)
+        self._bring_own(needed)
         fetched_for, step = self.fetched_for, self.step
         num_own = sum([1 for weight in needed if fetched_for[weight] < step])
         if num_own:
             for weight, last_step in self.queue[self.head : self.head + num_own]:
                 fetched_for[weight] = last_step
             self.head += num_own
+
+    def _bring_own(self, needed: Sequence[int]) -> None:
+        """Gather what is not there, and wait for all of it."""
+        missing = [weight for weight in needed if weight not in self.sizes]
+        if missing:
+            self._gather(missing)
+        for weight in needed:
+            if weight in self.handles:
+                self._wait(weight)
 
     def _prefetch(self, limit: int) -> None:
         """Start gathering what comes next, until there are ``limit`` elements."""

@@ -52,12 +52,7 @@ class PlayedCoordinator(Coordinator):
             self.enter()
             return
         self.recorded.append(needed)
-        missing = [weight for weight in needed if weight not in self.sizes]
-        if missing:
-            self._gather(missing)
-        for weight in needed:
-            if weight in self.handles:
-                self._wait(weight)
+        self._bring_own(needed)
 
     def leave(self, weights: Sequence[int]) -> None:
         """A module has run."""
