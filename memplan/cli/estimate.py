@@ -298,10 +298,11 @@ def estimate(
     exact = exact or reserved or len(setups) == 1
     from memplan import cli
     from memplan.search import together
+    from memplan.search.cores import usable_cores
     from memplan.search.side_by_side import SideBySide
 
     if cli.owns_process:
-        together.num_cores = together.num_usable_cores()
+        together.num_cores = usable_cores()
     compared = SideBySide(
         model=spec,
         setups=setups,

@@ -195,9 +195,9 @@ def sweep(
 def _processes(jobs: int) -> int:
     if jobs:
         return jobs
-    from memplan.search.parallel import num_cores
+    from memplan.search.cores import usable_cores
 
-    return num_cores()
+    return usable_cores()
 
 
 def _read_file(path: str) -> "SweepFile | None":

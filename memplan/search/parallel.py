@@ -3,7 +3,6 @@
 Threads would not help: estimating is Python from end to end.
 """
 
-import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,13 +21,6 @@ MAX_PROCESSES = 61
 """What Windows lets one process wait for."""
 CHUNKS_ON_THE_WAY = 3
 """Of each process: one at work, and others so that none waits; results are held no longer than that."""
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class OrderedPool(Generic[TaskT, ResultT]):

@@ -25,15 +25,6 @@ num_cores = 1
 """How many may be used. The command line says how many: a library does not copy its user's process."""
 
 
-def num_usable_cores() -> int:
-    """Cores that this process may use; one where it cannot be copied."""
-    if not hasattr(os, "fork"):
-        return 1
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def all_of(
     work: Callable[[int], ResultT],
     count: int,
@@ -50,7 +41,7 @@ def all_of(
     [0, 1, 4, 9]
     """
     num_copies = min(num_cores - 1, MAX_COPIES, count - 1)
-    if num_copies < 1 or count > _MOST_PIECES:
+    if num_copies < 1 or count > _MOST_PIECES or not hasattr(os, "fork"):
         return [work(number) for number in range(count)]
     return _Together(work, count, shared).run(num_copies, meanwhile)
 
