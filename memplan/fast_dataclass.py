@@ -3,7 +3,7 @@
 The standard decorator compiles methods of its own for each class: ``__init__``, ``__repr__``, ``__eq__``,
 ``__hash__``, and the two that freeze it. memplan defines a hundred dataclasses before it can answer, and
 a user waits for all of them. Here ``__init__`` is compiled when a class is first asked for it, and the
-others are shared, which takes 30 of 45 ms off a start on Python 3.11. What a dataclass is to everyone
+others are shared, which takes 38 of 85 ms off memplan's own imports (Python 3.11). What a dataclass is to everyone
 else, ``fields``, ``replace``, pickling and its signature included, stays as it was, and type checkers see
 nothing but the standard decorator.
 """

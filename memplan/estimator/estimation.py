@@ -3,9 +3,7 @@
 from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import Estimate
 from memplan.estimator.job import Job
-from memplan.estimator.recording import (
-    attention_kernel,
-)
+from memplan.estimator.recording import attention_kernel
 from memplan.graph.counts import total_parameters, trainable_parameters
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts

@@ -12,6 +12,7 @@ from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import (
+    STEP_PHASES,
     ComponentKind,
     Entry,
     HostMemory,
@@ -99,13 +100,13 @@ class _Weighed:
     """Of the parts of a step."""
 
 
-STEP_PARTS = (Part.FORWARD, Part.BACKWARD, Part.STEP)
+_STEP_PARTS = tuple(Part(name) for name in STEP_PHASES)
 
 
 def _weigh(asked: _Asked, rank: int, capacity_bytes: int | None) -> _Weighed:
     spots = asked.spots
     outlined = _outlined(_Question(asked, rank, capacity_bytes))
-    moments = outlined.outline.moments(spots, STEP_PARTS)
+    moments = outlined.outline.moments(spots, _STEP_PARTS)
     if looks_for_overflow(asked.given.setup):
         overflow = outlined.outline.moments(spots, (Part.OVERFLOW,))
         moments[Part.STEP] = max([*overflow.values(), moments[Part.STEP]], key=_total)
