@@ -11,6 +11,8 @@ class DType(Enum):
     FP16 = ("fp16", 2)
     INT64 = ("int64", 8)
     INT32 = ("int32", 4)
+    UINT8 = ("uint8", 1)
+    FP8_E4M3 = ("fp8-e4m3", 1)
     BOOL = ("bool", 1)
 
     def __init__(self, label: str, num_bytes: int) -> None:

@@ -129,6 +129,11 @@ class TrainingSetup:
     precision: Precision | None = None
     """None: the engine's usual one, in fp16 on a card without bf16; ``fp16``: the engine's form."""
     optimizer: Optimizer = Optimizer.ADAMW_FUSED
+    """Also by the names that transformers' ``TrainingArguments`` has for it."""
+    optimizer_options: Mapping[str, object] | tuple[tuple[str, object], ...] = ()
+    """The optimizer's own settings, as far as they move memory: ``rank``, ``momentum``, ``block_size``."""
+    optimizer_in_backward: bool = False
+    """Each gradient is stepped and let go as soon as it is there."""
     checkpointing: Checkpointing = Recomputation.NONE
     """A ``Recomputation``, or the layers that are recomputed in full: a share of them up to 1, a number
     of the first ones from 2 on, or their numbers (``0-7,12``)."""
@@ -174,6 +179,7 @@ class TrainingSetup:
     compares with records of fake tensors, which have neither."""
 
     def __post_init__(self) -> None:
+        _spell_optimizer(self)
         for name, kind in _ENUM_FIELDS.items():
             object.__setattr__(self, name, _coerce(name, getattr(self, name), kind))
         object.__setattr__(self, "checkpointing", _checkpointing(self.checkpointing))
@@ -190,8 +196,21 @@ class TrainingSetup:
         elif self.engine_options != ():
             object.__setattr__(self, "engine_options", ())
         object.__setattr__(self, "left_out", _words(self.left_out))
+        if self.optimizer_options:
+            options = _options(self.optimizer_options, "optimizer_options")
+            object.__setattr__(self, "optimizer_options", options)
+        elif self.optimizer_options != ():
+            object.__setattr__(self, "optimizer_options", ())
         _check_sizes(self)
         _check_engine(self)
+        if (
+            self.optimizer not in PLAIN_OPTIMIZERS
+            or self.optimizer_options
+            or self.optimizer_in_backward
+        ):
+            from memplan.training.optimizers.engines import check_optimizer
+
+            check_optimizer(self)
 
     @property
     def gpus_per_node(self) -> int:
@@ -270,6 +289,41 @@ class TrainingSetup:
         if engine in (Engine.FSDP, Engine.FSDP1) and self.fsdp_strategy is None:
             return FsdpStrategy.FULL_SHARD
         return self.fsdp_strategy
+
+
+PLAIN_OPTIMIZERS = (
+    Optimizer.ADAMW_FUSED,
+    Optimizer.ADAMW_FOREACH,
+    Optimizer.SGD,
+    Optimizer.SGD_MOMENTUM,
+)
+"""Optimizers that run under every engine, as long as nothing else is said of them."""
+
+
+def _spell_optimizer(setup: TrainingSetup) -> None:
+    """A name of transformers' may say more than which optimizer it is."""
+    name = setup.optimizer
+    if not isinstance(name, str) or name in _OPTIMIZER_NAMES:
+        return
+    from memplan.training.optimizers.spellings import UNMODELLED, spelled
+
+    refused = UNMODELLED.get(name.lower().replace("-", "_"))
+    if refused is not None:
+        msg = f"optimizer: {name}: {refused}"
+        raise SetupError(msg)
+    found = spelled(name)
+    if found is None:
+        return
+    object.__setattr__(setup, "optimizer", found.optimizer)
+    if found.in_backward:
+        object.__setattr__(setup, "optimizer_in_backward", True)
+    if found.options:
+        given = setup.optimizer_options
+        pairs = given.items() if isinstance(given, Mapping) else given
+        object.__setattr__(setup, "optimizer_options", {**dict(found.options), **dict(pairs)})
+
+
+_OPTIMIZER_NAMES = frozenset(each.value for each in Optimizer)
 
 
 def _words(value: object) -> tuple[str, ...]:
@@ -397,17 +451,18 @@ MAX_OPTION_DEPTH = 10
 """How deeply the value of an engine's option may be nested."""
 
 
-def _options(options: object) -> tuple[tuple[str, object], ...]:
-    """The engine's options as pairs in order, their values such that equal setups are found equal."""
+def _options(options: object, field: str = "engine_options") -> tuple[tuple[str, object], ...]:
+    """A part's options as pairs in order, their values such that equal setups are found equal."""
+    owner = field.partition("_")[0]
     pairs = options.items() if isinstance(options, Mapping) else options
     found: dict[str, object] = {}
     for pair in pairs if isinstance(pairs, Iterable) else (pairs,):
         if not isinstance(pair, tuple) or len(pair) != 2:
-            msg = f"engine_options: expected a mapping of the engine's own names, got {shown(options)}"
+            msg = f"{field}: expected a mapping of the {owner}'s own names, got {shown(options)}"
             raise SetupError(msg)
         name, value = pair
         if not isinstance(name, str):
-            msg = f"engine_options: the key {shown(name)} is not text: put it in quotes"
+            msg = f"{field}: the key {shown(name)} is not text: put it in quotes"
             raise SetupError(msg)
         found[name] = _frozen(value, name=name, depth=0)
     return tuple(sorted(found.items()))
@@ -469,7 +524,7 @@ def _check_sizes(setup: TrainingSetup) -> None:
 
 _FLAGS = (
     "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "compiled",
-    "kernel_scratch",
+    "kernel_scratch", "optimizer_in_backward",
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward`
 ``_fsdp_state.py`` (``_root_post_backward_final_callback``).
 """
 
+from typing import TYPE_CHECKING
+
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
@@ -23,11 +25,15 @@ from memplan.memory.fsdp2.units import (
 )
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import Acts, Stops
-from memplan.memory.programs.program import Weight, is_trained, step_optimizer
+from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
+from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
 from memplan.model.parameters import ModelPart
 from memplan.training.setup import Offload
+
+if TYPE_CHECKING:
+    from memplan.training.optimizers.script import Stepped
 
 GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
 _TAIL_HOOK = (0, 0)
@@ -168,13 +174,13 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         if self.offloaded:
             return
         degree = self.formats.degree
-        shapes = [
-            own_shape(parameter, degree, self.place)
-            for parameter, _ in self.weights
-            if is_trained(parameter)
-        ]
-        states = self.formats.states
-        step_optimizer(self.given, self.ledger, shapes, states, of="the shards", first=first)
+        known: dict[Parameter, Stepped] = {}
+        for parameter, _ in self.weights:
+            if parameter not in known and is_trained(parameter):
+                shape = own_shape(parameter, degree, self.place)
+                known[parameter] = stepped(parameter, shape, self.formats.states)
+        shards = [known[parameter] for parameter, _ in self.weights if parameter in known]
+        self.optimizer.step(shards, of="the shards", first=first)
 
     def zero_grad(self) -> None:
         """A unit's shards are views of one tensor, which goes with the last of them."""

@@ -63,6 +63,9 @@ class ShardedProgram(Program, Generic[UseT]):
         self.reduces = True
         """This micro-batch reduces its gradients."""
 
+    def make_optimizer(self) -> None:
+        """States come with the first step."""
+
     def _single(self, unit: Unit | None) -> UseT | None:
         return None if unit is None else self.singles.get(id(unit))
 
