@@ -41,6 +41,7 @@ from memplan.cli.sweep_options import (
 )
 from memplan.cli.terminal import say
 from memplan.cli.training_options import (
+    PresetOption,
     SetupFileOption,
     TrainingArgumentsOption,
     read_tokens,
@@ -121,6 +122,7 @@ def plan(
     loss: LossAxis = None,
     freeze: FreezeAxis = None,
     setup: SetupFileOption = None,
+    preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
@@ -149,7 +151,7 @@ def plan(
         "seq_len": seq_len, "optimizer": optimizer, "kernels": kernels, "attention": attention,
         "loss": loss, "freeze": freeze,
     }  # fmt: skip
-    base = _laid_over(base_setup(setup, training_args), changes)
+    base = _laid_over(base_setup(setup, training_args, preset), changes)
     wanted = _objective(ctx, objective, maximize)
     if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
         if "batch_size" in given_options(ctx):

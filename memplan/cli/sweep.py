@@ -56,6 +56,7 @@ from memplan.cli.sweep_options import (
 from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
     EngineOptionOption,
+    PresetOption,
     SetupFileOption,
     TrainingArgumentsOption,
 )
@@ -103,6 +104,7 @@ def sweep(
     freeze: FreezeAxis = None,
     engine_option: EngineOptionOption = None,
     setup: SetupFileOption = None,
+    preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
@@ -164,8 +166,8 @@ def sweep(
 
     file = _read_file(model)
     base = file.grid.base if file is not None else None
-    if setup is not None or training_args is not None or base is None:
-        base = base_setup(setup, training_args)
+    if setup is not None or training_args is not None or preset is not None or base is None:
+        base = base_setup(setup, training_args, preset)
     if engine_option:
         base = replace(base, engine_options=parse_engine_options(engine_option))
     grid = _grid(file, base, axes, global_batch_size)

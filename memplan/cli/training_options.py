@@ -154,7 +154,21 @@ KernelScratchOption = Annotated[
     ),
 ]
 SetupFileOption = Annotated[
-    str | None, _option("--setup", "A YAML file that holds a whole training setup.", "FILE")
+    str | None,
+    _option(
+        "--setup",
+        "A YAML file that holds a whole training setup, or a stack's own: axolotl, LLaMA-Factory, "
+        "TRL.",
+        "FILE",
+    ),
+]
+PresetOption = Annotated[
+    str | None,
+    _option(
+        "--preset",
+        "What a training stack does by default: axolotl, hf-trainer, llama-factory, trl-dpo, "
+        "trl-grpo, trl-sft.",
+    ),
 ]
 TrainingArgumentsOption = Annotated[
     str | None,
