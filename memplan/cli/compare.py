@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
@@ -16,7 +17,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
-from memplan.cli.setting_options import NO_SETTINGS, Values, setting_fields, takes_settings
+from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
 from memplan.cli.terminal import say
 from memplan.cli.training_options import EngineOption, PrecisionOption, ZeroOption
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
@@ -27,7 +28,7 @@ from memplan.cli.options import (
 from memplan.cli.setting_options import (
     FIELD_PARAMETERS,
     NO_SETTINGS,
-    Values,
+    group_fields,
     setting_fields,
     takes_settings,
 )
@@ -314,12 +315,15 @@ EMIT_IGNORES = frozenset({"exact", "legend", "output_format", "reserved"})
 
 
 def given_fields(ctx: typer.Context, fields: "dict[str, object]") -> "dict[str, object]":
-    """Those fields that were given on the command line, not left at their defaults."""
-    found = {}
+    """Those fields that were given on the command line, not left at their defaults.
+
+    What several options make is there because one of them was given.
+    """
+    found = group_fields(ctx.params)
     for name, value in fields.items():
         source = ctx.get_parameter_source(FIELD_PARAMETERS.get(name, name))
         if source is not None and source.name == "COMMANDLINE":
-            found[name] = value
+            found.setdefault(name, value)
     return found
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
@@ -23,10 +24,9 @@ from memplan.cli.options import (
     TokenOption,
 )
 from memplan.cli.setting_options import (
-    FIELD_PARAMETERS,
     NO_SETTINGS,
     SETTING_PARAMETERS,
-    Values,
+    changed_fields,
     setting_fields,
     takes_settings,
 )
@@ -225,10 +225,7 @@ def _versus_setup(
     if not given:
         msg = '--versus: names no option to change, as in --versus "--seq-len 1024"'
         raise UsageError(msg)
-    fields = {option: field for field, option in FIELD_PARAMETERS.items()}
     values = {name: other.params[name] for name in given}
-    if "engine_option" in values:
-        values["engine_option"] = parse_engine_options(values["engine_option"])
     cards = []
     if "gpu" in values or "gpu_memory" in values:
         cards = chosen_gpus(gpu_names(values.pop("gpu", None)), values.pop("gpu_memory", None))
@@ -236,8 +233,11 @@ def _versus_setup(
             msg = "--versus: --gpu: takes one"
             raise UsageError(msg)
     engine = {name: values.pop(name, usual) for name, usual in engine_words.items()}
-    changes = {fields.get(name, name): value for name, value in values.items()}
-    return with_engine(replace(base, **changes), **engine), cards
+    changes = changed_fields(values, other.params)
+    if "engine_option" in values:
+        changes["engine_options"] = parse_engine_options(values["engine_option"])
+    changes |= {name: values[name] for name in ("num_gpus", "num_nodes") if name in values}
+    return with_engine(replace(base, **changes), **engine), cards  # type: ignore[arg-type]
 
 
 def _show_versus(

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     TRAINING_PANEL,
     AllowGuessOption,
@@ -18,7 +19,7 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
-from memplan.cli.setting_options import NO_SETTINGS, Values, setting_fields, takes_settings
+from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
 from memplan.cli.terminal import say
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
@@ -19,7 +20,6 @@ from memplan.cli.options import (
 )
 from memplan.cli.setting_options import (
     NO_SETTINGS,
-    Values,
     read_tokens,
     setting_fields,
     takes_setting_axes,

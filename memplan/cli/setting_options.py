@@ -5,42 +5,17 @@ several where the row says how they are asked for.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from typing import Annotated, Any
 
 import typer
 
-from memplan.cli.options import TRAINING_PANEL
-from memplan.fast_dataclass import dataclass
+from memplan.cli.adapter_options import ADAPTERS
+from memplan.cli.option_table import OptionGroup, SettingOption, Values
 
-Values = Mapping[str, Any]
-"""The command's parameters, by name."""
 NO_SETTINGS: Values = {}
 """Of a command that is called from Python."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SettingOption:
-    """One option."""
-
-    flag: str
-    """As it is typed; a pair with a slash where it can be denied."""
-    field: str
-    """Of ``TrainingSetup``."""
-    help_text: str
-    metavar: str | None = "NAME"
-    kind: Any = str
-    """What one value is; with ``| None`` where there is a default to look for elsewhere."""
-    default: object = None
-    axis_help: str | None = None
-    """How several values are asked for; None: a sweep takes none."""
-    parser: Callable[[str], Any] | None = None
-
-    @property
-    def parameter(self) -> str:
-        """The name of the command's parameter."""
-        return self.flag.partition("/")[0].lstrip("-").replace("-", "_")
 
 
 def read_tokens(text: str | int) -> int:
@@ -152,10 +127,14 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
 )  # fmt: skip
 """Every option that is one field's value, in the order of the help."""
 
-SETTING_PARAMETERS = frozenset(option.parameter for option in SETTING_OPTIONS)
+OPTION_GROUPS: tuple[OptionGroup, ...] = (ADAPTERS,)
+"""Options of which several make one field; a sweep takes one value of each."""
+
+_GROUPED = tuple(option for group in OPTION_GROUPS for option in group.options)
+SETTING_PARAMETERS = frozenset(option.parameter for option in (*SETTING_OPTIONS, *_GROUPED))
 """Their names as parameters of a command."""
 FIELD_PARAMETERS: dict[str, str] = {
-    option.field: option.parameter for option in SETTING_OPTIONS
+    option.field: option.parameter for option in (*reversed(_GROUPED), *SETTING_OPTIONS)
 } | {"engine_options": "engine_option"}
 """The parameter that sets a field."""
 
@@ -168,27 +147,40 @@ def takes_settings(*fields: str) -> Callable[[Command], Command]:
 
     They are handed over in its parameter ``settings``.
     """
-    taken = [each for each in SETTING_OPTIONS if not fields or each.field in fields]
+    every = (*SETTING_OPTIONS, *_GROUPED)
+    taken = [each for each in every if not fields or each.field in fields]
     return lambda command: _with_parameters(command, [_single(option) for option in taken])
 
 
 def takes_setting_axes(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
     """Give a command every option that may have several values, as text, but those of some fields."""
     taken = [each for each in SETTING_OPTIONS if each.axis_help and each.field not in without]
-    return lambda command: _with_parameters(command, [_axis(option) for option in taken])
+    added = [*map(_axis, taken), *map(_single, _GROUPED)]
+    return lambda command: _with_parameters(command, added)
 
 
 def setting_fields(settings: Values) -> dict[str, object]:
     """The setup's fields that such a command's parameters set."""
-    return {
+    found = {
         option.field: settings[option.parameter]
         for option in SETTING_OPTIONS
         if option.parameter in settings
     }
+    return found | group_fields(settings)
+
+
+def group_fields(settings: Values) -> dict[str, object]:
+    """Those that several of its parameters make, where any of them is given."""
+    made = {
+        group.field: group.make(settings)
+        for group in OPTION_GROUPS
+        if not group.parameters.isdisjoint(settings)
+    }
+    return {field: value for field, value in made.items() if value is not None}
 
 
 def setting_axes(settings: Values) -> dict[str, tuple[str, str | None]]:
-    """For each field, the option's name and the text that was given for it."""
+    """For each field that may have several values, the option's name and the text that was given."""
     return {
         option.field: (option.flag, settings[option.parameter])
         for option in SETTING_OPTIONS
@@ -196,12 +188,23 @@ def setting_axes(settings: Values) -> dict[str, tuple[str, str | None]]:
     }
 
 
+def changed_fields(given: Values, settings: Values) -> dict[str, object]:
+    """The fields that some parameters change, of a command that was given them all."""
+    groups = {group.field: group for group in OPTION_GROUPS}
+    found = {}
+    for option in (*SETTING_OPTIONS, *_GROUPED):
+        if option.parameter in given:
+            group = groups.get(option.field)
+            found[option.field] = group.make(settings) if group else given[option.parameter]
+    return found
+
+
 def _single(option: SettingOption) -> inspect.Parameter:
     info = typer.Option(
         option.flag,
         metavar=option.metavar,
         help=option.help_text,
-        rich_help_panel=TRAINING_PANEL,
+        rich_help_panel=option.panel,
         parser=option.parser,
     )
     return inspect.Parameter(
@@ -217,7 +220,7 @@ def _axis(option: SettingOption) -> inspect.Parameter:
         option.flag,
         metavar="LIST" if option.metavar == "N" else "NAMES",
         help=option.axis_help,
-        rich_help_panel=TRAINING_PANEL,
+        rich_help_panel=option.panel,
         show_default=False,
     )
     return inspect.Parameter(

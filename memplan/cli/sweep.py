@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
@@ -20,7 +21,12 @@ from memplan.cli.options import (
     TokenOption,
     complete_models,
 )
-from memplan.cli.setting_options import NO_SETTINGS, Values, setting_axes, takes_setting_axes
+from memplan.cli.setting_options import (
+    NO_SETTINGS,
+    group_fields,
+    setting_axes,
+    takes_setting_axes,
+)
 from memplan.cli.setup_files import base_setup
 from memplan.cli.sweep_options import (
     BaselineOption,
@@ -142,6 +148,7 @@ def sweep(
         base = base_setup(setup, training_args)
     if engine_option:
         base = replace(base, engine_options=parse_engine_options(engine_option))
+    base = replace(base, **group_fields(settings))  # type: ignore[arg-type]
     grid = _grid(file, base, axes, global_batch_size)
     named = _model(file, model)
     spec = load_model(

@@ -1,5 +1,7 @@
 """What decides how a model's operations are written down."""
 
+from typing import TYPE_CHECKING
+
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.training.fp8 import Fp8Recipe
@@ -7,6 +9,10 @@ from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
+
+if TYPE_CHECKING:
+    from memplan.graph.overlay import Overlay
+    from memplan.training.adapters import Adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,3 +61,9 @@ class TapeOptions:
     """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
+    adapter: "Adapter | None" = None
+    """What is trained in place of the model's own weights."""
+    adapter_dtype: DType = DType.FP32
+    """What its weights are held in."""
+    adaptation: "Overlay | None" = None
+    """The adapter laid over the model; found when it is recorded."""
