@@ -16,7 +16,7 @@ from memplan.training.setup import SETUP_FIELDS, Recomputation
 
 CODE = Path(__file__).parent.parent.parent / "memplan" / "sources" / "stacks"
 FIELDS = {
-    *SETUP_FIELDS, "adapter", "quantize", "optimizer_options", "packing", "job", "compile",
+    *SETUP_FIELDS, "quantize", "optimizer_options", "packing", "job", "compile",
 }  # fmt: skip
 """Fields that a default may name."""
 
