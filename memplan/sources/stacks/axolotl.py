@@ -76,10 +76,12 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     found.arguments["per_device_train_batch_size"] = micro
     found.arguments["gradient_accumulation_steps"] = steps
     length = keys.count("sequence_len")
-    packed = keys.flag("sample_packing") or keys.flag("batch_flattening")
+    packed = keys.flag("sample_packing")
     keys.used.add("pad_to_sequence_len")
     if packed:
-        found.fields["packing"] = True
+        found.fields["packing"] = "documents"
+    elif keys.flag("batch_flattening"):
+        found.fields["packing"] = "padding_free"
     found.fields["seq_len"] = length
     bound = "as packing makes it" if packed else "an upper bound"
     if "seq_len" not in given:
@@ -99,7 +101,7 @@ def _read_precision(keys: Keys, found: Found) -> None:
     found.arguments["bf16"] = is_bf16 and half != "full"
     found.arguments["fp16"] = keys.flag("fp16") and not is_bf16
     if keys.on("fp8"):
-        found.notes.append("fp8 is counted as bf16, an upper bound")
+        found.fields["fp8"] = "torchao-tensorwise"
     found.loading = Loading(half_weights=is_bf16)
 
 

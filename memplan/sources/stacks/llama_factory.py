@@ -25,6 +25,7 @@ _OPTIMIZERS = {
     "use_adam_mini": "adam_mini", "use_muon": "muon",
 }  # fmt: skip
 
+_FP8 = {"auto": "torchao-tensorwise", "torchao": "torchao-tensorwise", "te": "te-delayed"}
 _LOW_RANK = (
     ("use_galore", "galore_rank", "galore_layerwise", "galore_target"),
     ("use_apollo", "apollo_rank", "apollo_layerwise", "apollo_target"),
@@ -59,7 +60,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if keys.flag("upcast_lmhead_output"):
         found.left_out.append("upcast_lmhead_output (the logits in fp32)")
     if keys.on("fp8"):
-        found.notes.append("fp8 is counted as bf16, an upper bound")
+        found.fields["fp8"] = keys.choice("fp8_backend", _FP8)
     point_at_shipped(keys, "deepspeed", "llama_factory")
     pass_arguments(keys, found, given)
     if half:
@@ -164,9 +165,10 @@ def _read_optimizer(keys: Keys, found: Found) -> None:
 
 def _read_lengths(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     length = keys.count("cutoff_len")
-    packed = keys.flag("packing") or keys.flag("neat_packing") or keys.text("stage") == "pt"
-    if packed:
-        found.fields["packing"] = True
+    told_apart = keys.flag("neat_packing")
+    packed = keys.flag("packing") or told_apart or keys.text("stage") == "pt"
+    if told_apart:
+        found.fields["packing"] = "documents"
     found.fields["seq_len"] = length
     bound = "as packing makes it" if packed else "an upper bound"
     if "seq_len" not in given:
