@@ -10,7 +10,7 @@ from memplan.estimator import Estimate, estimate
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
-from tests.measured.runs import NotExpressibleError, Record, Run, is_model_parallel
+from tests.measured.runs import NotExpressibleError, Record, Run, UnstatedError, is_model_parallel
 from tests.measured.stacks import translate
 
 
@@ -22,7 +22,7 @@ class Outcome:
     run: Run | None = None
     answer: Estimate | None = None
     blocked_by: str = ""
-    """The feature that memplan lacks, or what it says against the setup."""
+    """The feature that memplan LackingError, or what it says against the setup."""
     unstated: bool = False
     """The source does not say enough for anybody."""
 
@@ -58,9 +58,11 @@ def outcome_of(record: Record) -> Outcome:
         model = load_model(run.model, run.task)
         answer = estimate(model, setup, load_gpu(run.gpu))
     except NotExpressibleError as error:
-        return Outcome(record, blocked_by=error.feature, unstated=error.unstated)
+        return Outcome(record, blocked_by=error.feature, unstated=isinstance(error, UnstatedError))
     except MemplanError as error:
-        return Outcome(record, blocked_by=f"memplan: {str(error).removeprefix(record['id'] + ': ')}")
+        return Outcome(
+            record, blocked_by=f"memplan: {str(error).removeprefix(record['id'] + ': ')}"
+        )
     return Outcome(record, run=run, answer=answer)
 
 

@@ -3,8 +3,7 @@
 REASONS: tuple[tuple[str, str], ...] = (
     (
         r"fms-base-santacoder-(g1-b8|g2-b4)-none-full",
-        "GPT-BigCode of transformers 4.48 leaves use_cache on under checkpointing: each layer's keys "
-        "and values live to the end of forward",
+        "GPT-BigCode of transformers 4.48 keeps its cache under checkpointing, to the end of forward",
     ),
     (
         r"litgpt-llama2-7b-None-mb2",

@@ -14,13 +14,19 @@ Settings = dict[str, Any]
 
 
 class NotExpressibleError(Exception):
-    """A run of which memplan, or the source itself, cannot say what it did."""
+    """A run that no setup says."""
 
-    def __init__(self, feature: str, *, unstated: bool = False) -> None:
+    def __init__(self, *, feature: str) -> None:
         super().__init__(feature)
         self.feature = feature
-        self.unstated = unstated
-        """The source leaves out what would be needed."""
+
+
+class LackingError(NotExpressibleError):
+    """memplan has no words for something that the run did."""
+
+
+class UnstatedError(NotExpressibleError):
+    """The source leaves out what would be needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +71,7 @@ def card_of(record: Record) -> str:
     for pattern, name in CARDS:
         if re.search(pattern, record["gpu"]):
             return name
-    raise NotExpressibleError("the GPU", unstated=True)
+    raise UnstatedError(feature="the GPU")
 
 
 BUILT_IN = {
@@ -97,7 +103,7 @@ def model_of(record: Record) -> str | dict[str, Any]:
         return BUILT_IN[name]
     sizes = record["config"]
     if not sizes.get("layers"):
-        raise NotExpressibleError(f"the sizes of {record['model']}", unstated=True)
+        raise UnstatedError(feature=f"the sizes of {record['model']}")
     return llama_like(sizes) if sizes.get("norm") == "rmsnorm" else gpt_like(sizes)
 
 
@@ -161,7 +167,7 @@ def is_model_parallel(record: Record) -> bool:
 def basics(record: Record) -> Settings:
     """What every record states in the same words: GPUs, micro-batch, length, checkpointing."""
     if not record["micro_batch"] or not record["seq_len"]:
-        raise NotExpressibleError("the batch or the sequence length", unstated=True)
+        raise UnstatedError(feature="the batch or the sequence length")
     settings: Settings = {
         "num_gpus": record["n_gpus"],
         "micro_batch_size": record["micro_batch"],
@@ -177,10 +183,15 @@ def basics(record: Record) -> Settings:
 def checkpointing_of(record: Record) -> str:
     """``none``, ``full`` or ``selective``; "every n layers" is full, in segments of n."""
     stated = str(record["checkpointing"])
-    for word, name in (("none", "none"), ("full", "full"), ("selective", "selective"), ("every", "full")):
+    for word, name in (
+        ("none", "none"),
+        ("full", "full"),
+        ("selective", "selective"),
+        ("every", "full"),
+    ):
         if stated.startswith(word):
             return name
-    raise NotExpressibleError("what is checkpointed", unstated=True)
+    raise UnstatedError(feature="what is checkpointed")
 
 
 def attention_of(record: Record) -> str:
@@ -196,7 +207,7 @@ def lora_of(record: Record, *, targets: list[str] | str, **further: Any) -> Sett
     text = str(record["lora"])
     rank = re.search(r"\br(?:ank)?\s?(\d+)", text)
     if rank is None:
-        raise NotExpressibleError("the rank of the adapters", unstated=True)
+        raise UnstatedError(feature="the rank of the adapters")
     alpha = re.search(r"alpha\s?(\d+)", text)
     dropout = re.search(r"dropout\s?([\d.]+)", text)
     lora: Settings = {"rank": int(rank[1]), "targets": targets, **further}

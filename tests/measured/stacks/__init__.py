@@ -1,6 +1,6 @@
 """One translator for each source of published measurements, and which records it reads."""
 
-from tests.measured.runs import NotExpressibleError, Record, Run, Translator
+from tests.measured.runs import LackingError, Record, Run, Translator, UnstatedError
 from tests.measured.stacks.answer_ai import fsdp_qlora
 from tests.measured.stacks.deepspeed import bf16_master_weights, ml_engineering, sdma_allgather
 from tests.measured.stacks.fms import fms_acceleration
@@ -17,7 +17,7 @@ from tests.measured.stacks.torchtune import torchtune
 def _other_engine(name: str) -> Translator:
     def refuse(record: Record) -> Run:
         del record
-        raise NotExpressibleError(name)
+        raise LackingError(feature=name)
 
     return refuse
 
@@ -50,8 +50,8 @@ TRANSLATORS: tuple[tuple[str, Translator], ...] = (
 def translate(record: Record) -> Run:
     """The run that a record describes; raises ``NotExpressibleError`` where there is none."""
     if record["completeness"] == "C":
-        raise NotExpressibleError("settings that the source leaves out", unstated=True)
+        raise UnstatedError(feature="settings that the source leaves out")
     for piece, translator in TRANSLATORS:
         if piece in record["source_url_or_repo_path"]:
             return translator(record)
-    raise NotExpressibleError("a source that no translator reads")
+    raise LackingError(feature="a source that no translator reads")

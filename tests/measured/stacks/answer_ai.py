@@ -7,7 +7,10 @@ targets (lines "lora_target_modules": k, q, v, up, down, gate).
 
 from tests.measured.runs import Record, Run, basics, card_of, lora_of, model_of
 
-CITED = ("AnswerDotAI/fsdp_qlora train.py", "transformers 4.38: fp32 logits, shifted copies of them")
+CITED = (
+    "AnswerDotAI/fsdp_qlora train.py",
+    "transformers 4.38: fp32 logits, shifted copies of them",
+)
 TARGETS = ["k_proj", "q_proj", "v_proj", "up_proj", "down_proj", "gate_proj"]
 
 

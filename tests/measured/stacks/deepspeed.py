@@ -2,18 +2,25 @@
 
 import re
 
-from tests.measured.runs import NotExpressibleError, Record, Run, basics, card_of, gpt_like, model_of
+from tests.measured.runs import (
+    LackingError,
+    Record,
+    Run,
+    basics,
+    card_of,
+    gpt_like,
+    model_of,
+)
 
 ML_ENGINEERING_CITED = (
-    "stas00/ml-engineering insights/when-to-upgrade-gpus/benchmark.py: no zero.Init, overlap_comm, "
-    "Liger's kernels, non-reentrant checkpointing",
+    "stas00/ml-engineering insights/when-to-upgrade-gpus/benchmark.py: no zero.Init, overlap_comm",
 )
 
 
 def ml_engineering(record: Record) -> Run:
     """A row of ``insights/when-to-upgrade-gpus``: Llama-3.1-8B under ZeRO-2 and 3 on eight cards."""
     if record["what"] == "activation only":
-        raise NotExpressibleError("the activations of one layer alone")
+        raise LackingError(feature="the activations of one layer alone")
     setup = basics(record) | {
         "engine": "deepspeed",
         "zero_stage": int(record["parallel"]["sharding"][-1]),
@@ -54,7 +61,9 @@ def sdma_allgather(record: Record) -> Run:
         "allocator": "expandable",
         "engine_options": SDMA_OPTIONS,
     }
-    cited = ("deepspeedai/DeepSpeed examples/sdma_allgather/{train_qwen3_zero3.py,ds_config_zero3.json}",)
+    cited = (
+        "deepspeedai/DeepSpeed examples/sdma_allgather/{train_qwen3_zero3.py,ds_config_zero3.json}",
+    )
     return Run(model=model_of(record), gpu=card_of(record), setup=setup, cited=cited)
 
 
@@ -79,7 +88,9 @@ def bf16_master_weights(record: Record) -> Run:
         model=gpt_like(BF16_MASTER_SIZES) | {"n_positions": _positions(record)},
         gpu=card_of(record),
         setup=setup,
-        cited=("deepspeedai/DeepSpeedExamples training/bf16_master_weight/{train.py,README.md,configs}",),
+        cited=(
+            "deepspeedai/DeepSpeedExamples training/bf16_master_weight/{train.py,README.md,configs}",
+        ),
     )
 
 

@@ -9,7 +9,7 @@ precision "no", each layer a unit), ``defaults.yaml`` (checkpointing, flash-atte
 import re
 
 from tests.measured.runs import (
-    NotExpressibleError,
+    LackingError,
     Record,
     Run,
     Settings,
@@ -35,7 +35,7 @@ def fms_acceleration(record: Record) -> Run:
     """A row of one of the CSV files."""
     configuration = _framework_configuration(record)
     if is_model_parallel(record) or "scattermoe" in configuration:
-        raise NotExpressibleError("ScatterMoE")
+        raise LackingError(feature="ScatterMoE")
     setup = basics(record) | _sharding(record) | {"optimizer": "adamw-foreach"}
     setup |= _precision(record, configuration)
     setup["loss"] = _loss(record, configuration)

@@ -2,7 +2,7 @@
 
 from memplan.units import MIB
 from tests.measured.runs import (
-    NotExpressibleError,
+    LackingError,
     Record,
     Run,
     basics,
@@ -14,7 +14,11 @@ from tests.measured.runs import (
 CONTEXT_BYTES = 1343 * MIB
 """What ``perf_train_gpu_one.mdx`` says that the context and kernels take."""
 
-OPTIMIZERS = (("Adafactor", "adafactor"), ("Adam8bit", "adamw_bnb_8bit"), ("AdamW", "adamw-foreach"))
+OPTIMIZERS = (
+    ("Adafactor", "adafactor"),
+    ("Adam8bit", "adamw_bnb_8bit"),
+    ("AdamW", "adamw-foreach"),
+)
 
 
 def documentation(record: Record) -> Run:
@@ -59,19 +63,21 @@ def peft_comparison(record: Record) -> Run:
         return _peft_run(record, setup | {"adapter": {name.lower(): {}}})
     if name.upper() in ("LORA", "DORA") or method.startswith("LoRA"):
         return _peft_run(record, setup | {"adapter": _lora(record)})
-    raise NotExpressibleError(f"peft's {name}")
+    raise LackingError(feature=f"peft's {name}")
 
 
 def _lora(record: Record) -> dict[str, object]:
     text = str(record["lora"]) + " " + record["id"]
     for word in ("bdlora", "mica", "lorafa", "LoRA-FA"):
         if word in text:
-            raise NotExpressibleError(f"peft's {word}")
+            raise LackingError(feature=f"peft's {word}")
     targets: list[str] = ["q_proj", "v_proj"]
     if "mlp" in text:
         targets = ["up_proj", "gate_proj", "down_proj"]
     stated = dict(record) | {"lora": text.replace("rank", "r")}
-    return lora_of(stated, targets=targets, dora="dora" in text.lower(), rslora="rslora" in text.lower())
+    return lora_of(
+        stated, targets=targets, dora="dora" in text.lower(), rslora="rslora" in text.lower()
+    )
 
 
 def _peft_run(record: Record, setup: dict[str, object]) -> Run:

@@ -7,7 +7,7 @@ parts. ``lit_gpt/utils.py``: the loss in pieces of 128 tokens, each in the logit
 """
 
 from tests.measured.runs import (
-    NotExpressibleError,
+    LackingError,
     Record,
     Run,
     basics,
@@ -42,6 +42,8 @@ def resource_tables(record: Record) -> Run:
         }
     if record["n_gpus"] > 1:
         if "load" in record["other"]:
-            raise NotExpressibleError("a peak at loading: the whole model on each GPU before it is sharded")
+            raise LackingError(
+                feature="a peak at loading: the whole model on each GPU before it is sharded"
+            )
         setup["engine"] = "fsdp1"
     return Run(model=model_of(record), gpu=card_of(record), setup=setup, cited=CITED)

@@ -8,7 +8,7 @@ the head count of keys and the one matrix of queries, keys and values (``c_attn`
 import re
 
 from tests.measured.runs import (
-    NotExpressibleError,
+    LackingError,
     Record,
     Run,
     basics,
@@ -40,7 +40,7 @@ def ms_swift(record: Record) -> Run:
     if "gptq" in record["precision"]:
         setup["quantize"] = "gptq"
         if "int8" in record["precision"]:
-            raise NotExpressibleError("GPTQ in 8 bits")
+            raise LackingError(feature="GPTQ in 8 bits")
     elif "bnb" in record["precision"]:
         setup |= {"quantize": "nf4", "engine_options": {"double_quant": True}}
     return _run(record, setup)

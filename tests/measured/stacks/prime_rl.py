@@ -4,6 +4,7 @@
 """
 
 import re
+from typing import Any
 
 from tests.measured.runs import Record, Run, basics, card_of, lora_of, model_of
 
@@ -33,7 +34,7 @@ def prime_rl(record: Record) -> Run:
     return Run(model=_model(record), gpu=card_of(record), setup=setup, cited=CITED)
 
 
-def _model(record: Record) -> object:
+def _model(record: Record) -> str | dict[str, Any]:
     if re.search("INTELLECT-3", record["model"]):
         return "glm-4.5-air"
     return model_of(record)

@@ -7,9 +7,21 @@ other matrix product (``torchtitan/parallelisms/parallelize_llama.py``).
 
 import re
 
-from tests.measured.runs import NotExpressibleError, Record, Run, Settings, basics, card_of, is_model_parallel, model_of
+from tests.measured.runs import (
+    LackingError,
+    Record,
+    Run,
+    Settings,
+    UnstatedError,
+    basics,
+    card_of,
+    is_model_parallel,
+    model_of,
+)
 
-CITED = ("pytorch/torchtitan train_configs/llama3_8b.toml and torchtitan/models at the record's commit",)
+CITED = (
+    "pytorch/torchtitan train_configs/llama3_8b.toml and torchtitan/models at the record's commit",
+)
 EAGER_NORM = ("tt-t", "tt-822", "tt-996", "tt-355", "tt-actoff", "tt-fsdpwrap", "tt-833", "tt-gpt2")
 """Records of commits before nn.RMSNorm (#985)."""
 UNIT_OF_LAYERS = (*EAGER_NORM, "tt-985", "tt-1230", "tt-887")
@@ -22,17 +34,19 @@ SEPARATE_TOOLS = ("graph", "SimpleFSDP")
 def torchtitan(record: Record) -> Run:
     """A row of a benchmark page, or of a commit message."""
     if is_model_parallel(record):
-        raise NotExpressibleError("tensor, pipeline or context parallelism")
+        raise LackingError(feature="tensor, pipeline or context parallelism")
     sharding = record["parallel"]["sharding"] + str(record["compile"])
     for tool in SEPARATE_TOOLS:
         if tool in sharding:
-            raise NotExpressibleError(f"torchtitan's {'graph trainer' if tool == 'graph' else tool}")
+            raise LackingError(
+                feature=f"torchtitan's {'graph trainer' if tool == 'graph' else tool}"
+            )
     if "float8" in record["precision"]:
-        raise NotExpressibleError("fp8")
+        raise LackingError(feature="fp8")
     if "GPU count not stated" in record["other"]:
-        raise NotExpressibleError("the number of GPUs", unstated=True)
+        raise UnstatedError(feature="the number of GPUs")
     if record["offload"] != "none":
-        raise NotExpressibleError("offloaded activations, which of them unsaid", unstated=True)
+        raise UnstatedError(feature="offloaded activations, which of them unsaid")
     setup = basics(record) | {
         "engine": "fsdp",
         "precision": "bf16-mixed",
