@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memplan.estimator import Verdict
-from tests.accuracy.comparison import read_records, remember
+from tests.accuracy.comparison import read_records
 from tests.measured.outcomes import Outcome, Summary, summary_of
 from tests.measured.reasons import REASONS
 
@@ -73,27 +73,6 @@ def test_what_died_is_not_said_to_fit(published: Summary) -> None:
     for outcome in published.of("OOM").expressible:
         assert outcome.answer is not None
         assert outcome.answer.verdict is not Verdict.FITS, outcome.record["id"]
-
-
-@pytest.mark.reference
-def test_the_readme_shows_them(published: Summary, pytestconfig: pytest.Config) -> None:
-    rows = {name: row(published.of(name)) for name in ("max_allocated", "max_reserved")}
-    rows["all"] = {
-        "records": len(published.outcomes),
-        "expressible": len(published.expressible),
-        "unstated": sum(each.unstated for each in published.outcomes),
-    }
-    remember("published measurements", rows, update=pytestconfig.getoption("--update-accuracy"))
-
-
-def row(part: Summary) -> dict[str, Any]:
-    """What the README shows of one counter."""
-    return {
-        "records": len(part.outcomes),
-        "expressible": len(part.expressible),
-        "median": round(part.quantile(0.5), 4),
-        "p90": round(part.quantile(0.9), 4),
-    }
 
 
 def is_oom(outcome: Outcome) -> bool:

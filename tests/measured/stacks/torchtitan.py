@@ -41,8 +41,6 @@ def torchtitan(record: Record) -> Run:
             raise LackingError(
                 feature=f"torchtitan's {'graph trainer' if tool == 'graph' else tool}"
             )
-    if "float8" in record["precision"]:
-        raise LackingError(feature="fp8")
     if "GPU count not stated" in record["other"]:
         raise UnstatedError(feature="the number of GPUs")
     if record["offload"] != "none":
@@ -56,6 +54,8 @@ def torchtitan(record: Record) -> Run:
     setup |= _kernels(record)
     if record["id"].startswith(OUTPUTS_KEPT):
         setup |= {"outputs_held": True, "upcast_outputs": True}
+    if "float8" in record["precision"]:
+        setup["fp8"] = "torchao-tensorwise"
     if record["compile"]:
         setup["compile"] = "layer"
     return Run(model=model_of(record), gpu=card_of(record), setup=setup, cited=CITED)
