@@ -75,7 +75,7 @@ def adapt(model: ModelSpec, plain: Tape, adapter: Adapter, dtype: DType) -> Adap
 
     Raises ``SetupError`` for modules that the model does not have, or that cannot be adapted.
     """
-    modules = named_modules(plain)
+    modules = named_modules(model, plain)
     chosen = list(_chosen(model, adapter, modules))
     saved = [each for each in modules if _is_saved(each, adapter)]
     _check_saved(model, adapter, modules, saved)

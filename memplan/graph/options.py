@@ -52,6 +52,8 @@ class TapeOptions:
     """The training loop copies the logits to fp32."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
+    input_gradients: bool = False
+    """What comes out of the input embeddings requires a gradient (``enable_input_require_grads``)."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights."""
     adapter_dtype: DType = DType.FP32
