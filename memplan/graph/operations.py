@@ -69,7 +69,7 @@ def matmul_weight(
     )  # fmt: skip
     t.touch(given)
     if t.adaptation is not None and (module or weight.module) in t.adapted:
-        return t.adaptation.beside_linear(t, given, out, weight, module or weight.module)
+        return t.adaptation.beside_linear(t, given, out, weight, bias, module or weight.module)
     return out
 
 
