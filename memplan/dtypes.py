@@ -12,8 +12,9 @@ class DType(Enum):
     INT64 = ("int64", 8)
     INT32 = ("int32", 4)
     UINT8 = ("uint8", 1)
-    FP8_E4M3 = ("fp8-e4m3", 1)
     BOOL = ("bool", 1)
+    FP8 = ("fp8", 1)
+    """Codes of 8 bits or fewer, packed, with what scales them."""
 
     def __init__(self, label: str, num_bytes: int) -> None:
         self.label = label

@@ -46,7 +46,7 @@ def states_4bit(script: Script, tensor: Stepped) -> None:
 
 def states_fp8(script: Script, tensor: Stepped) -> None:
     """A byte for each element, and no map."""
-    _states(script, tensor, codes=DType.FP8_E4M3, packed=1, map_values=0)
+    _states(script, tensor, codes=DType.FP8, packed=1, map_values=0)
 
 
 def _scales(script: Script, tensor: Stepped) -> None:
