@@ -387,9 +387,15 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
     known = [str(member.value) for member in kind if member not in UNMODELLED_ENGINES]
     meant = _MEANT.get(kind, {}).get(str(value).lower().replace("-", "_"))
     hint = f" Did you mean {meant}?" if meant else did_you_mean(str(value), known)
-    msg = f"{name}: {shown(value)} is not one of {', '.join(known)}.{hint}"
+    listed = ", ".join(known)
+    if len(known) > MOST_LISTED:
+        listed = f"{len(known)} that there are ({', '.join(known[:MOST_LISTED])}, ...)"
+    msg = f"{name}: {shown(value)} is not one of {listed}.{hint}"
     raise SetupError(msg)
 
+
+MOST_LISTED = 12
+"""Of the values that a message lists; docs/optimizers.md has the longer list."""
 
 _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
     Recomputation: {

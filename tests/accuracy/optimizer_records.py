@@ -4,16 +4,19 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
+from memplan.graph.declaration import declared_parameters
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.hardware.gpu import num_multiprocessors, threads_per_multiprocessor
 from memplan.memory.allocator import CachingAllocator
 from memplan.memory.ledger import Ledger, Part
 from memplan.memory.programs import program_of
+from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
 from memplan.memory.required import PlayedRun
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.optimizers.script import Stepped
 from memplan.training.setup import TrainingSetup
 
 TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
@@ -138,6 +141,17 @@ class Marked(Ledger):
                     found["bytes_before"] = levels[start]
         steps = [found[f"peak_{part}"] for part in ("forward", "backward", "step")]
         return {**found, "peak": max(steps)}
+
+
+def stepped_tensors(record: dict[str, Any]) -> list[Stepped]:
+    """The model's weights as an optimizer sees them, copies of a layer once."""
+    model = load_model(record["config"], TASKS[record["task"]])
+    setup = setup_of(record).resolve(model.context_length)
+    tape, _ = record_and_walk(model, tape_options(setup, load_gpu(GPU)))
+    found: dict[Stepped, None] = {}
+    for _, parameters in declared_parameters(tape):
+        found.update(dict.fromkeys(map(stepped, parameters)))
+    return list(found)
 
 
 def played(record: dict[str, Any]) -> dict[str, int]:

@@ -146,9 +146,7 @@ def test_torchtitan_offloads_with_a_flag_without_a_value() -> None:
         ),
         pytest.param("training-args", {"zero_stage": 2, "checkpointing": 0.5}, "all", id="share"),
         pytest.param("training-args", {"kernels": "megatron"}, "liger", id="kernels"),
-        pytest.param(
-            "training-args", {"optimizer": "sgd-momentum"}, "sgd-momentum", id="optimizer"
-        ),
+        pytest.param("training-args", {"optimizer": "lion-fused"}, "lion-fused", id="optimizer"),
         pytest.param(
             "training-args", {"engine": "ddp", "precision": "bf16"}, "loaded", id="bf16 weights"
         ),

@@ -33,9 +33,7 @@ GPU = (ActKind.STATE, ActKind.SHARED, ActKind.COUNTER)
 def kept(optimizer: Optimizer, tensor: Stepped, **given: object) -> dict[str, int]:
     """An optimizer's states of one tensor on the GPU [bytes]."""
     row, options = chosen(optimizer, tuple(given.items()))
-    return {
-        act.name: act.num_bytes for act in states_of(row, options, tensor) if act.kind in GPU
-    }
+    return {act.name: act.num_bytes for act in states_of(row, options, tensor) if act.kind in GPU}
 
 
 def most(acts: tuple[Act, ...]) -> int:
