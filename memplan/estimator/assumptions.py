@@ -3,6 +3,7 @@
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
+from memplan.training.compilation import Compilation
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
@@ -11,6 +12,12 @@ from memplan.training.setup import (
     TrainingSetup,
     checkpointing_text,
 )
+
+
+COMPILED_REGIONS = {
+    Compilation.LAYER: "each layer",
+    Compilation.MODEL: "the whole model with its loss",
+}
 
 
 def assumptions_of(
@@ -58,8 +65,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append("outputs copied to fp32")
     if setup.allocator is not AllocatorKind.DEFAULT:
         found.append(f"allocator {setup.allocator.value}")
-    if setup.compiled:
-        found.append("torch.compile, which is not modelled")
+    if setup.compile is not Compilation.NONE:
+        found.append(f"torch.compile of {COMPILED_REGIONS[setup.compile]}")
     options = dict(setup.engine_options)
     if loads_under_zero_init(setup):
         options.pop("zero_init", None)  # said by ``_loading``
@@ -121,11 +128,6 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
         notes.append(
             f"{model.name} holds {model.context_length} positions: {setup.seq_len} tokens would "
             "fail when it runs"
-        )
-    if setup.compiled:
-        notes.append(
-            "torch.compile is not modelled: its fused kernels keep less than shown here, and no "
-            "verdict says fits"
         )
     if setup.gradient_accumulation_steps > 1 and _piles_up(setup):
         notes.append(

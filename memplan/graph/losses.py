@@ -45,6 +45,7 @@ def language_model_loss(
         # ``logits = logits.float()``: what the class returns is the copy.
         logits = t.cast(logits, DType.FP32)
     loss = causal_lm_loss(t, logits, vocab_size)
+    t.returned.append(logits)
     keep_outputs(t, logits)
     return loss
 

@@ -2,6 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.training.compilation import Compilation
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 from memplan.training.layer_choice import CheckpointedLayers
@@ -46,3 +47,5 @@ class TapeOptions:
     """The training loop copies the logits to fp32."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
+    compile: Compilation = Compilation.NONE
+    """What torch.compile is given."""
