@@ -295,10 +295,10 @@ class _Region:
 
     def _is_far(self, operation: Operation) -> bool:
         """It reads a mask or a table that earlier layers read too: it is not computed again with that."""
+        given = self.segment.input
         return self.place is Place.LATER and any(
             0 <= tensor.storage.segment != self.segment.index
-            and tensor.storage not in self.current
-            and not isinstance(tensor, Parameter)
+            and (given is None or tensor.storage is not given.storage)
             for tensor in operation.inputs
         )
 
