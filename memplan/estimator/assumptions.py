@@ -1,9 +1,11 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
+from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.compilation import Compilation
+from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
@@ -12,7 +14,6 @@ from memplan.training.setup import (
     TrainingSetup,
     checkpointing_text,
 )
-
 
 COMPILED_REGIONS = {
     Compilation.LAYER: "each layer",
@@ -29,12 +30,23 @@ def assumptions_of(
         _sequence(model, asked, resolved),
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved, gpu),
+        *_fp8(resolved),
         f"optimizer {resolved.optimizer.value}",
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
+        *_adapter(resolved),
         *_loading(asked, resolved),
         *_overrides(resolved),
+    )
+
+
+def _adapter(resolved: TrainingSetup) -> tuple[str, ...]:
+    """What is trained in place of the model's weights, and in which format it is held."""
+    if resolved.adapter is None:
+        return ()
+    return (
+        f"adapter {resolved.adapter}, {kept_dtype(resolved).label} weights, the model's frozen",
     )
 
 
@@ -101,6 +113,14 @@ def _precision(asked: TrainingSetup, resolved: TrainingSetup, gpu: GpuSpec | Non
     return f"{precision.value} ({formats_text(formats)}{default})"
 
 
+def _fp8(setup: TrainingSetup) -> tuple[str, ...]:
+    """What linear layers multiply in, where it is not the precision's own format."""
+    if setup.fp8 is Fp8Recipe.NONE:
+        return ()
+    head = "output matrix too" if FP8_RECIPES[setup.fp8].converts_head else "output matrix in bf16"
+    return (f"linear layers in {setup.fp8.value} ({head})",)
+
+
 def formats_text(formats: PrecisionFormats) -> str:
     """The formats in a few words."""
     parts = [f"{formats.weights.label} weights"]
@@ -129,6 +149,11 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             f"{model.name} holds {model.context_length} positions: {setup.seq_len} tokens would "
             "fail when it runs"
         )
+    if setup.compile is not Compilation.NONE:
+        notes.append(
+            "The first run with torch.compile times its kernels on buffers of full size: with a cold "
+            "cache torch reserved up to 1.2 GiB more than is shown, once"
+        )
     if setup.gradient_accumulation_steps > 1 and _piles_up(setup):
         notes.append(
             "Gradients are reduced at the last micro-batch alone, as HF Trainer and accelerate do, "
@@ -139,6 +164,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             f"target_seq_len {setup.target_seq_len} has no effect: {model.name} is no "
             "encoder-decoder"
         )
+    notes += _fp8_notes(setup, gpu)
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:
@@ -147,6 +173,25 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there; precision fp16 is {form}"
         )
     return tuple(notes)
+
+
+def _fp8_notes(setup: TrainingSetup, gpu: GpuSpec | None) -> list[str]:
+    """What a recipe asks of the card, and how sure its figures are."""
+    if setup.fp8 is Fp8Recipe.NONE:
+        return []
+    formats = FP8_RECIPES[setup.fp8]
+    notes: list[str] = []
+    capability = gpu.compute_capability if gpu is not None else None
+    if gpu is not None and capability is not None and capability < formats.least_capability:
+        least = ".".join(map(str, formats.least_capability))
+        notes.append(
+            f"{gpu.gpu_id} cannot multiply in {setup.fp8.value}: it takes compute capability {least}"
+        )
+    if formats.library is Fp8Library.TRANSFORMER_ENGINE:
+        notes.append(
+            "TransformerEngine's copies are counted as its source makes them; no run confirms it"
+        )
+    return notes
 
 
 def _piles_up(setup: TrainingSetup) -> bool:

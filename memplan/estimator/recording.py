@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import lru_cache
 
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
@@ -14,13 +15,16 @@ from memplan.hardware.gpu import (
 )
 from memplan.memory.engine_options import (
     casts_inputs,
+    casts_weights_again,
     engine_autocast,
+    gathers_codes,
     has_module_hooks,
     has_python_linear,
 )
 from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS
@@ -119,7 +123,32 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
         compile=setup.compile,
+        fp8=setup.fp8,
+        fp8_transposes=needs_transposes(setup.fp8, gpu),
+        gathers_codes=gathers_codes(setup),
+        casts_weights_again=casts_weights_again(setup),
+        adapter=setup.adapter,
+        adapter_dtype=adapter_dtype(setup),
     )
+
+
+def adapter_dtype(setup: TrainingSetup) -> DType:
+    """What an adapter's weights are as the layers see them.
+
+    DeepSpeed casts the whole module to its 16-bit format, and FSDP's mixed precision computes with
+    casts of all that it shards; elsewhere they are what peft makes them.
+    """
+    formats = PRECISIONS[setup.chosen_precision]
+    is_cast = formats.master_weights or formats.compute is not formats.weights
+    if setup.adapter is None or is_cast:
+        return formats.compute
+    return setup.adapter.dtype.format
+
+
+def kept_dtype(setup: TrainingSetup) -> DType:
+    """What an adapter's weights are held in between steps."""
+    formats = PRECISIONS[setup.chosen_precision]
+    return formats.weights if formats.compute is not formats.weights else adapter_dtype(setup)
 
 
 def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:
@@ -130,6 +159,15 @@ def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:
         policy = setup.chosen_kernels.selective
         return 1.0 if policy is SelectivePolicy.EVERY_OTHER_MATMUL else 0.0
     return 1.0 if checkpointing is Recomputation.FULL else 0.0
+
+
+def needs_transposes(recipe: Fp8Recipe, gpu: GpuSpec | None) -> bool:
+    """Whether narrow products take one layout only: cards before compute capability 10.
+
+    TransformerEngine's ``is_non_tn_fp8_gemm_supported``. One answer for all where none are narrow.
+    """
+    capability = gpu.compute_capability if gpu is not None else None
+    return recipe is Fp8Recipe.NONE or capability is None or capability < (10, 0)
 
 
 @lru_cache(maxsize=256)

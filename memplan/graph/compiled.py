@@ -99,7 +99,9 @@ def _return_logits(tape: Tape) -> None:
     """
     if tape.loss_apart:
         return
-    zeros = [allocated_bytes(each.numel, each.dtype) for each in tape.returned if each.requires_grad]
+    zeros = [
+        allocated_bytes(each.numel, each.dtype) for each in tape.returned if each.requires_grad
+    ]
     for operation in reversed(tape.segments[-1].operations):
         if operation.kind in EXTERN_KERNELS:
             return
@@ -143,8 +145,16 @@ class _Value:
     """One tensor of a region's dataflow; views share it."""
 
     __slots__ = (
-        "is_banned", "is_fusible", "makers", "needed_by_product", "number", "num_bytes", "position",
-        "readers", "storage", "wanted",
+        "is_banned",
+        "is_fusible",
+        "makers",
+        "needed_by_product",
+        "num_bytes",
+        "number",
+        "position",
+        "readers",
+        "storage",
+        "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -239,12 +249,11 @@ class _Region:
         if kind is OperationKind.RELU:
             self._need(self._sign(position, operation, made[0]), position)
             return
-        for storage, value in saved.items():
-            found = value
-            if found is None or operation.saves_output:
-                found = self.current.get(storage)
-            if found is not None:
-                self._need(found, position)
+        for storage, earlier in saved.items():
+            is_made_here = earlier is None or operation.saves_output
+            wanted = self.current.get(storage) if is_made_here else earlier
+            if wanted is not None:
+                self._need(wanted, position)
 
     def _need(self, value: _Value, position: int) -> None:
         """An operation's backward formula reads it."""

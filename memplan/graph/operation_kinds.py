@@ -171,7 +171,9 @@ UNFUSIBLE_KINDS = EXTERN_KERNELS | {
 }  # fmt: skip
 """What torch.compile never computes again (torch 2.13, torch/_functorch/partitioners.py,
 ``get_default_op_list``: what is not on its list)."""
-RANDOM_KINDS = frozenset({OperationKind.DROPOUT, OperationKind.GUMBEL, OperationKind.UNIFORM_IN_PLACE})
+RANDOM_KINDS = frozenset(
+    {OperationKind.DROPOUT, OperationKind.GUMBEL, OperationKind.UNIFORM_IN_PLACE}
+)
 """What draws random numbers."""
 IN_PLACE_KINDS = frozenset(kind for kind in OperationKind if kind.value.endswith("_"))
 """What writes over its first input."""

@@ -13,6 +13,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import LossKernel, NormKernel
 
 
@@ -22,11 +23,22 @@ def linear(
     """``torch.nn.Linear``: keeps its input and its weight as the product used them."""
     weight = t.parameter(f"{name}.weight", out_features, in_features)
     bias_parameter = t.parameter(f"{name}.bias", out_features) if bias else None
+    if t.options.fp8 is not Fp8Recipe.NONE:
+        from memplan.graph.fp8 import fp8_formats, linear_fp8
+
+        formats = fp8_formats(t, in_features, out_features)
+        if formats is not None:
+            return linear_fp8(t, x, weight, bias_parameter, formats)
     return matmul_weight(t, x, weight, bias_parameter)
 
 
-def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
-    """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``."""
+def matmul_weight(
+    t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None, *, module: str = ""
+) -> Tensor:
+    """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``.
+
+    ``module`` is called so where it is not the weight's own: a tied output matrix.
+    """
     out_features, in_features = weight.shape[-2:]
     # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None
@@ -56,6 +68,8 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
         flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
+    if t.adaptation is not None and (module or weight.module) in t.adapted:
+        return t.adaptation.beside_linear(t, given, out, weight, module or weight.module)
     return out
 
 
@@ -317,12 +331,16 @@ def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tens
         t.enter(module)
     out = x
     if dropout_probability(t, probability) != 0.0:
-        mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
-        t.record(
-            OperationKind.DROPOUT, (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,)
-        )
+        out = drop(t, x)
     if module:
         t.leave(module)
+    return out
+
+
+def drop(t: Tape, x: Tensor) -> Tensor:
+    """``torch.nn.functional.dropout`` at a probability above 0."""
+    mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.DROPOUT, (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
     return out
 
 

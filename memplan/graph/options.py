@@ -1,12 +1,19 @@
 """What decides how a model's operations are written down."""
 
+from typing import TYPE_CHECKING
+
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.training.compilation import Compilation
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
+
+if TYPE_CHECKING:
+    from memplan.graph.overlay import Overlay
+    from memplan.training.adapters import Adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +52,21 @@ class TapeOptions:
     """The training loop keeps the logits until after backward."""
     upcast_outputs: bool = False
     """The training loop copies the logits to fp32."""
+    fp8: Fp8Recipe = Fp8Recipe.NONE
+    """What linear layers multiply in."""
+    fp8_transposes: bool = True
+    """The card multiplies narrow operands in one layout only, so that backward needs transposes."""
+    gathers_codes: bool = False
+    """Sharded weights are cast before they are gathered (torchao's fp8 all-gather)."""
+    casts_weights_again: bool = False
+    """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
     compile: Compilation = Compilation.NONE
     """What torch.compile is given."""
+    adapter: "Adapter | None" = None
+    """What is trained in place of the model's own weights."""
+    adapter_dtype: DType = DType.FP32
+    """What its weights are held in."""
+    adaptation: "Overlay | None" = None
+    """The adapter laid over the model; found when it is recorded."""

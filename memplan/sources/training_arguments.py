@@ -26,6 +26,8 @@ from memplan.sources.trainer_keys import (
     trl_config,
     trl_remarks,
 )
+from memplan.text import shown
+from memplan.training.compilation import Compilation
 from memplan.training.kernels import KernelPreset
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
@@ -183,7 +185,7 @@ class _Arguments:
         if self._flag("use_liger_kernel"):
             found["kernels"] = KernelPreset.LIGER
         if self._compiles():
-            found["compiled"] = True
+            found["compile"] = self._compilation()
         found["left_out"] = (*self.base.left_out, *left_out(self.trl, self.values))
         if self.trl is not None:
             self._read_trl(found)
@@ -399,6 +401,15 @@ class _Arguments:
             if name not in known:
                 guess = did_you_mean(str(name), known)
                 self._refuse(f"{where}.{name}", f"there is no such setting.{guess}")
+
+    def _compilation(self) -> Compilation:
+        """The whole model, by inductor; ``eager`` and ``aot_eager`` write every tensor as eager does."""
+        backend = self.values.get("torch_compile_backend") or "inductor"
+        if backend not in ("inductor", "eager"):
+            self._refuse(
+                "torch_compile_backend", f"{shown(backend)} is not modelled; inductor is, and eager"
+            )
+        return Compilation.MODEL if backend == "inductor" else Compilation.NONE
 
     def _compiles(self) -> bool:
         """Naming a backend or a mode turns it on (``__post_init__``)."""

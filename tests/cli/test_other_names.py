@@ -29,7 +29,7 @@ def test_what_is_named_is_there_and_what_is_renamed_is_not(options: tuple[str, .
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--lora-rank", "LoRA and other adapters are not modelled; the nearest that is: --freeze"),
+        ("--lora-rank", "It is called '--lora'"),
         ("--load_in_4bit", "Quantized weights are not modelled"),
         ("--tensor-parallel", "Tensor parallelism is not modelled; the nearest that is: --engine"),
         ("--max-length", "It is called '--seq-len'"),
@@ -55,7 +55,7 @@ def test_only_what_the_command_has_is_offered(run: Run) -> None:
         ("--optimizer", "adam", "Did you mean 'adamw-fused'?"),
         ("--attention", "flash_attention_2", "Did you mean 'flash'?"),
         ("--engine", "zero-3", "Did you mean 'deepspeed', with the stage beside it?"),
-        ("--precision", "fp8", "Did you mean 'bf16', the nearest that is modelled?"),
+        ("--precision", "fp8", "Did you mean 'bf16', with a recipe of fp8 beside it?"),
         ("--offload", "true", "Did you mean 'cpu'?"),
     ],
 )

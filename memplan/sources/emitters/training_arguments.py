@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from memplan.sources.emitters import deepspeed
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.compilation import Compilation
 from memplan.training.kernels import KernelPreset
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
@@ -52,7 +53,10 @@ def emit(setup: TrainingSetup) -> Emitted:
     elif setup.kernels is not KernelPreset.HF:
         msg = "the Trainer runs transformers' own kernels or Liger's; choose `kernels='hf'` or `kernels='liger'`"
         raise refuse(msg)
-    if setup.compiled:
+    if setup.compile is Compilation.LAYER:
+        msg = "the Trainer compiles the whole model; choose `compile='model'`"
+        raise refuse(msg)
+    if setup.compile is Compilation.MODEL:
         values["torch_compile"] = True
     notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
     if setup.seq_len is not None:
