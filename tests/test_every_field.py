@@ -43,7 +43,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "precision": ({}, "fp32"),
     "optimizer": ({}, "sgd"),
     "checkpointing": ({}, "full"),
-    "kernels": ({}, Kernels(fused_rotary=True)),
+    "kernels": ({}, Kernels(rotary=RotaryKernel.LIGER)),
     "attention": ({}, "eager"),
     "norm": ({}, "fused"),
     "mlp": ({}, "fused"),
