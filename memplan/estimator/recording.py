@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import lru_cache
 
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
@@ -118,7 +119,28 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
+        adapter=setup.adapter,
+        adapter_dtype=adapter_dtype(setup),
     )
+
+
+def adapter_dtype(setup: TrainingSetup) -> DType:
+    """What an adapter's weights are as the layers see them.
+
+    DeepSpeed casts the whole module to its 16-bit format, and FSDP's mixed precision computes with
+    casts of all that it shards; elsewhere they are what peft makes them.
+    """
+    formats = PRECISIONS[setup.chosen_precision]
+    is_cast = formats.master_weights or formats.compute is not formats.weights
+    if setup.adapter is None or is_cast:
+        return formats.compute
+    return setup.adapter.dtype.format
+
+
+def kept_dtype(setup: TrainingSetup) -> DType:
+    """What an adapter's weights are held in between steps."""
+    formats = PRECISIONS[setup.chosen_precision]
+    return formats.weights if formats.compute is not formats.weights else adapter_dtype(setup)
 
 
 def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:

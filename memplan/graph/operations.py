@@ -25,8 +25,13 @@ def linear(
     return matmul_weight(t, x, weight, bias_parameter)
 
 
-def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
-    """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``."""
+def matmul_weight(
+    t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None, *, module: str = ""
+) -> Tensor:
+    """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``.
+
+    ``module`` is called so where it is not the weight's own: a tied output matrix.
+    """
     out_features, in_features = weight.shape[-2:]
     # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None
@@ -56,6 +61,8 @@ def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None 
         flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
+    if t.adaptation is not None and (module or weight.module) in t.adapted:
+        return t.adaptation.beside_linear(t, given, out, weight, module or weight.module)
     return out
 
 
@@ -334,12 +341,16 @@ def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tens
         t.enter(module)
     out = x
     if dropout_probability(t, probability) != 0.0:
-        mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
-        t.record(
-            OperationKind.DROPOUT, (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,)
-        )
+        out = drop(t, x)
     if module:
         t.leave(module)
+    return out
+
+
+def drop(t: Tape, x: Tensor) -> Tensor:
+    """``torch.nn.functional.dropout`` at a probability above 0."""
+    mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.DROPOUT, (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
     return out
 
 

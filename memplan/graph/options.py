@@ -1,11 +1,17 @@
 """What decides how a model's operations are written down."""
 
+from typing import TYPE_CHECKING
+
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
+
+if TYPE_CHECKING:
+    from memplan.graph.overlay import Overlay
+    from memplan.training.adapters import Adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,3 +52,9 @@ class TapeOptions:
     """The training loop copies the logits to fp32."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
+    adapter: "Adapter | None" = None
+    """What is trained in place of the model's own weights."""
+    adapter_dtype: DType = DType.FP32
+    """What its weights are held in."""
+    adaptation: "Overlay | None" = None
+    """The adapter laid over the model; found when it is recorded."""

@@ -73,7 +73,7 @@ class ExpertShare:
 class Parameter(Tensor):
     """A weight: a leaf whose gradient outlives the backward pass."""
 
-    __slots__ = ("experts", "module", "name", "shape", "unused")
+    __slots__ = ("experts", "module", "name", "of_adapter", "shape", "unused")
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class Parameter(Tensor):
         module: str,
         trainable: bool,
         experts: ExpertShare | None = None,
+        of_adapter: bool = False,
     ) -> None:
         numel = 1
         for size in shape:
@@ -96,6 +97,8 @@ class Parameter(Tensor):
         self.module = module
         """The module that owns it directly."""
         self.shape = shape
+        self.of_adapter = of_adapter
+        """An adapter's own weight, or a copy that is trained in place of a frozen one."""
         self.experts = experts
         """Set where it holds all routed experts' matrices."""
         self.unused = False

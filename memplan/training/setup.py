@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from enum import Enum, IntEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
@@ -28,6 +28,9 @@ from memplan.training.precision import (
     engine_precision,
     engines_with,
 )
+
+if TYPE_CHECKING:
+    from memplan.training.adapters import Adapter
 
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
@@ -157,6 +160,8 @@ class TrainingSetup:
     offload_param: Offload = Offload.NONE
     freeze: FrozenParts = FrozenParts()
     """Parameters that are not trained."""
+    adapter: "Adapter | None" = None
+    """What is trained in place of the model's own weights, which are frozen."""
     outputs_held: bool = False
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
@@ -185,6 +190,10 @@ class TrainingSetup:
         elif not isinstance(self.freeze, FrozenParts):
             msg = f"freeze: expected parts such as embeddings,layers.0-7, got {shown(self.freeze)}"
             raise SetupError(msg)
+        if self.adapter is not None:
+            from memplan.training.adapters import read_adapter  # only for adapters
+
+            object.__setattr__(self, "adapter", read_adapter(self.adapter))
         if self.engine_options:
             object.__setattr__(self, "engine_options", _options(self.engine_options))
         elif self.engine_options != ():
@@ -215,7 +224,9 @@ class TrainingSetup:
     @property
     def chosen_precision(self) -> Precision:
         """The precision, the engine's default filled in."""
-        return engine_precision(self.precision, self.chosen_engine)
+        return engine_precision(
+            self.precision, self.chosen_engine, is_frozen=self.adapter is not None
+        )
 
     @property
     def chosen_kernels(self) -> Kernels:
@@ -256,7 +267,9 @@ class TrainingSetup:
             engine=engine,
             zero_stage=self._default_stage(engine),
             fsdp_strategy=self._default_strategy(engine),
-            precision=engine_precision(self.precision, engine, has_bf16=has_bf16),
+            precision=engine_precision(
+                self.precision, engine, has_bf16=has_bf16, is_frozen=self.adapter is not None
+            ),
             seq_len=seq_len,
             target_seq_len=self.target_seq_len or seq_len,
         )
