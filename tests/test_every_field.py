@@ -18,7 +18,7 @@ import memplan
 from memplan.cli.app import load_command
 from memplan.cli.commands import COMMANDS
 from memplan.errors import SetupError
-from memplan.training.kernels import Kernels
+from memplan.training.kernels import Kernels, RotaryKernel
 from memplan.training.setup import TrainingSetup
 
 GATED: dict[str, Any] = {
@@ -47,7 +47,9 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "attention": ({}, "eager"),
     "norm": ({}, "fused"),
     "mlp": ({}, "fused"),
+    "rotary": ({}, "liger"),
     "loss": ({}, "fused_linear"),
+    "packing": ({"micro_batch_size": 2}, "padding_free"),
     "dropout": ({}, 0.1),
     "tensor_parallel": ({"num_gpus": 8}, 2),
     "sequence_parallel": ({"num_gpus": 8}, True),
@@ -158,7 +160,9 @@ TRAINED: dict[str, Entry] = {
     "attention": (JOB, ("--attention", "eager")),
     "norm": (JOB, ("--norm", "fused")),
     "mlp": (JOB, ("--mlp", "fused")),
+    "rotary": (JOB, ("--rotary", "liger")),
     "loss": (JOB, ("--loss", "fused_linear")),
+    "packing": (JOB, ("--packing", "documents")),
     "dropout": (JOB, ("--dropout", "0.1")),
     "freeze": (JOB, ("--freeze", "embeddings")),
     "lora": (JOB, ("--lora", "4")),

@@ -52,7 +52,9 @@ from memplan.cli.training_options import (
     OffloadOption,
     OptimizerOption,
     OutputsHeldOption,
+    PackingOption,
     PrecisionOption,
+    RotaryOption,
     SeqLenOption,
     TargetSeqLenOption,
     UpcastOutputsOption,
@@ -91,7 +93,9 @@ def explain(
     attention: AttentionOption = None,
     norm: NormOption = None,
     mlp: MlpOption = None,
+    rotary: RotaryOption = None,
     loss: LossOption = None,
+    packing: PackingOption = "none",
     dropout: DropoutOption = None,
     freeze: FreezeOption = "",
     lora: LoraOption = None,
@@ -213,7 +217,9 @@ def explain(
         attention=attention,  # type: ignore[arg-type]
         norm=norm,  # type: ignore[arg-type]
         mlp=mlp,  # type: ignore[arg-type]
+        rotary=rotary,  # type: ignore[arg-type]
         loss=loss,  # type: ignore[arg-type]
+        packing=packing,  # type: ignore[arg-type]
         dropout=dropout,
         freeze=freeze,  # type: ignore[arg-type]
         adapter=adapter_of(
@@ -262,8 +268,8 @@ def explain(
 VERSUS_TAKES = frozenset({
     "num_gpus", "num_nodes", "gpu", "gpu_memory", "engine", "zero", "offload", "batch_size",
     "gradient_accumulation", "seq_len", "target_seq_len", "precision", "optimizer",
-    "checkpointing", "kernels", "attention", "norm", "mlp", "loss", "dropout", "freeze",
-    "outputs_held", "upcast_outputs", "compiled", "allocator", "engine_option", "kernel_scratch",
+    "checkpointing", "kernels", "attention", "norm", "mlp", "rotary", "loss", "packing", "dropout",
+    "freeze",     "outputs_held", "upcast_outputs", "compiled", "allocator", "engine_option", "kernel_scratch",
     *ADAPTER_NAMES,
 })  # fmt: skip
 """Parameters that the other setup may differ in; the model is the same."""

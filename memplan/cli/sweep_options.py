@@ -104,9 +104,12 @@ CheckpointingAxis = Annotated[
 KernelsAxis = Annotated[
     str | None, axis_option("--kernels", "hf, torchtitan, megatron, liger.", "NAMES")
 ]
-AttentionAxis = Annotated[str | None, axis_option("--attention", "eager, sdpa, flash.", "NAMES")]
+AttentionAxis = Annotated[
+    str | None, axis_option("--attention", "eager, sdpa, flash, flash3.", "NAMES")
+]
 LossAxis = Annotated[
-    str | None, axis_option("--loss", "eager, shifted, chunked, fused_linear, ...", "NAMES")
+    str | None,
+    axis_option("--loss", "eager, fused_linear, liger, cut, chunked, foak, ...", "NAMES"),
 ]
 FreezeAxis = Annotated[
     str | None, axis_option("--freeze", "Parts not trained: embeddings,layers.0-7.", "PARTS")

@@ -95,13 +95,36 @@ KernelsOption = Annotated[
     str, _option("--kernels", "Whose kernels: hf, torchtitan, megatron or liger.")
 ]
 AttentionOption = Annotated[
-    str | None, _option("--attention", "Attention kernel: eager, sdpa or flash.")
+    str | None, _option("--attention", "Attention kernel: eager, sdpa, flash or flash3.")
 ]
-NormOption = Annotated[str | None, _option("--norm", "Norm kernel: eager or fused.")]
-MlpOption = Annotated[str | None, _option("--mlp", "Feed-forward kernel: eager or fused.")]
+NormOption = Annotated[
+    str | None,
+    _option("--norm", "Norm kernel: eager, fused (torch's), liger (in place) or liger_apart."),
+]
+MlpOption = Annotated[
+    str | None, _option("--mlp", "Feed-forward kernel: eager or fused (Liger's SwiGLU, GeGLU).")
+]
+RotaryOption = Annotated[
+    str | None,
+    _option("--rotary", "Rotary kernel: eager, liger (in place) or complex (torchtitan's)."),
+]
 LossOption = Annotated[
     str | None,
-    _option("--loss", "Loss kernel: eager, shifted, shifted_uncast, chunked, fused_linear, fused."),
+    _option(
+        "--loss",
+        "Loss kernel: eager, shifted, shifted_uncast, fused (Megatron's), liger, flash_attn, foak, "
+        "unsloth; or one that is given the output matrix: fused_linear (Liger's), cut (Apple's), "
+        "chunked (torchtitan's), torchtune.",
+    ),
+]
+PackingOption = Annotated[
+    str,
+    _option(
+        "--packing",
+        "How sequences lie in rows: none (padded), documents (several in a row) or padding_free "
+        "(all in one row).",
+        "HOW",
+    ),
 ]
 DropoutOption = Annotated[
     float | None, _option("--dropout", "Replaces every dropout of the config.", "P")

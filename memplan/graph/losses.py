@@ -128,7 +128,7 @@ def fused_linear_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
         turned = allocated_bytes(weight.numel, half) if weight.dtype is not half else 0
         scratch = tuple(size for size in (turned, piece, logits) if size)
         if turned and weight.requires_grad:
-            cached = (_cached_without_gradient(t, weight, half),)
+            cached = (_cached_copy(t, weight, half),)
     elif half is DType.FP32 and weight.requires_grad:
         scratch = (logits, allocated_bytes(weight.numel, half))
     return _gradients_in_forward(
@@ -142,8 +142,8 @@ def fused_linear_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     )
 
 
-def _cached_without_gradient(t: Tape, weight: Parameter, dtype: DType) -> Tensor:
-    """Autocast's copy of a weight, as a kernel of its own that no gradient passes asks for it."""
+def _cached_copy(t: Tape, weight: Parameter, dtype: DType) -> Tensor:
+    """A weight's copy that autocast keeps, made within a kernel, where no gradient passes it."""
     copy = t.tensor(weight.numel, dtype)
     copy.storage.weight_cast = True
     return copy
@@ -208,7 +208,7 @@ def cross_entropy_in_pieces(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
 
     ``TransformerDecoder.chunked_output`` makes all logits before the loss is asked for.
     """
-    vocab_size, width = weight.shape
+    width = weight.shape[-1]
     tokens = x.numel // width
     rows = -(-tokens // NUM_CHUNKS)
     sizes = [min(rows, tokens - start) * width for start in range(0, tokens, rows)]

@@ -562,9 +562,7 @@ def rotary_in_place(t: Tape, x: Tensor, cos: Tensor, sin: Tensor, *, by_row: boo
     return out
 
 
-def rotary_as_complex(
-    t: Tape, query: Tensor, key: Tensor, table: Tensor
-) -> tuple[Tensor, Tensor]:
+def rotary_as_complex(t: Tape, query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """fp32 copies times a table of complex numbers, cast back: torchtitan's and DeepSeek-V2's.
 
     torchtitan 0.3.0, models/common/rope.py, ``ComplexRoPE``; transformers 5.23,

@@ -19,6 +19,13 @@ class AttentionKernel(Enum):
     """torch's dispatcher: flash, memory-efficient or math, by GPU, dtype and mask."""
     FLASH = "flash"
     """The flash-attention package: always flash."""
+    FLASH3 = "flash3"
+    """Its third version, for Hopper: its own scratch in backward."""
+
+    @property
+    def is_package(self) -> bool:
+        """Whether the flash-attention package is called, which is never given a mask."""
+        return self in (AttentionKernel.FLASH, AttentionKernel.FLASH3)
 
 
 class NormKernel(Enum):
@@ -80,6 +87,20 @@ class LossKernel(Enum):
     """Apple's cut cross-entropy: no logits at all."""
     TORCHTUNE = "torchtune"
     """torchtune's: logits of all pieces, each widened to fp32 on its own."""
+
+
+class Packing(Enum):
+    """How the sequences of a micro-batch lie in its rows."""
+
+    NONE = "none"
+    """Each in a row of its own, padded to ``seq_len``; or rows cut out of a stream of tokens, which are
+    not told apart (TRL's ``wrapped``)."""
+    DOCUMENTS = "documents"
+    """Rows of ``seq_len`` tokens with several documents each, which do not see one another: their
+    position ids begin anew."""
+    PADDING_FREE = "padding_free"
+    """All in one row, without padding (``DataCollatorWithFlattening``, TRL's ``padding_free`` and
+    ``bfd``): micro-batch x ``seq_len`` tokens."""
 
 
 class SelectivePolicy(Enum):

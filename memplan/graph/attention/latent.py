@@ -5,7 +5,6 @@ each head is rotated; the keys' rotated part is one vector that all heads share,
 tensor beside their own parts. Query and value heads differ in size, so flash attention is not taken.
 """
 
-from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
