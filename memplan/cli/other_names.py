@@ -21,7 +21,6 @@ NOT_MODELLED = {
         ("parallelism over the sequence is", "--checkpointing full, which keeps less of it"),
     ),
     **dict.fromkeys(("expert-parallel", "ep"), ("expert parallelism is", _FULL_SHARD)),
-    "fp8": ("fp8 is", "--precision bf16"),
 }
 """Name -> what it is, and the nearest that is modelled."""
 
