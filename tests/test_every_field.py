@@ -181,6 +181,7 @@ TRAINED: dict[str, Entry] = {
     "allocator": (JOB, ("--allocator", "expandable")),
     "setup_file": (MODEL, ("--setup", "setup.yaml")),
     "setup": (MODEL, ("--setup", "setup.yaml")),
+    "preset": (MODEL, ("--preset", "trl-sft")),
     "training_args": (MODEL, ("--training-args", "arguments.json")),
     "deepspeed_config": (JOB, ("--deepspeed-config", "ds.json")),
     "accelerate_config": (JOB, ("--accelerate-config", "accelerate.yaml")),

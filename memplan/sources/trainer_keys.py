@@ -94,6 +94,25 @@ def trl_config(values: Mapping[str, object], *, source: str) -> str | None:
     raise ConfigError(msg)
 
 
+_READ = frozenset({
+    "activation_offloading", "auto_find_batch_size", "beta", "ddp_broadcast_buffers",
+    "ddp_find_unused_parameters", "ddp_static_graph", "disable_dropout", "loss_type",
+    "max_completion_length", "model_init_kwargs", "num_generations", "optim_target_modules",
+    "parallelism_config", "precompute_ref_log_probs", "torch_compile_backend",
+    "torch_compile_mode", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization", "vllm_mode",
+})  # fmt: skip
+"""Names whose values are looked at besides, or refused."""
+
+
+def moves_memory(name: str) -> bool:
+    """Whether an argument is read, said or refused for what it does to memory.
+
+    >>> moves_memory("bf16"), moves_memory("learning_rate")
+    (True, False)
+    """
+    return name in _ACTING | _READ or name in (*REMARKS, *ADDED, *STOPPED)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remark:
     """What to say of an argument that moves memory and is not modelled."""

@@ -39,7 +39,7 @@ from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import Recomputation, TrainingSetup, coerce_enum
 
-_OPTIMIZERS = {
+OPTIMIZERS = {
     "adamw_torch_fused": Optimizer.ADAMW_FUSED,
     "adamw_torch": Optimizer.ADAMW_FOREACH,
     "sgd": Optimizer.SGD,
@@ -110,6 +110,16 @@ class EngineFile:
     source: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loading:
+    """What the Trainer is handed beside its arguments, which decides what their flags mean."""
+
+    trainer: str | None = None
+    """TRL's class of arguments; None: as their names say."""
+    half_weights: bool = False
+    """The model is loaded in bf16, not in fp32."""
+
+
 def read_training_arguments(path: str | Path, base: TrainingSetup | None = None) -> TrainingSetup:
     """Read a setup from a file of training arguments.
 
@@ -166,11 +176,15 @@ def arguments_file(
     given: Mapping[str, object] | None = None,
     deepspeed: EngineFile | None = None,
     accelerate: EngineFile | None = None,
+    loading: Loading | None = None,
 ) -> ArgumentsFile:
     """Read arguments from a mapping, as ``read_arguments_file`` does from a file."""
     check_names(values, source=source)
     stop_at(values, source=source)
-    reader = _Arguments(values, base or TrainingSetup(), given or {}, source=source, folder=folder)
+    reader = _Arguments(
+        values, base or TrainingSetup(), given or {}, loading or Loading(), source=source,
+        folder=folder,
+    )  # fmt: skip
     try:
         setup = reader.setup(deepspeed, accelerate)
     except ConfigError:
@@ -189,6 +203,7 @@ class _Arguments:
         values: Mapping[str, object],
         base: TrainingSetup,
         given: Mapping[str, object],
+        loading: Loading,
         *,
         source: str,
         folder: Path,
@@ -198,7 +213,8 @@ class _Arguments:
         self.given = given
         self.source = source
         self.folder = folder
-        self.trl = trl_config(values, source=source)
+        self.trl = loading.trainer or trl_config(values, source=source)
+        self.half_weights = loading.half_weights
         self.notes = [*older_names(values), *remarks(values)]
 
     def setup(self, deepspeed: EngineFile | None, accelerate: EngineFile | None) -> TrainingSetup:
@@ -288,6 +304,8 @@ class _Arguments:
         found["seq_len"] = length
         default = "" if key in self.values else f" ({self.trl}'s default)"
         said = f"max_length {length}{default} is taken for the length of every sequence"
+        if self.given.get("seq_len") is not None:
+            return
         packed = self.trl == "SFTConfig" and self._flag("packing")
         self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
 
@@ -306,7 +324,9 @@ class _Arguments:
                 self._refuse("model_init_kwargs.attn_implementation", advice)
             found["attention"] = kernel
         dtype = str(options.get("dtype", options.get("torch_dtype", "float32"))).split(".")[-1]
-        if dtype != "float32":
+        if dtype == "bfloat16":
+            self.half_weights = True
+        elif dtype != "float32":
             self.notes.append(
                 f"model_init_kwargs.dtype {dtype}: weights are counted as the precision says; "
                 "bf16-autocast and bf16 are weights in bf16"
@@ -411,6 +431,8 @@ class _Arguments:
         fields = dict(read.fields)
         # How the weights are loaded is said where the answer names its precision.
         self.notes += [note for note in read.notes if not note.startswith("mixed_precision")]
+        if self.half_weights and not halves and fields.get("precision") == "fp32":
+            fields["precision"] = Precision.BF16
         if found["checkpointing"] is Recomputation.FULL:
             fields["checkpointing"] = Recomputation.FULL
         options = dict(fields["engine_options"])  # type: ignore[call-overload]
@@ -514,13 +536,15 @@ class _Arguments:
 
     def _precision(self, engine: Engine) -> Precision:
         halves = self._halves()
+        if self.half_weights and engine is Engine.DDP:
+            return Precision.BF16_AUTOCAST if halves else Precision.BF16
         return _PRECISIONS[(halves[0], engine)] if halves else Precision.FP32
 
     def _optimizer(self) -> Optimizer:
         name = self.values.get("optim", "adamw_torch_fused")
-        if isinstance(name, str) and name in _OPTIMIZERS:
-            return _OPTIMIZERS[name]
-        known = list(_OPTIMIZERS)
+        if isinstance(name, str) and name in OPTIMIZERS:
+            return OPTIMIZERS[name]
+        known = list(OPTIMIZERS)
         hint = did_you_mean(str(name), known)
         msg = f"{self.source}: optim: {name!r} is not modelled.{hint} There are: {', '.join(known)}"
         raise ConfigError(msg)
