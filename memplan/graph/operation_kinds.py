@@ -34,8 +34,10 @@ class OperationKind(StrEnum):
     COPY_SLICE = "copy_slice"
     COS = "cos"
     COUNTED = "counted"
+    CROSS_ENTROPY = "cross_entropy"
     CUDNN_ATTENTION = "cudnn_attention"
     CUMSUM = "cumsum"
+    CUT_CROSS_ENTROPY = "cut_cross_entropy"
     DIV = "div"
     DROPOUT = "dropout"
     EFFICIENT_ATTENTION = "efficient_attention"
@@ -46,6 +48,7 @@ class OperationKind(StrEnum):
     EXP = "exp"
     EXPAND = "expand"
     EXPM1 = "expm1"
+    EYE = "eye"
     FLASH_ATTENTION = "flash_attention"
     FLOOR_DIVIDE = "floor_divide"
     FUSED_GATE = "fused_gate"
@@ -131,6 +134,7 @@ class OperationKind(StrEnum):
     TRIU = "triu"
     UNIFORM_IN_PLACE = "uniform_"
     VIEW = "view"
+    VECTOR_NORM = "vector_norm"
     VIEW_AS_REAL = "view_as_real"
     VOCAB_PARALLEL_CROSS_ENTROPY = "vocab_parallel_cross_entropy"
     WHERE = "where"
@@ -159,7 +163,8 @@ SECOND_FIRST = frozenset(
 EXTERN_KERNELS = frozenset(
     {
         *PRODUCTS, *ATTENTION_KERNELS, *OUTPUT_LOSSES, OperationKind.CONVOLUTION, OperationKind.COUNTED,
-        OperationKind.CUMSUM, OperationKind.FUSED_GATE, OperationKind.FUSED_SOFTMAX,
+        OperationKind.CROSS_ENTROPY, OperationKind.CUMSUM, OperationKind.CUT_CROSS_ENTROPY,
+        OperationKind.FUSED_GATE, OperationKind.FUSED_SOFTMAX,
         OperationKind.GROUPED_MM, OperationKind.HISTC, OperationKind.ROTARY, OperationKind.SCATTER,
         OperationKind.SOLVE_TRIANGULAR, OperationKind.SORT, OperationKind.TOPK,
         OperationKind.VOCAB_PARALLEL_CROSS_ENTROPY,
