@@ -18,7 +18,7 @@ import memplan
 from memplan.cli.app import load_command
 from memplan.cli.commands import COMMANDS
 from memplan.errors import SetupError
-from memplan.training.kernels import Kernels
+from memplan.training.kernels import Kernels, RotaryKernel
 from memplan.training.setup import TrainingSetup
 
 GATED: dict[str, Any] = {
@@ -46,11 +46,13 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "optimizer_options": ({"optimizer": "sgd"}, {"momentum": 0.9}),
     "optimizer_in_backward": ({}, True),
     "checkpointing": ({}, "full"),
-    "kernels": ({}, Kernels(fused_rotary=True)),
+    "kernels": ({}, Kernels(rotary=RotaryKernel.LIGER)),
     "attention": ({}, "eager"),
     "norm": ({}, "fused"),
     "mlp": ({}, "fused"),
+    "rotary": ({}, "liger"),
     "loss": ({}, "fused_linear"),
+    "packing": ({"micro_batch_size": 2}, "padding_free"),
     "dropout": ({}, 0.1),
     "tensor_parallel": ({"num_gpus": 8}, 2),
     "sequence_parallel": ({"num_gpus": 8}, True),
@@ -66,7 +68,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "adapter": ({}, {"lora": {"rank": 4, "targets": "all-linear"}}),
     "outputs_held": ({}, True),
     "upcast_outputs": ({}, True),
-    "compiled": ({}, True),
+    "compile": ({}, "layer"),
     "left_out": ({}, "a reference model"),
     "engine_options": ({"num_gpus": 8, "zero_stage": 2}, {"overlap_comm": False}),
     "kernel_scratch": ({}, False),
@@ -164,7 +166,9 @@ TRAINED: dict[str, Entry] = {
     "norm": (JOB, ("--norm", "fused")),
     "fp8": (JOB, ("--fp8", "te-current")),
     "mlp": (JOB, ("--mlp", "fused")),
+    "rotary": (JOB, ("--rotary", "liger")),
     "loss": (JOB, ("--loss", "fused_linear")),
+    "packing": (JOB, ("--packing", "documents")),
     "dropout": (JOB, ("--dropout", "0.1")),
     "freeze": (JOB, ("--freeze", "embeddings")),
     "lora": (JOB, ("--lora", "4")),
@@ -175,7 +179,7 @@ TRAINED: dict[str, Entry] = {
     "adapter": (JOB, ("--adapter", "adapter.json")),
     "outputs_held": (JOB, ("--outputs-held",)),
     "upcast_outputs": (JOB, ("--upcast-outputs",)),
-    "compile": (JOB, ("--compile",)),
+    "compile": (JOB, ("--compile", "layer")),
     "engine_option": ((*JOB, "--zero", "2"), ("--engine-option", "overlap_comm=false")),
     "kernel_scratch": (JOB, ("--no-kernel-scratch",)),
     "allocator": (JOB, ("--allocator", "expandable")),

@@ -61,8 +61,8 @@ def _guess(key: str, known: list[str]) -> str:
 _ACTING = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "activation_checkpointing",
     "activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs",
-    "optim", "bf16", "fp16", "use_liger_kernel", "torch_compile", "fsdp", "fsdp_config",
-    "deepspeed", "max_length", "packing", "accelerator_config", "ddp_bucket_cap_mb",
+    "optim", "bf16", "fp16", "use_liger_kernel", "liger_kernel_config", "torch_compile", "fsdp", "fsdp_config",
+    "deepspeed", "max_length", "packing", "padding_free", "packing_strategy", "accelerator_config", "ddp_bucket_cap_mb",
 })  # fmt: skip
 """Names whose values are read."""
 
@@ -130,14 +130,10 @@ _UPPER = "which is not modelled: the figures are upper bounds"
 
 REMARKS: Mapping[str, Remark] = {
     "full_determinism": Remark(text=f"makes cuBLAS workspaces smaller, {_UPPER}"),
-    "liger_kernel_config": Remark(
-        text="chooses among Liger's kernels; all of them are counted", off=(None, {})
-    ),
     "eval_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
     "evaluation_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
     "eval_on_start": Remark(text="evaluation is not counted"),
     "activation_offloading": Remark(text=f"moves saved activations to the CPU, {_UPPER}"),
-    "padding_free": Remark(text=f"drops padding, {_UPPER}"),
     "pad_to_multiple_of": Remark(
         text="may make sequences a little longer", off=(None, "auto", 0, 1)
     ),
@@ -150,6 +146,9 @@ ADDED: Mapping[str, Remark] = {
     "use_cache": Remark(text="keys and values that the forward pass keeps"),
     "cast_lm_head_to_fp32": Remark(text="the output matrix in fp32"),
     "router_aux_loss_coef": Remark(text="a loss over the router's logits"),
+    "torch_compile_mode": Remark(
+        text="CUDA graphs' own pool", off=(None, "default", "max-autotune-no-cudagraphs")
+    ),
     "sync_ref_model": Remark(text="a reference model that follows"),
 }
 """What an argument adds to a job and no figure holds, by its name."""

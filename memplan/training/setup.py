@@ -9,6 +9,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
+from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import (
@@ -19,6 +20,8 @@ from memplan.training.kernels import (
     Kernels,
     LossKernel,
     NormKernel,
+    Packing,
+    RotaryKernel,
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
@@ -152,8 +155,12 @@ class TrainingSetup:
     """Overrides the kernels' norm."""
     mlp: FeedForwardKernel | None = None
     """Overrides the kernels' feed-forward network."""
+    rotary: RotaryKernel | None = None
+    """Overrides the kernels' rotary embeddings."""
     loss: LossKernel | None = None
     """Overrides the kernels' loss."""
+    packing: Packing = Packing.NONE
+    """How the sequences of a micro-batch lie in its rows."""
     dropout: float | None = None
     """Every dropout probability; None: the config's own, in train mode."""
     tensor_parallel: int = 1
@@ -175,8 +182,8 @@ class TrainingSetup:
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
     """accelerate's mixed precision copies the outputs to fp32 (HF Trainer with ``bf16=True``)."""
-    compiled: bool = False
-    """torch.compile is asked for. It is not modelled: the result says so."""
+    compile: Compilation = Compilation.NONE
+    """What torch.compile is given: nothing, each layer, or the whole model with its loss."""
     allocator: AllocatorKind = AllocatorKind.DEFAULT
     left_out: tuple[str, ...] | str = ()
     """What the job holds beside what is counted, such as a reference model, in words: the figures
@@ -256,13 +263,15 @@ class TrainingSetup:
         """The kernels, with what overrides them."""
         preset = self.kernels
         base = preset if isinstance(preset, Kernels) else KERNEL_PRESETS[preset]
-        if self.attention is None and self.norm is None and self.mlp is None and self.loss is None:
+        chosen = (self.attention, self.norm, self.mlp, self.rotary, self.loss)
+        if chosen == (None,) * len(chosen):
             return base
         return replace(
             base,
             attention=self.attention or base.attention,
             norm=self.norm or base.norm,
             feed_forward=self.mlp or base.feed_forward,
+            rotary=self.rotary or base.rotary,
             loss=self.loss or base.loss,
         )
 
@@ -274,12 +283,17 @@ class TrainingSetup:
         )
 
     def resolve(
-        self, context_length: int | None = None, *, has_bf16: bool = True
+        self,
+        context_length: int | None = None,
+        *,
+        has_bf16: bool = True,
+        family: str | None = None,
     ) -> "TrainingSetup":
         """Fill in every default; ``context_length`` is the model's [tokens].
 
         ``has_bf16``: the card multiplies bf16; on one that does not the default is fp16, but with fp8,
         whose cards all do.
+        ``family``: the model's type, by which Liger has kernels for some operations or none.
         """
         engine = self.chosen_engine
         has_bf16 = has_bf16 or self.fp8 is not Fp8Recipe.NONE
@@ -297,7 +311,17 @@ class TrainingSetup:
             ),
             seq_len=seq_len,
             target_seq_len=self.target_seq_len or seq_len,
+            **self._liger_choices(family),  # type: ignore[arg-type]
         )
+
+    def _liger_choices(self, family: str | None) -> dict[str, Enum]:
+        """What Liger leaves as the model's class has it, as overrides of the preset."""
+        if family is None or self.kernels is not KernelPreset.LIGER:
+            return {}
+        from memplan.training.liger import liger_overrides  # only where Liger is asked for
+
+        choices = liger_overrides(family)
+        return {name: each for name, each in choices.items() if getattr(self, name) is None}
 
     def _default_stage(self, engine: Engine) -> ZeroStage | None:
         if engine is Engine.DEEPSPEED and self.zero_stage is None:
@@ -357,12 +381,13 @@ def _words(value: object) -> tuple[str, ...]:
 _ENUM_FIELDS: dict[str, type[Enum]] = {
     "engine": Engine, "zero_stage": ZeroStage, "fsdp_strategy": FsdpStrategy,
     "precision": Precision, "fp8": Fp8Recipe, "optimizer": Optimizer, "attention": AttentionKernel,
-    "norm": NormKernel, "mlp": FeedForwardKernel, "loss": LossKernel,
+    "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
+    "packing": Packing,
     "offload_optimizer": Offload, "offload_param": Offload,
-    "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind,
+    "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind, "compile": Compilation,
 }  # fmt: skip
 
-_ALWAYS_NAMED = (Optimizer, AllocatorKind, Fp8Recipe)
+_ALWAYS_NAMED = (Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
 """What no engine or model fills in where it is null."""
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -406,9 +431,36 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         **dict.fromkeys(("adam", "adamw", "adamw_torch_fused", "fused"), "'adamw-fused'"),
         **dict.fromkeys(("adamw_torch", "foreach"), "'adamw-foreach'"),
     },
-    AttentionKernel: dict.fromkeys(
-        ("flash_attention_2", "flash_attention_3", "flash_attn", "fa2"), "'flash'"
-    ),
+    Compilation: {
+        **dict.fromkeys(("true", "yes", "on", "inductor", "whole", "full"), "'model'"),
+        **dict.fromkeys(("layers", "block", "blocks", "regional"), "'layer'"),
+        **dict.fromkeys(("false", "no", "off"), "'none'"),
+    },
+    AttentionKernel: {
+        **dict.fromkeys(("flash_attention_2", "flash_attn", "flash2", "fa2"), "'flash'"),
+        **dict.fromkeys(("flash_attention_3", "fa3"), "'flash3'"),
+        "flex_attention": "'sdpa', the nearest that is modelled",
+    },
+    LossKernel: {
+        **dict.fromkeys(("cce", "cut_cross_entropy", "cut_ce"), "'cut'"),
+        **dict.fromkeys(("fused_linear_cross_entropy", "flce", "lce", "unsloth_fused"),
+                        "'fused_linear'"),
+        **dict.fromkeys(("liger_cross_entropy", "cross_entropy"), "'liger'"),
+        **dict.fromkeys(("fused_crossentropy", "flash", "inplace_backward", "in_place"),
+                        "'flash_attn'"),
+        **dict.fromkeys(("torchtitan", "chunkedceloss", "chunked_ce"), "'chunked'"),
+        **dict.fromkeys(("cewithchunkedoutputloss", "chunked_output"), "'torchtune'"),
+        **dict.fromkeys(("fast_ce", "fast_cross_entropy"), "'foak' or 'unsloth'"),
+        "megatron": "'fused'",
+    },
+    NormKernel: {"unsloth": "'liger', which does the same"},
+    FeedForwardKernel: dict.fromkeys(("liger", "swiglu", "geglu"), "'fused'"),
+    Packing: {
+        **dict.fromkeys(("true", "bfd", "bfd_split", "flatten", "flat", "flattening"),
+                        "'padding_free'"),
+        **dict.fromkeys(("false", "no", "off", "wrapped"), "'none'"),
+        **dict.fromkeys(("packed", "sample_packing", "block_mask"), "'documents'"),
+    },
     Offload: dict.fromkeys(("true", "yes", "on"), "'cpu'"),
     Engine: {
         **dict.fromkeys(("zero", "zero1", "zero2", "zero3", "zero_1", "zero_2", "zero_3"),
@@ -556,8 +608,8 @@ def _check_sizes(setup: TrainingSetup) -> None:
 
 
 _FLAGS = (
-    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "compiled",
-    "kernel_scratch", "optimizer_in_backward",
+    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
+    "optimizer_in_backward",
 )  # fmt: skip
 
 
