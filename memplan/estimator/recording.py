@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
@@ -30,6 +32,9 @@ from memplan.training.sdpa import (
     sdpa_support,
 )
 from memplan.training.setup import Recomputation, TrainingSetup
+
+if TYPE_CHECKING:
+    from memplan.training.quantization import Quantization
 
 
 @lru_cache(maxsize=256)
@@ -97,7 +102,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     """How the tape has to be written for a setup with every default filled in."""
     formats = PRECISIONS[setup.chosen_precision]
     seq_len = setup.seq_len or 1
-    return TapeOptions(
+    options = TapeOptions(
         batch_size=setup.micro_batch_size,
         seq_len=seq_len,
         target_seq_len=setup.target_seq_len or seq_len,
@@ -119,6 +124,16 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
     )
+    how = setup.chosen_quantization
+    return options if how is None else _quantized(options, how)
+
+
+def _quantized(options: TapeOptions, how: "Quantization") -> TapeOptions:
+    """Over a packed base: what peft's preparation leaves is in fp32, and the residual stream with it."""
+    options = replace(options, quantization=how, quantized_from=options.weights)
+    if how.prepared and how.format.is_prepared:
+        return replace(options, weights=DType.FP32, compute=DType.FP32)
+    return options
 
 
 def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:

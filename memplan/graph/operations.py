@@ -20,13 +20,17 @@ def linear(
     t: Tape, x: Tensor, name: str, in_features: int, out_features: int, *, bias: bool = False
 ) -> Tensor:
     """``torch.nn.Linear``: keeps its input and its weight as the product used them."""
-    weight = t.parameter(f"{name}.weight", out_features, in_features)
-    bias_parameter = t.parameter(f"{name}.bias", out_features) if bias else None
+    weight = t.matrix(f"{name}.weight", out_features, in_features)
+    bias_parameter = t.bias(f"{name}.bias", weight) if bias else None
     return matmul_weight(t, x, weight, bias_parameter)
 
 
 def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
     """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``."""
+    if weight.packed is not None:
+        from memplan.graph.quantized import quantized_product  # only where something is quantized
+
+        return quantized_product(t, x, weight, bias)
     out_features, in_features = weight.shape[-2:]
     # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None

@@ -1,11 +1,18 @@
 """What decides how a model's operations are written down."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
+
+if TYPE_CHECKING:
+    from memplan.training.quantization import Quantization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,3 +53,7 @@ class TapeOptions:
     """The training loop copies the logits to fp32."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
+    quantization: Quantization | None = None
+    """How the weights of linear layers are packed, its formats filled in."""
+    quantized_from: DType = DType.FP32
+    """What they were quantized from."""

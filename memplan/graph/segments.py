@@ -88,6 +88,7 @@ class Operation:
         "keeps_weight",
         "kind",
         "outputs",
+        "pinned",
         "saved",
         "saves_output",
     )
@@ -106,6 +107,7 @@ class Operation:
         keeps_weight: bool = False,
         saves_output: bool = False,
         in_python: bool = False,
+        pinned: Sequence[Storage] = (),
     ) -> None:
         self.kind = kind
         self.inputs = inputs
@@ -130,6 +132,9 @@ class Operation:
         must run it to get there."""
         self.in_python = in_python
         """It is an ``autograd.Function``, whose formula goes by the order of its inputs."""
+        self.pinned = pinned
+        """Storages that its context holds by itself, past ``save_for_backward``: no checkpointing drops
+        them, and they go with the graph, when backward is over."""
 
     @property
     def name(self) -> str:
@@ -156,6 +161,9 @@ class Operation:
         return self.kind in PRODUCTS
 
 
+BUFFER_WORDS = "tables beside the weights"
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """What a module holds beside its parameters, in each of its segment's repetitions."""
@@ -164,6 +172,7 @@ class Buffer:
     position: int
     """How many of the segment's parameters are declared before it."""
     num_bytes: int
+    words: str = BUFFER_WORDS
 
 
 class SegmentComponent(StrEnum):

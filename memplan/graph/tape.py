@@ -11,15 +11,19 @@ Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.t
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
-from memplan.graph.segments import RESULT, Buffer, Gradient, Operation, Segment
+from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
+
+if TYPE_CHECKING:
+    from memplan.training.quantization import Quantization
 
 
 class Tape:
@@ -189,15 +193,46 @@ class Tape:
         self.segment.parameters.append(made)
         return made
 
+    def matrix(
+        self, name: str, out_features: int, in_features: int, *, module: str = ""
+    ) -> Parameter:
+        """Declare the weight of a ``torch.nn.Linear``: packed where the base is quantized."""
+        how = self.options.quantization
+        if how is None or self._again is not None or self._stays(name, how):
+            return self.parameter(name, out_features, in_features, module=module)
+        from memplan.graph.quantized import pack  # only where something is quantized
+
+        return pack(self, self.parameter(name, out_features, in_features, module=module), how)
+
+    def bias(self, name: str, weight: Parameter) -> Parameter:
+        """Declare a linear layer's bias; one beside codes is kept in the format of their product.
+
+        (bitsandbytes 0.50.2, ``Linear4bit.forward``: ``bias.data = bias.data.to(x.dtype)``)
+        """
+        dtype = None
+        if weight.packed is not None:
+            dtype = weight.packed.quantization.compute_dtype
+        return self.parameter(name, weight.matrix_shape[0], dtype=dtype)
+
+    def _stays(self, name: str, how: "Quantization") -> bool:
+        """Whether a linear layer is left as it is: what the task adds, and what is named.
+
+        (transformers 5.23, ``get_keys_to_not_convert`` and ``should_convert_module``)
+        """
+        if self.segment.part is ModelPart.HEAD:
+            return True
+        module = f"{self.segment.name}.{name.rpartition('.')[0]}"
+        return any(module.endswith(each) for each in how.skip_modules)
+
     def buffer(self, numel: int, dtype: DType) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters."""
         storage = Storage(allocated_bytes(numel, dtype), -1, 0)
         self.hold_buffer(storage.num_bytes)
         return Tensor(numel, dtype, storage)
 
-    def hold_buffer(self, num_bytes: int) -> None:
+    def hold_buffer(self, num_bytes: int, words: str = BUFFER_WORDS) -> None:
         """Note a buffer of the present segment that no operation reads as it is."""
-        self.buffers.append(Buffer(self.segment, len(self.segment.parameters), num_bytes))
+        self.buffers.append(Buffer(self.segment, len(self.segment.parameters), num_bytes, words))
 
     # -- recording -------------------------------------------------------------------------------
 
@@ -219,6 +254,7 @@ class Tape:
         backward_scratch_bytes: int | Sequence[int] = 0,
         flops: int = 0,
         in_python: bool = False,
+        pins: Sequence[Tensor] = (),
     ) -> None:
         """Append an operation and settle what it keeps alive."""
         segment = self.segment
@@ -260,6 +296,7 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
+                pinned=[tensor.storage for tensor in pins] if differentiable else (),
             )
         )  # fmt: skip
 

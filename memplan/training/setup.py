@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from enum import Enum, IntEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
@@ -29,10 +29,18 @@ from memplan.training.precision import (
     engines_with,
 )
 
+if TYPE_CHECKING:
+    from memplan.training.quantization import Quantization
+
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
 MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
+QUANTIZATION_OPTIONS = (
+    "double_quant", "prepare_for_kbit", "compute_dtype", "quant_storage", "quant_block_size",
+    "quant_bits", "skip_modules",
+)  # fmt: skip
+"""Names under ``engine_options`` that say how the base is quantized, whatever the engine."""
 DEFAULT_SEQ_LEN_CAP = 2048
 """Without ``seq_len`` the model's context length is taken, but no more than this [tokens]."""
 
@@ -157,6 +165,9 @@ class TrainingSetup:
     offload_param: Offload = Offload.NONE
     freeze: FrozenParts = FrozenParts()
     """Parameters that are not trained."""
+    quantize: "Quantization | None" = None
+    """How the frozen base is quantized: ``nf4``, ``fp4``, ``int8``, ``gptq``, ``awq``, or a
+    ``Quantization``. None, or ``none``: as the model's own config says."""
     outputs_held: bool = False
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
@@ -185,6 +196,8 @@ class TrainingSetup:
         elif not isinstance(self.freeze, FrozenParts):
             msg = f"freeze: expected parts such as embeddings,layers.0-7, got {shown(self.freeze)}"
             raise SetupError(msg)
+        if self.quantize is not None:
+            object.__setattr__(self, "quantize", _quantization(self.quantize))
         if self.engine_options:
             object.__setattr__(self, "engine_options", _options(self.engine_options))
         elif self.engine_options != ():
@@ -192,6 +205,8 @@ class TrainingSetup:
         object.__setattr__(self, "left_out", _words(self.left_out))
         _check_sizes(self)
         _check_engine(self)
+        if self.quantize is not None:
+            _ = self.chosen_quantization
 
     @property
     def gpus_per_node(self) -> int:
@@ -233,6 +248,15 @@ class TrainingSetup:
         )
 
     @property
+    def chosen_quantization(self) -> "Quantization | None":
+        """How the base is quantized, with what ``engine_options`` say of it and its formats filled in."""
+        if self.quantize is None:
+            return None
+        from memplan.training.quantized_setup import chosen_quantization
+
+        return chosen_quantization(self.quantize, self)
+
+    @property
     def data_parallel(self) -> int:
         """Ranks that each see other sequences."""
         return self.num_gpus // (
@@ -270,6 +294,12 @@ class TrainingSetup:
         if engine in (Engine.FSDP, Engine.FSDP1) and self.fsdp_strategy is None:
             return FsdpStrategy.FULL_SHARD
         return self.fsdp_strategy
+
+
+def _quantization(value: object) -> "Quantization | None":
+    from memplan.training.quantization import read_quantization  # only where something is quantized
+
+    return read_quantization(value)
 
 
 def _words(value: object) -> tuple[str, ...]:

@@ -29,8 +29,6 @@ Weight = tuple[Parameter, int]
 COUNTER_BYTES = ALLOCATION_ROUNDING
 """A scalar, as the allocator rounds it up."""
 
-BUFFER_WORDS = "tables beside the weights"
-
 MAX_MICRO_BATCHES = 4
 """Of a step that are played out: the first, the last, and two of those between, which ask for the same
 blocks again and again. More of them changed neither the reserved peak nor the least capacity of GPT-2
@@ -127,8 +125,8 @@ class Program:
             self.load_weights()
             return
         for weight in (*self.weights, None):
-            for size in places.get(weight, ()):
-                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, BUFFER_WORDS)
+            for size, words in places.get(weight, ()):
+                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
             if weight is not None:
                 size = weight[0].storage.num_bytes
                 self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
@@ -143,7 +141,7 @@ class Program:
         """Tables that the model keeps beside its weights."""
         for each in self.given.tape.buffers:
             for _ in range(each.segment.repeat):
-                self.ledger.allocate(each.num_bytes, 0, ComponentKind.BUFFERS, BUFFER_WORDS)
+                self.ledger.allocate(each.num_bytes, 0, ComponentKind.BUFFERS, each.words)
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
         """Forward and backward once."""
@@ -230,14 +228,14 @@ def weights_of(given: RankInput) -> Iterable[Weight]:
                 yield parameter, copy
 
 
-def buffers_before(tape: Tape) -> dict[Weight | None, list[int]]:
-    """The bytes of the buffers that stand before each weight; None: behind all of them."""
-    found: dict[Weight | None, list[int]] = {}
+def buffers_before(tape: Tape) -> dict[Weight | None, list[tuple[int, str]]]:
+    """The buffers that stand before each weight, their bytes and words; None: behind all of them."""
+    found: dict[Weight | None, list[tuple[int, str]]] = {}
     for each in tape.buffers:
         segment = each.segment
         for copy in range(segment.repeat):
             anchor = _next_weight(tape, segment, copy, each.position)
-            found.setdefault(anchor, []).append(each.num_bytes)
+            found.setdefault(anchor, []).append((each.num_bytes, each.words))
     return found
 
 
