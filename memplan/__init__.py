@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memplan.search.planner import Goal
     from memplan.sources.catalog import load_gpu
     from memplan.sources.models import load_model
+    from memplan.training.adapters import Lora
     from memplan.training.setup import TrainingSetup
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ _HOMES = {
     "Goal": "memplan.search.planner",
     "GpuSpec": "memplan.hardware.gpu",
     "Grid": "memplan.search.grid",
+    "Lora": "memplan.training.adapters",
     "MemplanError": "memplan.errors",
     "ModelSpec": "memplan.model.spec",
     "TrainingSetup": "memplan.training.setup",
@@ -44,6 +46,7 @@ __all__ = [
     "Goal",
     "GpuSpec",
     "Grid",
+    "Lora",
     "MemplanError",
     "ModelSpec",
     "TrainingSetup",

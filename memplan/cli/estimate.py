@@ -6,6 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memplan.cli.adapter_options import (
+    AdapterOption,
+    DoraOption,
+    LoraDropoutOption,
+    LoraDtypeOption,
+    LoraOption,
+    LoraTargetsOption,
+    adapter_of,
+)
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
@@ -111,6 +120,12 @@ def estimate(
     loss: LossOption = None,
     dropout: DropoutOption = None,
     freeze: FreezeOption = "",
+    lora: LoraOption = None,
+    lora_targets: LoraTargetsOption = None,
+    lora_dropout: LoraDropoutOption = None,
+    lora_dtype: LoraDtypeOption = None,
+    dora: DoraOption = False,
+    adapter: AdapterOption = None,
     outputs_held: OutputsHeldOption = False,
     upcast_outputs: UpcastOutputsOption = False,
     compiled: CompileOption = False,
@@ -261,6 +276,16 @@ def estimate(
         "kernel_scratch": kernel_scratch,
     }
     given = given_fields(ctx, fields)
+    chosen = adapter_of(
+        lora,
+        lora_targets=lora_targets,
+        lora_dropout=lora_dropout,
+        lora_dtype=lora_dtype,
+        dora=dora,
+        adapter=adapter,
+    )
+    if chosen is not None:
+        given["adapter"] = chosen
     if deepspeed_config is not None or accelerate_config is not None:
         # The file names the engine; what is said beside it may only agree.
         stage: object = int(zero) if zero is not None and zero.isdecimal() else zero

@@ -5,6 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memplan.cli.adapter_options import (
+    ADAPTER_NAMES,
+    AdapterOption,
+    DoraOption,
+    LoraDropoutOption,
+    LoraDtypeOption,
+    LoraOption,
+    LoraTargetsOption,
+    adapter_of,
+)
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
@@ -84,6 +94,12 @@ def explain(
     loss: LossOption = None,
     dropout: DropoutOption = None,
     freeze: FreezeOption = "",
+    lora: LoraOption = None,
+    lora_targets: LoraTargetsOption = None,
+    lora_dropout: LoraDropoutOption = None,
+    lora_dtype: LoraDtypeOption = None,
+    dora: DoraOption = False,
+    adapter: AdapterOption = None,
     outputs_held: OutputsHeldOption = False,
     upcast_outputs: UpcastOutputsOption = False,
     compiled: CompileOption = False,
@@ -200,6 +216,14 @@ def explain(
         loss=loss,  # type: ignore[arg-type]
         dropout=dropout,
         freeze=freeze,  # type: ignore[arg-type]
+        adapter=adapter_of(
+            lora,
+            lora_targets=lora_targets,
+            lora_dropout=lora_dropout,
+            lora_dtype=lora_dtype,
+            dora=dora,
+            adapter=adapter,
+        ),
         outputs_held=outputs_held,
         upcast_outputs=upcast_outputs,
         compiled=compiled,
@@ -240,6 +264,7 @@ VERSUS_TAKES = frozenset({
     "gradient_accumulation", "seq_len", "target_seq_len", "precision", "optimizer",
     "checkpointing", "kernels", "attention", "norm", "mlp", "loss", "dropout", "freeze",
     "outputs_held", "upcast_outputs", "compiled", "allocator", "engine_option", "kernel_scratch",
+    *ADAPTER_NAMES,
 })  # fmt: skip
 """Parameters that the other setup may differ in; the model is the same."""
 
@@ -283,6 +308,9 @@ def _versus_setup(
             raise UsageError(msg)
     engine = {name: values.pop(name, usual) for name, usual in engine_words.items()}
     changes = {fields.get(name, name): value for name, value in values.items()}
+    if changes.keys() & set(ADAPTER_NAMES):
+        changes = {name: value for name, value in changes.items() if name not in ADAPTER_NAMES}
+        changes["adapter"] = adapter_of(**{name: other.params[name] for name in ADAPTER_NAMES})
     return with_engine(replace(base, **changes), **engine), cards
 
 

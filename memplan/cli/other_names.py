@@ -5,20 +5,6 @@ _FROZEN = "--freeze, which says what is not trained"
 
 NOT_MODELLED = {
     **dict.fromkeys(
-        (
-            "lora",
-            "lora-r",
-            "lora-rank",
-            "lora-alpha",
-            "qlora",
-            "dora",
-            "peft",
-            "use-peft",
-            "adapter",
-        ),
-        ("LoRA and other adapters are", _FROZEN),
-    ),
-    **dict.fromkeys(
         ("quantize", "quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8"),
         ("quantized weights are", f"--precision bf16 with {_FROZEN}"),
     ),
@@ -40,6 +26,9 @@ NOT_MODELLED = {
 """Name -> what it is, and the nearest that is modelled."""
 
 RENAMED = {
+    **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
+    **dict.fromkeys(("lora-target-modules", "target-modules"), "--lora-targets"),
+    **dict.fromkeys(("adapter-config", "peft-config"), "--adapter"),
     **dict.fromkeys(
         ("num-gpus", "ngpus", "n-gpus", "nproc", "nproc-per-node", "world-size"), "--gpus"
     ),

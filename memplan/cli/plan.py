@@ -5,6 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memplan.cli.adapter_options import (
+    AdapterOption,
+    DoraOption,
+    LoraDropoutOption,
+    LoraDtypeOption,
+    LoraOption,
+    LoraTargetsOption,
+    adapter_of,
+)
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
@@ -120,6 +129,12 @@ def plan(
     attention: AttentionAxis = None,
     loss: LossAxis = None,
     freeze: FreezeAxis = None,
+    lora: LoraOption = None,
+    lora_targets: LoraTargetsOption = None,
+    lora_dropout: LoraDropoutOption = None,
+    lora_dtype: LoraDtypeOption = None,
+    dora: DoraOption = False,
+    adapter: AdapterOption = None,
     setup: SetupFileOption = None,
     training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
@@ -147,7 +162,14 @@ def plan(
 
     changes: dict[str, object] = {
         "seq_len": seq_len, "optimizer": optimizer, "kernels": kernels, "attention": attention,
-        "loss": loss, "freeze": freeze,
+        "loss": loss, "freeze": freeze, "adapter": adapter_of(
+        lora,
+        lora_targets=lora_targets,
+        lora_dropout=lora_dropout,
+        lora_dtype=lora_dtype,
+        dora=dora,
+        adapter=adapter,
+    ),
     }  # fmt: skip
     base = _laid_over(base_setup(setup, training_args), changes)
     wanted = _objective(ctx, objective, maximize)

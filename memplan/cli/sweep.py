@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memplan.cli.adapter_options import (
+    AdapterOption,
+    DoraOption,
+    LoraDropoutOption,
+    LoraDtypeOption,
+    LoraOption,
+    LoraTargetsOption,
+    adapter_of,
+)
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
@@ -101,6 +110,12 @@ def sweep(
     attention: AttentionAxis = None,
     loss: LossAxis = None,
     freeze: FreezeAxis = None,
+    lora: LoraOption = None,
+    lora_targets: LoraTargetsOption = None,
+    lora_dropout: LoraDropoutOption = None,
+    lora_dtype: LoraDtypeOption = None,
+    dora: DoraOption = False,
+    adapter: AdapterOption = None,
     engine_option: EngineOptionOption = None,
     setup: SetupFileOption = None,
     training_args: TrainingArgumentsOption = None,
@@ -168,6 +183,16 @@ def sweep(
         base = base_setup(setup, training_args)
     if engine_option:
         base = replace(base, engine_options=parse_engine_options(engine_option))
+    chosen = adapter_of(
+        lora,
+        lora_targets=lora_targets,
+        lora_dropout=lora_dropout,
+        lora_dtype=lora_dtype,
+        dora=dora,
+        adapter=adapter,
+    )
+    if chosen is not None:
+        base = replace(base, adapter=chosen)
     grid = _grid(file, base, axes, global_batch_size)
     named = _model(file, model)
     spec = load_model(

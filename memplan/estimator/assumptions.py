@@ -1,5 +1,6 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
+from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
@@ -26,8 +27,18 @@ def assumptions_of(
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
+        *_adapter(resolved),
         *_loading(asked, resolved),
         *_overrides(resolved),
+    )
+
+
+def _adapter(resolved: TrainingSetup) -> tuple[str, ...]:
+    """What is trained in place of the model's weights, and in which format it is held."""
+    if resolved.adapter is None:
+        return ()
+    return (
+        f"adapter {resolved.adapter}, {kept_dtype(resolved).label} weights, the model's frozen",
     )
 
 

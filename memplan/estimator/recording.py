@@ -123,6 +123,8 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
+        adapter=setup.adapter,
+        adapter_dtype=adapter_dtype(setup),
     )
     how = setup.chosen_quantization
     return options if how is None else _quantized(options, how)
@@ -134,6 +136,25 @@ def _quantized(options: TapeOptions, how: "Quantization") -> TapeOptions:
     if how.prepared and how.format.is_prepared:
         return replace(options, weights=DType.FP32, compute=DType.FP32)
     return options
+
+
+def adapter_dtype(setup: TrainingSetup) -> DType:
+    """What an adapter's weights are as the layers see them.
+
+    DeepSpeed casts the whole module to its 16-bit format, and FSDP's mixed precision computes with
+    casts of all that it shards; elsewhere they are what peft makes them.
+    """
+    formats = PRECISIONS[setup.chosen_precision]
+    is_cast = formats.master_weights or formats.compute is not formats.weights
+    if setup.adapter is None or is_cast:
+        return formats.compute
+    return setup.adapter.dtype.format
+
+
+def kept_dtype(setup: TrainingSetup) -> DType:
+    """What an adapter's weights are held in between steps."""
+    formats = PRECISIONS[setup.chosen_precision]
+    return formats.weights if formats.compute is not formats.weights else adapter_dtype(setup)
 
 
 def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:

@@ -1,5 +1,10 @@
 """A whole model on the tape."""
 
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
@@ -7,12 +12,27 @@ from memplan.model.spec import ModelSpec
 from memplan.training.freezing import ALL_LAYERS, FrozenParts
 from memplan.training.layer_choice import CheckpointedLayers
 
+if TYPE_CHECKING:
+    from memplan.graph.overlay import Overlay
+    from memplan.training.adapters import Adapter
+
 
 def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the model's training step on a new tape."""
+    if options.adapter is not None and options.adaptation is None:
+        overlay = _overlay(model, options.adapter, options.adapter_dtype)
+        options = replace(options, adaptation=overlay)
     tape = _record(model, options)
     tape.declared = model.declared
     return tape
+
+
+@lru_cache(maxsize=64)
+def _overlay(model: ModelSpec, adapter: "Adapter", dtype: DType) -> "Overlay":
+    """The adapter laid over the model; remembered, since every batch has the same."""
+    from memplan.graph.adaptation import adapt  # only for adapters
+
+    return adapt(model, record_model(model, TapeOptions()), adapter, dtype)
 
 
 def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:

@@ -25,8 +25,21 @@ def linear(
     return matmul_weight(t, x, weight, bias_parameter)
 
 
-def matmul_weight(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
-    """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``."""
+def matmul_weight(
+    t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None, *, module: str = ""
+) -> Tensor:
+    """``x @ weight.T + bias`` for a weight of ``(out_features, in_features)``.
+
+    ``module`` is called so where it is not the weight's own: a tied output matrix.
+    """
+    out = base_product(t, x, weight, bias)
+    if t.adaptation is not None and (module or weight.module) in t.adapted:
+        return t.adaptation.beside_linear(t, x, out, weight, module or weight.module)
+    return out
+
+
+def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+    """The same without what an adapter adds; a packed weight is multiplied as its format is."""
     if weight.packed is not None:
         from memplan.graph.quantized import quantized_product  # only where something is quantized
 
@@ -321,12 +334,16 @@ def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tens
         t.enter(module)
     out = x
     if dropout_probability(t, probability) != 0.0:
-        mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
-        t.record(
-            OperationKind.DROPOUT, (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,)
-        )
+        out = drop(t, x)
     if module:
         t.leave(module)
+    return out
+
+
+def drop(t: Tape, x: Tensor) -> Tensor:
+    """``torch.nn.functional.dropout`` at a probability above 0."""
+    mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.DROPOUT, (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
     return out
 
 

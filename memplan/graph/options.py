@@ -1,7 +1,5 @@
 """What decides how a model's operations are written down."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -12,6 +10,8 @@ from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 if TYPE_CHECKING:
+    from memplan.graph.overlay import Overlay
+    from memplan.training.adapters import Adapter
     from memplan.training.quantization import Quantization
 
 
@@ -53,7 +53,13 @@ class TapeOptions:
     """The training loop copies the logits to fp32."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
-    quantization: Quantization | None = None
+    adapter: "Adapter | None" = None
+    """What is trained in place of the model's own weights."""
+    adapter_dtype: DType = DType.FP32
+    """What its weights are held in."""
+    adaptation: "Overlay | None" = None
+    """The adapter laid over the model; found when it is recorded."""
+    quantization: "Quantization | None" = None
     """How the weights of linear layers are packed, its formats filled in."""
     quantized_from: DType = DType.FP32
     """What they were quantized from."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import drop, matmul_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import (
@@ -18,6 +19,7 @@ from memplan.graph.tensors import (
     Tensor,
     allocated_bytes,
 )
+from memplan.training.adapters import Lora
 from memplan.training.quantization import Quantization, QuantizedProduct
 from memplan.units import ceil_div
 
@@ -226,6 +228,38 @@ def _awq(
     result = t.cast(out, given.dtype)
     t.touch(x, given)
     return result
+
+
+def beside_packed(
+    t: Tape,
+    lora: Lora,
+    packed: PackedMatrix,
+    x: Tensor,
+    out: Tensor,
+    weights: tuple[Parameter, tuple[Parameter, ...]],
+) -> Tensor:
+    """What peft's layers for packed weights add to a product (``peft/tuners/lora/bnb.py``, ``gptq.py``).
+
+    Under autocast those of bitsandbytes and AWQ cast nothing themselves; without it the adapter's
+    product is cast before it is added, where a plain layer casts the sum.
+    """
+    row = packed.quantization.format
+    down, up = weights
+    result = t.contiguous(out) if row.cloned_by_adapter else out
+    casts_sum = row.product is QuantizedProduct.GPTQ_TORCH
+    casts = casts_sum or t.autocast is None
+    given = t.cast(x, down.dtype) if casts else x
+    dropped = drop(t, given) if lora.dropout else given
+    added = t.scale(matmul_weight(t, matmul_weight(t, dropped, down), *up))
+    if casts and not casts_sum:
+        added = t.cast(added, out.dtype)
+    total = t.add(result, added)
+    if casts_sum:
+        total = t.cast(total, out.dtype)
+    else:
+        t.touch(added)
+    t.touch(given, x)
+    return total
 
 
 _Product = Callable[[Tape, Tensor, Parameter, PackedMatrix, Parameter | None], Tensor]

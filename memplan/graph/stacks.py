@@ -50,6 +50,8 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
         cuts |= {first, last + 1}
     for first, last in options.freeze.layer_ranges:
         cuts |= {first, last + 1}
+    if options.adaptation is not None:
+        cuts |= options.adaptation.cuts(f"{stack.name}.layers")
     parts: list[TrainedRun] = []
     start = 0
     for run in stack.runs:
@@ -80,7 +82,7 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
         t.linger(x)
     if spec.tied:
         bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
-        logits = matmul_weight(t, x, table, bias)
+        logits = matmul_weight(t, x, table, bias, module="lm_head")
     else:
         logits = linear(t, x, "lm_head", width, model.num_outputs, bias=spec.bias)
     if spec.softcap:

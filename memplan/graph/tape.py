@@ -10,7 +10,7 @@ segments (``memplan.memory.walk``), never assumed here.
 Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.tensors``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -39,6 +39,12 @@ class Tape:
         self.decomposed = options.decomposed
         self.frozen = False
         """Parameters declared from here on are not trained."""
+        self.adaptation = options.adaptation
+        """The adapter in whose place the model's own weights are frozen."""
+        self.adapted: Mapping[str, int] = {}
+        """Modules of the present segment that are adapted, and the rank of each."""
+        self._repetition = 0
+        """How often segments of the present one's name were repeated before."""
         self._again: Segment | None = None
         self.segments: list[Segment] = []
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
@@ -86,6 +92,10 @@ class Tape:
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
         self.segment.input = x
+        if self.adaptation is not None:
+            earlier = (each.repeat for each in self.segments if each.name == name)
+            self._repetition = sum(earlier)
+            self.adapted = self.adaptation.at(name, self._repetition)
         self.segments.append(self.segment)
 
     def end(self, output: Tensor) -> None:
@@ -171,8 +181,12 @@ class Tape:
         dtype: DType | None = None,
         trainable: bool = True,
         experts: ExpertShare | None = None,
+        of_adapter: bool = False,
     ) -> Parameter:
-        """Declare a weight of the present segment, owned by ``module`` (by default its prefix)."""
+        """Declare a weight of the present segment, owned by ``module`` (by default its prefix).
+
+        Beside an adapter the model's own are frozen, but for those that it trains too.
+        """
         if self._again is not None:
             return next(each for each in self._again.parameters if each.name == name)
         if any(size < 1 for size in shape):
@@ -182,14 +196,33 @@ class Tape:
                 "config's sizes, ratios or multipliers is too small"
             )
             raise ConfigError(msg)
+        module = module or name.rpartition(".")[0]
+        trainable = trainable and not self.frozen
+        copied = False
+        if self.adaptation is not None and not of_adapter:
+            copied = self.adaptation.saves(self.segment.name, self._repetition, module)
+            trainable &= name.endswith(".bias") and self.adaptation.trains_bias(
+                module, self.adapted
+            )
         made = Parameter(
             name,
             shape,
             dtype or self.options.compute,
-            module=module or name.rpartition(".")[0],
-            trainable=trainable and not self.frozen,
+            module=module,
+            trainable=trainable,
             experts=experts,
+            of_adapter=of_adapter,
         )
+        self.segment.parameters.append(made)
+        return self._trained_copy(made) if copied else made
+
+    def _trained_copy(self, original: Parameter) -> Parameter:
+        """The copy that is trained in a weight's place (peft's ``ModulesToSaveWrapper``)."""
+        module = f"{original.module}.modules_to_save.default"
+        made = Parameter(
+            f"{module}.{original.name.rpartition('.')[2]}", original.shape, original.dtype,
+            module=module, trainable=not self.frozen, experts=original.experts, of_adapter=True,
+        )  # fmt: skip
         self.segment.parameters.append(made)
         return made
 
@@ -202,7 +235,8 @@ class Tape:
             return self.parameter(name, out_features, in_features, module=module)
         from memplan.graph.quantized import pack  # only where something is quantized
 
-        return pack(self, self.parameter(name, out_features, in_features, module=module), how)
+        whole = self.parameter(name, out_features, in_features, module=module)
+        return whole if whole.of_adapter else pack(self, whole, how)
 
     def bias(self, name: str, weight: Parameter) -> Parameter:
         """Declare a linear layer's bias; one beside codes is kept in the format of their product.

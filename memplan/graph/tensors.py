@@ -98,7 +98,7 @@ class Parameter(Tensor):
     Shape, elements and format are those of the tensor in memory: of a quantized one, its codes.
     """
 
-    __slots__ = ("experts", "module", "name", "packed", "shape", "unused")
+    __slots__ = ("experts", "module", "name", "of_adapter", "packed", "shape", "unused")
 
     def __init__(
         self,
@@ -109,6 +109,7 @@ class Parameter(Tensor):
         module: str,
         trainable: bool,
         experts: ExpertShare | None = None,
+        of_adapter: bool = False,
         packed: PackedMatrix | None = None,
     ) -> None:
         numel = 1
@@ -122,6 +123,8 @@ class Parameter(Tensor):
         self.module = module
         """The module that owns it directly."""
         self.shape = shape
+        self.of_adapter = of_adapter
+        """An adapter's own weight, or a copy that is trained in place of a frozen one."""
         self.experts = experts
         """Set where it holds all routed experts' matrices."""
         self.unused = False

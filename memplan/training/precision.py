@@ -150,18 +150,30 @@ DEFAULT_PRECISION: dict[Engine, Precision] = {
 }
 """What each engine's users mostly train with."""
 
+FROZEN_PRECISION: dict[Engine, Precision] = {Engine.DDP: Precision.BF16_AUTOCAST}
+"""The same where only adapters are trained: a frozen weight needs no more than its published format,
+in which transformers loads it (``dtype="auto"``), and HF Trainer's ``bf16=True`` is autocast."""
+
 
 def engine_precision(
-    asked: Precision | None, engine: Engine, *, has_bf16: bool = True
+    asked: Precision | None, engine: Engine, *, has_bf16: bool = True, is_frozen: bool = False
 ) -> Precision:
     """The precision that an engine trains in: asked for, or its usual one on such a card.
+
+    ``is_frozen``: the model's own weights are not trained, and are kept as they are loaded.
 
     >>> engine_precision(None, Engine.FSDP, has_bf16=False).value
     'fp16-mixed'
     """
     if asked is Precision.FP16 or (asked is None and not has_bf16):
         return FP16_FORM[engine]
-    return DEFAULT_PRECISION[engine] if asked is None else asked
+    if asked is None:
+        return (
+            FROZEN_PRECISION.get(engine, DEFAULT_PRECISION[engine])
+            if is_frozen
+            else DEFAULT_PRECISION[engine]
+        )
+    return asked
 
 
 def engines_with(precision: Precision) -> frozenset[Engine]:

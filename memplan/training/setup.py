@@ -30,6 +30,7 @@ from memplan.training.precision import (
 )
 
 if TYPE_CHECKING:
+    from memplan.training.adapters import Adapter
     from memplan.training.quantization import Quantization
 
 GPUS_PER_NODE = 8
@@ -165,6 +166,8 @@ class TrainingSetup:
     offload_param: Offload = Offload.NONE
     freeze: FrozenParts = FrozenParts()
     """Parameters that are not trained."""
+    adapter: "Adapter | None" = None
+    """What is trained in place of the model's own weights, which are frozen."""
     quantize: "Quantization | None" = None
     """How the frozen base is quantized: ``nf4``, ``fp4``, ``int8``, ``gptq``, ``awq``, or a
     ``Quantization``. None, or ``none``: as the model's own config says."""
@@ -196,6 +199,10 @@ class TrainingSetup:
         elif not isinstance(self.freeze, FrozenParts):
             msg = f"freeze: expected parts such as embeddings,layers.0-7, got {shown(self.freeze)}"
             raise SetupError(msg)
+        if self.adapter is not None:
+            from memplan.training.adapters import read_adapter  # only for adapters
+
+            object.__setattr__(self, "adapter", read_adapter(self.adapter))
         if self.quantize is not None:
             object.__setattr__(self, "quantize", _quantization(self.quantize))
         if self.engine_options:
@@ -230,7 +237,9 @@ class TrainingSetup:
     @property
     def chosen_precision(self) -> Precision:
         """The precision, the engine's default filled in."""
-        return engine_precision(self.precision, self.chosen_engine)
+        return engine_precision(
+            self.precision, self.chosen_engine, is_frozen=self.adapter is not None
+        )
 
     @property
     def chosen_kernels(self) -> Kernels:
@@ -280,7 +289,9 @@ class TrainingSetup:
             engine=engine,
             zero_stage=self._default_stage(engine),
             fsdp_strategy=self._default_strategy(engine),
-            precision=engine_precision(self.precision, engine, has_bf16=has_bf16),
+            precision=engine_precision(
+                self.precision, engine, has_bf16=has_bf16, is_frozen=self.adapter is not None
+            ),
             seq_len=seq_len,
             target_seq_len=self.target_seq_len or seq_len,
         )

@@ -29,7 +29,7 @@ def test_what_is_named_is_there_and_what_is_renamed_is_not(options: tuple[str, .
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--lora-rank", "LoRA and other adapters are not modelled; the nearest that is: --freeze"),
+        ("--lora-rank", "It is called '--lora'"),
         ("--load_in_4bit", "Quantized weights are not modelled"),
         ("--tensor-parallel", "Tensor parallelism is not modelled; the nearest that is: --engine"),
         ("--max-length", "It is called '--seq-len'"),

@@ -157,14 +157,14 @@ class Program:
 
     def optimizer_step(self, *, first: bool) -> None:
         """States in the first step; then what the optimizer copies."""
-        step_optimizer(
-            self.given,
-            self.ledger,
-            [parameter.shape for parameter, _ in self.weights if is_trained(parameter)],
-            self.given.formats.optimizer_states,
-            of="every trained parameter",
-            first=first,
-        )
+        stepped: dict[DType, list[Shape]] = {}
+        for parameter, _ in self.weights:
+            if is_trained(parameter):
+                stepped.setdefault(parameter.dtype, []).append(parameter.shape)
+        for dtype, shapes in stepped.items():
+            step_optimizer(
+                self.given, self.ledger, shapes, dtype, of="every trained parameter", first=first
+            )
 
     def zero_grad(self) -> None:
         """Gradients go in the order of the parameters."""

@@ -1,0 +1,89 @@
+"""The modules of a model by the names of transformers' class, with the place each has on the tape."""
+
+from enum import Enum
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter
+from memplan.model.parameters import ModelPart
+
+OUTPUT_MATRIX = "lm_head"
+"""The module that gives the logits, on the tape; its weight may be the token table."""
+
+
+class ModuleKind(Enum):
+    """What a module is to an adapter."""
+
+    LINEAR = "linear"
+    EMBEDDING = "embedding"
+    OTHER = "other"
+
+    @property
+    def adaptable(self) -> bool:
+        """Whether an adapter can stand beside it."""
+        return self is not ModuleKind.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModule:
+    """A module that owns weights."""
+
+    name: str
+    """As ``named_modules()`` has it."""
+    segment: str
+    """The name of its segment on the tape."""
+    repetition: int
+    """Which of the segments of that name, all their repetitions counted."""
+    module: str
+    """Its name on the tape."""
+    kind: ModuleKind
+    is_output: bool = False
+    """It is the matrix that gives the logits (``get_output_embeddings``)."""
+
+
+def named_modules(tape: Tape) -> tuple[NamedModule, ...]:
+    """Every module of a model that owns weights, in the tape's order."""
+    found: list[NamedModule] = []
+    begun: dict[str, int] = {}
+    for segment in tape.segments:
+        kinds = _kinds(segment)
+        first = begun.get(segment.name, 0)
+        for repetition in range(first, first + segment.num_copies):
+            found += [
+                NamedModule(
+                    full_name(segment, module, repetition), segment.name, repetition, module,
+                    kind, segment.part is ModelPart.HEAD and module == OUTPUT_MATRIX,
+                )
+                for module, kind in kinds.items()
+            ]  # fmt: skip
+        begun[segment.name] = first + segment.num_copies
+    return tuple(found)
+
+
+def _kinds(segment: Segment) -> dict[str, ModuleKind]:
+    """The modules of a segment, and what each is by what is done with its weight."""
+    kinds: dict[str, ModuleKind] = {}
+    for parameter in segment.parameters:
+        kinds.setdefault(parameter.module, ModuleKind.OTHER)
+    own = set(segment.parameters)
+    for operation in segment.operations:
+        for tensor in operation.inputs:
+            if not isinstance(tensor, Parameter) or tensor.name != f"{tensor.module}.weight":
+                continue
+            if operation.kind is OperationKind.LINEAR and len(tensor.shape) == 2:
+                is_tied = tensor not in own
+                kinds[OUTPUT_MATRIX if is_tied else tensor.module] = ModuleKind.LINEAR
+            elif operation.kind is OperationKind.EMBEDDING and tensor in own:
+                kinds[tensor.module] = ModuleKind.EMBEDDING
+    return kinds
+
+
+def full_name(segment: Segment, module: str, repetition: int) -> str:
+    """A module's name in transformers' class."""
+    if segment.part is ModelPart.HEAD:
+        return module
+    if segment.part is ModelPart.LAYERS:
+        return f"model.layers.{repetition}.{module}"
+    return f"model.{module}"

@@ -1,0 +1,34 @@
+"""What the tape asks of an adapter that is laid over a model."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from memplan.graph.tensors import Parameter, Tensor
+
+Ranks = Mapping[str, int]
+"""Modules of one layer, in the tape's words, and the rank of each one's adapter."""
+
+
+class Overlay(Protocol):
+    """An adapter over a model, whose own weights are frozen.
+
+    Segments go by their name, and by how often segments of that name were repeated before.
+    """
+
+    def at(self, name: str, repetition: int) -> Ranks:
+        """What is adapted in one repetition."""
+
+    def saves(self, name: str, repetition: int, module: str) -> bool:
+        """Whether a copy of a module, or of one that it is in, is trained."""
+
+    def trains_bias(self, module: str, ranks: Ranks) -> bool:
+        """Whether a module's own bias is trained."""
+
+    def cuts(self, name: str) -> set[int]:
+        """Numbers of repetitions that are not adapted as the one before."""
+
+    def beside_linear(
+        self, t: Any, x: "Tensor", out: "Tensor", weight: "Parameter", module: str
+    ) -> "Tensor":
+        """Record on tape ``t`` what an adapted linear layer does with its result."""

@@ -1,0 +1,71 @@
+"""Adapters on the tape: what is trained, what is kept, and which modules are meant."""
+
+import pytest
+
+from memplan.errors import SetupError
+from memplan.estimator import estimate
+from memplan.sources.models import load_model
+from memplan.training.adapters import Lora
+from memplan.training.setup import TrainingSetup
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def trained(adapter: Lora) -> int:
+    return estimate(load_model(LLAMA), TrainingSetup(adapter=adapter)).trainable_params
+
+
+@pytest.mark.parametrize(
+    ("adapter", "count"),
+    [
+        pytest.param(Lora(rank=8), 4 * 8 * (256 + 256 + 256 + 128), id="peft's targets"),
+        pytest.param(Lora(rank=8, targets=("k_proj",)), 4 * 8 * (256 + 128), id="one"),
+        pytest.param(Lora(rank=8, targets=r".*\.[13]\.self_attn\.k_proj"), 2 * 8 * 384, id="pattern"),
+        pytest.param(Lora(rank=8, targets=("k_proj",), layers=(0,)), 8 * 384, id="one layer"),
+        pytest.param(
+            Lora(rank=8, targets=("k_proj",), rank_pattern={r"layers\.0\.self_attn\.k_proj": 2}),
+            (3 * 8 + 2) * 384, id="a rank of its own",
+        ),
+        pytest.param(
+            Lora(rank=8, targets=("k_proj",), modules_to_save=("lm_head",)),
+            4 * 8 * 384 + 256000, id="the head whole",
+        ),
+        pytest.param(
+            Lora(rank=1, targets="all-linear"),
+            4 * (2 * 512 + 2 * 384 + 3 * 768), id="all linear layers",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_trained(adapter: Lora, count: int) -> None:
+    assert trained(adapter) == count
+
+
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        (Lora(targets=("q_prj",)), "Did you mean 'q_proj'? It has down_proj"),
+        (Lora(targets=("input_layernorm",)), "neither a linear layer nor an embedding"),
+        (Lora(modules_to_save=("lm_heads",)), "Did you mean 'lm_head'?"),
+        (Lora(targets="("), "is no pattern"),
+        (Lora(layers=(7,)), "nothing of"),
+    ],
+)
+def test_modules_that_are_not_there(adapter: Lora, words: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        trained(adapter)
+    assert words in str(caught.value)
+
+
+def test_a_frozen_linear_layer_keeps_no_input() -> None:
+    whole = estimate(load_model(LLAMA), TrainingSetup(precision="bf16"))  # type: ignore[arg-type]
+    setup = TrainingSetup(
+        precision="bf16",
+        adapter=Lora(rank=1, targets=("q_proj",), dtype="bf16"),  # type: ignore[arg-type]
+    )
+    frozen = estimate(load_model(LLAMA), setup)
+    assert frozen.activations_bytes < whole.activations_bytes
