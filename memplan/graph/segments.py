@@ -137,6 +137,11 @@ class Operation:
         them, and they go with the graph, when backward is over."""
 
     @property
+    def held(self) -> Sequence[Storage]:
+        """All that it keeps alive, however it does."""
+        return (*self.saved, *self.pinned) if self.pinned else self.saved
+
+    @property
     def name(self) -> str:
         """What people and snapshots call it; no rule hangs on it."""
         return str(self.kind)
@@ -256,6 +261,11 @@ class Segment:
         """Stretches that are recomputed on their own."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
+
+    @property
+    def pinned(self) -> frozenset[Storage]:
+        """What its operations' contexts hold by themselves."""
+        return frozenset(storage for each in self.operations for storage in each.pinned)
 
     @property
     def is_layer(self) -> bool:

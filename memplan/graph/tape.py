@@ -305,6 +305,7 @@ class Tape:
             elif storage.segment >= 0 and not self._is_input(storage):
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
+        pinned: list[Storage] = []
         saves_output = keeps_weight = False
         if differentiable:
             for tensor in outputs:
@@ -323,6 +324,12 @@ class Tape:
                         saves_output = True
                 else:
                     _note(segment.external_saves, storage)
+            for tensor in pins:
+                storage = tensor.storage
+                if storage.segment == index or self._is_input(storage):
+                    pinned.append(storage)
+                elif storage.segment >= 0:
+                    _note(segment.external_saves, storage)
         segment.operations.append(
             Operation(
                 kind, inputs, outputs, saved, gradients if differentiable else (),
@@ -330,7 +337,7 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
-                pinned=[tensor.storage for tensor in pins] if differentiable else (),
+                pinned=pinned,
             )
         )  # fmt: skip
 
