@@ -14,6 +14,8 @@ class DType(Enum):
     BOOL = ("bool", 1)
     UINT8 = ("uint8", 1)
     INT8 = ("int8", 1)
+    FP8 = ("fp8", 1)
+    """Codes of 8 bits or fewer, packed, with what scales them."""
 
     def __init__(self, label: str, num_bytes: int) -> None:
         self.label = label

@@ -5,10 +5,6 @@ _FROZEN = "--freeze, which says what is not trained"
 
 NOT_MODELLED = {
     **dict.fromkeys(
-        ("quantize", "quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8"),
-        ("quantized weights are", f"--precision bf16 with {_FROZEN}"),
-    ),
-    **dict.fromkeys(
         ("tensor-parallel", "tensor-parallel-size", "tensor-model-parallel-size", "tp", "tp-size"),
         ("tensor parallelism is", _FULL_SHARD),
     ),
@@ -21,12 +17,15 @@ NOT_MODELLED = {
         ("parallelism over the sequence is", "--checkpointing full, which keeps less of it"),
     ),
     **dict.fromkeys(("expert-parallel", "ep"), ("expert parallelism is", _FULL_SHARD)),
-    "fp8": ("fp8 is", "--precision bf16"),
 }
 """Name -> what it is, and the nearest that is modelled."""
 
 RENAMED = {
     **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
+    **dict.fromkeys(
+        ("quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8", "qlora"),
+        "--quantize",
+    ),
     **dict.fromkeys(("lora-target-modules", "target-modules"), "--lora-targets"),
     **dict.fromkeys(("adapter-config", "peft-config"), "--adapter"),
     **dict.fromkeys(

@@ -4,6 +4,7 @@ from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
+from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
@@ -23,6 +24,7 @@ def assumptions_of(
         _sequence(model, asked, resolved),
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved, gpu),
+        *_fp8(resolved),
         f"optimizer {resolved.optimizer.value}",
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
@@ -105,6 +107,14 @@ def _precision(asked: TrainingSetup, resolved: TrainingSetup, gpu: GpuSpec | Non
     return f"{precision.value} ({formats_text(formats)}{default})"
 
 
+def _fp8(setup: TrainingSetup) -> tuple[str, ...]:
+    """What linear layers multiply in, where it is not the precision's own format."""
+    if setup.fp8 is Fp8Recipe.NONE:
+        return ()
+    head = "output matrix too" if FP8_RECIPES[setup.fp8].converts_head else "output matrix in bf16"
+    return (f"linear layers in {setup.fp8.value} ({head})",)
+
+
 def formats_text(formats: PrecisionFormats) -> str:
     """The formats in a few words."""
     parts = [f"{formats.weights.label} weights"]
@@ -148,6 +158,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             f"target_seq_len {setup.target_seq_len} has no effect: {model.name} is no "
             "encoder-decoder"
         )
+    notes += _fp8_notes(setup, gpu)
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:
@@ -156,6 +167,25 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there; precision fp16 is {form}"
         )
     return tuple(notes)
+
+
+def _fp8_notes(setup: TrainingSetup, gpu: GpuSpec | None) -> list[str]:
+    """What a recipe asks of the card, and how sure its figures are."""
+    if setup.fp8 is Fp8Recipe.NONE:
+        return []
+    formats = FP8_RECIPES[setup.fp8]
+    notes: list[str] = []
+    capability = gpu.compute_capability if gpu is not None else None
+    if gpu is not None and capability is not None and capability < formats.least_capability:
+        least = ".".join(map(str, formats.least_capability))
+        notes.append(
+            f"{gpu.gpu_id} cannot multiply in {setup.fp8.value}: it takes compute capability {least}"
+        )
+    if formats.library is Fp8Library.TRANSFORMER_ENGINE:
+        notes.append(
+            "TransformerEngine's copies are counted as its source makes them; no run confirms it"
+        )
+    return notes
 
 
 def _piles_up(setup: TrainingSetup) -> bool:

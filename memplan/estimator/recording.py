@@ -16,13 +16,16 @@ from memplan.hardware.gpu import (
 )
 from memplan.memory.engine_options import (
     casts_inputs,
+    casts_weights_again,
     engine_autocast,
+    gathers_codes,
     has_module_hooks,
     has_python_linear,
 )
 from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS
@@ -123,6 +126,10 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
+        fp8=setup.fp8,
+        fp8_transposes=needs_transposes(setup.fp8, gpu),
+        gathers_codes=gathers_codes(setup),
+        casts_weights_again=casts_weights_again(setup),
         adapter=setup.adapter,
         adapter_dtype=adapter_dtype(setup),
     )
@@ -165,6 +172,15 @@ def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:
         policy = setup.chosen_kernels.selective
         return 1.0 if policy is SelectivePolicy.EVERY_OTHER_MATMUL else 0.0
     return 1.0 if checkpointing is Recomputation.FULL else 0.0
+
+
+def needs_transposes(recipe: Fp8Recipe, gpu: GpuSpec | None) -> bool:
+    """Whether narrow products take one layout only: cards before compute capability 10.
+
+    TransformerEngine's ``is_non_tn_fp8_gemm_supported``. One answer for all where none are narrow.
+    """
+    capability = gpu.compute_capability if gpu is not None else None
+    return recipe is Fp8Recipe.NONE or capability is None or capability < (10, 0)
 
 
 @lru_cache(maxsize=256)

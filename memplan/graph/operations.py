@@ -13,6 +13,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import LossKernel, NormKernel
 
 
@@ -22,6 +23,12 @@ def linear(
     """``torch.nn.Linear``: keeps its input and its weight as the product used them."""
     weight = t.matrix(f"{name}.weight", out_features, in_features)
     bias_parameter = t.bias(f"{name}.bias", weight) if bias else None
+    if t.options.fp8 is not Fp8Recipe.NONE and weight.packed is None:
+        from memplan.graph.fp8 import fp8_formats, linear_fp8
+
+        formats = fp8_formats(t, in_features, out_features)
+        if formats is not None:
+            return linear_fp8(t, x, weight, bias_parameter, formats)
     return matmul_weight(t, x, weight, bias_parameter)
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 from memplan.training.layer_choice import CheckpointedLayers
@@ -51,6 +52,14 @@ class TapeOptions:
     """The training loop keeps the logits until after backward."""
     upcast_outputs: bool = False
     """The training loop copies the logits to fp32."""
+    fp8: Fp8Recipe = Fp8Recipe.NONE
+    """What linear layers multiply in."""
+    fp8_transposes: bool = True
+    """The card multiplies narrow operands in one layout only, so that backward needs transposes."""
+    gathers_codes: bool = False
+    """Sharded weights are cast before they are gathered (torchao's fp8 all-gather)."""
+    casts_weights_again: bool = False
+    """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
     adapter: "Adapter | None" = None

@@ -98,7 +98,9 @@ class Parameter(Tensor):
     Shape, elements and format are those of the tensor in memory: of a quantized one, its codes.
     """
 
-    __slots__ = ("experts", "module", "name", "of_adapter", "packed", "shape", "unused")
+    __slots__ = (
+        "experts", "gathered_as", "module", "name", "of_adapter", "packed", "shape", "unused",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -127,6 +129,8 @@ class Parameter(Tensor):
         """An adapter's own weight, or a copy that is trained in place of a frozen one."""
         self.experts = experts
         """Set where it holds all routed experts' matrices."""
+        self.gathered_as = dtype
+        """What it is when an engine has gathered it, where it is sharded."""
         self.unused = False
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
         self.packed = packed

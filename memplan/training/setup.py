@@ -5,9 +5,11 @@ from dataclasses import fields, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
+from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import (
     KERNEL_PRESETS,
@@ -137,6 +139,8 @@ class TrainingSetup:
     """Tokens of a target sequence in an encoder-decoder. None: as ``seq_len``."""
     precision: Precision | None = None
     """None: the engine's usual one, in fp16 on a card without bf16; ``fp16``: the engine's form."""
+    fp8: Fp8Recipe = Fp8Recipe.NONE
+    """What linear layers multiply in, where it is less than 16 bits."""
     optimizer: Optimizer = Optimizer.ADAMW_FUSED
     checkpointing: Checkpointing = Recomputation.NONE
     """A ``Recomputation``, or the layers that are recomputed in full: a share of them up to 1, a number
@@ -277,9 +281,11 @@ class TrainingSetup:
     ) -> "TrainingSetup":
         """Fill in every default; ``context_length`` is the model's [tokens].
 
-        ``has_bf16``: the card multiplies bf16; on one that does not the default is fp16.
+        ``has_bf16``: the card multiplies bf16; on one that does not the default is fp16, but with fp8,
+        whose cards all do.
         """
         engine = self.chosen_engine
+        has_bf16 = has_bf16 or self.fp8 is not Fp8Recipe.NONE
         seq_len = self.seq_len
         if seq_len is None and context_length is not None:
             seq_len = min(context_length, DEFAULT_SEQ_LEN_CAP)
@@ -324,13 +330,13 @@ def _words(value: object) -> tuple[str, ...]:
 
 _ENUM_FIELDS: dict[str, type[Enum]] = {
     "engine": Engine, "zero_stage": ZeroStage, "fsdp_strategy": FsdpStrategy,
-    "precision": Precision, "optimizer": Optimizer, "attention": AttentionKernel,
+    "precision": Precision, "fp8": Fp8Recipe, "optimizer": Optimizer, "attention": AttentionKernel,
     "norm": NormKernel, "mlp": FeedForwardKernel, "loss": LossKernel,
     "offload_optimizer": Offload, "offload_param": Offload,
     "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind,
 }  # fmt: skip
 
-_ALWAYS_NAMED = (Optimizer, AllocatorKind)
+_ALWAYS_NAMED = (Optimizer, AllocatorKind, Fp8Recipe)
 """What no engine or model fills in where it is null."""
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -378,9 +384,17 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         "accelerate": "'fsdp' or 'deepspeed', which it starts",
         "trainer": "'ddp', 'fsdp' or 'deepspeed', which it starts",
     },
+    Fp8Recipe: {
+        **dict.fromkeys(
+            ("true", "yes", "on", "fp8", "torchao", "ao", "tensorwise"), "'torchao-tensorwise'"
+        ),
+        "rowwise": "'torchao-rowwise'", "rowwise_with_gw_hp": "'torchao-rowwise-with-gw-hp'",
+        **dict.fromkeys(("te", "transformer_engine", "delayed", "hybrid"), "'te-delayed'"),
+        "mxfp8": "'te-mxfp8'", "nvfp4": "'te-nvfp4'",
+    },
     Precision: {
         **dict.fromkeys(("float16", "half"), "'fp16'"), "float32": "'fp32'", "bfloat16": "'bf16'",
-        "fp8": "'bf16', the nearest that is modelled",
+        **dict.fromkeys(("fp8", "float8", "mxfp8", "nvfp4"), "'bf16', with a recipe of fp8 beside it"),
     },
 }  # fmt: skip
 """What people call members elsewhere -> what to write."""
@@ -532,8 +546,28 @@ def _check_engine(setup: TrainingSetup) -> None:
     if setup.fsdp_strategy is not None and engine not in (Engine.FSDP, Engine.FSDP1):
         msg = f"fsdp_strategy: only fsdp and fsdp1 have it, and the engine is {engine.value}"
         raise SetupError(msg)
+    _check_fp8(setup, engine)
     _check_offload(setup, engine)
     _check_parallel(setup)
+
+
+def _check_fp8(setup: TrainingSetup, engine: Engine) -> None:
+    if setup.fp8 is Fp8Recipe.NONE:
+        return
+    formats = PRECISIONS[setup.chosen_precision]
+    half = formats.autocast or formats.compute
+    if half is not DType.BF16:
+        msg = (
+            f"fp8: {setup.fp8.value} narrows products that are in bf16, and the precision "
+            f"{setup.chosen_precision.value} has none: take bf16 or one of its forms"
+        )
+        raise SetupError(msg)
+    if engine is Engine.DEEPSPEED and setup.zero_stage is ZeroStage.PARAMETERS:
+        msg = (
+            "fp8: DeepSpeed's stage 3 replaces linear layers itself, and how that goes with "
+            f"{setup.fp8.value} is not modelled; stages 0 to 2, ddp and fsdp are"
+        )
+        raise SetupError(msg)
 
 
 def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
