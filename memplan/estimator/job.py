@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from memplan.errors import SetupError
+from memplan.estimator.quantized_base import on_its_base
 from memplan.estimator.recording import (
     Walked,
     record_and_walk,
@@ -37,6 +38,7 @@ class Job:
     def of(cls, model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> "Job":
         """Fill the setup's defaults in, record the model and walk it."""
         resolved = setup.resolve(model.context_length, has_bf16=gpu is None or gpu.has_bf16)
+        resolved = on_its_base(model, resolved)
         _refuse_kernels(resolved, gpu)
         walked = walked_on_card(model, tape_options(resolved, gpu))
         return cls(walked=walked, gpu=gpu, given=walked.trained_as(resolved))

@@ -22,8 +22,14 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     if options.adapter is not None and options.adaptation is None:
         overlay = _overlay(model, options.adapter, options.adapter_dtype)
         options = replace(options, adaptation=overlay)
+    if options.quantization is not None:
+        from memplan.graph.quantized import check_skipped, with_kept_modules  # only then
+
+        options = with_kept_modules(options, model.family)
     tape = _record(model, options)
     tape.declared = model.declared
+    if options.quantization is not None:
+        check_skipped(tape, options.quantization, model.name)
     return tape
 
 

@@ -6,10 +6,13 @@ nn_modules/qlinear), with blocks in the order in which it asks for them.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from memplan.dtypes import DType
+from memplan.errors import SetupError, did_you_mean
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import drop, matmul_weight
+from memplan.graph.options import TapeOptions
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import (
@@ -38,6 +41,55 @@ def pack(t: Tape, whole: Parameter, how: Quantization) -> Parameter:
     for state in how.format.states(out_features, in_features, how):
         t.hold_buffer(allocated_bytes(state.numel, state.dtype), STATE_WORDS)
     return codes
+
+
+KEPT_MODULES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("t5", "mt5", "umt5", "udop", "pop2piano"), ("mlp.down_proj",)),
+}
+"""Families of which transformers 5.23 leaves some linear layers alone (``_keep_in_fp32_modules``)."""
+
+
+def with_kept_modules(options: TapeOptions, family: str) -> TapeOptions:
+    """The options of a model whose class keeps some of its linear layers as they are."""
+    how = options.quantization
+    kept = KEPT_MODULES.get(family, ())
+    if how is None or not kept:
+        return options
+    return replace(options, quantization=replace(how, class_keeps=kept))
+
+
+def stays(segment: str, module: str, how: Quantization) -> bool:
+    """Whether a linear layer is named among those that stay.
+
+    A name counts from its beginning to the end of a part of it, or at its end (transformers 5.23,
+    quantizers/quantizers_utils.py, ``should_convert_module``).
+    """
+    full = f"{segment}.{module}"
+    return any(_names(name, full) for name in (*how.skip_modules, *how.class_keeps))
+
+
+def _names(name: str, full: str) -> bool:
+    return full.endswith(name) or full.startswith(f"{name}.") or full == name
+
+
+def check_skipped(tape: Tape, how: Quantization, model: str) -> None:
+    """Refuse modules to leave alone that the model does not have.
+
+    Those that a checkpoint's own config names are the checkpoint's business.
+    """
+    if how.prequantized:
+        return
+    modules = {
+        f"{segment.name}.{parameter.module}"
+        for segment in tape.segments
+        for parameter in segment.parameters
+    }
+    for name in how.skip_modules:
+        if not any(_names(name, module) for module in modules):
+            known = sorted({module.rpartition(".")[2] for module in modules})
+            hint = did_you_mean(name, known) or f" It has {', '.join(known)}"
+            msg = f"quantize: skip_modules: {model} has no module {name!r}.{hint}"
+            raise SetupError(msg)
 
 
 def quantized_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:

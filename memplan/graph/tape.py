@@ -11,7 +11,6 @@ Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
@@ -21,9 +20,6 @@ from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Opera
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
-
-if TYPE_CHECKING:
-    from memplan.training.quantization import Quantization
 
 
 class Tape:
@@ -229,14 +225,20 @@ class Tape:
     def matrix(
         self, name: str, out_features: int, in_features: int, *, module: str = ""
     ) -> Parameter:
-        """Declare the weight of a ``torch.nn.Linear``: packed where the base is quantized."""
-        how = self.options.quantization
-        if how is None or self._again is not None or self._stays(name, how):
-            return self.parameter(name, out_features, in_features, module=module)
-        from memplan.graph.quantized import pack  # only where something is quantized
+        """Declare the weight of a ``torch.nn.Linear``: packed where the base is quantized.
 
+        What a task adds stays as it is: the output matrix, and a head that is trained beside it
+        (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``).
+        """
+        how = self.options.quantization
         whole = self.parameter(name, out_features, in_features, module=module)
-        return whole if whole.of_adapter else pack(self, whole, how)
+        if how is None or self._again is not None or self.segment.part is ModelPart.HEAD:
+            return whole
+        from memplan.graph.quantized import pack, stays  # only where something is quantized
+
+        if whole.of_adapter or stays(self.segment.name, whole.module, how):
+            return whole
+        return pack(self, whole, how)
 
     def bias(self, name: str, weight: Parameter) -> Parameter:
         """Declare a linear layer's bias; one beside codes is kept in the format of their product.
@@ -247,16 +249,6 @@ class Tape:
         if weight.packed is not None:
             dtype = weight.packed.quantization.compute_dtype
         return self.parameter(name, weight.matrix_shape[0], dtype=dtype)
-
-    def _stays(self, name: str, how: "Quantization") -> bool:
-        """Whether a linear layer is left as it is: what the task adds, and what is named.
-
-        (transformers 5.23, ``get_keys_to_not_convert`` and ``should_convert_module``)
-        """
-        if self.segment.part is ModelPart.HEAD:
-            return True
-        module = f"{self.segment.name}.{name.rpartition('.')[0]}"
-        return any(module.endswith(each) for each in how.skip_modules)
 
     def buffer(self, numel: int, dtype: DType) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters."""

@@ -99,7 +99,7 @@ def says_quantization(name: str, setup: TrainingSetup) -> bool:
     """
     if name not in QUANTIZATION_OPTIONS:
         return False
-    if setup.quantize is None:
+    if setup.chosen_quantization is None:
         msg = f"engine_options: {name}: nothing is quantized; say quantize, such as nf4"
         raise SetupError(msg)
     return True

@@ -42,6 +42,7 @@ COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "kernels": lambda setup: _kernels(setup),
     "dropout": lambda setup: "config" if setup.dropout is None else f"{setup.dropout:g}",
     "frozen": lambda setup: str(setup.freeze) or "nothing",
+    "base": lambda setup: setup.quantize.kind.value if setup.quantize else "as loaded",
     "tokens": lambda setup: _tokens(setup),
     "checkpointing": checkpointing_label,
     "batch": lambda setup: str(setup.micro_batch_size),

@@ -59,6 +59,12 @@ class QuantizedProduct(Enum):
     """``AwqGemmFn``: unpacked for each product; keeps the input."""
 
 
+WHOLE_ROW = -1
+"""What GPTQ and AWQ call a group that is all of a row."""
+NOT_QUANTIZED = "none"
+"""What a setup says where the base is kept as it is, whatever the model's config says."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantization:
     """How a frozen base is quantized (``BitsAndBytesConfig``, ``GPTQConfig``, ``AwqConfig``).
@@ -73,7 +79,8 @@ class Quantization:
     bits: int = 4
     """Of a code, where the format has several widths (GPTQ)."""
     block_size: int = 0
-    """Elements that share a scale: bitsandbytes' blocks, or a group within a row. 0: the format's."""
+    """Elements that share a scale: bitsandbytes' blocks, or a group within a row. 0: the format's; -1
+    a whole row (``group_size=-1``)."""
     double_quant: bool = False
     """The scales are quantized too (``bnb_4bit_use_double_quant``)."""
     compute_dtype: DType | None = None
@@ -87,6 +94,8 @@ class Quantization:
     cast to fp32."""
     skip_modules: tuple[str, ...] = ()
     """Further linear layers that stay (``llm_int8_skip_modules``), by the ends of their names."""
+    class_keeps: tuple[str, ...] = ()
+    """Those that the model's class keeps; found when it is recorded."""
     prequantized: bool = False
     """The checkpoint holds the codes; else each weight comes to the GPU as it is, and is packed there
     before the next one is read: transformers quantizes while it loads, in one thread
@@ -122,7 +131,8 @@ class Quantization:
             widths = " or ".join(map(str, row.widths))
             msg = f"quantize: {self.kind.value} has codes of {widths} bits, not {self.bits}"
             raise SetupError(msg)
-        if self.block_size not in row.block_sizes and row.block_sizes:
+        whole_rows = self.block_size == WHOLE_ROW and row.block_word == "groups"
+        if row.block_sizes and self.block_size not in row.block_sizes and not whole_rows:
             sizes = ", ".join(map(str, row.block_sizes))
             msg = (
                 f"quantize: {self.kind.value} has blocks of {sizes} elements, not {self.block_size}"
@@ -134,7 +144,9 @@ class Quantization:
         row = QUANTIZED_FORMATS[self.kind]
         if len(row.widths) > 1:
             parts.append(f"{self.bits} bits")
-        if row.block_sizes:
+        if self.block_size == WHOLE_ROW:
+            parts.append("a scale for each row")
+        elif row.block_sizes:
             parts.append(f"{row.block_word} of {self.block_size}")
         if self.double_quant:
             parts.append("double quantization")
@@ -254,6 +266,10 @@ WORD_BITS = 32
 """GPTQ and AWQ pack codes into int32."""
 
 
+def _groups(width: int, how: Quantization) -> int:
+    return 1 if how.block_size == WHOLE_ROW else ceil_div(width, how.block_size)
+
+
 def packed_gptq(out: int, width: int, how: Quantization) -> tuple[tuple[int, ...], DType]:
     """Codes of a column in words (GPTQModel nn_modules/qlinear, ``_register_gptq_buffers``)."""
     return (ceil_div(width * how.bits, WORD_BITS), out), DType.INT32
@@ -261,7 +277,7 @@ def packed_gptq(out: int, width: int, how: Quantization) -> tuple[tuple[int, ...
 
 def states_gptq(out: int, width: int, how: Quantization) -> tuple[StateTensor, ...]:
     """For each group zeros and 16-bit scales; the group of each input."""
-    groups = ceil_div(width, how.block_size)
+    groups = _groups(width, how)
     zeros = groups * ceil_div(out * how.bits, WORD_BITS)
     return (
         StateTensor("qzeros", zeros, DType.INT32),
@@ -277,7 +293,7 @@ def packed_awq(out: int, width: int, how: Quantization) -> tuple[tuple[int, ...]
 
 def states_awq(out: int, width: int, how: Quantization) -> tuple[StateTensor, ...]:
     """For each group zeros and 16-bit scales."""
-    groups = ceil_div(width, how.block_size)
+    groups = _groups(width, how)
     return (
         StateTensor("qzeros", groups * (out // (WORD_BITS // how.bits)), DType.INT32),
         StateTensor("scales", groups * out, DType.FP16),
@@ -334,8 +350,10 @@ DTYPES: Mapping[str, DType] = {
 _FLOATING = {name: dtype for name, dtype in DTYPES.items() if dtype.is_floating}
 
 
-def read_quantization(value: object) -> Quantization | None:
+def read_quantization(value: object) -> Quantization | str | None:
     """A quantization by its format's name, or out of a mapping of ``Quantization``'s own fields.
+
+    ``none`` stays what it is: the base is kept as it is loaded.
 
     Raises ``SetupError`` for formats and fields that do not exist.
 
@@ -350,8 +368,8 @@ def read_quantization(value: object) -> Quantization | None:
         return Quantization(kind=value)
     if isinstance(value, Mapping):
         return _read_fields(value)
-    if isinstance(value, str) and value.lower() in ("none", "false", "no", "off"):
-        return None
+    if value is False or (isinstance(value, str) and value.lower() in _NONE):
+        return NOT_QUANTIZED
     return Quantization(kind=_kind(value))
 
 
@@ -366,6 +384,7 @@ def _kind(value: object) -> QuantizationKind:
     return QuantizationKind(name)
 
 
+_NONE = (NOT_QUANTIZED, "false", "no", "off")
 _MEANT = {"8bit": "int8", "llm_int8": "int8", "llm.int8": "int8"}
 """What people call formats elsewhere."""
 

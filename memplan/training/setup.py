@@ -172,9 +172,9 @@ class TrainingSetup:
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights, which are frozen."""
-    quantize: "Quantization | None" = None
+    quantize: "Quantization | str | None" = None
     """How the frozen base is quantized: ``nf4``, ``fp4``, ``int8``, ``gptq``, ``awq``, or a
-    ``Quantization``. None, or ``none``: as the model's own config says."""
+    ``Quantization``; ``none``: not at all. None: as the model's own config says."""
     outputs_held: bool = False
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
@@ -263,7 +263,7 @@ class TrainingSetup:
     @property
     def chosen_quantization(self) -> "Quantization | None":
         """How the base is quantized, with what ``engine_options`` say of it and its formats filled in."""
-        if self.quantize is None:
+        if self.quantize is None or isinstance(self.quantize, str):
             return None
         from memplan.training.quantized_setup import chosen_quantization
 
@@ -313,7 +313,7 @@ class TrainingSetup:
         return self.fsdp_strategy
 
 
-def _quantization(value: object) -> "Quantization | None":
+def _quantization(value: object) -> "Quantization | str | None":
     from memplan.training.quantization import read_quantization  # only where something is quantized
 
     return read_quantization(value)
