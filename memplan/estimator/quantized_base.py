@@ -55,9 +55,7 @@ def _trains_beside(model: ModelSpec, setup: TrainingSetup) -> bool:
     return len(model.stacks) > 1 and frozen.encoder and frozen.decoder
 
 
-def base_words(
-    model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup
-) -> tuple[str, ...]:
+def base_words(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -> tuple[str, ...]:
     """How the base is quantized and what said so; or that a checkpoint's own codes are not kept."""
     how = resolved.chosen_quantization
     if how is None:

@@ -22,14 +22,15 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     if options.adapter is not None and options.adaptation is None:
         overlay = _overlay(model, options.adapter, options.adapter_dtype)
         options = replace(options, adaptation=overlay)
-    if options.quantization is not None:
-        from memplan.graph.quantized import check_skipped, with_kept_modules  # only then
+    if options.quantization is not None and options.packing is None:
+        from memplan.graph.quantized import PackedBase, check_skipped  # only then
 
-        options = with_kept_modules(options, model.family)
+        packing = PackedBase.of(options.quantization, options.quantized_from, model.family)
+        tape = record_model(model, replace(options, packing=packing))
+        check_skipped(tape, options.quantization, model.name)
+        return tape
     tape = _record(model, options)
     tape.declared = model.declared
-    if options.quantization is not None:
-        check_skipped(tape, options.quantization, model.name)
     return tape
 
 

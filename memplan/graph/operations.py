@@ -47,10 +47,8 @@ def matmul_weight(
 
 def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
     """The same without what an adapter adds; a packed weight is multiplied as its format is."""
-    if weight.packed is not None:
-        from memplan.graph.quantized import quantized_product  # only where something is quantized
-
-        return quantized_product(t, x, weight, bias)
+    if t.options.packing is not None and weight.packed is not None:
+        return t.options.packing.product(t, x, weight, bias)
     out_features, in_features = weight.shape[-2:]
     # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None

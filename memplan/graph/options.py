@@ -12,6 +12,7 @@ from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 if TYPE_CHECKING:
     from memplan.graph.overlay import Overlay
+    from memplan.graph.packing import Packing
     from memplan.training.adapters import Adapter
     from memplan.training.quantization import Quantization
 
@@ -72,3 +73,5 @@ class TapeOptions:
     """How the weights of linear layers are packed, its formats filled in."""
     quantized_from: DType = DType.FP32
     """What they were quantized from."""
+    packing: "Packing | None" = None
+    """The same for a model's class; found when it is recorded."""

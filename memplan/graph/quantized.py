@@ -6,13 +6,12 @@ nn_modules/qlinear), with blocks in the order in which it asks for them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
+from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import drop, matmul_weight
-from memplan.graph.options import TapeOptions
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import (
@@ -29,47 +28,56 @@ from memplan.units import ceil_div
 STATE_WORDS = "scales of quantized weights"
 
 
-def pack(t: Tape, whole: Parameter, how: Quantization) -> Parameter:
-    """Put codes in the place of a weight just declared, and beside them what unpacking needs."""
-    out_features, in_features = whole.shape
-    shape, dtype = how.format.codes(out_features, in_features, how)
-    codes = Parameter(
-        whole.name, shape, dtype, module=whole.module, trainable=False,
-        packed=PackedMatrix(whole.shape, how, t.options.quantized_from),
-    )  # fmt: skip
-    t.segment.parameters[-1] = codes
-    for state in how.format.states(out_features, in_features, how):
-        t.hold_buffer(allocated_bytes(state.numel, state.dtype), STATE_WORDS)
-    return codes
-
-
 KEPT_MODULES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("t5", "mt5", "umt5", "udop", "pop2piano"), ("mlp.down_proj",)),
 }
 """Families of which transformers 5.23 leaves some linear layers alone (``_keep_in_fp32_modules``)."""
 
 
-def with_kept_modules(options: TapeOptions, family: str) -> TapeOptions:
-    """The options of a model whose class keeps some of its linear layers as they are."""
-    how = options.quantization
-    kept = KEPT_MODULES.get(family, ())
-    if how is None or not kept:
-        return options
-    return replace(options, quantization=replace(how, class_keeps=kept))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBase:
+    """A model's linear layers, quantized (``Packing``)."""
 
+    how: Quantization
+    loaded: DType
+    """What they were quantized from."""
+    kept: tuple[str, ...]
+    """Names of modules that stay."""
 
-def stays(segment: str, module: str, how: Quantization) -> bool:
-    """Whether a linear layer is named among those that stay.
+    @classmethod
+    def of(cls, how: Quantization, loaded: DType, family: str) -> "PackedBase":
+        """Those of a class, which may keep some as they are."""
+        kept = (*how.skip_modules, *KEPT_MODULES.get(family, ()))
+        return cls(how=how, loaded=loaded, kept=kept)
 
-    A name counts from its beginning to the end of a part of it, or at its end (transformers 5.23,
-    quantizers/quantizers_utils.py, ``should_convert_module``).
-    """
-    full = f"{segment}.{module}"
-    return any(_names(name, full) for name in (*how.skip_modules, *how.class_keeps))
+    def pack(self, t: Tape, whole: Parameter) -> Parameter:
+        """Codes, and beside them what unpacking needs."""
+        full_name = f"{t.segment.name}.{whole.module}"
+        if any(_names(name, full_name) for name in self.kept):
+            return whole
+        out_features, in_features = whole.shape
+        shape, dtype = self.how.format.codes(out_features, in_features, self.how)
+        codes = Parameter(
+            whole.name, shape, dtype, module=whole.module, trainable=False,
+            packed=PackedMatrix(whole.shape, self.how, self.loaded),
+        )  # fmt: skip
+        t.segment.parameters[-1] = codes
+        for state in self.how.format.states(out_features, in_features, self.how):
+            t.hold_buffer(allocated_bytes(state.numel, state.dtype), STATE_WORDS)
+        return codes
+
+    def product(self, t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+        """What the format's layer records."""
+        assert weight.packed is not None
+        return _PRODUCTS[self.how.format.product](t, x, weight, weight.packed, bias)
 
 
 def _names(name: str, full: str) -> bool:
-    return full.endswith(name) or full.startswith(f"{name}.") or full == name
+    """Whether a name means a module: from its beginning to the end of a part of it, or at its end.
+
+    (transformers 5.23, quantizers/quantizers_utils.py, ``should_convert_module``)
+    """
+    return full.endswith(name) or full.startswith(f"{name}.")
 
 
 def check_skipped(tape: Tape, how: Quantization, model: str) -> None:
@@ -90,13 +98,6 @@ def check_skipped(tape: Tape, how: Quantization, model: str) -> None:
             hint = did_you_mean(name, known) or f" It has {', '.join(known)}"
             msg = f"quantize: skip_modules: {model} has no module {name!r}.{hint}"
             raise SetupError(msg)
-
-
-def quantized_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-    """``x @ weight.T + bias`` for a packed weight."""
-    assert weight.packed is not None
-    product = weight.packed.quantization.format.product
-    return _PRODUCTS[product](t, x, weight, weight.packed, bias)
 
 
 FUSED_ROWS = 64
@@ -146,13 +147,11 @@ def _scales_bytes(packed: PackedMatrix) -> int:
     return allocated_bytes(ceil_div(packed.numel, how.block_size), DType.FP32)
 
 
-def _forward_4bit(
-    packed: PackedMatrix, x: Tensor, compute: DType, made: DType
-) -> tuple[int, ...]:
+def _forward_4bit(packed: PackedMatrix, x: Tensor, compute: DType, made: DType) -> tuple[int, ...]:
     """``_dequant_linear_fallback``: scales in two steps, the weight, and what autocast copies."""
     scales = _scales_bytes(packed)
     unpacked = allocated_bytes(packed.numel, compute)
-    cast = ()
+    cast: tuple[int, ...] = ()
     if made is not compute:
         cast = (allocated_bytes(packed.numel, made), allocated_bytes(x.numel, made))
     if not scales:
@@ -223,7 +222,10 @@ def unpacked(t: Tape, weight: Parameter) -> Tensor:
     out = t.tensor(packed.numel, packed.loaded)
     scales = _scales_bytes(packed)
     t.record(
-        OperationKind.UNPACK, (weight,), (out,), forward_scratch_bytes=(scales, RESULT) if scales else ()
+        OperationKind.UNPACK,
+        (weight,),
+        (out,),
+        forward_scratch_bytes=(scales, RESULT) if scales else (),
     )
     return out
 
@@ -265,7 +267,7 @@ def _awq(
     made = t.autocast or x.dtype
     rows = x.numel // in_features
     whole = allocated_bytes(packed.numel, DType.FP16)
-    cast = () if x.dtype is DType.FP16 else (whole,)
+    cast: tuple[int, ...] = () if x.dtype is DType.FP16 else (whole,)
     if made is not x.dtype:
         cast += (whole, allocated_bytes(x.numel, made))
     out = t.tensor(rows * out_features, made)

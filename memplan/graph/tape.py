@@ -230,15 +230,12 @@ class Tape:
         What a task adds stays as it is: the output matrix, and a head that is trained beside it
         (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``).
         """
-        how = self.options.quantization
         whole = self.parameter(name, out_features, in_features, module=module)
-        if how is None or self._again is not None or self.segment.part is ModelPart.HEAD:
+        packing = self.options.packing
+        stays = whole.of_adapter or self.segment.part is ModelPart.HEAD
+        if packing is None or stays or self._again is not None:
             return whole
-        from memplan.graph.quantized import pack, stays  # only where something is quantized
-
-        if whole.of_adapter or stays(self.segment.name, whole.module, how):
-            return whole
-        return pack(self, whole, how)
+        return packing.pack(self, whole)
 
     def bias(self, name: str, weight: Parameter) -> Parameter:
         """Declare a linear layer's bias; one beside codes is kept in the format of their product.

@@ -94,8 +94,6 @@ class Quantization:
     cast to fp32."""
     skip_modules: tuple[str, ...] = ()
     """Further linear layers that stay (``llm_int8_skip_modules``), by the ends of their names."""
-    class_keeps: tuple[str, ...] = ()
-    """Those that the model's class keeps; found when it is recorded."""
     prequantized: bool = False
     """The checkpoint holds the codes; else each weight comes to the GPU as it is, and is packed there
     before the next one is read: transformers quantizes while it loads, in one thread
@@ -151,7 +149,7 @@ class Quantization:
         if self.double_quant:
             parts.append("double quantization")
         if self.storage_dtype not in (None, DType.UINT8):
-            parts.append(f"stored as {self.storage_dtype.label}")  # type: ignore[union-attr]
+            parts.append(f"stored as {self.storage_dtype.label}")
         return ", ".join(parts)
 
     @property
@@ -413,7 +411,9 @@ def with_options(base: Quantization, options: Mapping[str, object]) -> Quantizat
     'nf4, blocks of 64, double quantization'
     """
     changes = {
-        field: options[name] for name, field in OPTION_FIELDS.items() if options.get(name) is not None
+        field: options[name]
+        for name, field in OPTION_FIELDS.items()
+        if options.get(name) is not None
     }
     return replace(base, **changes) if changes else base  # type: ignore[arg-type]
 
@@ -424,6 +424,56 @@ OPTION_FIELDS = {
     "skip_modules": "skip_modules",
 }  # fmt: skip
 """Names under ``engine_options`` -> the fields that they set."""
+
+
+def filled_in(
+    base: Quantization,
+    options: Mapping[str, object],
+    *,
+    half: DType,
+    sharded_by: str = "",
+    in_one_format: bool = False,
+) -> Quantization:
+    """A setup's quantization: what ``engine_options`` say of it, and formats where nothing does.
+
+    ``half`` is what the setup multiplies in, ``sharded_by`` what keeps a part of the parameters on each
+    rank, if anything does, ``in_one_format`` whether that takes parameters of one format alone.
+
+    FSDP and ZeRO-3 shard floating-point parameters: bitsandbytes' 4-bit codes go by a floating format
+    (peft's guides to FSDP and DeepSpeed, ``bnb_4bit_quant_storage``); LLM.int8() has int8 parameters,
+    GPTQ and AWQ none at all. FSDP1 flattens parameters of one format (torch/distributed/fsdp/
+    _flat_param.py, ``_init_metadata``).
+
+    Raises ``SetupError`` for values that cannot be, and for what cannot be sharded.
+    """
+    how = with_options(base, options)
+    if how.format.product is QuantizedProduct.BNB_4BIT:
+        storage = how.storage_dtype or (half if sharded_by else DType.UINT8)
+        how = replace(how, compute_dtype=how.compute_dtype or half, storage_dtype=storage)
+    if how.format.is_calibrated:
+        how = replace(how, prequantized=True)
+    if not sharded_by:
+        return how
+    if not how.format.has_storage:
+        msg = (
+            f"quantize: {sharded_by} cannot shard {how.kind.value}: its codes are integers; quantize to "
+            "nf4, or train with ddp or ZeRO up to stage 2"
+        )
+        raise SetupError(msg)
+    if how.storage_dtype is not half:
+        label = how.storage_dtype.label if how.storage_dtype is not None else ""
+        msg = (
+            f"quantize: quant_storage: {sharded_by} shards codes that go by the format of the other "
+            f"weights, {half.label}, not {label}"
+        )
+        raise SetupError(msg)
+    if how.prepared and in_one_format:
+        msg = (
+            f"quantize: prepare_for_kbit: {sharded_by} flattens weights of one format, and this leaves "
+            "norms and embeddings in fp32; leave it out"
+        )
+        raise SetupError(msg)
+    return how
 
 
 def _flag(name: str, value: object) -> bool:

@@ -52,9 +52,7 @@ def _bitsandbytes(config: Mapping[str, object]) -> Quantization:
     """``BitsAndBytesConfig``: fp4 in blocks, computed in fp32, where it says nothing else."""
     skipped = _names(config.get("llm_int8_skip_modules"))
     if config.get("load_in_8bit") or config.get("_load_in_8bit"):
-        return Quantization(
-            kind=QuantizationKind.INT8, skip_modules=skipped, prequantized=True
-        )
+        return Quantization(kind=QuantizationKind.INT8, skip_modules=skipped, prequantized=True)
     kind = str(config.get("bnb_4bit_quant_type") or "fp4").lower()
     if kind not in ("nf4", "fp4"):
         msg = f"quantization_config: bnb_4bit_quant_type: {shown(kind)} is neither nf4 nor fp4"

@@ -265,9 +265,24 @@ class TrainingSetup:
         """How the base is quantized, with what ``engine_options`` say of it and its formats filled in."""
         if self.quantize is None or isinstance(self.quantize, str):
             return None
-        from memplan.training.quantized_setup import chosen_quantization
+        from memplan.training.quantization import filled_in  # only where something is quantized
 
-        return chosen_quantization(self.quantize, self)
+        formats = PRECISIONS[self.chosen_precision]
+        return filled_in(
+            self.quantize,
+            dict(self.engine_options),
+            half=formats.autocast or formats.compute,
+            sharded_by=self._sharded_by,
+            in_one_format=self.chosen_engine is Engine.FSDP1,
+        )
+
+    @property
+    def _sharded_by(self) -> str:
+        """What keeps a part of the parameters alone on each rank; empty where nothing does."""
+        engine = self.chosen_engine
+        if engine is Engine.DEEPSPEED:
+            return "ZeRO-3" if self.zero_stage is ZeroStage.PARAMETERS else ""
+        return engine.value if engine in (Engine.FSDP, Engine.FSDP1) else ""
 
     @property
     def data_parallel(self) -> int:

@@ -121,6 +121,12 @@ class Program:
     def load(self) -> None:
         """Every weight, and each buffer where its module stands among them."""
         places = buffers_before(self.given.tape)
+        options = self.given.tape.options
+        if options.quantization is not None:
+            from memplan.memory.programs.quantized import load_quantized  # only then
+
+            load_quantized(self.ledger, self.weights, places, options)
+            return
         if not places:
             self.load_weights()
             return
