@@ -126,6 +126,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
+        input_gradients=_input_gradients(setup),
         fp8=setup.fp8,
         fp8_transposes=needs_transposes(setup.fp8, gpu),
         gathers_codes=gathers_codes(setup),
@@ -156,6 +157,15 @@ def adapter_dtype(setup: TrainingSetup) -> DType:
     if setup.adapter is None or is_cast:
         return formats.compute
     return setup.adapter.dtype.format
+
+
+def _input_gradients(setup: TrainingSetup) -> bool:
+    """Whether the input embeddings' output is made to require a gradient.
+
+    peft does so for a model that checkpoints its activations (``peft_model.py``,
+    ``prepare_model_for_gradient_checkpointing``), whose frozen first layers hand none on otherwise.
+    """
+    return setup.adapter is not None and setup.checkpointing not in (Recomputation.NONE, 0.0)
 
 
 def kept_dtype(setup: TrainingSetup) -> DType:

@@ -41,7 +41,7 @@ def matmul_weight(
     """
     out = base_product(t, x, weight, bias)
     if t.adaptation is not None and (module or weight.module) in t.adapted:
-        return t.adaptation.beside_linear(t, x, out, weight, module or weight.module)
+        return t.adaptation.beside_linear(t, x, out, weight, bias, module or weight.module)
     return out
 
 

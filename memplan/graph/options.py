@@ -63,6 +63,8 @@ class TapeOptions:
     """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
+    input_gradients: bool = False
+    """What comes out of the input embeddings requires a gradient (``enable_input_require_grads``)."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights."""
     adapter_dtype: DType = DType.FP32

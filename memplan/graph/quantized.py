@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
+from memplan.graph.adapters import beside_linear_dora
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import drop, matmul_weight
 from memplan.graph.segments import RESULT, Gradient
@@ -287,9 +288,10 @@ def _awq(
 def beside_packed(
     t: Tape,
     lora: Lora,
-    packed: PackedMatrix,
     x: Tensor,
     out: Tensor,
+    weight: Parameter,
+    bias: Parameter | None,
     weights: tuple[Parameter, tuple[Parameter, ...]],
 ) -> Tensor:
     """What peft's layers for packed weights add to a product (``peft/tuners/lora/bnb.py``, ``gptq.py``).
@@ -297,9 +299,12 @@ def beside_packed(
     Under autocast those of bitsandbytes and AWQ cast nothing themselves; without it the adapter's
     product is cast before it is added, where a plain layer casts the sum.
     """
-    row = packed.quantization.format
+    assert weight.packed is not None
+    row = weight.packed.quantization.format
     down, up = weights
     result = t.contiguous(out) if row.cloned_by_adapter else out
+    if lora.dora:
+        return beside_linear_dora(t, lora, x, result, weight, bias, down, up, unpack=unpacked)
     casts_sum = row.product is QuantizedProduct.GPTQ_TORCH
     casts = casts_sum or t.autocast is None
     given = t.cast(x, down.dtype) if casts else x

@@ -114,10 +114,12 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if spec.position_source is not None:
         return decoder_embeddings(t, model, spec, x), table
     if spec.unscaled_held:
+        t.embedded(x)
         t.hold(x)
     if spec.scaled:
         x = t.scale(x)
     if not spec.unscaled_held:
+        t.embedded(x)
         t.hold(x)
     if spec.num_positions:
         rows = t.options.seq_len
@@ -256,11 +258,12 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
         width = stack.embedding.embedding_size
         x = linear(t, x, "project_out", context.hidden_size, width)
     x = dropout(t, x, stack.final_dropout)
-    cached = [tensor.storage for tensor, _ in t.cached]
+    kept = [tensor.storage for tensor, _ in t.cached]
+    kept += [leaf.storage for leaf in t.leaves]
     for segment in t.segments:
         for operation in segment.operations:
             for tensor in operation.outputs:
-                if tensor.storage.held and tensor.storage not in cached:
+                if tensor.storage.held and tensor.storage not in kept:
                     t.release(tensor)
     t.end(x)
     return x
