@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.errors import SetupError
+from memplan.memory.engine_options import says_quantization
 from memplan.model.spec import ModelSpec
 from memplan.training.freezing import ALL_LAYERS
 from memplan.training.setup import TrainingSetup
@@ -27,6 +28,8 @@ def on_its_base(model: ModelSpec, setup: TrainingSetup) -> TrainingSetup:
         kind = setup.chosen_quantization.kind.value
         msg = f"quantize: weights in {kind} cannot be trained: {_TRAINABLE}, or quantize none"
         raise SetupError(msg)
+    for name in dict(setup.engine_options):
+        says_quantization(name, setup)
     return setup
 
 

@@ -77,3 +77,10 @@ def predict_qlora_cuda(record: dict[str, Any]) -> dict[str, int]:
         "peak_backward": phases["backward"].peak_bytes,
         "reserved_peak": found.reserved_bytes,
     }
+
+
+def loaded_bytes(record: dict[str, Any]) -> dict[str, int]:
+    """The peak before the first step."""
+    model = load_model(record["config"], TASKS[record["task"]])
+    found = estimate(model, quantized_setup_of(record), load_gpu("h100-sxm-80gb"))
+    return {"peak_init": found.phases["load"].peak_bytes}
