@@ -104,8 +104,8 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="Parts not trained: embeddings,layers.0-7.",
     ),
     SettingOption(
-        flag="--quantize", field="quantize", default="none", metavar="FORMAT",
-        help_text="The frozen base in nf4, fp4, int8, gptq or awq, under an adapter.",
+        flag="--quantize", field="quantize", kind=str | None, metavar="FORMAT",
+        help_text="The base under an adapter: nf4, fp4, int8, gptq, awq, none. [default: the config's]",
         axis_help="none, nf4, fp4, int8, gptq, awq.",
     ),
     SettingOption(

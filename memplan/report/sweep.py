@@ -53,7 +53,7 @@ COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "setup": setup_label,
 }
 """What a table can say of a setup; what never varies goes to the head."""
-_SECTION = 8
+_SECTION = 9
 """How many of the columns head a section, and are written once in it."""
 _ALWAYS = ("setup",)
 _NUMBERS = frozenset({"tokens", "batch", "accumulated", "nodes", "GPUs"})
