@@ -37,7 +37,7 @@ KEPT_MODULES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBase:
-    """A model's linear layers, quantized (``Packing``)."""
+    """A model's linear layers, quantized (``Quantizer``)."""
 
     how: Quantization
     loaded: DType

@@ -236,11 +236,11 @@ class Tape:
         (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``).
         """
         whole = self.parameter(name, out_features, in_features, module=module)
-        packing = self.options.packing
+        quantizer = self.options.quantizer
         stays = whole.of_adapter or self.segment.part is ModelPart.HEAD
-        if packing is None or stays or self._again is not None:
+        if quantizer is None or stays or self._again is not None:
             return whole
-        return packing.pack(self, whole)
+        return quantizer.pack(self, whole)
 
     def bias(self, name: str, weight: Parameter) -> Parameter:
         """Declare a linear layer's bias; one beside codes is kept in the format of their product.

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from memplan.graph.tensors import Parameter, Tensor
 
 
-class Packing(Protocol):
+class Quantizer(Protocol):
     """How the weights of linear layers are packed, and multiplied."""
 
     def pack(self, t: Any, whole: "Parameter") -> "Parameter":
