@@ -66,6 +66,8 @@ class TapeOptions:
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights."""
     adapter_dtype: DType = DType.FP32
-    """What its weights are held in."""
+    """What its weights are as the layers see them."""
+    adapter_input: DType = DType.FP32
+    """What an adapter casts its input to: what it takes its weights' format for."""
     adaptation: "Overlay | None" = None
     """The adapter laid over the model; found when it is recorded."""
