@@ -126,6 +126,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
+        compile=setup.compile,
         input_gradients=_input_gradients(setup),
         fp8=setup.fp8,
         fp8_transposes=needs_transposes(setup.fp8, gpu),

@@ -320,6 +320,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         if model.head.logits_bias:
             logits = biased_logits(t, logits, model.vocab_size)
         loss = cross_entropy(t, logits)
+        t.returned.append(logits)
         t.touch(scaled, logits)
     t.touch(x)
     t.leave(WHOLE_MODEL)

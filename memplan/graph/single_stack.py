@@ -293,6 +293,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     elif model.task in CLASSIFICATION_TASKS:
         loss = classification(t, model, x, pooled)
     elif model.task is Task.CAUSAL_LM:
+        t.loss_apart = model.head.unnamed_loss
         loss = causal_lm(t, model, x, table)
     else:
         loss = x if pooled is None else pooled

@@ -54,6 +54,10 @@ class Tape:
         """What torch's dispatcher was asked, and the kernel it took."""
         self.buffers: list[Buffer] = []
         """What lies beside the parameters."""
+        self.returned: list[Tensor] = []
+        """What the model returns beside the loss: logits."""
+        self.loss_apart = False
+        """torch.compile breaks its graph before the loss."""
         self.leaves: list[Tensor] = []
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
