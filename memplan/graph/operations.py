@@ -7,6 +7,7 @@ was compared with real runs; see ``tests/graph``.
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
@@ -40,8 +41,10 @@ def matmul_weight(
     ``module`` is called so where it is not the weight's own: a tied output matrix.
     """
     out = base_product(t, x, weight, bias)
-    if t.adaptation is not None and (module or weight.module) in t.adapted:
-        return t.adaptation.beside_linear(t, x, out, weight, bias, module or weight.module)
+    if t.adaptation is not None:
+        adapted = module or weight.module.removesuffix(BASE_LAYER)
+        if adapted in t.adapted:
+            return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
     return out
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
-from memplan.graph.adapters import beside_linear_dora
+from memplan.graph.adapters import beside_linear_dora, dropped_input
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import drop, matmul_weight
+from memplan.graph.operations import matmul_weight
+from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import (
@@ -53,7 +54,7 @@ class PackedBase:
 
     def pack(self, t: Tape, whole: Parameter) -> Parameter:
         """Codes, and beside them what unpacking needs."""
-        full_name = f"{t.segment.name}.{whole.module}"
+        full_name = f"{t.segment.name}.{whole.module.removesuffix(BASE_LAYER)}"
         if any(_names(name, full_name) for name in self.kept):
             return whole
         out_features, in_features = whole.shape
@@ -89,7 +90,7 @@ def check_skipped(tape: Tape, how: Quantization, model: str) -> None:
     if how.prequantized:
         return
     modules = {
-        f"{segment.name}.{parameter.module}"
+        f"{segment.name}.{parameter.module.removesuffix(BASE_LAYER)}"
         for segment in tape.segments
         for parameter in segment.parameters
     }
@@ -307,8 +308,8 @@ def beside_packed(
         return beside_linear_dora(t, lora, x, result, weight, bias, down, up, unpack=unpacked)
     casts_sum = row.product is QuantizedProduct.GPTQ_TORCH
     casts = casts_sum or t.autocast is None
-    given = t.cast(x, down.dtype) if casts else x
-    dropped = drop(t, given) if lora.dropout else given
+    given = t.cast(x, t.options.adapter_input) if casts else x
+    dropped = dropped_input(t, lora, given, down)
     added = t.scale(matmul_weight(t, matmul_weight(t, dropped, down), *up))
     if casts and not casts_sum:
         added = t.cast(added, out.dtype)
