@@ -11,8 +11,9 @@ class DType(Enum):
     FP16 = ("fp16", 2)
     INT64 = ("int64", 8)
     INT32 = ("int32", 4)
-    UINT8 = ("uint8", 1)
     BOOL = ("bool", 1)
+    UINT8 = ("uint8", 1)
+    INT8 = ("int8", 1)
     FP8 = ("fp8", 1)
     """Codes of 8 bits or fewer, packed, with what scales them."""
 
