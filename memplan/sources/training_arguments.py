@@ -26,7 +26,15 @@ from memplan.sources.trainer_keys import (
     trl_config,
     trl_remarks,
 )
-from memplan.training.kernels import KernelPreset
+from memplan.training.kernels import (
+    AttentionKernel,
+    FeedForwardKernel,
+    KernelPreset,
+    LossKernel,
+    NormKernel,
+    Packing,
+    RotaryKernel,
+)
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import Recomputation, TrainingSetup, coerce_enum
@@ -59,6 +67,27 @@ _ACCELERATOR_OPTIONS = (
     "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
     "gradient_accumulation_kwargs", "use_configured_state",
 )  # fmt: skip
+_LIGER_FIELDS: dict[str, tuple[str, object]] = {
+    "rope": ("rotary", RotaryKernel.EAGER),
+    "rms_norm": ("norm", NormKernel.EAGER),
+    "swiglu": ("mlp", FeedForwardKernel.EAGER),
+    "geglu": ("mlp", FeedForwardKernel.EAGER),
+    "relu_squared": ("mlp", FeedForwardKernel.EAGER),
+}
+"""What ``liger_kernel_config`` calls a kernel -> the field of a setup, and what it is without."""
+_LIGER_OPTIONS = (*_LIGER_FIELDS, "layer_norm", "cross_entropy", "fused_linear_cross_entropy")
+_ATTENTIONS = {
+    "eager": AttentionKernel.EAGER,
+    "sdpa": AttentionKernel.SDPA,
+    "flash_attention_2": AttentionKernel.FLASH,
+    "kernels-community/flash-attn2": AttentionKernel.FLASH,
+    "flash_attention_3": AttentionKernel.FLASH3,
+    "kernels-community/flash-attn3": AttentionKernel.FLASH3,
+    "kernels-community/vllm-flash-attn3": AttentionKernel.FLASH3,
+}
+"""``attn_implementation`` in memplan's words."""
+_BEST_FIT = ("bfd", "bfd_split")
+"""``packing_strategy`` under which TRL drops the padding (``SFTTrainer.__init__``); the first by default."""
 _ACCUMULATION_OPTIONS = (
     "num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch",
 )  # fmt: skip
@@ -196,8 +225,7 @@ class _Arguments:
         }
         found["checkpointing"] = self._checkpointing()
         found["optimizer"] = self._optimizer()
-        if self._flag("use_liger_kernel"):
-            found["kernels"] = KernelPreset.LIGER
+        found |= self._liger()
         if self._compiles():
             found["compiled"] = True
         found["left_out"] = (*self.base.left_out, *left_out(self.trl, self.values))
@@ -215,6 +243,44 @@ class _Arguments:
             self.notes.append("fsdp_config does nothing without fsdp")
         return self._alone(found)
 
+    def _liger(self) -> dict[str, object]:
+        """Liger's kernels, and which of them ``liger_kernel_config`` leaves out.
+
+        What it does not name is as Liger's function for the model's type has it by default.
+        """
+        config = self._nested("liger_kernel_config") or {}
+        self._check_options("liger_kernel_config", config, _LIGER_OPTIONS)
+        for name, value in config.items():
+            if not isinstance(value, bool):
+                self._refuse(f"liger_kernel_config.{name}", "write true or false")
+        if not self._flag("use_liger_kernel"):
+            if config:
+                self.notes.append("liger_kernel_config does nothing without use_liger_kernel")
+            return {}
+        found: dict[str, object] = {"kernels": KernelPreset.LIGER}
+        for name, (field, eager) in _LIGER_FIELDS.items():
+            if config.get(name) is False:
+                found[field] = eager
+        whole = config.get("cross_entropy", False)
+        if config.get("fused_linear_cross_entropy", True):
+            if whole:
+                advice = "Liger takes either: write fused_linear_cross_entropy: false beside it"
+                self._refuse("liger_kernel_config.cross_entropy", advice)
+        else:
+            found["loss"] = LossKernel.LIGER if whole else LossKernel.EAGER
+        return found
+
+    def _read_packing(self, found: dict[str, object]) -> None:
+        """Without padding all sequences lie in one row; so they do in the packing by best fit."""
+        packed = self.trl == "SFTConfig" and self._flag("packing")
+        strategy = self.values.get("packing_strategy", _BEST_FIT[0])
+        if strategy not in (*_BEST_FIT, "wrapped"):
+            known = ", ".join((*_BEST_FIT, "wrapped"))
+            guess = did_you_mean(str(strategy), known.split(", "))
+            self._refuse("packing_strategy", f"{strategy!r} is none of {known}.{guess}")
+        if self._flag("padding_free") or (packed and strategy in _BEST_FIT):
+            found["packing"] = Packing.PADDING_FREE
+
     def _read_trl(self, found: dict[str, object]) -> None:
         """What TRL's trainers do besides; ``bf16`` and checkpointing have their own defaults."""
         config = self.trl
@@ -226,6 +292,7 @@ class _Arguments:
             found["dropout"] = 0.0
         if config != "GRPOConfig":
             self._read_length(found)
+        self._read_packing(found)
         self._read_loading(found)
 
     def _read_length(self, found: dict[str, object]) -> None:
@@ -250,9 +317,12 @@ class _Arguments:
                 self._refuse(f"model_init_kwargs.{key}", "quantized weights are not modelled")
         named = options.get("attn_implementation")
         if named is not None:
-            if named not in ("eager", "sdpa", "flash_attention_2"):
-                self._refuse("model_init_kwargs.attn_implementation", f"{named!r} is not modelled")
-            found["attention"] = "flash" if named == "flash_attention_2" else named
+            kernel = _ATTENTIONS.get(str(named))
+            if kernel is None:
+                known = ", ".join(_ATTENTIONS)
+                advice = f"{named!r} is not modelled; there are {known}"
+                self._refuse("model_init_kwargs.attn_implementation", advice)
+            found["attention"] = kernel
         dtype = str(options.get("dtype", options.get("torch_dtype", "float32"))).split(".")[-1]
         if dtype == "bfloat16":
             self.half_weights = True
