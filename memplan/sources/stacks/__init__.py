@@ -19,7 +19,17 @@ from memplan.sources.stacks.presets import Preset, load_preset
 
 __all__ = ["STACKS", "StackSetup", "read_preset", "read_stack", "stack_of"]
 
-STACKS = ("axolotl", "llama_factory", "torchtune", "torchtitan", "nemo", "prime_rl", "verl", "lightning", "hf_trainer")
+STACKS = (
+    "axolotl",
+    "llama_factory",
+    "torchtune",
+    "torchtitan",
+    "nemo",
+    "prime_rl",
+    "verl",
+    "lightning",
+    "hf_trainer",
+)
 """Stacks whose files are read, in the order in which they are looked for."""
 
 

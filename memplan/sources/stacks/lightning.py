@@ -51,7 +51,9 @@ def _read_strategy(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
     whole = keys.text("trainer.strategy.class_path") or keys.text("trainer.strategy") or "auto"
     word = whole.rpartition(".")[2]
     if word not in _ENGINES:
-        keys.refuse("trainer.strategy", f"{whole!r:.50} is not modelled; ddp, fsdp and deepspeed are")
+        keys.refuse(
+            "trainer.strategy", f"{whole!r:.50} is not modelled; ddp, fsdp and deepspeed are"
+        )
     engine = of_given(given, "engine") or _ENGINES[word]
     found.fields["engine"] = engine
     if engine != "deepspeed":
@@ -78,7 +80,9 @@ def _read_precision(keys: Keys, found: Found) -> None:
         is_pure = word.endswith("-true") and name == "bf16" and engine != "deepspeed"
         found.fields["precision"] = name if is_pure else f"{name}-{_HALF[engine]}"
     else:
-        keys.refuse("trainer.precision", f"{word!r:.40} is not modelled; 32-true, bf16-mixed, ... are")
+        keys.refuse(
+            "trainer.precision", f"{word!r:.40} is not modelled; 32-true, bf16-mixed, ... are"
+        )
 
 
 def _read_gpus(keys: Keys, found: Found) -> None:

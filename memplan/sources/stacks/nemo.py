@@ -121,9 +121,7 @@ def _read_adapter(keys: Keys, found: Found) -> None:
     if keys.has("quantization"):
         if keys.flag("quantization.load_in_4bit"):
             found.fields["quantize"] = keys.text("quantization.bnb_4bit_quant_type") or "nf4"
-            found.quantization["double_quant"] = keys.flag(
-                "quantization.bnb_4bit_use_double_quant"
-            )
+            found.quantization["double_quant"] = keys.flag("quantization.bnb_4bit_use_double_quant")
         elif keys.flag("quantization.load_in_8bit"):
             found.fields["quantize"] = "int8"
 

@@ -44,9 +44,9 @@ def preset_for(_values: Mapping[str, object]) -> str:
 
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
-    for section in _SERVING:
-        if keys.has(section):
-            keys.refuse(section, "this file serves a model, and trains none")
+    for serving in _SERVING:
+        if keys.has(serving):
+            keys.refuse(serving, "this file serves a model, and trains none")
     is_rl = keys.has("orchestrator") or keys.has("trainer")
     if is_rl:
         _merge_trainer(keys)

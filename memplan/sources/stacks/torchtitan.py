@@ -80,7 +80,9 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
         found.fields["pipeline_parallel"] = stages
         word = (schedule or "1f1b").lower()
         if word not in _SCHEDULES:
-            keys.refuse("parallelism.pipeline_parallel_schedule", f"{schedule!r:.40} is not modelled")
+            keys.refuse(
+                "parallelism.pipeline_parallel_schedule", f"{schedule!r:.40} is not modelled"
+            )
         found.fields["pipeline_schedule"] = _SCHEDULES[word]
     if found.fields.get("tensor_parallel"):
         found.fields["sequence_parallel"] = True
@@ -101,7 +103,9 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     whole = keys.take("training.global_batch_size")
     gpus = given.get("num_gpus", 1)
     if isinstance(whole, int) and whole > 0 and isinstance(gpus, int):
-        degrees = [found.fields.get(field, 1) for field in _DEGREES.values() if "expert" not in field]
+        degrees = [
+            found.fields.get(field, 1) for field in _DEGREES.values() if "expert" not in field
+        ]
         ranks = gpus
         for degree in (*degrees, found.fields.get("pipeline_parallel", 1)):
             assert isinstance(degree, int)

@@ -11,7 +11,6 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import torchtune_model
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
-from memplan.training.kernels import LossKernel
 
 NAME = "torchtune"
 
@@ -89,9 +88,13 @@ def _read_lengths(keys: Keys, found: Found, given: Mapping[str, object]) -> None
     if "seq_len" in given:
         return
     if length is None:
-        found.notes.append("tokenizer.max_seq_len is not set: sequences are not cut; give --seq-len")
+        found.notes.append(
+            "tokenizer.max_seq_len is not set: sequences are not cut; give --seq-len"
+        )
     else:
-        found.notes.append(f"tokenizer.max_seq_len {length} is taken for the length of every sequence")
+        found.notes.append(
+            f"tokenizer.max_seq_len {length} is taken for the length of every sequence"
+        )
 
 
 def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -135,10 +138,7 @@ def _read_checkpointing(keys: Keys, found: Found) -> None:
 
 def _read_compilation(keys: Keys, found: Found) -> None:
     section = keys.section("compile")
-    if section is not None:
-        asked = bool(section.get("model", True))
-    else:
-        asked = keys.flag("compile")
+    asked = bool(section.get("model", True)) if section is not None else keys.flag("compile")
     found.fields["compile"] = "layer" if asked else "none"
 
 
@@ -147,8 +147,7 @@ def _read_loss(keys: Keys, found: Found) -> None:
     if name in _JOBS:
         found.fields["job"] = _JOBS[name]
     elif name in _CHUNKED:
-        kernels = {each.value for each in LossKernel}
-        found.fields["loss"] = "torchtune" if "torchtune" in kernels else "eager"
+        found.fields["loss"] = "torchtune"
     if keys.has("teacher_model._component_"):
         keys.text("teacher_model._component_")
         found.fields["job"] = "distillation"

@@ -57,7 +57,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
             targets="all-linear" if targets == ("all-linear",) else targets,
         )  # fmt: skip
     if keys.flag(f"{MODEL}.use_liger"):
-        found.fields |= {"norm": "fused", "mlp": "fused"}
+        found.fields |= {"norm": "liger", "mlp": "fused", "rotary": "liger"}
     if keys.flag(f"{MODEL}.use_remove_padding"):
         found.fields["packing"] = "padding_free"
     if not keys.has("sft"):
@@ -157,6 +157,10 @@ def _read_job(keys: Keys, found: Found) -> None:
     share = keys.number(f"{ROLLOUT}.gpu_memory_utilization")
     sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")
     if engine in ("vllm", "sglang"):
-        job |= {"rollout": engine, "gpu_memory_utilization": share or 0.5, "sleep": 2 if sleeps else 0}
+        job |= {
+            "rollout": engine,
+            "gpu_memory_utilization": share or 0.5,
+            "sleep": 2 if sleeps else 0,
+        }
     job["completion_length"] = keys.count("data.max_response_length")
     found.fields["job"] = job
