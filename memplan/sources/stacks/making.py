@@ -25,8 +25,6 @@ def make_setup(
     if "num_gpus" in given and "num_nodes" not in given:
         fields.pop("num_nodes", None)
     options = {**found.options, **dict(_pairs(given.get("engine_options")))}
-    if "compile" in fields and "compile" not in SETUP_FIELDS:
-        fields["compiled"] = fields.pop("compile") != "none"
     left_out = list(found.left_out)
     for name in [name for name in fields if name not in SETUP_FIELDS]:
         value = fields.pop(name)
