@@ -85,7 +85,7 @@ LOSS_FORMS: dict[LossKernel, LossForm] = {
         matrix=MatrixLoss.FORWARD_GRADIENTS,
     ),
     LossKernel.CHUNKED: LossForm(
-        source="torchtitan 0.3.0, components/loss.py, ChunkedCELoss",
+        source="torchtitan 0.3.0, components/loss.py, ChunkedLossWrapper",
         matrix=MatrixLoss.BACKWARD_BY_PIECE,
     ),
     LossKernel.CUT: LossForm(
