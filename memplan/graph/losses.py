@@ -9,7 +9,7 @@ from collections.abc import Callable
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import causal_lm_loss, cross_entropy, matmul_weight, next_token_labels
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.training.kernels import LossKernel
@@ -226,6 +226,47 @@ def cut_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     return loss
 
 
+TRL_TILE = (4096, 32768)
+"""Tokens and words of a tile (``TOKEN_CHUNK_SIZE``, ``_CHUNKED_LOGPROB_CHUNK_SIZE``)."""
+
+
+def tiled_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """TRL's: tokens that have a label are copied out; each pass has one tile of logits.
+
+    Both gradients are gathered in fp32 and cast in the end. Every token but the last of a sequence is
+    taken to have a label.
+    """
+    vocab_size, width = weight.shape
+    tokens = max(x.numel // width - t.options.batch_size, 1)
+    half = t.autocast or x.dtype
+    cut = t.slice(x, tokens * width)
+    labelled = t.tensor(tokens * width, x.dtype)
+    t.record(OperationKind.INDEX, (cut,), (labelled,), gradients=(Gradient.FRESH,))
+    rows, words = TRL_TILE
+    rows = min(tokens, rows)
+    tile = allocated_bytes(rows * words, half)
+    casts = tuple(
+        allocated_bytes(count * width, half)
+        for tensor, count in ((labelled, rows), (weight, min(words, vocab_size)))
+        if tensor.dtype is not half
+    )
+    gathered = tuple(
+        allocated_bytes(tensor.numel, DType.FP32)
+        for tensor in (labelled, weight)
+        if tensor.requires_grad and tensor.dtype is not DType.FP32
+    )
+    statistic, loss = t.tensor(tokens, DType.FP32), t.tensor(1, DType.FP32)
+    t.record(
+        OperationKind.TILED_CROSS_ENTROPY, (labelled, weight), (loss, statistic),
+        saves=(labelled, weight, statistic), gradients=(Gradient.FRESH, Gradient.FRESH),
+        forward_scratch_bytes=(tile, *casts),
+        backward_scratch_bytes=(*gathered, tile, *casts, RESULT) if gathered else (tile, *casts),
+        flops=2 * tokens * width * vocab_size, in_python=True,
+    )  # fmt: skip
+    t.touch(x)
+    return loss
+
+
 def cross_entropy_in_pieces(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     """torchtune's: the logits of every piece, then each piece's fp32 copy and its log-softmax.
 
@@ -282,5 +323,6 @@ _MATRIX_LOSSES: dict[MatrixLoss, Callable[[Tape, Tensor, Parameter], Tensor]] = 
     MatrixLoss.FORWARD_GRADIENTS: fused_linear_cross_entropy,
     MatrixLoss.BACKWARD_BY_PIECE: chunked_cross_entropy,
     MatrixLoss.CUT: cut_cross_entropy,
+    MatrixLoss.TILES: tiled_cross_entropy,
     MatrixLoss.PIECES: cross_entropy_in_pieces,
 }
