@@ -16,7 +16,7 @@ from memplan.training.setup import SETUP_FIELDS, Recomputation
 
 CODE = Path(__file__).parent.parent.parent / "memplan" / "sources" / "stacks"
 FIELDS = {
-    *SETUP_FIELDS, "quantize", "optimizer_options", "optimizer_in_backward", "job", "compile",
+    *SETUP_FIELDS, "quantization", "optimizer_options", "optimizer_in_backward", "job", "compile",
 }  # fmt: skip
 """Fields that a default may name."""
 
@@ -367,3 +367,30 @@ def test_a_slip_in_a_setup_of_memplans_own_is_still_one(tmp_path: Path) -> None:
     path.write_text("num_gpus: 4\nmicro_batch_sice: 1\n")
     with pytest.raises(ConfigError, match="Did you mean 'micro_batch_size'"):
         read_setup_file(path)
+
+
+# -- quantized bases and adapters ----------------------------------------------------------------
+
+
+def test_axolotl_quantizes_twice() -> None:
+    found = read({**AXOLOTL, "adapter": "qlora", "load_in_4bit": True, "lora_r": 4, "lora_alpha": 8,
+                  "lora_target_linear": True})  # fmt: skip
+    assert "nf4" in str(found.setup.quantize)
+    assert dict(found.setup.engine_options)["double_quant"] is True
+    assert "rank 4 on all-linear" in str(found.setup.adapter)
+    assert found.setup.left_out == ()
+
+
+def test_trl_holds_adapters_of_a_quantized_base_in_bf16() -> None:
+    values = {**TRL, "use_peft": True, "load_in_4bit": True, "lora_target_modules": "all-linear"}
+    setup = read(values).setup
+    assert "bf16" in str(setup.adapter)
+    assert dict(setup.engine_options)["compute_dtype"] == "fp32"
+    assert "bf16" not in str(read({**values, "load_in_4bit": False}).setup.adapter)
+
+
+def test_what_is_asked_for_beside_a_preset_takes_its_quantization_away() -> None:
+    setup = read_preset("unsloth", {"quantize": "none"}).setup
+    assert setup.quantize is None
+    assert setup.engine_options == ()
+    assert dict(read_preset("unsloth").setup.engine_options) == {"double_quant": True}

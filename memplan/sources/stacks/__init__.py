@@ -104,6 +104,7 @@ def _read(
     keys = Keys(values, key_table(preset.stack), preset, source=source, folder=folder)
     beside = {name: value for name, value in given.items() if value is not None}
     found = Found(fields=preset.fields())
+    found.quantization |= _options(found.fields.pop("quantization", None))
     _reader(preset.stack).read(keys, found, beside)
     leftovers = keys.finish(found.quiet)
     found.left_out += leftovers.left_out
@@ -111,6 +112,10 @@ def _read(
     found.notes += preset.said(beside, keys.taken)
     setup = make_setup(found, beside, source=source, folder=folder)
     return StackSetup(setup=setup, model=found.model, notes=tuple(dict.fromkeys(found.notes)))
+
+
+def _options(value: object) -> dict[str, object]:
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _reader(stack: str) -> Reader:

@@ -22,9 +22,9 @@ _CONFIGS = {
 """Preset -> the class of arguments."""
 _JOBS = {"trl-dpo": "dpo", "trl-grpo": "grpo"}
 _ATTENTION = {
-    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash",
-    "kernels-community/flash-attn2": "flash", "kernels-community/flash-attn3": "flash",
-    "kernels-community/vllm-flash-attn3": "flash", "kernels-community/flash-attn": "flash",
+    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
+    "kernels-community/flash-attn2": "flash", "kernels-community/flash-attn3": "flash3",
+    "kernels-community/vllm-flash-attn3": "flash3", "kernels-community/flash-attn": "flash",
 }  # fmt: skip
 
 
@@ -83,6 +83,7 @@ def _read_quantization(keys: Keys, found: Found) -> bool:
     if keys.flag("load_in_4bit"):
         found.fields["quantize"] = keys.text("bnb_4bit_quant_type") or "nf4"
         found.quantization["double_quant"] = keys.flag("use_bnb_nested_quant")
+        found.quantization["compute_dtype"] = "bf16" if _is_half(keys) else "fp32"
     elif keys.flag("load_in_8bit"):
         found.fields["quantize"] = "int8"
     return "quantize" in found.fields

@@ -20,7 +20,7 @@ def make_setup(
     What ``TrainingSetup`` cannot say yet is named as left out. Raises ``ConfigError``.
     """
     fields = {**found.fields, **{name: given[name] for name in SETUP_FIELDS if name in given}}
-    if "quantize" in SETUP_FIELDS:
+    if fields.get("quantize") not in (None, "none"):
         found.options.update(found.quantization)
     if "num_gpus" in given and "num_nodes" not in given:
         fields.pop("num_nodes", None)

@@ -22,7 +22,7 @@ _DEGREES = {
     "distributed.pp_size": "pipeline_parallel", "distributed.ep_size": "expert_parallel",
 }  # fmt: skip
 _ATTENTION = {
-    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash",
+    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
 }  # fmt: skip
 _DTYPES = {
     "bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32",

@@ -15,7 +15,7 @@ NAME = "prime-rl"
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 _ATTENTION = {
-    "auto": "flash", "flash_attention_2": "flash", "flash_attention_3": "flash", "fa4": "flash",
+    "auto": "flash", "flash_attention_2": "flash", "flash_attention_3": "flash3", "fa4": "flash",
     "flash_attention_4": "flash", "sdpa": "sdpa", "eager": "eager",
 }  # fmt: skip
 _MARKS = frozenset({"orchestrator", "inference", "deployment", "weight_broadcast"})
