@@ -93,6 +93,8 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(_CHECKPOINTING.get(checkpointing_label(after), "partial checkpointing"))
     if before.adapter != after.adapter and after.adapter is not None:
         parts.append(str(after.adapter))
+    if before.quantize != after.quantize and after.quantize is not None:
+        parts.append(f"a base in {after.quantize}")
     if before.optimizer is not after.optimizer:
         parts.append(f"optimizer {after.optimizer.value}")
     if engine_label(before) != engine_label(after) and engine_label(after) != ONE_GPU:

@@ -241,3 +241,11 @@ def test_an_adapter_of_ones_own_stays() -> None:
     own = TrainingSetup(seq_len=512, adapter=Lora(rank=4, targets="all-linear"))
     found = made(num_gpus=1, engines="ddp", base=own, allow="lora")
     assert {each.setup.adapter for each in found.setups} == {own.adapter}
+
+
+def test_a_base_in_four_bits_is_given_up_last() -> None:
+    card = replace(load_gpu("4090"), torch_total_bytes=4 * 2**30)
+    narrow = TrainingSetup(seq_len=512)
+    found = plan(MODEL, Goal(num_gpus=1, engines="ddp", base=narrow, allow=("qlora", "lora")), card)
+    assert {each.given_up for each in found.setups} == {Concession.QLORA}
+    assert "a base in nf4" in "".join(shortfall_lines(found))
