@@ -129,6 +129,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         python_linear=has_python_linear(setup),
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
+        tensor_parallel=setup.split_over,
         freeze=setup.freeze,
         compile=setup.compile,
         input_gradients=_input_gradients(setup),

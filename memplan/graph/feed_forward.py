@@ -3,6 +3,7 @@
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, dropout, linear
 from memplan.graph.segments import Gradient
+from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
@@ -18,7 +19,9 @@ def feed_forward(
     if spec.gated:
         middle, halves = _gated(t, x, spec, hidden_size, name)
     else:
-        up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
+        up = linear(
+            t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias, split=Split.COLUMN
+        )
         middle = _activated(t, up, spec.activation, name)
         t.touch(up)
         if spec.place is NetworkPlace.NESTED:
@@ -29,7 +32,9 @@ def feed_forward(
     middle = dropout(t, middle, spec.activation_dropout, module=inside)
     if spec.output_cast:
         middle = t.cast(middle, t.compute)
-    out = linear(t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias)
+    out = linear(
+        t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias, split=Split.ROW
+    )
     if spec.fused_gate_up:
         t.touch(halves)
     if spec.place is NetworkPlace.MODULE:
@@ -50,17 +55,23 @@ def _gated(
 ) -> tuple[Tensor, Tensor]:
     """The gated product, and the gate."""
     inner = spec.intermediate_size
+
+    def column(part: str, width: int) -> Tensor:
+        return linear(
+            t, x, f"{name}.{part}", hidden_size, width, bias=spec.bias, split=Split.COLUMN
+        )
+
     if spec.fused_gate_up:
-        both = linear(t, x, f"{name}.gate_up_proj", hidden_size, 2 * inner, bias=spec.bias)
+        both = column("gate_up_proj", 2 * inner)
         gate, up = t.split(both, both.numel // 2, both.numel // 2)
     else:
-        gate = linear(t, x, f"{name}.gate_proj", hidden_size, inner, bias=spec.bias)
+        gate = column("gate_proj", inner)
         up = None
     if t.kernels.feed_forward is FeedForwardKernel.FUSED:
-        up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
+        up = up or column("up_proj", inner)
         return fused_gate(t, gate, up), gate
     active = activation_module(t, gate, spec.activation, f"{name}.act_fn")
-    up = up or linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias)
+    up = up or column("up_proj", inner)
     # Classes whose gate and up lie in one tensor (Phi-3, GLM) write the product the other way round.
     return (t.mul(up, active) if spec.fused_gate_up else t.mul(active, up)), gate
 

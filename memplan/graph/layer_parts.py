@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 
 
 def mix_tokens(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tensor:
-    """Attention, or what stands in its place."""
+    """Attention, or what stands in its place; a rank that has a share of the sequences gathers them."""
+    group = t.options.tensor_parallel
+    if group is None or not group.sequence:
+        return _mixer(t, x, spec, context)
+    from memplan.graph.tensor_parallel import gather_sequence  # only then
+
+    out = _mixer(t, gather_sequence(t, group, x), spec, context)
+    t.touch(x)
+    return out
+
+
+def _mixer(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tensor:
     if not isinstance(spec, AttentionSpec):
         return _other_mixer(t, x, spec, context)
     if spec.form is AttentionForm.SEGMENTS:
@@ -73,6 +84,17 @@ def _other_mixer(
 
 def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """The layer's dense network, mixture of experts, or network that is only counted."""
+    group = t.options.tensor_parallel
+    if group is None or not group.sequence:
+        return _network(t, x, layer, context)
+    from memplan.graph.tensor_parallel import gather_sequence  # only then
+
+    out = _network(t, gather_sequence(t, group, x), layer, context)
+    t.touch(x)
+    return out
+
+
+def _network(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     spec = layer.feed_forward
     if isinstance(spec, FeedForwardSpec):
         return feed_forward(t, x, spec, context.hidden_size)

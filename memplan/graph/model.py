@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
-    """Write the model's training step on a new tape."""
+    """Write the model's training step on a new tape: of a split model, a rank's own."""
     if options.adapter is not None and options.adaptation is None:
         overlay = _overlay(model, options.adapter, options.adapter_dtype)
         options = replace(options, adaptation=overlay)
@@ -30,6 +30,10 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         tape = record_model(model, replace(options, quantizer=quantizer))
         check_skipped(tape, options.quantization, model.name)
         return tape
+    if options.tensor_parallel is not None:
+        from memplan.graph.local_model import local_model  # only where it is split
+
+        model = local_model(model, options, options.tensor_parallel)
     tape = _record(model, options)
     tape.declared = model.declared
     if options.compile is not Compilation.NONE:

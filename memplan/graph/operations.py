@@ -10,6 +10,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.sorting import sort_scratch_bytes
+from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
@@ -19,9 +20,24 @@ from memplan.training.kernels import FeedForwardKernel, LossKernel, NormKernel
 
 
 def linear(
-    t: Tape, x: Tensor, name: str, in_features: int, out_features: int, *, bias: bool = False
+    t: Tape,
+    x: Tensor,
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool = False,
+    split: Split = Split.WHOLE,
 ) -> Tensor:
-    """``torch.nn.Linear``: keeps its input and its weight as the product used them."""
+    """``torch.nn.Linear``: keeps its input and its weight as the product used them.
+
+    ``split`` is what a rank has of it where the model is split over several.
+    """
+    group = t.options.tensor_parallel
+    if group is not None and split is not Split.WHOLE:
+        from memplan.graph.tensor_parallel import split_linear  # only then
+
+        return split_linear(t, group, x, name, in_features, out_features, bias=bias, split=split)
     weight = t.matrix(f"{name}.weight", out_features, in_features)
     bias_parameter = t.bias(f"{name}.bias", weight) if bias else None
     if t.options.fp8 is not Fp8Recipe.NONE and weight.packed is None:
@@ -299,7 +315,9 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
     out = t.tensor(num_ids * weight.shape[-1], weight.dtype)
     inputs: tuple[Tensor, ...] = (weight,) if ids is None else (weight, ids)
     gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.NONE)[: len(inputs)]
-    scratch = () if t.decomposed else embedding_backward_scratch(num_ids, *weight.shape[-2:])
+    width = weight.shape[-1]
+    rows = weight.gradient_numel // width
+    scratch = () if t.decomposed else embedding_backward_scratch(num_ids, rows, width)
     t.record(
         OperationKind.EMBEDDING, inputs, (out,), saves=inputs[1:], gradients=gradients,
         backward_scratch_bytes=scratch,
@@ -536,6 +554,11 @@ def cross_entropy(t: Tape, logits: Tensor, labels: Tensor | None = None) -> Tens
     ``cross_entropy_loss`` asks for the log-softmax in the logits' own dtype, which autocast
     respects; only the negative log-likelihood is widened (aten/src/ATen/native/LossNLL.cpp).
     """
+    group = t.options.tensor_parallel
+    if group is not None and group.loss:
+        from memplan.graph.tensor_parallel import parallel_cross_entropy  # only then
+
+        return parallel_cross_entropy(t, logits, labels)
     log_probabilities = t.tensor(logits.numel, logits.dtype)
     t.record(
         OperationKind.LOG_SOFTMAX, (logits,), (log_probabilities,), saves=(log_probabilities,),

@@ -9,6 +9,7 @@ from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels, Packing
 from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.parallelism import TensorParallel
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class TapeOptions:
     """Sharded weights are cast before they are gathered (torchao's fp8 all-gather)."""
     casts_weights_again: bool = False
     """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
+    tensor_parallel: TensorParallel | None = None
+    """How the model is split over ranks; the sizes of its spec are a rank's own then."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
     compile: Compilation = Compilation.NONE

@@ -101,7 +101,13 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     rows = model.vocab_size + spec.extra_rows
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
-    table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
+    group = t.options.tensor_parallel
+    if group is None:
+        table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
+    else:
+        from memplan.graph.tensor_parallel import token_table  # only then
+
+        table = token_table(t, group, rows, spec.embedding_size, tied=model.head.tied)
     if spec.prompts is not None:
         from memplan.graph.cpmant import prompted_embeddings  # only for CPM-Ant
 
@@ -111,6 +117,10 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         t.parameter("vision_embed_tokens.weight", *shape).unused = True
         t.parameter("vision_embed_tokens.bias", model.hidden_size).unused = True
     x = embedding_lookup(t, table, tokens)
+    if group is not None:
+        from memplan.graph.tensor_parallel import add_up  # only then
+
+        x = add_up(t, group, x)
     if spec.position_source is not None:
         return decoder_embeddings(t, model, spec, table, x), table
     if spec.unscaled_held:
@@ -321,10 +331,11 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
         if not model.head.tied:
             weight = t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])
         return language_model_loss(t, x, weight, model.num_outputs, lambda hidden: hidden)
+    group = t.options.tensor_parallel
     return language_model_loss(
         t,
         x,
         table,
-        model.num_outputs,
+        model.num_outputs // (group.degree if group is not None and group.loss else 1),
         lambda hidden: output_matrix(t, model, model.head, hidden, table),
     )

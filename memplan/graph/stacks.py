@@ -5,6 +5,7 @@ from itertools import pairwise
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, matmul_weight
+from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.heads import HeadSpec
@@ -82,11 +83,22 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
         t.linger(x)
     if spec.tied:
         bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
-        logits = matmul_weight(t, x, table, bias, module="lm_head")
+        logits = _through_table(t, x, table, bias)
     else:
-        logits = linear(t, x, "lm_head", width, model.num_outputs, bias=spec.bias)
+        logits = linear(
+            t, x, "lm_head", width, model.num_outputs, bias=spec.bias, split=Split.VOCABULARY
+        )
     if spec.softcap:
         logits = t.scale(t.elementwise(OperationKind.TANH, t.scale(logits), saves_output=True))
     if spec.scaled:
         logits = t.scale(logits)
     return logits
+
+
+def _through_table(t: Tape, x: Tensor, table: Parameter, bias: Parameter | None) -> Tensor:
+    group = t.options.tensor_parallel
+    if group is None:
+        return matmul_weight(t, x, table, bias, module="lm_head")
+    from memplan.graph.tensor_parallel import split_product  # only then
+
+    return split_product(t, group, x, table, bias)

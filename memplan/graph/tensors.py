@@ -99,7 +99,8 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "experts", "gathered_as", "module", "name", "of_adapter", "packed", "shape", "unused",
+        "experts", "gathered_as", "gradient_numel", "module", "name", "of_adapter", "packed", "shape",
+        "unused",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +132,8 @@ class Parameter(Tensor):
         """Set where it holds all routed experts' matrices."""
         self.gathered_as = dtype
         """What it is when an engine has gathered it, where it is sharded."""
+        self.gradient_numel = numel
+        """Elements of the gradient that autograd makes: more where it makes those of other ranks too."""
         self.unused = False
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
         self.packed = packed

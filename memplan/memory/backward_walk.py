@@ -467,4 +467,5 @@ def _total(buffers: "dict[Tensor, GradientBuffer]") -> int:
 
 
 def _gradient_bytes(tensor: Tensor) -> int:
-    return -(-tensor.numel * tensor.dtype.num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+    numel = tensor.gradient_numel if isinstance(tensor, Parameter) else tensor.numel
+    return -(-numel * tensor.dtype.num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING

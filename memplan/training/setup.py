@@ -25,6 +25,7 @@ from memplan.training.kernels import (
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
+from memplan.training.parallelism import TensorParallel
 from memplan.training.precision import (
     PRECISIONS,
     UNMODELLED_ENGINES,
@@ -311,6 +312,15 @@ class TrainingSetup:
         if engine is Engine.DEEPSPEED:
             return "ZeRO-3" if self.zero_stage is ZeroStage.PARAMETERS else ""
         return engine.value if engine in (Engine.FSDP, Engine.FSDP1) else ""
+
+    @property
+    def split_over(self) -> TensorParallel | None:
+        """How each layer is split over ranks; None: it is not."""
+        if self.tensor_parallel == 1:
+            return None
+        return TensorParallel(
+            degree=self.tensor_parallel, sequence=self.sequence_parallel, loss=self.loss_parallel
+        )
 
     @property
     def data_parallel(self) -> int:

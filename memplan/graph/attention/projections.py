@@ -3,6 +3,7 @@
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.attention.rotary import turned_in_place, turns_heads
 from memplan.graph.operations import linear, norm
+from memplan.graph.splits import Split
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -22,12 +23,12 @@ def project(
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
         apart = not spec.is_projected_first
-        query = linear(t, x, "self_attn.q_proj", hidden, query_size, bias=spec.query_bias)
+        query = _column(t, x, "q_proj", hidden, query_size, bias=spec.query_bias)
         query = _heads(t, query, spec, "q", spec.num_heads, viewed=turned and apart)
-        key = linear(t, x, "self_attn.k_proj", hidden, kv_size, bias=spec.key_bias)
+        key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias)
         key = _heads(t, key, spec, "k", spec.num_kv_heads, viewed=turned and apart)
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
-        value = linear(t, x, "self_attn.v_proj", hidden, width, bias=spec.value_bias)
+        value = _column(t, x, "v_proj", hidden, width, bias=spec.value_bias)
         value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
         return query, key, t.scale(value) if spec.value_scaled else value
     query, key, value = _fused_projection(t, x, spec, hidden)
@@ -38,6 +39,13 @@ def project(
             key = as_heads(t, key, spec.num_kv_heads)
         value = as_heads(t, value, spec.num_kv_heads) if split else value
     return query, key, value
+
+
+def _column(
+    t: Tape, x: Tensor, name: str, hidden: int, width: int, *, bias: bool
+) -> Tensor:
+    """One of them: a rank has some of the heads."""
+    return linear(t, x, f"self_attn.{name}", hidden, width, bias=bias, split=Split.COLUMN)
 
 
 def _heads(
@@ -59,7 +67,7 @@ def _fused_projection(
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     width = query_size + 2 * kv_size
-    fused = linear(t, x, "self_attn.qkv_proj", hidden, width, bias=spec.query_bias)
+    fused = _column(t, x, "qkv_proj", hidden, width, bias=spec.query_bias)
     tokens = x.numel // hidden
     if spec.projection not in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}:
         return _split_per_head(t, fused, spec.projection, spec.num_heads)

@@ -11,6 +11,7 @@ from memplan.graph.attention.rotary import rotate, turned_in_place, turns_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import clamp, linear, norm
 from memplan.graph.segments import Gradient
+from memplan.graph.splits import Split
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -63,7 +64,9 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         query = key = value = out
         frame = []
         context.attention_frame = (out, x)
-    out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
+    out = linear(
+        t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias, split=Split.ROW
+    )
     t.touch(query, key, value, *frame, x)
     if gate is not None:
         t.touch(gate)

@@ -1,0 +1,157 @@
+"""What DTensor does where a split block begins and ends: its collectives, as operations of the tape.
+
+torch 2.13, torch/distributed/tensor: ``parallel/style.py`` (``ColwiseParallel``, ``RowwiseParallel``,
+``SequenceParallel``, ``PrepareModuleInput``), ``parallel/loss.py`` and ``placement_types.py``. Sizes that
+the model's own specs give are a rank's already (``memplan.graph.local_model``).
+
+A gradient that a collective makes is a tensor subclass that autograd never adds to in place.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import linear, matmul_weight
+from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.splits import Split
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.training.parallelism import TensorParallel
+
+
+def split_linear(
+    t: Tape,
+    group: TensorParallel,
+    x: Tensor,
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool,
+    split: Split,
+) -> Tensor:
+    """A linear layer of which a rank has its share, with the collectives before and behind it."""
+    if split is Split.ROW:
+        out = linear(t, x, name, in_features, out_features, bias=bias)
+        return add_up(t, group, out)
+    if split is Split.COLUMN:
+        given = copied_to_ranks(t, group, x)
+        return linear(t, given, name, in_features, out_features, bias=bias)
+    given = copied_to_ranks(t, group, gather_sequence(t, group, x))
+    out = linear(t, given, name, in_features, out_features // group.degree, bias=bias)
+    return out if group.loss else join_columns(t, group, out)
+
+
+def split_product(
+    t: Tape, group: TensorParallel, x: Tensor, table: Parameter, bias: Parameter | None
+) -> Tensor:
+    """Logits of a rank's rows of a tied token table, joined unless the loss is split too."""
+    given = copied_to_ranks(t, group, gather_sequence(t, group, x))
+    out = matmul_weight(t, given, table, bias, module="lm_head")
+    return out if group.loss else join_columns(t, group, out)
+
+
+def gather_sequence(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
+    """All of the sequences of which each rank has a share (``Shard(1)`` to ``Replicate``).
+
+    In backward the ranks' gradients are added up and each keeps its share: what ``reduce_scatter`` sends
+    is a copy whose pieces lie one after another. ``all_gather`` gives such pieces too, which are rows
+    in order for one sequence only.
+    """
+    if not group.sequence:
+        return x
+    out = t.tensor(x.numel * group.degree, x.dtype)
+    size = out.storage.num_bytes
+    t.record(
+        OperationKind.ALL_GATHER, (x,), (out,), gradients=(Gradient.VIEW,),
+        forward_scratch_bytes=_joined(t, size), backward_scratch_bytes=(size, RESULT),
+    )  # fmt: skip
+    return out
+
+
+def copied_to_ranks(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
+    """The same on every rank, read by its columns: what each makes of its gradient is added up.
+
+    Each split layer that is given a plain tensor does so for itself; where sequences were gathered, the
+    gather's own backward pass does it once for all that read them.
+    """
+    if group.sequence:
+        return x
+    out = t.view(x, x.numel)
+    out.is_flat, out.by_head = x.is_flat, x.by_head
+    t.record(OperationKind.COPY_TO_RANKS, (x,), (out,), gradients=(Gradient.VIEW,))
+    return out
+
+
+def add_up(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
+    """The ranks' partial results added up: whole on each, or its share of the sequences."""
+    if not group.sequence:
+        out = t.tensor(x.numel, x.dtype)
+        t.record(OperationKind.ALL_REDUCE, (x,), (out,), gradients=(Gradient.ALIAS,))
+        return out
+    out = t.tensor(x.numel // group.degree, x.dtype)
+    size = x.storage.num_bytes
+    t.record(
+        OperationKind.REDUCE_SCATTER, (x,), (out,), gradients=(Gradient.VIEW,),
+        forward_scratch_bytes=(size, RESULT), backward_scratch_bytes=_joined(t, size),
+    )  # fmt: skip
+    return out
+
+
+def join_columns(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
+    """Each rank's columns side by side; in backward a rank copies its own out of the gradient."""
+    out = t.tensor(x.numel * group.degree, x.dtype)
+    t.record(
+        OperationKind.ALL_GATHER, (x,), (out,), gradients=(Gradient.VIEW,),
+        forward_scratch_bytes=(out.storage.num_bytes, RESULT),
+    )  # fmt: skip
+    return out
+
+
+def _joined(t: Tape, num_bytes: int) -> tuple[int, ...]:
+    """What comes from all ranks before it is laid in the order of several sequences."""
+    return (num_bytes, RESULT) if t.options.batch_size > 1 else ()
+
+
+def token_table(t: Tape, group: TensorParallel, num_rows: int, width: int, *, tied: bool) -> Parameter:
+    """A rank's rows of the token table.
+
+    Its gradient is made whole on every rank, since the gradient of what was looked up is: the optimizer,
+    or what shards it further, cuts the rank's rows out (``_ops/_embedding_ops.py``,
+    ``embedding_dense_backward_strategy``). A tied one is added to the output matrix's, which is split.
+    """
+    table = t.parameter("embed_tokens.weight", num_rows // group.degree, width)
+    if not tied:
+        table.gradient_numel = num_rows * width
+    return table
+
+
+def parallel_cross_entropy(t: Tape, logits: Tensor, labels: Tensor | None) -> Tensor:
+    """Cross-entropy of logits that are split over the vocabulary (``loss_parallel``).
+
+    Log-softmax and its backward pass are written out in Python (``_log_softmax``,
+    ``_nll_loss_and_log_softmax_backward``): the latter makes the gradient of the logits at once.
+    """
+    size = logits.storage.num_bytes
+    log_probabilities = t.tensor(logits.numel, logits.dtype)
+    t.record(
+        OperationKind.LOG_SOFTMAX, (logits,), (log_probabilities,), saves=(log_probabilities,),
+        gradients=(Gradient.ALIAS,),
+        # What is left of the highest; its exponential, which goes when it is summed.
+        forward_scratch_bytes=(size, size, ~1, RESULT),
+    )  # fmt: skip
+    if log_probabilities.dtype is not DType.FP32 and t.autocast is not None:
+        log_probabilities = t.cast(log_probabilities, DType.FP32)
+    wide = allocated_bytes(log_probabilities.numel, log_probabilities.dtype)
+    loss, total_weight = (t.tensor(1, log_probabilities.dtype) for _ in range(2))
+    inputs: tuple[Tensor, ...] = (log_probabilities,)
+    gradients: tuple[int, ...] = (Gradient.FRESH,)
+    if labels is not None:
+        inputs += (labels,)
+        gradients += (Gradient.NONE,)
+    t.record(
+        OperationKind.NLL_LOSS, inputs, (loss, total_weight), saves=(*inputs, total_weight),
+        gradients=gradients,
+        # Zeros with the labels' entries, the probabilities, their sum, then the product.
+        backward_scratch_bytes=(wide, wide, wide, ~1, RESULT),
+    )  # fmt: skip
+    t.touch(logits)
+    return loss

@@ -1,0 +1,57 @@
+"""Records of DTensor's tensor parallelism as training setups, and the figures memplan gives for them."""
+
+from typing import Any
+
+from memplan.training.setup import TrainingSetup
+from tests.accuracy.sharding_records import account_of, figures_of
+
+_SIZES = {
+    "llama3-8b": (4096, 32, 8, 14336, 128256),
+    "llama3-70b": (8192, 64, 8, 28672, 128256),
+    "llama2-13b-like": (5120, 40, 40, 13824, 32000),
+}
+"""Hidden size, heads, key/value heads, network's width, vocabulary, as the records' README says."""
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """``llama3-8b x8 layers`` as a config."""
+    model, depth, *_ = name.split()
+    hidden, heads, kv_heads, width, vocabulary = _SIZES[model]
+    return {
+        "model_type": "llama", "hidden_size": hidden, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "intermediate_size": width, "vocab_size": vocabulary,
+        "num_hidden_layers": int(depth.removeprefix("x")), "tie_word_embeddings": False,
+        "max_position_embeddings": 8192, "architectures": ["LlamaForCausalLM"],
+    }  # fmt: skip
+
+
+def setup_of(settings: dict[str, Any]) -> TrainingSetup:
+    """A record's settings; kernels as fake tensors run them."""
+    data_parallel = settings["dp_fsdp2"]
+    options = {}
+    if data_parallel > 1:
+        options = {"reshard_after_forward": settings["reshard_after_forward"]}
+    precision = settings["precision"].replace("_", "-")
+    return TrainingSetup(
+        num_gpus=data_parallel * settings["tp"],
+        engine="fsdp" if data_parallel > 1 else "ddp",  # type: ignore[arg-type]
+        tensor_parallel=settings["tp"],
+        sequence_parallel=settings["sequence_parallel"],
+        loss_parallel=settings["loss_parallel"],
+        micro_batch_size=settings["b"],
+        seq_len=settings["s"],
+        precision={"amp": "bf16-amp"}.get(precision, precision),
+        optimizer=settings["optimizer"].replace("_", "-"),
+        checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
+        kernel_scratch=False,
+        engine_options=options,
+    )
+
+
+def predict_split(record: dict[str, Any]) -> dict[str, int]:
+    """The figures of a record, and the activations kept for backward."""
+    settings = record["settings"]
+    account = account_of(config_of(settings["model"]), setup_of(settings))
+    figures = figures_of(account)
+    del figures["peak_load"]
+    return figures
