@@ -104,9 +104,15 @@ def norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, *, groups: i
     """Normalize the last ``width`` elements as ``spec`` and the chosen kernel do.
 
     ``groups`` is how many different weights stand side by side in a row. The caller's variable holds
-    ``x`` until the norm returns.
+    ``x`` until the norm returns. A rank that has a share of the sequences has one of the weight's
+    gradient too.
     """
+    declared = len(t.segment.parameters)
     out = _norm(t, x, spec, name, width, groups)
+    group = t.options.tensor_parallel
+    if group is not None and group.sequence:
+        for weight in t.segment.parameters[declared:]:
+            weight.added_up = True
     t.touch(x)
     return out
 

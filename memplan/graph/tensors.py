@@ -99,8 +99,8 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "experts", "gathered_as", "gradient_numel", "module", "name", "of_adapter", "packed", "shape",
-        "unused",
+        "added_up", "experts", "gathered_as", "gradient_numel", "module", "name", "of_adapter", "packed",
+        "shape", "unused",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +134,8 @@ class Parameter(Tensor):
         """What it is when an engine has gathered it, where it is sharded."""
         self.gradient_numel = numel
         """Elements of the gradient that autograd makes: more where it makes those of other ranks too."""
+        self.added_up = False
+        """Its gradient is a rank's part of a sum over the ranks that have the rest of the sequences."""
         self.unused = False
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
         self.packed = packed
@@ -148,6 +150,11 @@ class Parameter(Tensor):
     def num_weights(self) -> int:
         """Elements of the weight that it is to the model [elements]."""
         return self.numel if self.packed is None else self.packed.numel
+
+    @property
+    def has_gradient_apart(self) -> bool:
+        """Whether its gradient is split otherwise than the weight: what steps or shards it makes another."""
+        return self.added_up or self.gradient_numel != self.numel
 
     @property
     def active_numel(self) -> int:

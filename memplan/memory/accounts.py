@@ -358,6 +358,8 @@ def _outline_of_parameter(parameter: Parameter) -> tuple[object, ...]:
         parameter.name,
         parameter.module,
         parameter.shape,
+        parameter.gradient_numel,
+        parameter.added_up,
         parameter.experts,
         parameter.dtype.num_bytes,
         parameter.requires_grad,

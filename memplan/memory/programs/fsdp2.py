@@ -381,6 +381,8 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         use.done = True
         unit, ledger = use.unit, self.ledger
         self._accumulate_whole(use)
+        if self.reduces:
+            self._match_shares(use)
         self._reshard(use)
         if not self.reduces:
             return
@@ -403,6 +405,19 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         use.gradients.clear()
         use.whole.clear()
 
+    def _match_shares(self, use: UnitUse) -> None:
+        """Gradients split over tensor-parallel ranks as their weights are (``_get_grad_inner_tensor``)."""
+        for table, dtype_of in (
+            (use.whole, self.formats.reduce_of), (use.gradients, self.formats.compute_of)
+        ):  # fmt: skip
+            for parameter, block in table.items():
+                if parameter.has_gradient_apart:
+                    size = allocated_bytes(parameter.numel, dtype_of(parameter))
+                    weight = parameter, use.copy
+                    made = self.ledger.allocate(size, 0, ComponentKind.GRADIENTS, weight)
+                    self.ledger.free(block)
+                    table[parameter] = made
+
     def _accumulate_whole(self, use: UnitUse) -> None:
         """Under ``no_sync`` gradients are cast to the format they are reduced in, and added."""
         if self.reduces and not use.whole:
@@ -412,7 +427,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             return
         for parameter, block in list(use.gradients.items()):
             if parameter not in use.whole:
-                size = allocated_bytes(parameter.numel, formats.reduce_of(parameter))
+                size = allocated_bytes(parameter.gradient_numel, formats.reduce_of(parameter))
                 weight = parameter, use.copy
                 use.whole[parameter] = ledger.allocate(size, 0, ComponentKind.GRADIENTS, weight)
             ledger.free(block)
