@@ -5,15 +5,11 @@ _FROZEN = "--freeze, which says what is not trained"
 
 NOT_MODELLED = {
     **dict.fromkeys(
-        ("tensor-parallel", "tensor-parallel-size", "tensor-model-parallel-size", "tp", "tp-size"),
-        ("tensor parallelism is", _FULL_SHARD),
-    ),
-    **dict.fromkeys(
         ("pipeline-parallel", "pipeline-parallel-size", "pipeline-model-parallel-size", "pp"),
         ("pipeline parallelism is", _FULL_SHARD),
     ),
     **dict.fromkeys(
-        ("context-parallel", "context-parallel-size", "cp", "sequence-parallel", "sp"),
+        ("context-parallel", "context-parallel-size", "cp"),
         ("parallelism over the sequence is", "--checkpointing full, which keeps less of it"),
     ),
     **dict.fromkeys(("expert-parallel", "ep"), ("expert parallelism is", _FULL_SHARD)),
@@ -21,6 +17,10 @@ NOT_MODELLED = {
 """Name -> what it is, and the nearest that is modelled."""
 
 RENAMED = {
+    **dict.fromkeys(
+        ("tensor-parallel-size", "tensor-model-parallel-size", "tp-size"), "--tensor-parallel"
+    ),
+    **dict.fromkeys(("sp",), "--sequence-parallel"),
     **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
     **dict.fromkeys(
         ("quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8", "qlora"),

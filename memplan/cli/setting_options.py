@@ -58,6 +58,22 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="Tokens of a target sequence.",
     ),
     SettingOption(
+        flag="--tensor-parallel", also=("--tp",), field="tensor_parallel", kind=int, default=1,
+        metavar="N",
+        help_text="GPUs that split each layer between them (DTensor), with --engine fsdp, or ddp "
+        "where they are all.",
+        axis_help="GPUs that split each layer between them: 1,2,4,8.",
+    ),
+    SettingOption(
+        flag="--sequence-parallel", field="sequence_parallel", kind=bool, default=False,
+        metavar=None,
+        help_text="Between the split blocks each of them has a share of every sequence.",
+    ),
+    SettingOption(
+        flag="--loss-parallel", field="loss_parallel", kind=bool, default=False, metavar=None,
+        help_text="The logits stay split over the vocabulary.",
+    ),
+    SettingOption(
         flag="--fp8", field="fp8", default="none", metavar="RECIPE",
         help_text="Linear layers in fewer bits: torchao-tensorwise, torchao-rowwise, "
         "torchao-rowwise-with-gw-hp, te-delayed, te-current, te-mxfp8 or te-nvfp4.",

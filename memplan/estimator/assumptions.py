@@ -37,11 +37,18 @@ def assumptions_of(
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
+        *_split(resolved),
         *_adapter(resolved),
         *base_words(model, asked, resolved),
         *_loading(asked, resolved),
         *_overrides(resolved),
     )
+
+
+def _split(resolved: TrainingSetup) -> tuple[str, ...]:
+    """Over how many ranks each layer is split, and what else is."""
+    group = resolved.split_over
+    return () if group is None else (group.words,)
 
 
 def _adapter(resolved: TrainingSetup) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """The FLOPs of a training setup, from the tape that its memory is read off."""
 
+from dataclasses import replace
+
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
 from memplan.errors import UnsupportedOperationError
 from memplan.estimator.recording import tape_options
@@ -23,7 +25,7 @@ def estimate_flops(
     not written down.
     """
     resolved = setup.resolve(model.context_length)
-    tape = record_model(model, tape_options(resolved, gpu))
+    tape = record_model(model, replace(tape_options(resolved, gpu), tensor_parallel=None))
     counted = count_flops(tape, model, scores=scores)
     if not counted.total:
         msg = (

@@ -44,6 +44,10 @@ class Job:
             family=model.family,
         )
         resolved = on_its_base(model, resolved)
+        if resolved.is_split:
+            from memplan.estimator.split_model import check_split  # only where it is split
+
+            check_split(resolved)
         _refuse_kernels(resolved, gpu)
         _refuse_packing(resolved, model)
         walked = walked_on_card(model, tape_options(resolved, gpu))
@@ -159,10 +163,9 @@ def _refuse_unmodelled(setup: TrainingSetup) -> None:
                 "`engine='fsdp'` or `zero_stage=3`"
             )
             raise SetupError(msg)
-    for name in UNMODELLED_CHOICES:
-        if getattr(setup, name):
-            msg = f"{name}: is not modelled, as no tensor or pipeline parallelism is"
-            raise SetupError(msg)
+    if setup.pipeline_schedule is not None:
+        msg = "pipeline_schedule: is not modelled, as no pipeline parallelism is"
+        raise SetupError(msg)
 
 
 def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
@@ -216,10 +219,7 @@ def _refuse_packing(setup: TrainingSetup, model: ModelSpec) -> None:
         raise SetupError(msg)
 
 
-UNMODELLED_CHOICES = ("sequence_parallel", "loss_parallel", "pipeline_schedule")
-"""What comes with such a degree."""
 UNMODELLED_DEGREES = (
-    "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
-    "virtual_stages",
+    "pipeline_parallel", "context_parallel", "expert_parallel", "virtual_stages",
 )  # fmt: skip
 """Parallel degrees that a setup may name and no account holds yet: refused, never ignored."""

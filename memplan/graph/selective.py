@@ -18,7 +18,7 @@ def recomputes_core_attention(options: TapeOptions) -> bool:
 
 
 def kept_outputs(segment: Segment) -> frozenset[Storage]:
-    """Outputs of attention kernels and of the first, third, fifth ... linear layer.
+    """Outputs of attention kernels, of reduce-scatters, and of the first, third, fifth ... linear layer.
 
     torchtitan 0.3.0, distributed/activation_checkpoint.py, ``SelectiveAC``: matrix products are
     counted from 1 within each layer, and those with an even number are recomputed.
@@ -30,7 +30,7 @@ def kept_outputs(segment: Segment) -> frozenset[Storage]:
             products += 1
             if products % 2:
                 found.update(tensor.storage for tensor in operation.outputs)
-        elif operation.kind in ATTENTION_KERNELS:
+        elif operation.kind in ATTENTION_KERNELS or operation.kind is OperationKind.REDUCE_SCATTER:
             found.update(tensor.storage for tensor in operation.outputs)
     return frozenset(found)
 

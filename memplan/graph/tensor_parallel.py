@@ -29,15 +29,19 @@ def split_linear(
     split: Split,
 ) -> Tensor:
     """A linear layer of which a rank has its share, with the collectives before and behind it."""
+    declared = len(t.segment.parameters)
+    if split is Split.VOCABULARY:
+        x = gather_sequence(t, group, x)
+        out_features //= group.degree
+    if split is not Split.ROW:
+        x = copied_to_ranks(t, group, x)
+    out = linear(t, x, name, in_features, out_features, bias=bias)
+    for weight in t.segment.parameters[declared:]:
+        # A row's bias is the same on all: it is added once.
+        weight.ranks = 1 if split is Split.ROW and len(weight.shape) == 1 else group.degree
     if split is Split.ROW:
-        out = linear(t, x, name, in_features, out_features, bias=bias)
         return add_up(t, group, out)
-    if split is Split.COLUMN:
-        given = copied_to_ranks(t, group, x)
-        return linear(t, given, name, in_features, out_features, bias=bias)
-    given = copied_to_ranks(t, group, gather_sequence(t, group, x))
-    out = linear(t, given, name, in_features, out_features // group.degree, bias=bias)
-    return out if group.loss else join_columns(t, group, out)
+    return out if split is Split.COLUMN or group.loss else join_columns(t, group, out)
 
 
 def split_product(
@@ -119,6 +123,7 @@ def token_table(t: Tape, group: TensorParallel, num_rows: int, width: int, *, ti
     ``embedding_dense_backward_strategy``). A tied one is added to the output matrix's, which is split.
     """
     table = t.parameter("embed_tokens.weight", num_rows // group.degree, width)
+    table.ranks = group.degree
     if not tied:
         table.gradient_numel = num_rows * width
     return table

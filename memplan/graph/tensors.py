@@ -95,12 +95,13 @@ class PackedMatrix:
 class Parameter(Tensor):
     """A weight: a leaf whose gradient outlives the backward pass.
 
-    Shape, elements and format are those of the tensor in memory: of a quantized one, its codes.
+    Shape, elements and format are those of the tensor in memory: of a quantized one, its codes; of one
+    that is split over ranks, a rank's part.
     """
 
     __slots__ = (
         "added_up", "experts", "gathered_as", "gradient_numel", "module", "name", "of_adapter", "packed",
-        "shape", "unused",
+        "ranks", "shape", "unused",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +135,8 @@ class Parameter(Tensor):
         """What it is when an engine has gathered it, where it is sharded."""
         self.gradient_numel = numel
         """Elements of the gradient that autograd makes: more where it makes those of other ranks too."""
+        self.ranks = 1
+        """How many ranks have a part of the weight like this one each."""
         self.added_up = False
         """Its gradient is a rank's part of a sum over the ranks that have the rest of the sequences."""
         self.unused = False
@@ -148,8 +151,8 @@ class Parameter(Tensor):
 
     @property
     def num_weights(self) -> int:
-        """Elements of the weight that it is to the model [elements]."""
-        return self.numel if self.packed is None else self.packed.numel
+        """Elements of the weight that it is to the model, other ranks' parts with it [elements]."""
+        return self.ranks * (self.numel if self.packed is None else self.packed.numel)
 
     @property
     def has_gradient_apart(self) -> bool:

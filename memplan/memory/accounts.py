@@ -360,6 +360,7 @@ def _outline_of_parameter(parameter: Parameter) -> tuple[object, ...]:
         parameter.shape,
         parameter.gradient_numel,
         parameter.added_up,
+        parameter.ranks,
         parameter.experts,
         parameter.dtype.num_bytes,
         parameter.requires_grad,

@@ -171,8 +171,11 @@ class TrainingSetup:
     dropout: float | None = None
     """Every dropout probability; None: the config's own, in train mode."""
     tensor_parallel: int = 1
+    """GPUs over which heads, feed-forward networks and the vocabulary are split (DTensor)."""
     sequence_parallel: bool = False
+    """Between the split blocks each of them has a share of every sequence."""
     loss_parallel: bool = False
+    """The logits stay split over the vocabulary, and the loss is computed so."""
     pipeline_parallel: int = 1
     pipeline_schedule: PipelineSchedule | None = None
     """None: 1f1b, where there is a pipeline."""
@@ -312,6 +315,11 @@ class TrainingSetup:
         if engine is Engine.DEEPSPEED:
             return "ZeRO-3" if self.zero_stage is ZeroStage.PARAMETERS else ""
         return engine.value if engine in (Engine.FSDP, Engine.FSDP1) else ""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether anything is said of a model that is split over tensor-parallel ranks."""
+        return self.tensor_parallel > 1 or self.sequence_parallel or self.loss_parallel
 
     @property
     def split_over(self) -> TensorParallel | None:

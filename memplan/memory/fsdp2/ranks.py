@@ -11,4 +11,9 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     formats = UnitFormats.of(given, options, offloaded=False)
     runs = places_alike(find_units(given.tape, options, formats), formats.degree)
     num_ranks = given.setup.data_parallel
-    return [in_every_replica(run, degree=formats.degree, num_ranks=num_ranks) for run in runs]
+    kinds = [in_every_replica(run, degree=formats.degree, num_ranks=num_ranks) for run in runs]
+    # Ranks that split the layers between them stand side by side.
+    split = given.setup.tensor_parallel
+    return [
+        tuple(range(run.start * split, run.stop * split) for run in kind) for kind in kinds
+    ]

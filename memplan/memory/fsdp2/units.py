@@ -238,7 +238,7 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
             unit.largest_cast_numel, chunk if gathered_as is DType.FP8 else 0
         )
         shard_bytes = allocated_bytes(chunk, kept)
-        whole = allocated_bytes(parameter.numel, kept)
+        whole = allocated_bytes(parameter.numel * parameter.ranks, kept)
         unit.shard_bytes += shard_bytes
         unit.shards.append(chunk * kept.num_bytes)
         unit.whole_bytes += whole

@@ -75,7 +75,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.formats = UnitFormats.of(given, self.options, offloaded=self.offloaded)
         units = find_units(given.tape, self.options, self.formats)
         super().__init__(given, ledger, units, UnitUse, workspace_bytes=workspace_bytes)
-        self.place = rank % self.formats.degree
+        self.place = rank // given.setup.tensor_parallel % self.formats.degree
         """Among the ranks over which the parameters are spread."""
         self.root = self._single(self.units.root)
         self.tail = self._single(self.units.tail)

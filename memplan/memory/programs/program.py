@@ -249,7 +249,7 @@ class Program:
 
     def host_memory(self) -> HostMemory:
         """CPU RAM: the model while it is loaded, and its share of what one rank writes for all."""
-        whole = sum(weight[0].storage.num_bytes for weight in self.weights)
+        whole = sum(each.storage.num_bytes * each.ranks for each, _ in self.weights)
         share = ceil_div(whole, self.given.setup.gpus_per_node)
         return HostMemory(load_bytes=whole, save_bytes=share)
 
