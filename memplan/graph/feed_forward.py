@@ -19,9 +19,7 @@ def feed_forward(
     if spec.gated:
         middle, halves = _gated(t, x, spec, hidden_size, name)
     else:
-        up = linear(
-            t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias, split=Split.COLUMN
-        )
+        up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias, split=Split.COLUMN)
         middle = _activated(t, up, spec.activation, name)
         t.touch(up)
         if spec.place is NetworkPlace.NESTED:

@@ -56,7 +56,9 @@ def _divided(size: int, degree: int, what: str) -> int:
 def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
     """Refuse what is not one decoder over a plain token table."""
     if len(model.stacks) != 1 or model.task is not Task.CAUSAL_LM:
-        _refuse(model, f"only decoders with a language model's head are, and this is {model.task.value}")
+        _refuse(
+            model, f"only decoders with a language model's head are, and this is {model.task.value}"
+        )
     stack = model.stacks[0]
     if model.tables or stack.convolution is not None or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
@@ -68,7 +70,13 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
 
 
 def _is_plain(spec: EmbeddingSpec) -> bool:
-    odd = (spec.own_module, spec.prompts, spec.position_source, spec.patch_features, spec.extra_rows)
+    odd = (
+        spec.own_module,
+        spec.prompts,
+        spec.position_source,
+        spec.patch_features,
+        spec.extra_rows,
+    )
     return not any(odd)
 
 
@@ -104,9 +112,7 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
     return not any(odd)
 
 
-def _local_attention(
-    model: ModelSpec, spec: AttentionSpec, group: TensorParallel
-) -> AttentionSpec:
+def _local_attention(model: ModelSpec, spec: AttentionSpec, group: TensorParallel) -> AttentionSpec:
     degree = group.degree
     heads = _divided(spec.num_heads, degree, f"{model.name}'s number of heads")
     kv_heads = _divided(spec.num_kv_heads, degree, f"{model.name}'s number of key/value heads")

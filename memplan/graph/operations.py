@@ -35,9 +35,12 @@ def linear(
     """
     group = t.options.tensor_parallel
     if group is not None and split is not Split.WHOLE:
-        from memplan.graph.tensor_parallel import split_linear  # only then
+        from memplan.graph.tensor_parallel import split_product  # only then
 
-        return split_linear(t, group, x, name, in_features, out_features, bias=bias, split=split)
+        def product(given: Tensor, width: int) -> Tensor:
+            return linear(t, given, name, in_features, width, bias=bias)
+
+        return split_product(t, group, x, split, out_features, product)
     weight = t.matrix(f"{name}.weight", out_features, in_features)
     bias_parameter = t.bias(f"{name}.bias", weight) if bias else None
     if t.options.fp8 is not Fp8Recipe.NONE and weight.packed is None:

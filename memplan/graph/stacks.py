@@ -101,4 +101,7 @@ def _through_table(t: Tape, x: Tensor, table: Parameter, bias: Parameter | None)
         return matmul_weight(t, x, table, bias, module="lm_head")
     from memplan.graph.tensor_parallel import split_product  # only then
 
-    return split_product(t, group, x, table, bias)
+    def product(given: Tensor, num_rows: int) -> Tensor:  # noqa: ARG001  (they are the table's)
+        return matmul_weight(t, given, table, bias, module="lm_head")
+
+    return split_product(t, group, x, Split.VOCABULARY, table.shape[0] * group.degree, product)

@@ -7,9 +7,10 @@ the model's own specs give are a rank's already (``memplan.graph.local_model``).
 A gradient that a collective makes is a tensor subclass that autograd never adds to in place.
 """
 
+from collections.abc import Callable
+
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, matmul_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
@@ -17,40 +18,31 @@ from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.training.parallelism import TensorParallel
 
 
-def split_linear(
+def split_product(
     t: Tape,
     group: TensorParallel,
     x: Tensor,
-    name: str,
-    in_features: int,
-    out_features: int,
-    *,
-    bias: bool,
     split: Split,
+    num_outputs: int,
+    product: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
-    """A linear layer of which a rank has its share, with the collectives before and behind it."""
+    """A product of which a rank has its share, with the collectives before and behind it.
+
+    ``product`` is of the input and the number of outputs, which of a vocabulary is whole here.
+    """
     declared = len(t.segment.parameters)
     if split is Split.VOCABULARY:
         x = gather_sequence(t, group, x)
-        out_features //= group.degree
+        num_outputs //= group.degree
     if split is not Split.ROW:
         x = copied_to_ranks(t, group, x)
-    out = linear(t, x, name, in_features, out_features, bias=bias)
+    out = product(x, num_outputs)
     for weight in t.segment.parameters[declared:]:
         # A row's bias is the same on all: it is added once.
         weight.ranks = 1 if split is Split.ROW and len(weight.shape) == 1 else group.degree
     if split is Split.ROW:
         return add_up(t, group, out)
     return out if split is Split.COLUMN or group.loss else join_columns(t, group, out)
-
-
-def split_product(
-    t: Tape, group: TensorParallel, x: Tensor, table: Parameter, bias: Parameter | None
-) -> Tensor:
-    """Logits of a rank's rows of a tied token table, joined unless the loss is split too."""
-    given = copied_to_ranks(t, group, gather_sequence(t, group, x))
-    out = matmul_weight(t, given, table, bias, module="lm_head")
-    return out if group.loss else join_columns(t, group, out)
 
 
 def gather_sequence(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
@@ -115,7 +107,9 @@ def _joined(t: Tape, num_bytes: int) -> tuple[int, ...]:
     return (num_bytes, RESULT) if t.options.batch_size > 1 else ()
 
 
-def token_table(t: Tape, group: TensorParallel, num_rows: int, width: int, *, tied: bool) -> Parameter:
+def token_table(
+    t: Tape, group: TensorParallel, num_rows: int, width: int, *, tied: bool
+) -> Parameter:
     """A rank's rows of the token table.
 
     Its gradient is made whole on every rank, since the gradient of what was looked up is: the optimizer,

@@ -41,9 +41,7 @@ def project(
     return query, key, value
 
 
-def _column(
-    t: Tape, x: Tensor, name: str, hidden: int, width: int, *, bias: bool
-) -> Tensor:
+def _column(t: Tape, x: Tensor, name: str, hidden: int, width: int, *, bias: bool) -> Tensor:
     """One of them: a rank has some of the heads."""
     return linear(t, x, f"self_attn.{name}", hidden, width, bias=bias, split=Split.COLUMN)
 

@@ -65,7 +65,13 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         frame = []
         context.attention_frame = (out, x)
     out = linear(
-        t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias, split=Split.ROW
+        t,
+        out,
+        "self_attn.o_proj",
+        width,
+        context.hidden_size,
+        bias=spec.output_bias,
+        split=Split.ROW,
     )
     t.touch(query, key, value, *frame, x)
     if gate is not None:

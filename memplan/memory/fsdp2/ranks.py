@@ -14,6 +14,4 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     kinds = [in_every_replica(run, degree=formats.degree, num_ranks=num_ranks) for run in runs]
     # Ranks that split the layers between them stand side by side.
     split = given.setup.tensor_parallel
-    return [
-        tuple(range(run.start * split, run.stop * split) for run in kind) for kind in kinds
-    ]
+    return [tuple(range(run.start * split, run.stop * split) for run in kind) for kind in kinds]
