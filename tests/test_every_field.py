@@ -54,9 +54,9 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "loss": ({}, "fused_linear"),
     "packing": ({"micro_batch_size": 2}, "padding_free"),
     "dropout": ({}, 0.1),
-    "tensor_parallel": ({"num_gpus": 8}, 2),
-    "sequence_parallel": ({"num_gpus": 8}, True),
-    "loss_parallel": ({"num_gpus": 8}, True),
+    "tensor_parallel": ({"num_gpus": 8, "engine": "fsdp"}, 2),
+    "sequence_parallel": ({"num_gpus": 8, "engine": "fsdp"}, True),
+    "loss_parallel": ({"num_gpus": 8, "engine": "fsdp"}, True),
     "pipeline_parallel": ({"num_gpus": 8}, 2),
     "pipeline_schedule": ({"num_gpus": 8}, "gpipe"),
     "virtual_stages": ({"num_gpus": 8}, 2),
@@ -127,6 +127,7 @@ ACCELERATE_FILE = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n
 CARD = ("--gpu", "a100-80gb")
 MODEL = ("MODEL",)
 JOB = (*MODEL, *CARD, "--gpus", "8")
+SPLIT = (*JOB, "--engine", "fsdp", "--tensor-parallel", "2")
 Words = tuple[str, ...]
 Entry = tuple[Words, Words]
 """What a command is called with, and what is added; FILE names are written before."""
@@ -165,6 +166,9 @@ TRAINED: dict[str, Entry] = {
     "kernels": (JOB, ("--kernels", "torchtitan")),
     "attention": (JOB, ("--attention", "eager")),
     "norm": (JOB, ("--norm", "fused")),
+    "tensor_parallel": ((*JOB, "--engine", "fsdp"), ("--tensor-parallel", "2")),
+    "sequence_parallel": (SPLIT, ("--sequence-parallel",)),
+    "loss_parallel": (SPLIT, ("--loss-parallel",)),
     "fp8": (JOB, ("--fp8", "te-current")),
     "mlp": (JOB, ("--mlp", "fused")),
     "rotary": (JOB, ("--rotary", "liger")),
