@@ -63,7 +63,8 @@ PLAN_PANEL = "Goal"
 
 @takes_setting_axes(
     without={
-        "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing"
+        "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing",
+        "tensor_parallel",
     }
 )  # fmt: skip
 def plan(

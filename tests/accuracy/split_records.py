@@ -2,8 +2,12 @@
 
 from typing import Any
 
+from memplan.estimator.recording import record_and_walk, tape_options
+from memplan.memory.accounts import rank_account
+from memplan.memory.rank import RankInput
+from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
-from tests.accuracy.sharding_records import account_of, figures_of
+from tests.accuracy.sharding_records import figures_of
 
 _SIZES = {
     "llama3-8b": (4096, 32, 8, 14336, 128256),
@@ -51,7 +55,12 @@ def setup_of(settings: dict[str, Any]) -> TrainingSetup:
 def predict_split(record: dict[str, Any]) -> dict[str, int]:
     """The figures of a record, and the activations kept for backward."""
     settings = record["settings"]
-    account = account_of(config_of(settings["model"]), setup_of(settings))
-    figures = figures_of(account)
+    model = load_model(record.get("config") or config_of(settings["model"]), "causal-lm")
+    resolved = setup_of(settings).resolve(model.context_length)
+    tape, passes = record_and_walk(model, tape_options(resolved, None))
+    figures = figures_of(rank_account(RankInput(tape=tape, passes=passes, setup=resolved), rank=0))
     del figures["peak_load"]
+    if settings["reshard_after_forward"] is not False:
+        # Where gathered weights outlive the forward pass a record counts them too.
+        figures["activations"] = passes.after_forward.total_bytes
     return figures
