@@ -1,0 +1,119 @@
+"""A model split over tensor-parallel ranks: what a rank has of it, and which collectives run."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.errors import SetupError
+from memplan.graph.counts import total_parameters, trainable_parameters
+from memplan.graph.model import record_model
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
+from memplan.training.parallelism import TensorParallel
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+PLAIN = TensorParallel(degree=4)
+WHOLE = TensorParallel(degree=4, sequence=True, loss=True)
+COLLECTIVES = (
+    OperationKind.ALL_GATHER, OperationKind.ALL_REDUCE, OperationKind.REDUCE_SCATTER,
+    OperationKind.COPY_TO_RANKS,
+)  # fmt: skip
+
+
+def tape_of(group: TensorParallel | None, **config: Any) -> Tape:
+    model = memplan.load_model({**LLAMA, **config})
+    return record_model(model, TapeOptions(seq_len=64, tensor_parallel=group))
+
+
+def shapes(tape: Tape) -> dict[str, tuple[int, ...]]:
+    return {each.name: each.shape for segment in tape.segments for each in segment.parameters}
+
+
+def test_a_rank_has_its_heads_columns_rows_and_words() -> None:
+    found = shapes(tape_of(PLAIN))
+    assert found["embed_tokens.weight"] == found["lm_head.weight"] == (250, 256)
+    assert found["self_attn.q_proj.weight"] == (64, 256)
+    assert found["self_attn.k_proj.weight"] == (32, 256)
+    assert found["self_attn.o_proj.weight"] == (256, 64)
+    assert found["mlp.up_proj.weight"] == (128, 256)
+    assert found["mlp.down_proj.weight"] == (256, 128)
+    assert found["norm.weight"] == (256,)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_model_is_counted_whole(tied: bool) -> None:
+    whole, rank = (tape_of(group, tie_word_embeddings=tied) for group in (None, WHOLE))
+    assert total_parameters(rank) == total_parameters(whole)
+    assert trainable_parameters(rank) == trainable_parameters(whole)
+
+
+def collectives(tape: Tape, segment: int) -> Counter[OperationKind]:
+    kinds = [operation.kind for operation in tape.segments[segment].operations]
+    return Counter(kind for kind in kinds if kind in COLLECTIVES)
+
+
+def test_each_split_layer_adds_up_by_itself() -> None:
+    """Five columns read the same tensor on every rank, two rows are added up."""
+    found = collectives(tape_of(PLAIN), 1)
+    assert found == {OperationKind.COPY_TO_RANKS: 5, OperationKind.ALL_REDUCE: 2}
+
+
+def test_with_shares_of_the_sequence_each_block_gathers_once() -> None:
+    found = collectives(tape_of(WHOLE), 1)
+    assert found == {OperationKind.ALL_GATHER: 2, OperationKind.REDUCE_SCATTER: 2}
+
+
+@pytest.mark.parametrize(("group", "gathers"), [(PLAIN, 1), (WHOLE, 1)])
+def test_logits_are_joined_unless_the_loss_is_split(group: TensorParallel, gathers: int) -> None:
+    """With both, what is gathered is the sequence, before the output matrix."""
+    tape = tape_of(group)
+    assert collectives(tape, -1)[OperationKind.ALL_GATHER] == gathers
+    assert tape.returned[0].numel == 64 * (250 if group.loss else 1000)
+
+
+def test_the_gradient_of_the_table_is_whole() -> None:
+    table = tape_of(PLAIN).segments[0].parameters[0]
+    assert (table.numel, table.gradient_numel) == (250 * 256, 1000 * 256)
+    tied = tape_of(PLAIN, tie_word_embeddings=True).segments[0].parameters[0]
+    assert tied.gradient_numel == tied.numel
+
+
+def test_norms_have_a_part_of_a_sum_on_shares_of_the_sequence() -> None:
+    for group, expected in ((PLAIN, False), (WHOLE, True)):
+        layer = tape_of(group).segments[1]
+        assert {each.added_up for each in layer.parameters if "norm" in each.name} == {expected}
+        assert not any(each.added_up for each in layer.parameters if "proj" in each.name)
+
+
+@pytest.mark.parametrize(
+    ("config", "group", "words"),
+    [
+        ({"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 384}, PLAIN,
+         "number of heads is 6, which 4 ranks cannot share evenly: 6 = 4 x 1 + 2"),
+        ({"num_key_value_heads": 2}, PLAIN, "key/value heads is 2, which 4 ranks"),
+        ({"intermediate_size": 510}, PLAIN, "510 = 4 x 127 + 2"),
+        ({"vocab_size": 1001}, PLAIN, "vocabulary is 1001, which 4 ranks"),
+        ({}, TensorParallel(degree=3, sequence=True), "1000 = 3 x 333 + 1"),
+        ({"vocab_size": 1024}, TensorParallel(degree=128, sequence=True), "seq_len"),
+    ],
+)  # fmt: skip
+def test_a_degree_that_does_not_divide_is_refused(
+    config: dict[str, Any], group: TensorParallel, words: str
+) -> None:
+    with pytest.raises(SetupError) as error:
+        tape_of(group, **config)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["t5-small", "gpt2", "bert-base-uncased", "mixtral-8x7b"])
+def test_what_is_not_split_is_refused_by_name(name: str) -> None:
+    with pytest.raises(SetupError, match="tensor_parallel: is not modelled for"):
+        record_model(memplan.load_model(name), TapeOptions(seq_len=64, tensor_parallel=PLAIN))
