@@ -339,8 +339,9 @@ class Estimate(Displayed):
 
 
 def num_communicators(setup: TrainingSetup) -> int:
-    """NCCL's communicators: one, and one more where shards are replicated too."""
-    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID)
+    """NCCL's communicators: one, and one more where shards are replicated, or layers split, too."""
+    splits_too = setup.tensor_parallel > 1 and setup.data_parallel > 1
+    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too
 
 
 PHASE_NAMES = ("load", "first step", "forward", "backward", "step", "save")

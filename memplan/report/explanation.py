@@ -358,6 +358,17 @@ class _SizeNames:
         self.batch = options.batch_size
         self.lengths = dict.fromkeys((options.seq_len, options.target_seq_len))
         self.widths: dict[int, str] = {}
+        self.share: tuple[int, int] | None = None
+        """A rank's tokens between split blocks, and how many numbers it then has of hidden states."""
+        group = options.tensor_parallel
+        if group is not None:
+            from memplan.graph.local_model import local_model  # only where it is split
+
+            model = local_model(model, options, group)
+            self._name(model.vocab_size // group.degree, "of the vocabulary")
+            if group.sequence:
+                tokens = options.batch_size * options.seq_len // group.degree
+                self.share = tokens, tokens * model.hidden_size
         self.heads: dict[int, None] = {}
         for stack in model.stacks:
             for run in stack.runs:
@@ -382,6 +393,9 @@ class _SizeNames:
     def formula(self, tensor: Tensor) -> str:
         """``2048 tokens x 4096 (hidden) x 2 B (bf16)``."""
         size = f"{tensor.dtype.num_bytes} B ({tensor.dtype.label})"
+        if self.share is not None and tensor.numel == self.share[1]:
+            tokens, hidden = self.share
+            return f"{tokens} tokens x {hidden // tokens} (hidden) x {size}"
         for length in self.lengths:
             scores = next(
                 (heads for heads in self.heads

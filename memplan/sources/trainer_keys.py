@@ -211,7 +211,7 @@ STOPPED: Mapping[str, str] = {
     "no_cuda": "there is no GPU memory to plan on a CPU",
     "use_mps_device": "there is no GPU memory to plan on that device",
     "use_cpu": "there is no GPU memory to plan on a CPU",
-    "tp_size": "tensor parallelism is not modelled; leave it out",
+    "tp_size": "older versions had it; write tensor_parallel in the setup",
     "mp_parameters": "model parallelism of SageMaker is not modelled; leave it out",
     "sharded_ddp": "write fsdp",
     "torchdynamo": "write torch_compile_backend",

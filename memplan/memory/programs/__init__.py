@@ -45,6 +45,10 @@ def program_of(
             capacity_bytes=capacity_bytes,
         )
     assert engine is Engine.DDP, f"{engine}: no account either"
+    if given.setup.tensor_parallel > 1:
+        from memplan.memory.programs.split import SplitProgram
+
+        return SplitProgram(given, ledger, workspace_bytes=workspace_bytes)
     if given.setup.data_parallel == 1:
         return Program(given, ledger, workspace_bytes=workspace_bytes)
     from memplan.memory.programs.ddp import DdpProgram

@@ -10,7 +10,7 @@ from typing import Protocol
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.graph.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
 from memplan.memory.ledger import Block, Ledger, Part
@@ -18,7 +18,6 @@ from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
-from memplan.training.optimizers import Optimizer
 from memplan.units import ceil_div
 
 Weight = tuple[Parameter, int]
@@ -182,23 +181,6 @@ class Program:
             self._let_go_of_gradient(weights[number], block)
 
         self.optimizer.step(tensors, of=TRAINED, first=first, gradients=replace)
-        self._match_gradients(parameter for parameter, _ in weights)
-
-    def _match_gradients(self, parameters: Iterable[Parameter]) -> None:
-        """What an update makes of gradients that are split otherwise than their weights.
-
-        DTensor does so for each operation, and anew for each argument (torch 2.13,
-        torch/distributed/tensor/_dispatch.py): foreach's ``addcmul_`` is given them twice.
-        """
-        blocks = [
-            allocated_bytes(parameter.numel, parameter.dtype)
-            for parameter in parameters
-            if parameter.has_gradient_apart
-        ]
-        if blocks:
-            times = GRADIENT_ARGUMENTS.get(self.given.setup.optimizer, 1)
-            name = "gradients split as their weights are"
-            self.ledger.use(*blocks * times, kind=ComponentKind.TEMPORARIES, name=name)
 
     def _leaves_gpu(self, parameter: Parameter) -> bool:
         """Whether its gradient goes to the CPU at once."""
@@ -332,5 +314,3 @@ def is_trained(parameter: Parameter) -> bool:
 
 
 TRAINED = "every trained parameter"
-GRADIENT_ARGUMENTS = {Optimizer.ADAMW_FOREACH: 2}
-"""How often an optimizer's hungriest operation is given the gradients, where it is more than once."""

@@ -219,6 +219,9 @@ def _parallelism(setup: TrainingSetup) -> dict[str, object]:
     if setup.pipeline_parallel > 1 or setup.expert_parallel > 1:
         msg = "accelerate has no pipeline or expert parallelism"
         raise refuse(msg)
+    if setup.sequence_parallel or setup.loss_parallel:
+        msg = "accelerate splits layers without sequence_parallel and loss_parallel: leave them out"
+        raise refuse(msg)
     replicas = dict(setup.engine_options).get("data_parallel_replicate_degree", 1)
     if setup.fsdp_strategy is FsdpStrategy.HYBRID and setup.chosen_engine is Engine.FSDP:
         replicas = setup.nodes if replicas == 1 else replicas

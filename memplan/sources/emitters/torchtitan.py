@@ -73,6 +73,12 @@ def _parallelism(setup: TrainingSetup) -> dict[str, object]:
         "parallelism.expert_parallel_degree": setup.expert_parallel,
     }
     used = {name: degree for name, degree in degrees.items() if degree != 1}
+    if setup.tensor_parallel > 1:
+        if not setup.sequence_parallel:
+            msg = "torchtitan splits layers with sequence_parallel alone: give it beside tensor_parallel"
+            raise refuse(msg)
+        if not setup.loss_parallel:
+            used["parallelism.disable_loss_parallel"] = True
     engine = setup.chosen_engine
     if engine is Engine.DDP:
         return {names[0]: setup.data_parallel, names[1]: 1, **used}
