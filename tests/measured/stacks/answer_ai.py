@@ -31,5 +31,10 @@ def fsdp_qlora(record: Record) -> Run:
         setup |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
     if is_quantized:
         setup["quantize"] = "nf4"
-        setup["engine_options"] = {"compute_dtype": "bf16", "prepare_for_kbit": False}
+        setup["engine_options"] = {
+            "compute_dtype": "bf16",
+            "quant_storage": "bf16",
+            "double_quant": False,
+            "prepare_for_kbit": False,
+        }
     return Run(model=model_of(record), gpu=card_of(record), setup=setup, cited=CITED)

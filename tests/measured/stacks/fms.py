@@ -78,6 +78,8 @@ def _precision(record: Record, configuration: str) -> Settings:
             "compute_dtype": half,
             "prepare_for_kbit": is_prepared,
         }
+        if record["n_gpus"] > 1:
+            settings["engine_options"]["quant_storage"] = half
     elif "gptq" in configuration:
         settings["quantize"] = "gptq"
     return settings

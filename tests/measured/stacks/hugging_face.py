@@ -16,13 +16,16 @@ CONTEXT_BYTES = 1343 * MIB
 
 OPTIMIZERS = (
     ("Adafactor", "adafactor"),
-    ("Adam8bit", "adamw_bnb_8bit"),
-    ("AdamW", "adamw-foreach"),
+    ("Adam8bit", "bnb-adamw-8bit"),
+    ("AdamW", "adamw-loop"),
 )
 
 
 def documentation(record: Record) -> Run:
-    """A row of the table in ``perf_train_gpu_one.mdx`` (commit 98513dfd0db6): bert-large, HF Trainer."""
+    """A row of the table in ``perf_train_gpu_one.mdx`` (commit 98513dfd0db6): bert-large, HF Trainer.
+
+    Its default optimizer was transformers' own AdamW, parameter by parameter (``optim="adamw_hf"``).
+    """
     is_autocast = record["precision"].startswith("autocast")
     optimizer = next(name for word, name in OPTIMIZERS if word in record["optimizer"] + "AdamW")
     setup = basics(record) | {
