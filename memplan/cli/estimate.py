@@ -53,6 +53,7 @@ from memplan.cli.training_options import (
     OffloadOption,
     OffloadParamOption,
     PrecisionOption,
+    PresetOption,
     SetupFileOption,
     TrainingArgumentsOption,
     ZeroOption,
@@ -92,6 +93,7 @@ def estimate(
     global_batch_size: GlobalBatchOption = None,
     precision: PrecisionOption = None,
     setup_file: SetupFileOption = None,
+    preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
     deepspeed_config: DeepSpeedConfigOption = None,
     accelerate_config: AccelerateConfigOption = None,
@@ -160,7 +162,7 @@ def estimate(
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.hardware import chosen_gpus, node_memory
-    from memplan.cli.setup_files import read_base
+    from memplan.cli.setup_files import model_of, read_base
     from memplan.cli.unused import refuse_unused, refuse_without
     from memplan.sources.models import load_model
 
@@ -206,7 +208,7 @@ def estimate(
             output_format=output_format,
         )
         return
-    if spec is None:
+    if spec is None and setup_file is None:
         from memplan.errors import UsageError
 
         msg = "name a MODEL (memplan models lists the built-in ones), or give --params"
@@ -227,20 +229,31 @@ def estimate(
         }  # fmt: skip
         given |= {name: value for name, value in named.items() if value is not None}
         engine = precision = zero = fsdp_strategy = None
-    base = read_base(
-        given,
-        named={"engine": engine, "precision": precision},
-        setup_file=setup_file,
-        training_args=training_args,
-        deepspeed_config=deepspeed_config,
-        accelerate_config=accelerate_config,
-    )
     engines = [None] if engine is None else [part.strip() for part in engine.split(",")]
+    bases = {
+        each: read_base(
+            given,
+            named={"engine": each or (zero and "deepspeed"), "precision": precision},
+            setup_file=setup_file,
+            preset=preset,
+            training_args=training_args,
+            deepspeed_config=deepspeed_config,
+            accelerate_config=accelerate_config,
+        )
+        for each in engines
+    }
+    base = bases[engines[0]]
+    if spec is None:
+        named_model = model_of(base, setup_file)
+        spec = load_model(
+            named_model, task, family=family, num_labels=num_labels, revision=revision, token=token,
+            allow_guess=allow_guess, allow_unknown_keys=allow_unknown_keys,
+        )  # fmt: skip
     setups = [
         setup
         for each in engines
         for setup in _setups(
-            base,
+            bases[each],
             precision=precision,
             engine=each,
             zero=zero if _is_of(each, "deepspeed", engines) else None,

@@ -43,6 +43,7 @@ from memplan.cli.sweep_options import (
 )
 from memplan.cli.terminal import say
 from memplan.cli.training_options import (
+    PresetOption,
     SetupFileOption,
     TrainingArgumentsOption,
 )
@@ -123,6 +124,7 @@ def plan(
     checkpointing: CheckpointingAxis = None,
     settings: Values = NO_SETTINGS,
     setup: SetupFileOption = None,
+    preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
@@ -148,7 +150,7 @@ def plan(
     from memplan.sources.models import load_model
 
     changes = {"seq_len": seq_len, **setting_fields(settings)}
-    base = _laid_over(base_setup(setup, training_args), changes)
+    base = _laid_over(base_setup(setup, training_args, preset), changes)
     wanted = _objective(ctx, objective, maximize)
     if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
         if "batch_size" in given_options(ctx):

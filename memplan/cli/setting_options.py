@@ -79,20 +79,33 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     ),
     SettingOption(
         flag="--attention", field="attention", kind=str | None,
-        help_text="Attention kernel: eager, sdpa or flash.",
-        axis_help="eager, sdpa, flash.",
+        help_text="Attention kernel: eager, sdpa, flash or flash3.",
+        axis_help="eager, sdpa, flash, flash3.",
     ),
     SettingOption(
-        flag="--norm", field="norm", kind=str | None, help_text="Norm kernel: eager or fused."
+        flag="--norm", field="norm", kind=str | None,
+        help_text="Norm kernel: eager, fused (torch's), liger (in place) or liger_apart.",
     ),
     SettingOption(
         flag="--mlp", field="mlp", kind=str | None,
-        help_text="Feed-forward kernel: eager or fused.",
+        help_text="Feed-forward kernel: eager or fused (Liger's SwiGLU, GeGLU).",
+    ),
+    SettingOption(
+        flag="--rotary", field="rotary", kind=str | None,
+        help_text="Rotary kernel: eager, liger (in place) or complex (torchtitan's).",
     ),
     SettingOption(
         flag="--loss", field="loss", kind=str | None,
-        help_text="Loss kernel: eager, shifted, shifted_uncast, chunked, fused_linear, fused.",
-        axis_help="eager, shifted, chunked, fused_linear, ...",
+        help_text="Loss kernel: eager, shifted, shifted_uncast, fused (Megatron's), liger, "
+        "flash_attn, foak, unsloth; or one that is given the output matrix: fused_linear (Liger's), "
+        "cut (Apple's), chunked (torchtitan's), torchtune.",
+        axis_help="eager, fused_linear, liger, cut, chunked, foak, ...",
+    ),
+    SettingOption(
+        flag="--packing", field="packing", default="none", metavar="HOW",
+        help_text="How sequences lie in rows: none (padded), documents (several in a row) or "
+        "padding_free (all in one row).",
+        axis_help="none, documents, padding_free.",
     ),
     SettingOption(
         flag="--dropout", field="dropout", kind=float | None, metavar="P",

@@ -53,6 +53,7 @@ from memplan.cli.sweep_options import (
 from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
     EngineOptionOption,
+    PresetOption,
     SetupFileOption,
     TrainingArgumentsOption,
 )
@@ -92,6 +93,7 @@ def sweep(
     precision: PrecisionAxis = None,
     engine_option: EngineOptionOption = None,
     setup: SetupFileOption = None,
+    preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
@@ -144,8 +146,8 @@ def sweep(
 
     file = _read_file(model)
     base = file.grid.base if file is not None else None
-    if setup is not None or training_args is not None or base is None:
-        base = base_setup(setup, training_args)
+    if setup is not None or training_args is not None or preset is not None or base is None:
+        base = base_setup(setup, training_args, preset)
     if engine_option:
         base = replace(base, engine_options=parse_engine_options(engine_option))
     base = replace(base, **group_fields(settings))  # type: ignore[arg-type]

@@ -50,7 +50,21 @@ EngineOptionOption = Annotated[
     _option("--engine-option", "A setting of the engine's own; repeatable.", "KEY=VALUE"),
 ]
 SetupFileOption = Annotated[
-    str | None, _option("--setup", "A YAML file that holds a whole training setup.", "FILE")
+    str | None,
+    _option(
+        "--setup",
+        "A YAML file that holds a whole training setup, or a stack's own: axolotl, LLaMA-Factory, "
+        "TRL.",
+        "FILE",
+    ),
+]
+PresetOption = Annotated[
+    str | None,
+    _option(
+        "--preset",
+        "What a training stack does by default: axolotl, hf-trainer, llama-factory, trl-dpo, "
+        "trl-grpo, trl-sft.",
+    ),
 ]
 TrainingArgumentsOption = Annotated[
     str | None,

@@ -5,7 +5,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
-from memplan.training.kernels import KernelPreset
+from memplan.training.kernels import KernelPreset, Packing
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
     DEFAULT_SEQ_LEN_CAP,
@@ -63,6 +63,10 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"norm {setup.norm.value}")
     if setup.mlp is not None:
         found.append(f"mlp {setup.mlp.value}")
+    if setup.rotary is not None:
+        found.append(f"rotary {setup.rotary.value}")
+    if setup.packing is not Packing.NONE:
+        found.append(_packing(setup))
     if setup.dropout is not None:
         found.append(f"dropout {setup.dropout:g}")
     if setup.outputs_held:
@@ -78,6 +82,15 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         options.pop("zero_init", None)  # said by ``_loading``
     found += [f"{name} {value}" for name, value in options.items()]
     return found
+
+
+def _packing(setup: TrainingSetup) -> str:
+    """How many tokens a row has, and what tells its sequences apart."""
+    by = "cu_seqlens" if setup.chosen_kernels.attention.is_package else "a mask of every pair"
+    if setup.packing is Packing.DOCUMENTS:
+        return f"rows of several documents, told apart by {by}"
+    tokens = setup.micro_batch_size * (setup.seq_len or 1)
+    return f"without padding: one row of {tokens} tokens, its sequences told apart by {by}"
 
 
 def _kernels(setup: TrainingSetup) -> str:
@@ -142,6 +155,18 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
         notes.append(
             f"{model.name} holds {model.context_length} positions: {setup.seq_len} tokens would "
             "fail when it runs"
+        )
+    if setup.kernels is KernelPreset.LIGER:
+        from memplan.training.liger import liger_note  # only where Liger is asked for
+
+        notes += [note for note in [liger_note(model.family)] if note]
+    if setup.packing is not Packing.NONE and not setup.chosen_kernels.attention.is_package:
+        tokens = setup.seq_len or 1
+        if setup.packing is Packing.PADDING_FREE:
+            tokens *= setup.micro_batch_size
+        notes.append(
+            f"Sequences in one row of {tokens} tokens are told apart by a mask of every pair of "
+            "tokens, which each layer's attention is given: attention flash needs none"
         )
     if setup.compiled:
         notes.append(

@@ -25,7 +25,7 @@ from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
 from memplan.training.fp8 import Fp8Recipe
-from memplan.training.kernels import SelectivePolicy
+from memplan.training.kernels import Packing, SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS
 from memplan.training.sdpa import (
@@ -100,10 +100,14 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     """How the tape has to be written for a setup with every default filled in."""
     formats = PRECISIONS[setup.chosen_precision]
-    seq_len = setup.seq_len or 1
+    rows, seq_len = setup.micro_batch_size, setup.seq_len or 1
+    if setup.packing is Packing.PADDING_FREE:
+        rows, seq_len = 1, rows * seq_len
     return TapeOptions(
-        batch_size=setup.micro_batch_size,
+        batch_size=rows,
         seq_len=seq_len,
+        packing=setup.packing,
+        num_sequences=setup.micro_batch_size,
         target_seq_len=setup.target_seq_len or seq_len,
         weights=formats.weights,
         compute=formats.compute,

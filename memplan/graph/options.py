@@ -6,7 +6,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
-from memplan.training.kernels import Kernels
+from memplan.training.kernels import Kernels, Packing
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
@@ -22,6 +22,10 @@ class TapeOptions:
     batch_size: int = 1
     seq_len: int = 1
     target_seq_len: int = 1
+    packing: Packing = Packing.NONE
+    """How sequences lie in the rows."""
+    num_sequences: int = 1
+    """Of the micro-batch: where all lie in one row, more than there are rows."""
     weights: DType = DType.FP32
     compute: DType = DType.FP32
     """Weights and the residual stream as the layers see them."""

@@ -13,7 +13,7 @@ from memplan.graph.heads import (
     replaced_tokens,
 )
 from memplan.graph.layers import DIRECT_FORMS, decoder_layer
-from memplan.graph.losses import GRADIENTS_IN_FORWARD, language_model_loss
+from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import (
     complex_tables,
@@ -42,7 +42,7 @@ from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
 from memplan.model.layers import StackSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.kernels import AttentionKernel
+from memplan.training.kernels import AttentionKernel, RotaryKernel
 
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
 """Attention that adds a bias made for the whole stack."""
@@ -153,7 +153,8 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
-        tables = complex_tables if rotary.complex_numbers else rotary_tables
+        by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
+        tables = complex_tables if by_complex else rotary_tables
         positions = context.seq_len
         if rotary.sections:
             from memplan.graph.attention.rotary import sectioned_tables  # only for Qwen3.5
@@ -310,7 +311,7 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
         router_loss(t, model.stacks[0])
     if model.head.plain_loss:
         return cross_entropy(t, output_matrix(t, model, model.head, x, table))
-    if t.kernels.loss in GRADIENTS_IN_FORWARD:
+    if takes_matrix(t):
         weight = table
         if not model.head.tied:
             weight = t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])

@@ -19,6 +19,8 @@ from memplan.training.kernels import (
     Kernels,
     LossKernel,
     NormKernel,
+    Packing,
+    RotaryKernel,
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
@@ -147,8 +149,12 @@ class TrainingSetup:
     """Overrides the kernels' norm."""
     mlp: FeedForwardKernel | None = None
     """Overrides the kernels' feed-forward network."""
+    rotary: RotaryKernel | None = None
+    """Overrides the kernels' rotary embeddings."""
     loss: LossKernel | None = None
     """Overrides the kernels' loss."""
+    packing: Packing = Packing.NONE
+    """How the sequences of a micro-batch lie in its rows."""
     dropout: float | None = None
     """Every dropout probability; None: the config's own, in train mode."""
     tensor_parallel: int = 1
@@ -237,13 +243,15 @@ class TrainingSetup:
         """The kernels, with what overrides them."""
         preset = self.kernels
         base = preset if isinstance(preset, Kernels) else KERNEL_PRESETS[preset]
-        if self.attention is None and self.norm is None and self.mlp is None and self.loss is None:
+        chosen = (self.attention, self.norm, self.mlp, self.rotary, self.loss)
+        if chosen == (None,) * len(chosen):
             return base
         return replace(
             base,
             attention=self.attention or base.attention,
             norm=self.norm or base.norm,
             feed_forward=self.mlp or base.feed_forward,
+            rotary=self.rotary or base.rotary,
             loss=self.loss or base.loss,
         )
 
@@ -255,12 +263,17 @@ class TrainingSetup:
         )
 
     def resolve(
-        self, context_length: int | None = None, *, has_bf16: bool = True
+        self,
+        context_length: int | None = None,
+        *,
+        has_bf16: bool = True,
+        family: str | None = None,
     ) -> "TrainingSetup":
         """Fill in every default; ``context_length`` is the model's [tokens].
 
         ``has_bf16``: the card multiplies bf16; on one that does not the default is fp16, but with fp8,
         whose cards all do.
+        ``family``: the model's type, by which Liger has kernels for some operations or none.
         """
         engine = self.chosen_engine
         has_bf16 = has_bf16 or self.fp8 is not Fp8Recipe.NONE
@@ -278,7 +291,17 @@ class TrainingSetup:
             ),
             seq_len=seq_len,
             target_seq_len=self.target_seq_len or seq_len,
+            **self._liger_choices(family),  # type: ignore[arg-type]
         )
+
+    def _liger_choices(self, family: str | None) -> dict[str, Enum]:
+        """What Liger leaves as the model's class has it, as overrides of the preset."""
+        if family is None or self.kernels is not KernelPreset.LIGER:
+            return {}
+        from memplan.training.liger import liger_overrides  # only where Liger is asked for
+
+        choices = liger_overrides(family)
+        return {name: each for name, each in choices.items() if getattr(self, name) is None}
 
     def _default_stage(self, engine: Engine) -> ZeroStage | None:
         if engine is Engine.DEEPSPEED and self.zero_stage is None:
@@ -303,12 +326,13 @@ def _words(value: object) -> tuple[str, ...]:
 _ENUM_FIELDS: dict[str, type[Enum]] = {
     "engine": Engine, "zero_stage": ZeroStage, "fsdp_strategy": FsdpStrategy,
     "precision": Precision, "fp8": Fp8Recipe, "optimizer": Optimizer, "attention": AttentionKernel,
-    "norm": NormKernel, "mlp": FeedForwardKernel, "loss": LossKernel,
+    "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
+    "packing": Packing,
     "offload_optimizer": Offload, "offload_param": Offload,
     "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind,
 }  # fmt: skip
 
-_ALWAYS_NAMED = (Optimizer, AllocatorKind, Fp8Recipe)
+_ALWAYS_NAMED = (Optimizer, AllocatorKind, Fp8Recipe, Packing)
 """What no engine or model fills in where it is null."""
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -346,9 +370,31 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         **dict.fromkeys(("adam", "adamw", "adamw_torch_fused", "fused"), "'adamw-fused'"),
         **dict.fromkeys(("adamw_torch", "foreach"), "'adamw-foreach'"),
     },
-    AttentionKernel: dict.fromkeys(
-        ("flash_attention_2", "flash_attention_3", "flash_attn", "fa2"), "'flash'"
-    ),
+    AttentionKernel: {
+        **dict.fromkeys(("flash_attention_2", "flash_attn", "flash2", "fa2"), "'flash'"),
+        **dict.fromkeys(("flash_attention_3", "fa3"), "'flash3'"),
+        "flex_attention": "'sdpa', the nearest that is modelled",
+    },
+    LossKernel: {
+        **dict.fromkeys(("cce", "cut_cross_entropy", "cut_ce"), "'cut'"),
+        **dict.fromkeys(("fused_linear_cross_entropy", "flce", "lce", "unsloth_fused"),
+                        "'fused_linear'"),
+        **dict.fromkeys(("liger_cross_entropy", "cross_entropy"), "'liger'"),
+        **dict.fromkeys(("fused_crossentropy", "flash", "inplace_backward", "in_place"),
+                        "'flash_attn'"),
+        **dict.fromkeys(("torchtitan", "chunkedceloss", "chunked_ce"), "'chunked'"),
+        **dict.fromkeys(("cewithchunkedoutputloss", "chunked_output"), "'torchtune'"),
+        **dict.fromkeys(("fast_ce", "fast_cross_entropy"), "'foak' or 'unsloth'"),
+        "megatron": "'fused'",
+    },
+    NormKernel: {"unsloth": "'liger', which does the same"},
+    FeedForwardKernel: dict.fromkeys(("liger", "swiglu", "geglu"), "'fused'"),
+    Packing: {
+        **dict.fromkeys(("true", "bfd", "bfd_split", "flatten", "flat", "flattening"),
+                        "'padding_free'"),
+        **dict.fromkeys(("false", "no", "off", "wrapped"), "'none'"),
+        **dict.fromkeys(("packed", "sample_packing", "block_mask"), "'documents'"),
+    },
     Offload: dict.fromkeys(("true", "yes", "on"), "'cpu'"),
     Engine: {
         **dict.fromkeys(("zero", "zero1", "zero2", "zero3", "zero_1", "zero_2", "zero_3"),
