@@ -17,7 +17,7 @@ def torchtune(record: Record) -> Run:
         "engine": "fsdp" if is_sharded else "ddp",
         "precision": "bf16",
         "optimizer": "adamw-fused",
-        "loss": "chunked",
+        "loss": "torchtune",
         "norm": "fused",
         "compile": "layer",
     }
