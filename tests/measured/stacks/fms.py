@@ -29,6 +29,8 @@ FSDP_OPTIONS = {"init_device": "meta", "use_orig_params": True}
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 SANTACODER_TARGETS = ["c_attn"]
 """The list in ``scenarios.yaml`` also names ``c_attn``, of which GPT-BigCode has one a layer."""
+EARLIER_TRANSFORMERS = ("fms-granite-", "fms-liger-", "fms-orca-")
+"""Records of transformers 4.45.2 (``refs/requirements_{granite,liger}.txt``) and 4.43.3 (``refs_orca``)."""
 OLD_LOSSES = ("santacoder",)
 """Models whose class still had its own loss in 4.48, in the logits' dtype (``GPTBigCodeForCausalLM``)."""
 
@@ -90,11 +92,16 @@ def _kernels(record: Record, configuration: str) -> Settings:
 
     Its loss is in place of ``torch.nn.CrossEntropyLoss`` in GPT-BigCode, so in the logits' own dtype.
     """
+    rebinds = record["id"].startswith(EARLIER_TRANSFORMERS)
     if "foak" not in configuration:
-        return {"loss": "shifted_uncast" if record["model"] in OLD_LOSSES else "shifted"}
+        if record["model"] in OLD_LOSSES:
+            return {"loss": "shifted_uncast"}
+        return {"loss": "shifted" if rebinds else "shifted_apart"}
     if record["model"] in OLD_LOSSES:
         return {"loss": "flash_attn"}
-    return {"norm": "fused", "loss": "fused_linear" if "liger" in configuration else "foak"}
+    if "liger" in configuration:
+        return {"norm": "fused", "loss": "fused_linear"}
+    return {"norm": "fused", "loss": "foak_rebound" if rebinds else "foak"}
 
 
 def _adapter(record: Record, configuration: str) -> Settings:
