@@ -125,8 +125,9 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         help_text="Count accelerate's fp32 copy of the logits (HF Trainer, bf16=True).",
     ),
     SettingOption(
-        flag="--compile", field="compiled", kind=bool, default=False, metavar=None,
-        help_text="torch.compile is used: it is not modelled, and the answer says so.",
+        flag="--compile", field="compile", default="none", metavar="WHAT",
+        help_text="torch.compile: none, layer (each layer on its own) or model (with its loss).",
+        axis_help="none, layer, model.",
     ),
     SettingOption(
         flag="--allocator", field="allocator", default="default", metavar="KIND",

@@ -27,7 +27,7 @@ from memplan.model.spec import ModelSpec
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import Packing, SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.precision import PRECISIONS
+from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.sdpa import (
     SDPA_SUPPORT,
     choose_sdpa_kernel,
@@ -126,6 +126,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
+        compile=setup.compile,
         input_gradients=_input_gradients(setup),
         fp8=setup.fp8,
         fp8_transposes=needs_transposes(setup.fp8, gpu),
@@ -133,6 +134,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         casts_weights_again=casts_weights_again(setup),
         adapter=setup.adapter,
         adapter_dtype=adapter_dtype(setup),
+        adapter_input=_adapter_input(setup),
     )
 
 
@@ -147,6 +149,15 @@ def adapter_dtype(setup: TrainingSetup) -> DType:
     if setup.adapter is None or is_cast:
         return formats.compute
     return setup.adapter.dtype.format
+
+
+def _adapter_input(setup: TrainingSetup) -> DType:
+    """What an adapter casts its input to.
+
+    Under FSDP1 it looks at its weights before they are gathered, which in the first pass are those of
+    the flat parameter as it is kept; what the first step holds for it no later one exceeds.
+    """
+    return kept_dtype(setup) if setup.chosen_engine is Engine.FSDP1 else adapter_dtype(setup)
 
 
 def _input_gradients(setup: TrainingSetup) -> bool:

@@ -8,6 +8,9 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.training.adapters import Lora
 
+DICTIONARIES = ("lora_A", "lora_B", "lora_dropout", "lora_magnitude_vector")
+"""What holds the modules of each adapter by its name."""
+
 
 def low_rank(
     t: Tape, lora: Lora, dtype: DType, module: str, weight: Parameter, rank: int
@@ -18,6 +21,8 @@ def low_rank(
         f"{module}.lora_A.default.weight", rank, in_features, dtype=dtype, of_adapter=True
     )
     name = f"{module}.lora_B.default"
+    # Dictionaries of modules are not called.
+    t.segment.unmade |= {f"{module}.{each}" for each in DICTIONARIES}
     up = [t.parameter(f"{name}.weight", out_features, rank, dtype=dtype, of_adapter=True)]
     if lora.lora_bias:
         up.append(t.parameter(f"{name}.bias", out_features, dtype=dtype, of_adapter=True))
@@ -31,8 +36,8 @@ def beside_linear(
 
     x is cast to the adapter's format first, and the sum back to the result's.
     """
-    given = t.cast(x, down.dtype)
-    dropped = drop(t, given) if lora.dropout else given
+    given = t.cast(x, t.options.adapter_input)
+    dropped = _dropped(t, lora, given, down)
     scaled = t.scale(matmul_weight(t, matmul_weight(t, dropped, down), *up))
     total = t.cast(t.add(out, scaled), out.dtype)
     t.touch(given, x)
@@ -58,8 +63,8 @@ def beside_linear_dora(
         f"{down.module.removesuffix('.lora_A.default')}.lora_magnitude_vector.default.weight",
         weight.shape[-2], dtype=down.dtype, of_adapter=True,
     )  # fmt: skip
-    given = t.cast(x, down.dtype)
-    dropped = drop(t, given) if lora.dropout else given
+    given = t.cast(x, t.options.adapter_input)
+    dropped = _dropped(t, lora, given, down)
     held = _adapter_weight(t, dropped.dtype, down, up)
     base_weight = t.cast(_detached(weight), dropped.dtype)
     norm = _norm_of_sum(t, base_weight, held[-1], magnitude.numel)
@@ -80,6 +85,16 @@ def beside_linear_dora(
     total = t.cast(t.add(out, added), out.dtype)
     t.touch(given, x)
     return total
+
+
+def _dropped(t: Tape, lora: Lora, x: Tensor, down: Parameter) -> Tensor:
+    """What A is given; without dropout a module hands it on as it is."""
+    module = f"{down.module.removesuffix('.lora_A.default')}.lora_dropout.default"
+    t.enter(module)
+    out = drop(t, x) if lora.dropout else x
+    if x.requires_grad:
+        t.leave(module)
+    return out
 
 
 def _detached(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.model.spec import ModelSpec
+from memplan.training.compilation import Compilation
 from memplan.training.freezing import ALL_LAYERS, FrozenParts
 from memplan.training.layer_choice import CheckpointedLayers
 
@@ -24,6 +25,10 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         options = replace(options, adaptation=overlay)
     tape = _record(model, options)
     tape.declared = model.declared
+    if options.compile is not Compilation.NONE:
+        from memplan.graph.compiled import compile_tape  # only with torch.compile
+
+        compile_tape(tape)
     return tape
 
 

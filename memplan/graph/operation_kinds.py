@@ -160,3 +160,25 @@ SECOND_FIRST = frozenset(
     {*PRODUCTS, OperationKind.MUL, OperationKind.DIV, OperationKind.GROUPED_MM}
 )
 """Operations of two tensors whose second gradient is computed first."""
+EXTERN_KERNELS = frozenset(
+    {
+        *PRODUCTS, *ATTENTION_KERNELS, *OUTPUT_LOSSES, OperationKind.CONVOLUTION, OperationKind.COUNTED,
+        OperationKind.CROSS_ENTROPY, OperationKind.CUMSUM, OperationKind.CUT_CROSS_ENTROPY,
+        OperationKind.FUSED_GATE, OperationKind.FUSED_SOFTMAX,
+        OperationKind.GROUPED_MM, OperationKind.HISTC, OperationKind.ROTARY, OperationKind.SCATTER,
+        OperationKind.SOLVE_TRIANGULAR, OperationKind.SORT, OperationKind.TOPK,
+        OperationKind.VOCAB_PARALLEL_CROSS_ENTROPY,
+    }
+)  # fmt: skip
+"""What a compiled region calls as a kernel of its own: what it reads and makes is written."""
+UNFUSIBLE_KINDS = EXTERN_KERNELS | {
+    OperationKind.CAT, OperationKind.EMBEDDING, OperationKind.INDEX_SELECT, OperationKind.PAD,
+}  # fmt: skip
+"""What torch.compile never computes again (torch 2.13, torch/_functorch/partitioners.py,
+``get_default_op_list``: what is not on its list)."""
+RANDOM_KINDS = frozenset(
+    {OperationKind.DROPOUT, OperationKind.GUMBEL, OperationKind.UNIFORM_IN_PLACE}
+)
+"""What draws random numbers."""
+IN_PLACE_KINDS = frozenset(kind for kind in OperationKind if kind.value.endswith("_"))
+"""What writes over its first input."""

@@ -7,6 +7,7 @@ was compared with real runs; see ``tests/graph``.
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
@@ -68,8 +69,10 @@ def matmul_weight(
         flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
-    if t.adaptation is not None and (module or weight.module) in t.adapted:
-        return t.adaptation.beside_linear(t, given, out, weight, bias, module or weight.module)
+    if t.adaptation is not None:
+        adapted = module or weight.module.removesuffix(BASE_LAYER)
+        if adapted in t.adapted:
+            return t.adaptation.beside_linear(t, given, out, weight, bias, adapted)
     return out
 
 

@@ -8,6 +8,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import PRODUCTS, SECOND_FIRST, OperationKind
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.parameters import ModelPart
+from memplan.training.compilation import Compilation
 
 if TYPE_CHECKING:
     from memplan.model.layers import LayerSpec
@@ -33,6 +34,9 @@ class Gradient(IntEnum):
     VIEW = -5
     """A new tensor seen through a view, as a product of matrices makes them: the engine adds nothing
     to it in place (torch 2.13, autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
+    REUSED = -6
+    """In a compiled region: what a fused kernel writes, over the output's gradient where nothing else
+    reads that and it is as large."""
 
 
 RESULT = 0
@@ -189,7 +193,7 @@ class Segment:
     """A stretch of operations: the embedding, one layer of a run, the head."""
 
     __slots__ = (
-        "beside", "carried", "checkpointed", "entered", "external_reads", "external_saves",
+        "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
         "handed_in", "index", "input", "kept_outputs", "layer", "left", "lingering", "name",
         "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
@@ -217,6 +221,8 @@ class Segment:
         """How many times the segment is run, each time with parameters of its own."""
         self.checkpointed = checkpointed
         """Its activations are dropped after the forward pass and computed again in backward."""
+        self.compiled = Compilation.NONE
+        """Its operations are torch.compile's: fused, and their gradients handed over together."""
         self.operations: list[Operation] = []
         self.parameters: list[Parameter] = []
         self.input: Tensor | None = None

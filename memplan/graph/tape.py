@@ -16,6 +16,7 @@ from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
+from memplan.graph.overlay import BASE_LAYER, ORIGINAL
 from memplan.graph.segments import RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart
@@ -53,6 +54,10 @@ class Tape:
         """What torch's dispatcher was asked, and the kernel it took."""
         self.buffers: list[Buffer] = []
         """What lies beside the parameters."""
+        self.returned: list[Tensor] = []
+        """What the model returns beside the loss: logits."""
+        self.loss_apart = False
+        """torch.compile breaks its graph before the loss."""
         self.leaves: list[Tensor] = []
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
@@ -147,10 +152,14 @@ class Tape:
         self.hold(tensor)
         self.leaves.append(tensor)
 
-    def embedded(self, tensor: Tensor) -> None:
-        """Note that the input embeddings' module returns this: it may be made to require a gradient."""
+    def embedded(self, tensor: Tensor, table: Parameter) -> None:
+        """Note that the input embeddings' module returns this: it may be made to require a gradient.
+
+        Then that gradient reaches the module, though it stops there.
+        """
         if self.options.input_gradients and not tensor.requires_grad:
             self.leaf(tensor)
+            self.segment.left.append((0, table.module))
 
     def carry(self, tensor: Tensor) -> None:
         """Note that the model's own variable holds a tensor until the next layer has returned."""
@@ -205,6 +214,8 @@ class Tape:
             trainable &= name.endswith(".bias") and self.adaptation.trains_bias(
                 module, self.adapted
             )
+            wrapper = ORIGINAL if copied else BASE_LAYER if module in self.adapted else ""
+            name, module = f"{module}{wrapper}{name.removeprefix(module)}", module + wrapper
         made = Parameter(
             name,
             shape,
@@ -219,7 +230,7 @@ class Tape:
 
     def _trained_copy(self, original: Parameter) -> Parameter:
         """The copy that is trained in a weight's place (peft's ``ModulesToSaveWrapper``)."""
-        module = f"{original.module}.modules_to_save.default"
+        module = f"{original.module.removesuffix(ORIGINAL)}.modules_to_save.default"
         made = Parameter(
             f"{module}.{original.name.rpartition('.')[2]}", original.shape, original.dtype,
             module=module, trainable=not self.frozen, experts=original.experts, of_adapter=True,

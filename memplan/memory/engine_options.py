@@ -183,9 +183,22 @@ def engine_autocast(setup: TrainingSetup) -> DType | None:
     """What an engine's ``autocast`` option turns matrix products into, on top of its own precision.
 
     accelerate adds it to FSDP1's mixed precision and not to FSDP2's (accelerate 1.15,
-    ``prepare_model`` and ``_prepare_fsdp2``). None where it is not asked for.
+    ``prepare_model`` and ``_prepare_fsdp2``). None where it is not asked for; beside an adapter
+    FSDP1's mixed precision has it.
+
+    Raises ``SetupError`` where an adapter needs it and it is switched off: its input is cast to fp32,
+    and its gathered weights are not.
     """
-    asked = dict(setup.engine_options).get("autocast", False)
-    if asked not in (True, "true", "True"):
+    formats = PRECISIONS[setup.chosen_precision]
+    mixed = setup.chosen_engine is Engine.FSDP1 and formats.compute is not formats.weights
+    needed = mixed and setup.adapter is not None
+    asked = dict(setup.engine_options).get("autocast")
+    if needed and str(asked).lower() == "false":
+        msg = (
+            "engine_options: autocast: FSDP1's mixed precision runs an adapter under autocast only, as "
+            "accelerate does: leave it out, or take the engine fsdp"
+        )
+        raise SetupError(msg)
+    if not needed and asked not in (True, "true", "True"):
         return None
-    return PRECISIONS[setup.chosen_precision].compute
+    return formats.compute

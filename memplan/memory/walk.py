@@ -14,6 +14,7 @@ from memplan.graph.segments import (
     scratch_changes,
 )
 from memplan.graph.tensors import Storage
+from memplan.training.compilation import Compilation
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class ForwardWalk:
         alive = dict.fromkeys(key for key, size in profile.events if size)
         for key, size in profile.events:
             if not size and key is not WORKSPACE:
-                del alive[key]
+                alive.pop(key, None)  # what a fused kernel never writes has no bytes
         profile.events += [(key, 0) for key in (*alive, *spent) if key not in self.saves]
         return profile
 
@@ -213,8 +214,10 @@ def last_recomputed(segment: Segment) -> int:
 def recomputation_stop(segment: Segment) -> int:
     """How many operations a checkpointed segment runs again before everything kept is there.
 
-    An operation that keeps only inputs is not run itself.
+    An operation that keeps only inputs is not run itself. What is compiled runs as a whole.
     """
+    if segment.compiled is not Compilation.NONE:
+        return len(segment.operations)
     last = last_recomputed(segment)
     keeps = bool(segment.operations) and keeps_something(segment.operations[last])
     return last + (keeps and segment.operations[last].saves_output)

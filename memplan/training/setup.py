@@ -9,6 +9,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
+from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import (
@@ -176,8 +177,8 @@ class TrainingSetup:
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
     """accelerate's mixed precision copies the outputs to fp32 (HF Trainer with ``bf16=True``)."""
-    compiled: bool = False
-    """torch.compile is asked for. It is not modelled: the result says so."""
+    compile: Compilation = Compilation.NONE
+    """What torch.compile is given: nothing, each layer, or the whole model with its loss."""
     allocator: AllocatorKind = AllocatorKind.DEFAULT
     left_out: tuple[str, ...] | str = ()
     """What the job holds beside what is counted, such as a reference model, in words: the figures
@@ -329,10 +330,10 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
     "packing": Packing,
     "offload_optimizer": Offload, "offload_param": Offload,
-    "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind,
+    "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind, "compile": Compilation,
 }  # fmt: skip
 
-_ALWAYS_NAMED = (Optimizer, AllocatorKind, Fp8Recipe, Packing)
+_ALWAYS_NAMED = (Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
 """What no engine or model fills in where it is null."""
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -369,6 +370,11 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
     Optimizer: {
         **dict.fromkeys(("adam", "adamw", "adamw_torch_fused", "fused"), "'adamw-fused'"),
         **dict.fromkeys(("adamw_torch", "foreach"), "'adamw-foreach'"),
+    },
+    Compilation: {
+        **dict.fromkeys(("true", "yes", "on", "inductor", "whole", "full"), "'model'"),
+        **dict.fromkeys(("layers", "block", "blocks", "regional"), "'layer'"),
+        **dict.fromkeys(("false", "no", "off"), "'none'"),
     },
     AttentionKernel: {
         **dict.fromkeys(("flash_attention_2", "flash_attn", "flash2", "fa2"), "'flash'"),
@@ -541,8 +547,7 @@ def _check_sizes(setup: TrainingSetup) -> None:
 
 
 _FLAGS = (
-    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "compiled",
-    "kernel_scratch",
+    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.rank import RankInput
@@ -75,6 +76,7 @@ class Program:
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         self.given = given
         self.ledger = ledger
+        self.takes_all_at_once = returns_all_at_once(given.setup)
         self.playback: Player
         if isinstance(ledger, Tally):
             self.playback = TallyPlayback(given.tape, given.passes, ledger, self)
@@ -85,7 +87,7 @@ class Program:
         self.weights: list[Weight] = list(weights_of(given))
         """In the order of ``named_parameters()``."""
         self.gradients: dict[Weight, Block] = {}
-        self.left_out: tuple[str, ...] = ()
+        self.left_out: tuple[str, ...] = unseen_of_compilation(given.setup, given.tape)
         """What is not modelled, in words."""
         self.unsaved: tuple[str, ...] = ()
         """Settings that save memory and are not modelled, in words."""
