@@ -24,8 +24,9 @@ CITED = (
     "foundation-model-stack/fms-acceleration scripts/benchmarks/{accelerate,defaults,scenarios}.yaml",
     "transformers 4.48.1, trl 0.13.0, peft 0.13.2, accelerate 1.0.1 (refs/requirements.txt)",
 )
-FSDP_OPTIONS = {"init_device": "meta", "use_orig_params": True}
-"""``fsdp_cpu_ram_efficient_loading: true``; accelerate's ``fsdp_use_orig_params`` where the file is silent."""
+FSDP_OPTIONS = {"init_device": "meta", "use_orig_params": True, "reentrant_checkpointing": True}
+"""``fsdp_cpu_ram_efficient_loading: true``; accelerate's ``fsdp_use_orig_params`` where the file is silent;
+transformers' ``use_reentrant`` before 5."""
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 SANTACODER_TARGETS = ["c_attn"]
 """The list in ``scenarios.yaml`` also names ``c_attn``, of which GPT-BigCode has one a layer."""
