@@ -249,7 +249,9 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
         setup.gpus_per_node,
         (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.data_parallel == 1,
-        (setup.micro_batch_size, setup.seq_len) if holds_inputs(setup) else None,
+        (setup.micro_batch_size, setup.seq_len, setup.target_seq_len)
+        if holds_inputs(setup)
+        else None,
         *[getattr(setup, name) for name in _ENGINE_FIELDS],
     )
 

@@ -35,7 +35,7 @@ class Bars:
     p90: float
 
 
-BARS = {"own": Bars(0.5, 0.3, 2.0), "reference": Bars(0.55, 0.05, 3.0)}
+BARS = {"own": Bars(0.4, 0.02, 0.08), "reference": Bars(0.3, 0.02, 0.13)}
 OWN = Path(__file__).parent.parent / "data" / "published_memory.jsonl"
 
 
@@ -127,6 +127,8 @@ def table_of(summary: Summary) -> str:
     lines = [head]
     for counter in ("max_allocated", "max_reserved", "nvidia-smi"):
         part = summary.of(counter)
+        if not part.expressible:
+            continue
         lines.append(
             f"{counter}: {len(part.expressible)} of {len(part.outcomes)}, median "
             f"{part.quantile(0.5):.2%}, p90 {part.quantile(0.9):.2%}"
