@@ -11,7 +11,12 @@ from memplan.text import shown
 from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import TrainingSetup, ZeroStage, coerce_enum
+from memplan.training.setup import (
+    QUANTIZATION_OPTIONS,
+    TrainingSetup,
+    ZeroStage,
+    coerce_enum,
+)
 
 _Kind = TypeVar("_Kind", bound=Enum)
 
@@ -30,7 +35,7 @@ class OptionReader:
         self.values = dict(setup.engine_options)
         names = list(known)
         for name in self.values:
-            if name not in names:
+            if name not in names and not says_quantization(name, setup):
                 msg = (
                     f"engine_options: {self.engine} has no option {shown(name)}."
                     f"{did_you_mean(name, names)} It has {', '.join(names)}"
@@ -87,6 +92,19 @@ class OptionReader:
         return SetupError(f"engine_options: {name}: expected {wanted}, got {shown(value)}")
 
 
+def says_quantization(name: str, setup: TrainingSetup) -> bool:
+    """Whether an option says how the base is quantized; refused where nothing is.
+
+    Raises ``SetupError``.
+    """
+    if name not in QUANTIZATION_OPTIONS:
+        return False
+    if setup.chosen_quantization is None:
+        msg = f"engine_options: {name}: nothing is quantized; say quantize, such as nf4"
+        raise SetupError(msg)
+    return True
+
+
 def option_names(kind: Any) -> tuple[str, ...]:
     """The names of an options class's fields."""
     return tuple(field.name for field in fields(kind))
@@ -99,7 +117,7 @@ def reduces_each_micro_batch(setup: TrainingSetup) -> bool:
     last under ``no_sync``, and whole gradients stay (transformers 5.23, ``trainer.py``; accelerate
     1.15, ``Accelerator.no_sync``). The kernels' preset says whose loop it is.
     """
-    return setup.kernels not in (KernelPreset.HF, KernelPreset.LIGER)
+    return setup.kernels not in (KernelPreset.HF, KernelPreset.LIGER, KernelPreset.UNSLOTH)
 
 
 def loads_under_zero_init(setup: TrainingSetup) -> bool:

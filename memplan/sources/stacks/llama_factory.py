@@ -19,7 +19,7 @@ _MARKS = frozenset({"finetuning_type", "cutoff_len", "template", "stage", "lora_
 _JOBS = {
     "pt": None, "sft": None, "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo",
 }  # fmt: skip
-_ATTENTION = {"auto": None, "disabled": "eager", "sdpa": "sdpa", "fa2": "flash", "fa3": "flash"}
+_ATTENTION = {"auto": None, "disabled": "eager", "sdpa": "sdpa", "fa2": "flash", "fa3": "flash3"}
 _OPTIMIZERS = {
     "use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam",
     "use_adam_mini": "adam_mini", "use_muon": "muon",
@@ -56,7 +56,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_optimizer(keys, found)
     _read_lengths(keys, found, given)
     if keys.flag("upcast_layernorm"):
-        found.quantization["prepare_for_kbit"] = "norms"
+        found.notes.append("upcast_layernorm: norms are counted in the compute dtype")
     if keys.flag("upcast_lmhead_output"):
         found.left_out.append("upcast_lmhead_output (the logits in fp32)")
     if keys.on("fp8"):
