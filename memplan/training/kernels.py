@@ -122,10 +122,21 @@ class SelectivePolicy(Enum):
     """Megatron: only scores, softmax and dropout of the attention are computed again."""
 
 
+class ExpertKernel(Enum):
+    """How the experts of a mixture are multiplied."""
+
+    GROUPED = "grouped"
+    """Rows sorted by expert, two grouped products over all experts' weights (transformers 5)."""
+    MODULES = "modules"
+    """A module with its own linear layers for each expert, one after another (transformers 4)."""
+
+
 class KernelPreset(Enum):
     """Code bases with a choice of kernels of their own."""
 
     HF = "hf"
+    HF4 = "hf4"
+    """transformers 4.46 to 4.48."""
     TORCHTITAN = "torchtitan"
     MEGATRON = "megatron"
     LIGER = "liger"
@@ -145,10 +156,16 @@ class Kernels:
     """Softmax with its scale and mask, and each activation, in one kernel in the compute dtype."""
     selective: SelectivePolicy = SelectivePolicy.EVERY_OTHER_MATMUL
     """What ``checkpointing: selective`` means."""
+    experts: ExpertKernel = ExpertKernel.GROUPED
+    keeps_cache: bool = False
+    """Classes that once cached keys and values under checkpointing too do so (GPT-BigCode's)."""
 
 
 KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
     KernelPreset.HF: Kernels(),
+    KernelPreset.HF4: Kernels(
+        loss=LossKernel.SHIFTED_APART, experts=ExpertKernel.MODULES, keeps_cache=True
+    ),
     # torchtitan 0.3.0: nn.RMSNorm, SDPA, rotary in complex numbers, eager SwiGLU, chunked loss off.
     KernelPreset.TORCHTITAN: Kernels(norm=NormKernel.FUSED, rotary=RotaryKernel.COMPLEX),
     KernelPreset.MEGATRON: Kernels(
@@ -170,5 +187,5 @@ KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
         norm=NormKernel.LIGER, loss=LossKernel.UNSLOTH_FUSED, rotary=RotaryKernel.UNSLOTH
     ),
 }
-"""Sources: transformers 5.23, torchtitan 0.3.0, Megatron-core 0.16.1, liger-kernel 0.8.5,
+"""Sources: transformers 5.23 and 4.48.1, torchtitan 0.3.0, Megatron-core 0.16.1, liger-kernel 0.8.5,
 unsloth 2026.10."""

@@ -94,15 +94,16 @@ def _kernels(record: Record, configuration: str) -> Settings:
     Its loss is in place of ``torch.nn.CrossEntropyLoss`` in GPT-BigCode, so in the logits' own dtype.
     """
     rebinds = record["id"].startswith(EARLIER_TRANSFORMERS)
+    kernels: Settings = {"kernels": "hf4"}
     if "foak" not in configuration:
         if record["model"] in OLD_LOSSES:
-            return {"loss": "shifted_uncast"}
-        return {"loss": "shifted" if rebinds else "shifted_apart"}
+            return kernels | {"loss": "shifted_uncast"}
+        return kernels | {"loss": "shifted" if rebinds else "shifted_apart"}
     if record["model"] in OLD_LOSSES:
-        return {"loss": "flash_attn"}
+        return kernels | {"loss": "flash_attn"}
     if "liger" in configuration:
-        return {"norm": "fused", "loss": "fused_linear"}
-    return {"norm": "fused", "loss": "foak_rebound" if rebinds else "foak"}
+        return kernels | {"norm": "fused", "loss": "fused_linear"}
+    return kernels | {"norm": "fused", "loss": "foak_rebound" if rebinds else "foak"}
 
 
 def _adapter(record: Record, configuration: str) -> Settings:
