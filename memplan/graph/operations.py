@@ -41,6 +41,10 @@ def matmul_weight(
     ``module`` is called so where it is not the weight's own: a tied output matrix.
     """
     out_features, in_features = weight.shape[-2:]
+    if t.adaptation is not None:
+        adapted = module or weight.module.removesuffix(BASE_LAYER)
+        if adapted in t.adapted:
+            x = t.adaptation.before_linear(t, x, in_features, adapted)
     # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None
     factor = t.cast_weight(weight)
@@ -296,6 +300,10 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
         OperationKind.EMBEDDING, inputs, (out,), saves=inputs[1:], gradients=gradients,
         backward_scratch_bytes=scratch,
     )  # fmt: skip
+    if t.adaptation is not None:
+        adapted = weight.module.removesuffix(BASE_LAYER)
+        if adapted in t.adapted:
+            return t.adaptation.beside_embedding(t, out, weight, ids, adapted)
     return out
 
 

@@ -228,6 +228,19 @@ class Tape:
         self.segment.parameters.append(made)
         return self._trained_copy(made) if copied else made
 
+    def own_copy(self, weight: Parameter, module: str) -> Parameter:
+        """An earlier segment's weight, or the copy that a module of this one trains in its place."""
+        if self.adaptation is None:
+            return weight
+        if not self.adaptation.saves(self.segment.name, self._repetition, module):
+            return weight
+        made = Parameter(
+            f"{module}.modules_to_save.default.weight", weight.shape, weight.dtype,
+            module=f"{module}.modules_to_save.default", trainable=not self.frozen, of_adapter=True,
+        )  # fmt: skip
+        self.segment.parameters.append(made)
+        return made
+
     def _trained_copy(self, original: Parameter) -> Parameter:
         """The copy that is trained in a weight's place (peft's ``ModulesToSaveWrapper``)."""
         module = f"{original.module.removesuffix(ORIGINAL)}.modules_to_save.default"
