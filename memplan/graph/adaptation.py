@@ -138,6 +138,8 @@ def adapt(model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType) -
     _check_saved(model, adapter, modules, saved)
     for each in chosen:
         _check_kind(model, each)
+    if isinstance(adapter, Lora):
+        _check_experts(model, plain, chosen)
     return Adaptation(
         adapter=adapter,
         dtype=dtype,
@@ -279,6 +281,25 @@ def _unknown(
     return SetupError(
         f"adapter: {field}: {model.name} has no module {target!r}.{hint} It has {', '.join(known)}"
     )
+
+
+_EXPERT_MATRICES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
+
+
+def _check_experts(model: ModelSpec, plain: Tape, chosen: list[NamedModule]) -> None:
+    """Refuse what peft turns into adapters of all routed experts.
+
+    transformers 5 stacks the experts' matrices; peft takes targets that bear their names for these too
+    (``peft/utils/transformers_weight_conversion.py``, ``_convert_peft_config_moe``).
+    """
+    stacked = any(each.experts is not None for part in plain.segments for each in part.parameters)
+    named = [each for each in chosen if each.name.rpartition(".")[2] in _EXPERT_MATRICES]
+    if stacked and named:
+        msg = (
+            f"adapter: targets: {named[0].name.rpartition('.')[2]}: of {model.name} peft would adapt every "
+            "routed expert too, which is not modelled: name attention's modules alone"
+        )
+        raise SetupError(msg)
 
 
 def _check_kind(model: ModelSpec, each: NamedModule) -> None:
