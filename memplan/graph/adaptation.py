@@ -23,8 +23,15 @@ from memplan.graph.module_names import ModuleKind, NamedModule, named_modules
 from memplan.graph.overlay import Ranks
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.spec import ModelSpec
-from memplan.training.adapters import ALL_LINEAR, Ia3, Lora, ModuleAdapter, TrainedBias
+from memplan.model.spec import ModelSpec, Task
+from memplan.training.adapters import (
+    ALL_LINEAR,
+    Ia3,
+    Lora,
+    ModuleAdapter,
+    TrainedBias,
+    targets_text,
+)
 
 NO_RANKS: Ranks = {}
 
@@ -132,14 +139,14 @@ def adapt(model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType) -
 
     Raises ``SetupError`` for modules that the model does not have, or that cannot be adapted.
     """
+    if isinstance(adapter, Lora):
+        _check_experts(model, adapter)
     modules = named_modules(model, plain)
     chosen = list(_chosen(model, adapter, modules))
-    saved = [each for each in modules if _is_saved(each, adapter)]
+    saved = [each for each in modules if _is_saved(model, each, adapter)]
     _check_saved(model, adapter, modules, saved)
     for each in chosen:
         _check_kind(model, each)
-    if isinstance(adapter, Lora):
-        _check_experts(model, plain, chosen)
     return Adaptation(
         adapter=adapter,
         dtype=dtype,
@@ -187,7 +194,7 @@ def _chosen(
             if not any(_ends(each.name, target) for each in modules):
                 raise _unknown(model, target, modules, "targets")
         wanted = [each for each in modules if any(_ends(each.name, name) for name in targets)]
-    wanted = [each for each in wanted if not _is_left_alone(each, adapter)]
+    wanted = [each for each in wanted if not _is_left_alone(model, each, adapter)]
     if adapter.layers and not isinstance(adapter.targets, str):
         wanted = [each for each in wanted if _layer_of(each.name) in adapter.layers]
     if not wanted:
@@ -208,21 +215,27 @@ def _matches(pattern: str, name: str, field: str) -> bool:
         raise SetupError(msg) from error
 
 
-def _is_left_alone(each: NamedModule, adapter: ModuleAdapter) -> bool:
+def _is_left_alone(model: ModelSpec, each: NamedModule, adapter: ModuleAdapter) -> bool:
     exclude = adapter.exclude
     if isinstance(exclude, str):
         excluded = _matches(exclude, each.name, "exclude")
     else:
         excluded = any(_ends(each.name, name) for name in exclude)
-    return excluded or _is_saved(each, adapter)
+    return excluded or _is_saved(model, each, adapter)
 
 
-def _is_saved(each: NamedModule, adapter: ModuleAdapter) -> bool:
+TASK_HEADS: Mapping[Task, tuple[str, ...]] = {
+    Task.SEQUENCE_CLASSIFICATION: ("classifier", "score"),
+    Task.TOKEN_CLASSIFICATION: ("classifier", "score"),
+    Task.QUESTION_ANSWERING: ("qa_outputs",),
+}
+"""Heads that peft trains whole beside every adapter (``peft_model.py``, ``PeftModelFor...``)."""
+
+
+def _is_saved(model: ModelSpec, each: NamedModule, adapter: ModuleAdapter) -> bool:
     """It is, or stands in, a module of which a copy is trained."""
-    return any(
-        re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", each.name)
-        for name in adapter.modules_to_save
-    )
+    names = (*adapter.modules_to_save, *TASK_HEADS.get(model.task, ()))
+    return any(re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", each.name) for name in names)
 
 
 def _check_saved(
@@ -283,21 +296,29 @@ def _unknown(
     )
 
 
-_EXPERT_MATRICES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
+EXPERT_TYPES = frozenset({
+    "afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe",
+    "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa",
+    "hunyuan_v1_moe", "longcat_flash", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen2_moe",
+    "qwen3_moe", "qwen3_next", "qwen3_omni_moe", "solar_open",
+})  # fmt: skip
+"""Types whose experts peft adapts where their matrices' old names are targets
+(``peft/utils/transformers_weight_conversion.py``, ``_convert_peft_config_moe``)."""
+EXPERT_NAMES = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 
-def _check_experts(model: ModelSpec, plain: Tape, chosen: list[NamedModule]) -> None:
-    """Refuse what peft turns into adapters of all routed experts.
-
-    transformers 5 stacks the experts' matrices; peft takes targets that bear their names for these too
-    (``peft/utils/transformers_weight_conversion.py``, ``_convert_peft_config_moe``).
-    """
-    stacked = any(each.experts is not None for part in plain.segments for each in part.parameters)
-    named = [each for each in chosen if each.name.rpartition(".")[2] in _EXPERT_MATRICES]
-    if stacked and named:
+def _check_experts(model: ModelSpec, adapter: Lora) -> None:
+    """Refuse what peft turns into adapters of all routed experts, whose matrices transformers 5 stacks."""
+    targets = adapter.targets or ()
+    if model.family not in EXPERT_TYPES:
+        return
+    if targets == ALL_LINEAR or any(
+        name.rpartition(".")[2] in EXPERT_NAMES for name in targets if not isinstance(targets, str)
+    ):
         msg = (
-            f"adapter: targets: {named[0].name.rpartition('.')[2]}: of {model.name} peft would adapt every "
-            "routed expert too, which is not modelled: name attention's modules alone"
+            f"adapter: targets: with {targets_text(targets)} peft adapts every routed expert of "
+            f"{model.name}, which is not modelled: name attention's modules alone, as "
+            "q_proj,k_proj,v_proj,o_proj"
         )
         raise SetupError(msg)
 

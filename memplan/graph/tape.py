@@ -96,7 +96,8 @@ class Tape:
         if self.adaptation is not None:
             earlier = (each.repeat for each in self.segments if each.name == name)
             self._repetition = sum(earlier)
-            self.adapted = self.adaptation.at(name, self._repetition)
+            if again is None:
+                self.adapted = self.adaptation.at(name, self._repetition)
         self.segments.append(self.segment)
 
     def end(self, output: Tensor) -> None:
@@ -198,7 +199,8 @@ class Tape:
         Beside an adapter the model's own are frozen, but for those that it trains too.
         """
         if self._again is not None:
-            return next(each for each in self._again.parameters if each.name == name)
+            wrapped = f"{name.rpartition('.')[0]}{BASE_LAYER}.{name.rpartition('.')[2]}"
+            return next(each for each in self._again.parameters if each.name in (name, wrapped))
         if any(size < 1 for size in shape):
             sizes = " x ".join(str(size) for size in shape)
             msg = (
