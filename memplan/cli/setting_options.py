@@ -98,7 +98,7 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         flag="--loss", field="loss", kind=str | None,
         help_text="Loss kernel: eager, shifted, shifted_uncast, fused (Megatron's), liger, "
         "flash_attn, foak, unsloth; or one that is given the output matrix: fused_linear (Liger's), "
-        "cut (Apple's), chunked (torchtitan's), torchtune.",
+        "cut (Apple's), chunked (torchtitan's), trl, torchtune.",
         axis_help="eager, fused_linear, liger, cut, chunked, foak, ...",
     ),
     SettingOption(
@@ -115,6 +115,11 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         flag="--freeze", field="freeze", default="", metavar="PARTS",
         help_text="Parts that are not trained: embeddings,layers.0-7.",
         axis_help="Parts not trained: embeddings,layers.0-7.",
+    ),
+    SettingOption(
+        flag="--quantize", field="quantize", kind=str | None, metavar="FORMAT",
+        help_text="The base under an adapter: nf4, fp4, int8, gptq, awq, none. [default: the config's]",
+        axis_help="none, nf4, fp4, int8, gptq, awq.",
     ),
     SettingOption(
         flag="--outputs-held", field="outputs_held", kind=bool, default=False, metavar=None,

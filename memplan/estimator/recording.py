@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
@@ -34,6 +35,9 @@ from memplan.training.sdpa import (
     sdpa_support,
 )
 from memplan.training.setup import Recomputation, TrainingSetup
+
+if TYPE_CHECKING:
+    from memplan.training.quantization import Quantization
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +107,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     rows, seq_len = setup.micro_batch_size, setup.seq_len or 1
     if setup.packing is Packing.PADDING_FREE:
         rows, seq_len = 1, rows * seq_len
-    return TapeOptions(
+    options = TapeOptions(
         batch_size=rows,
         seq_len=seq_len,
         packing=setup.packing,
@@ -136,6 +140,16 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         adapter_dtype=adapter_dtype(setup),
         adapter_input=_adapter_input(setup),
     )
+    how = setup.chosen_quantization
+    return options if how is None else _quantized(options, how)
+
+
+def _quantized(options: TapeOptions, how: "Quantization") -> TapeOptions:
+    """Over a packed base: what peft's preparation leaves is in fp32, and the residual stream with it."""
+    options = replace(options, quantization=how, quantized_from=options.weights)
+    if how.prepared and how.format.is_prepared:
+        return replace(options, weights=DType.FP32, compute=DType.FP32)
+    return options
 
 
 def adapter_dtype(setup: TrainingSetup) -> DType:

@@ -92,6 +92,10 @@ class Adaptation:
                 return out
             return multiplied_by(t, out, self.dtype, module, weight.shape[-2])
         down, up = low_rank(t, adapter, self.dtype, module, weight, t.adapted[module])
+        if weight.packed is not None:
+            from memplan.graph.quantized import beside_packed  # only where something is quantized
+
+            return beside_packed(t, adapter, x, out, weight, bias, (down, up))
         if adapter.dora:
             return beside_linear_dora(t, adapter, x, out, weight, bias, down, up)
         return beside_linear(t, adapter, x, out, down, up)

@@ -24,6 +24,13 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         overlay = _overlay(model, options.adapter, options.adapter_dtype)
         seq_len = options.seq_len + overlay.num_prompts
         options = replace(options, adaptation=overlay, seq_len=seq_len)
+    if options.quantization is not None and options.quantizer is None:
+        from memplan.graph.quantized import PackedBase, check_skipped  # only then
+
+        quantizer = PackedBase.of(options.quantization, options.quantized_from, model.family)
+        tape = record_model(model, replace(options, quantizer=quantizer))
+        check_skipped(tape, options.quantization, model.name)
+        return tape
     tape = _record(model, options)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)

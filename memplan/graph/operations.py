@@ -15,16 +15,16 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, alloca
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.training.fp8 import Fp8Recipe
-from memplan.training.kernels import LossKernel, NormKernel
+from memplan.training.kernels import FeedForwardKernel, LossKernel, NormKernel
 
 
 def linear(
     t: Tape, x: Tensor, name: str, in_features: int, out_features: int, *, bias: bool = False
 ) -> Tensor:
     """``torch.nn.Linear``: keeps its input and its weight as the product used them."""
-    weight = t.parameter(f"{name}.weight", out_features, in_features)
-    bias_parameter = t.parameter(f"{name}.bias", out_features) if bias else None
-    if t.options.fp8 is not Fp8Recipe.NONE:
+    weight = t.matrix(f"{name}.weight", out_features, in_features)
+    bias_parameter = t.bias(f"{name}.bias", weight) if bias else None
+    if t.options.fp8 is not Fp8Recipe.NONE and weight.packed is None:
         from memplan.graph.fp8 import fp8_formats, linear_fp8
 
         formats = fp8_formats(t, in_features, out_features)
@@ -40,11 +40,21 @@ def matmul_weight(
 
     ``module`` is called so where it is not the weight's own: a tied output matrix.
     """
+    if t.adaptation is None:
+        return base_product(t, x, weight, bias)
+    adapted = module or weight.module.removesuffix(BASE_LAYER)
+    if adapted not in t.adapted:
+        return base_product(t, x, weight, bias)
+    x = t.adaptation.before_linear(t, x, weight.shape[-1], adapted)
+    out = base_product(t, x, weight, bias)
+    return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
+
+
+def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+    """The same without what an adapter adds; a packed weight is multiplied as its format is."""
+    if t.options.quantizer is not None and weight.packed is not None:
+        return t.options.quantizer.product(t, x, weight, bias)
     out_features, in_features = weight.shape[-2:]
-    if t.adaptation is not None:
-        adapted = module or weight.module.removesuffix(BASE_LAYER)
-        if adapted in t.adapted:
-            x = t.adaptation.before_linear(t, x, in_features, adapted)
     # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None
     factor = t.cast_weight(weight)
@@ -73,10 +83,6 @@ def matmul_weight(
         flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
-    if t.adaptation is not None:
-        adapted = module or weight.module.removesuffix(BASE_LAYER)
-        if adapted in t.adapted:
-            return t.adaptation.beside_linear(t, given, out, weight, bias, adapted)
     return out
 
 
@@ -418,6 +424,9 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
         return gelu_fast(t, x)
     if kind is Activation.QUICK_GELU:
         return t.mul(x, t.elementwise(OperationKind.SIGMOID, t.scale(x), saves_output=True))
+    if kind is Activation.RELU_SQUARED and t.kernels.feed_forward is FeedForwardKernel.FUSED:
+        # liger_kernel 0.8.5, ops/relu_squared.py
+        return t.elementwise(OperationKind.RELU2, x, saves_input=True)
     if kind is Activation.RELU_SQUARED:
         rectified = t.elementwise(OperationKind.RELU, x, saves_output=True)
         out = t.square(rectified if t.autocast is None else t.cast(rectified, DType.FP32))

@@ -17,7 +17,7 @@ from memplan.errors import ConfigError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.overlay import BASE_LAYER, ORIGINAL
-from memplan.graph.segments import RESULT, Buffer, Gradient, Operation, Segment
+from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
@@ -253,15 +253,40 @@ class Tape:
         self.segment.parameters.append(made)
         return made
 
+    def matrix(
+        self, name: str, out_features: int, in_features: int, *, module: str = ""
+    ) -> Parameter:
+        """Declare the weight of a ``torch.nn.Linear``: packed where the base is quantized.
+
+        What a task adds stays as it is: the output matrix, and a head that is trained beside it
+        (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``).
+        """
+        whole = self.parameter(name, out_features, in_features, module=module)
+        quantizer = self.options.quantizer
+        stays = whole.of_adapter or self.segment.part is ModelPart.HEAD
+        if quantizer is None or stays or self._again is not None:
+            return whole
+        return quantizer.pack(self, whole)
+
+    def bias(self, name: str, weight: Parameter) -> Parameter:
+        """Declare a linear layer's bias; one beside codes is kept in the format of their product.
+
+        (bitsandbytes 0.50.2, ``Linear4bit.forward``: ``bias.data = bias.data.to(x.dtype)``)
+        """
+        dtype = None
+        if weight.packed is not None:
+            dtype = weight.packed.quantization.compute_dtype
+        return self.parameter(name, weight.matrix_shape[0], dtype=dtype)
+
     def buffer(self, numel: int, dtype: DType) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters."""
         storage = Storage(allocated_bytes(numel, dtype), -1, 0)
         self.hold_buffer(storage.num_bytes)
         return Tensor(numel, dtype, storage)
 
-    def hold_buffer(self, num_bytes: int) -> None:
+    def hold_buffer(self, num_bytes: int, words: str = BUFFER_WORDS) -> None:
         """Note a buffer of the present segment that no operation reads as it is."""
-        self.buffers.append(Buffer(self.segment, len(self.segment.parameters), num_bytes))
+        self.buffers.append(Buffer(self.segment, len(self.segment.parameters), num_bytes, words))
 
     # -- recording -------------------------------------------------------------------------------
 
@@ -283,6 +308,7 @@ class Tape:
         backward_scratch_bytes: int | Sequence[int] = 0,
         flops: int = 0,
         in_python: bool = False,
+        pins: Sequence[Tensor] = (),
     ) -> None:
         """Append an operation and settle what it keeps alive."""
         segment = self.segment
@@ -299,6 +325,7 @@ class Tape:
             elif storage.segment >= 0 and not self._is_input(storage):
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
+        pinned: list[Storage] = []
         saves_output = keeps_weight = False
         if differentiable:
             for tensor in outputs:
@@ -317,6 +344,12 @@ class Tape:
                         saves_output = True
                 else:
                     _note(segment.external_saves, storage)
+            for tensor in pins:
+                storage = tensor.storage
+                if storage.segment == index or self._is_input(storage):
+                    pinned.append(storage)
+                elif storage.segment >= 0:
+                    _note(segment.external_saves, storage)
         segment.operations.append(
             Operation(
                 kind, inputs, outputs, saved, gradients if differentiable else (),
@@ -324,6 +357,7 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
+                pinned=pinned,
             )
         )  # fmt: skip
 

@@ -11,7 +11,12 @@ from memplan.text import shown
 from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import TrainingSetup, ZeroStage, coerce_enum
+from memplan.training.setup import (
+    QUANTIZATION_OPTIONS,
+    TrainingSetup,
+    ZeroStage,
+    coerce_enum,
+)
 
 _Kind = TypeVar("_Kind", bound=Enum)
 
@@ -30,7 +35,7 @@ class OptionReader:
         self.values = dict(setup.engine_options)
         names = list(known)
         for name in self.values:
-            if name not in names:
+            if name not in names and not says_quantization(name, setup):
                 msg = (
                     f"engine_options: {self.engine} has no option {shown(name)}."
                     f"{did_you_mean(name, names)} It has {', '.join(names)}"
@@ -85,6 +90,19 @@ class OptionReader:
 
     def _wrong(self, name: str, value: object, wanted: str) -> SetupError:
         return SetupError(f"engine_options: {name}: expected {wanted}, got {shown(value)}")
+
+
+def says_quantization(name: str, setup: TrainingSetup) -> bool:
+    """Whether an option says how the base is quantized; refused where nothing is.
+
+    Raises ``SetupError``.
+    """
+    if name not in QUANTIZATION_OPTIONS:
+        return False
+    if setup.chosen_quantization is None:
+        msg = f"engine_options: {name}: nothing is quantized; say quantize, such as nf4"
+        raise SetupError(msg)
+    return True
 
 
 def option_names(kind: Any) -> tuple[str, ...]:
