@@ -432,17 +432,17 @@ def filled_in(
     *,
     half: DType,
     sharded_by: str = "",
-    in_one_format: bool = False,
+    cast_by: str = "",
 ) -> Quantization:
     """A setup's quantization: what ``engine_options`` say of it, and formats where nothing does.
 
     ``half`` is what the setup multiplies in, ``sharded_by`` what keeps a part of the parameters on each
-    rank, if anything does, ``in_one_format`` whether that takes parameters of one format alone.
+    rank, if anything does, ``cast_by`` what casts all parameters to one format.
 
     FSDP and ZeRO-3 shard floating-point parameters: bitsandbytes' 4-bit codes go by a floating format
     (peft's guides to FSDP and DeepSpeed, ``bnb_4bit_quant_storage``); LLM.int8() has int8 parameters,
-    GPTQ and AWQ none at all. FSDP1 flattens parameters of one format (torch/distributed/fsdp/
-    _flat_param.py, ``_init_metadata``).
+    GPTQ and AWQ none at all. What peft's preparation casts to fp32 is cast back: by DeepSpeed's engine
+    (``module.bfloat16()``), by FSDP's mixed precision.
 
     Raises ``SetupError`` for values that cannot be, and for what cannot be sharded.
     """
@@ -452,6 +452,12 @@ def filled_in(
         how = replace(how, compute_dtype=how.compute_dtype or half, storage_dtype=storage)
     if how.format.is_calibrated:
         how = replace(how, prequantized=True)
+    if how.prepared and cast_by:
+        msg = (
+            f"quantize: prepare_for_kbit: {cast_by} casts to {half.label} again what this leaves in "
+            "fp32; leave it out"
+        )
+        raise SetupError(msg)
     if not sharded_by:
         return how
     if not how.format.has_storage:
@@ -465,12 +471,6 @@ def filled_in(
         msg = (
             f"quantize: quant_storage: {sharded_by} shards codes that go by the format of the other "
             f"weights, {half.label}, not {label}"
-        )
-        raise SetupError(msg)
-    if how.prepared and in_one_format:
-        msg = (
-            f"quantize: prepare_for_kbit: {sharded_by} flattens weights of one format, and this leaves "
-            "norms and embeddings in fp32; leave it out"
         )
         raise SetupError(msg)
     return how
