@@ -68,8 +68,9 @@ def base_words(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) 
         given = "compute_dtype" in dict(asked.engine_options) or asked.quantize is None
         said = "" if given else " by default, where BitsAndBytesConfig's own is fp32"
         parts.append(f"computed in {how.compute_dtype.label}{said}")
-    if how.prepared:
-        parts.append("the rest in fp32 (prepare_model_for_kbit_training)")
+    if how.upcast.value != "none":
+        rest = "the rest" if how.upcast.value == "all" else "norms"
+        parts.append(f"{rest} in fp32 (prepare_model_for_kbit_training)")
     elif how.format.is_prepared:
         parts.append("the rest as loaded (no prepare_model_for_kbit_training)")
     if asked.quantize is None:

@@ -59,6 +59,16 @@ class QuantizedProduct(Enum):
     """``AwqGemmFn``: unpacked for each product; keeps the input."""
 
 
+class Upcast(Enum):
+    """What of a quantized model is cast to fp32 before it is trained."""
+
+    NONE = "none"
+    ALL = "all"
+    """All that is left in 16 bits: peft's ``prepare_model_for_kbit_training``."""
+    NORMS = "norms"
+    """Norms alone, as LLaMA-Factory's ``upcast_layernorm`` does."""
+
+
 WHOLE_ROW = -1
 """What GPTQ and AWQ call a group that is all of a row."""
 NOT_QUANTIZED = "none"
@@ -89,9 +99,8 @@ class Quantization:
     storage_dtype: DType | None = None
     """The format that packed 4-bit codes go by (``bnb_4bit_quant_storage``). None: uint8, and where
     parameters are sharded the setup's 16 bits, since integers are not."""
-    prepared: bool = False
-    """peft's ``prepare_model_for_kbit_training`` was called: what is left of the model in 16 bits is
-    cast to fp32."""
+    prepared: Upcast = Upcast.NONE
+    """Whether peft's ``prepare_model_for_kbit_training`` was called, or its like."""
     skip_modules: tuple[str, ...] = ()
     """Further linear layers that stay (``llm_int8_skip_modules``), by the ends of their names."""
     prequantized: bool = False
@@ -102,7 +111,7 @@ class Quantization:
     def __post_init__(self) -> None:
         row = QUANTIZED_FORMATS[self.kind]
         self._set("double_quant", _flag("double_quant", self.double_quant))
-        self._set("prepared", _flag("prepare_for_kbit", self.prepared))
+        self._set("prepared", _upcast(self.prepared))
         if self.compute_dtype is not None:
             self._set("compute_dtype", _dtype("compute_dtype", self.compute_dtype, _FLOATING))
         if self.storage_dtype is not None:
@@ -151,6 +160,11 @@ class Quantization:
         if self.storage_dtype not in (None, DType.UINT8):
             parts.append(f"stored as {self.storage_dtype.label}")
         return ", ".join(parts)
+
+    @property
+    def upcast(self) -> Upcast:
+        """What is cast to fp32, as far as the preparation casts for this format."""
+        return self.prepared if self.format.is_prepared else Upcast.NONE
 
     @property
     def format(self) -> "QuantizedFormat":
@@ -452,7 +466,7 @@ def filled_in(
         how = replace(how, compute_dtype=how.compute_dtype or half, storage_dtype=storage)
     if how.format.is_calibrated:
         how = replace(how, prequantized=True)
-    if how.prepared and cast_by:
+    if how.upcast is not Upcast.NONE and cast_by:
         msg = (
             f"quantize: prepare_for_kbit: {cast_by} casts to {half.label} again what this leaves in "
             "fp32; leave it out"
@@ -474,6 +488,18 @@ def filled_in(
         )
         raise SetupError(msg)
     return how
+
+
+def _upcast(value: object) -> Upcast:
+    if isinstance(value, Upcast):
+        return value
+    if isinstance(value, str) and value.lower() in [each.value for each in Upcast]:
+        return Upcast(value.lower())
+    try:
+        return Upcast.ALL if _flag("prepare_for_kbit", value) else Upcast.NONE
+    except SetupError as error:
+        msg = f"{error}, or norms"
+        raise SetupError(msg) from None
 
 
 def _flag(name: str, value: object) -> bool:

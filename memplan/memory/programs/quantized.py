@@ -7,7 +7,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
-from memplan.training.quantization import Quantization, QuantizedProduct
+from memplan.training.quantization import Quantization, QuantizedProduct, Upcast
 from memplan.units import ceil_div
 
 Weight = tuple[Parameter, int]
@@ -42,7 +42,7 @@ def load_quantized(
         else:
             size = allocated_bytes(weight[0].numel, loaded_dtype(weight[0], options))
             loaded[weight] = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
-    if how.prepared and how.format.is_prepared:
+    if how.upcast is not Upcast.NONE:
         _upcast(ledger, loaded, options.quantized_from)
     for weight in adapters:
         size = weight[0].storage.num_bytes
@@ -54,7 +54,7 @@ def loaded_dtype(parameter: Parameter, options: TapeOptions) -> DType:
     """The format in which a weight comes to the GPU: the checkpoint's, before it is cast to fp32."""
     how = options.quantization
     assert how is not None
-    is_cast = how.prepared and how.format.is_prepared and parameter.dtype is DType.FP32
+    is_cast = how.upcast is not Upcast.NONE and parameter.dtype is DType.FP32
     return options.quantized_from if is_cast else parameter.dtype
 
 
