@@ -162,6 +162,13 @@ class Quantization:
         return ", ".join(parts)
 
     @property
+    def scale_words(self) -> str:
+        """What lies beside the codes, with its bytes for a matrix of n elements."""
+        row = self.format
+        formula = row.double_formula if self.double_quant else row.scale_formula
+        return f"scales of {self.kind.value} codes, {formula} B of n weights"
+
+    @property
     def upcast(self) -> Upcast:
         """What is cast to fp32, as far as the preparation casts for this format."""
         return self.prepared if self.format.is_prepared else Upcast.NONE
@@ -202,7 +209,11 @@ class QuantizedFormat:
     """All that there are; empty where a scale is a row's."""
     block_word: str = "blocks"
     formula: str
-    """Bytes of a matrix, in words."""
+    """Bytes of a matrix's codes, in words."""
+    scale_formula: str
+    """Bytes beside them."""
+    double_formula: str = ""
+    """The same with double quantization."""
     source: str
     has_double_quant: bool = False
     has_storage: bool = False
@@ -324,7 +335,7 @@ def _four_bit() -> QuantizedFormat:
         codes=packed_4bit, states=states_4bit, product=QuantizedProduct.BNB_4BIT, widths=(4,),
         block_size=64, block_sizes=_BNB_BLOCKS, has_double_quant=True, has_storage=True,
         cloned_by_adapter=True, source=_BNB_SOURCE,
-        formula="n/2 + 4·n/64; double: n/2 + n/64 + 4·n/16384, and maps",
+        formula="n/2", scale_formula="4·n/block", double_formula="n/block + 4·n/(256·block), and maps,",
     )  # fmt: skip
 
 
@@ -333,19 +344,19 @@ QUANTIZED_FORMATS: Mapping[QuantizationKind, QuantizedFormat] = {
     QuantizationKind.FP4: _four_bit(),
     QuantizationKind.INT8: QuantizedFormat(
         codes=packed_int8, states=states_int8, product=QuantizedProduct.BNB_INT8, widths=(4,),
-        block_size=0, block_sizes=(), formula="n + 4·out",
+        block_size=0, block_sizes=(), formula="n", scale_formula="4·rows",
         source="bitsandbytes 0.50.2, nn/modules.py Int8Params",
     ),
     QuantizationKind.GPTQ: QuantizedFormat(
         codes=packed_gptq, states=states_gptq, product=QuantizedProduct.GPTQ_TORCH,
         widths=(2, 3, 4, 8), block_size=128, block_sizes=_GROUPS, block_word="groups",
-        formula="bits·n/8 + 2·n/g + bits·n/(8·g) + 4·in", is_prepared=False,
+        formula="bits·n/8", scale_formula="(2 + bits/8)·n/group + 4·columns", is_prepared=False,
         source="GPTQModel 7, nn_modules/qlinear/torch.py", is_calibrated=True,
     ),
     QuantizationKind.AWQ: QuantizedFormat(
         codes=packed_awq, states=states_awq, product=QuantizedProduct.AWQ_GEMM, widths=(4,),
         block_size=128, block_sizes=_GROUPS, block_word="groups",
-        formula="n/2 + 2·n/g + n/(2·g)", source="GPTQModel 7, nn_modules/qlinear/gemm_awq.py",
+        formula="n/2", scale_formula="2.5·n/group", source="GPTQModel 7, nn_modules/qlinear/gemm_awq.py",
         is_calibrated=True,
     ),
 }  # fmt: skip

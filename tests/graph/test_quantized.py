@@ -198,3 +198,28 @@ def test_what_peft_casts_an_engine_casts_back() -> None:
 def test_zero_3_loads_a_quantized_base_whole() -> None:
     with pytest.raises(SetupError, match="zero_init: a quantized base is loaded whole"):
         answer(num_gpus=2, zero_stage=3, quantize="nf4", engine_options={"zero_init": True})
+
+
+def test_int8_says_what_it_holds() -> None:
+    assert any("LLM.int8" in note for note in answer(quantize="int8", checkpointing="full").notes)
+    assert not answer(quantize="int8").notes
+
+
+def test_experts_stay_and_it_is_said() -> None:
+    config = {
+        **LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+        "num_local_experts": 4, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    found = answer(config, quantize="nf4")
+    assert any("experts are no linear layers" in note for note in found.notes)
+    experts = 4 * 4 * 3 * 512 * 256
+    assert found.phases["load"].components["parameters"] > 2 * experts
+
+
+def test_a_model_without_linear_layers_of_torch_is_refused() -> None:
+    config = {
+        "model_type": "falcon", "hidden_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 800,
+    }  # fmt: skip
+    with pytest.raises(SetupError, match="quantizes no layer of"):
+        answer(config, quantize="nf4", adapter=None, freeze="embeddings,layers,norm")
