@@ -49,6 +49,32 @@ def fields(values: dict[str, Any], *names: str) -> list[Any]:
             id="checkpointing by its new name",
         ),
         pytest.param({"optim": "adamw_torch"}, {"optimizer": "adamw-foreach"}, id="optimizer"),
+        pytest.param(
+            {"optim": "paged_adamw_8bit"}, {"optimizer": "bnb-paged-adamw-8bit"}, id="paged"
+        ),
+        pytest.param(
+            {
+                "optim": "galore_adamw_layerwise",
+                "optim_args": "rank=64, scale=0.5",
+                "optim_target_modules": ["attn", "mlp"],
+                "gradient_accumulation_steps": 1,
+            },
+            {
+                "optimizer": "galore-adamw",
+                "optimizer_in_backward": True,
+                "optimizer_options": (
+                    ("rank", 64),
+                    ("scale", 0.5),
+                    ("target_modules", "attn,mlp"),
+                ),
+            },
+            id="layer by layer",
+        ),
+        pytest.param(
+            {"optim": "adamw_torch_4bit"},
+            {"optimizer": "torchao-adamw-4bit", "optimizer_options": (("block_size", 256),)},
+            id="4 bits",
+        ),
         pytest.param({"use_liger_kernel": True}, {"kernels": "liger"}, id="liger"),
         pytest.param({"torch_compile": True}, {"compile": "model"}, id="compiled"),
         pytest.param(
@@ -104,7 +130,13 @@ def test_arguments(values: dict[str, Any], expected: dict[str, Any]) -> None:
         pytest.param({"bf16": "yes"}, "bf16: write true or false", id="flag"),
         pytest.param({"per_device_train_batch_size": 0}, "whole number from 1", id="batch"),
         pytest.param({"optim": "adamw_troch"}, "Did you mean 'adamw_torch'", id="optimizer"),
-        pytest.param({"optim_target_modules": ["q"]}, "not modelled", id="unmodelled"),
+        pytest.param({"optim": "adamw_torch_xla"}, "on a GPU the nearest is", id="unmodelled"),
+        pytest.param({"optim_args": "rank"}, "optim_args: write key=value", id="optim_args"),
+        pytest.param(
+            {"optim": "galore_adamw", "optim_target_modules": 3},
+            "optim_target_modules",
+            id="targets",
+        ),
         pytest.param(
             {
                 "activation_checkpointing": True,

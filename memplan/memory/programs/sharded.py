@@ -67,6 +67,9 @@ class ShardedProgram(Program, Generic[UseT]):
         self.reduces = True
         """This micro-batch reduces its gradients."""
 
+    def make_optimizer(self) -> None:
+        """States come with the first step."""
+
     def load_whole(self, weight: Weight, num_bytes: int) -> Block:
         """A weight as it lies on the GPU before it is sharded; one that is packed passes in full."""
         how = self.given.tape.options.quantization
