@@ -75,6 +75,7 @@ _LIGER_FIELDS: dict[str, tuple[str, object]] = {
 }
 """What ``liger_kernel_config`` calls a kernel -> the field of a setup, and what it is without."""
 _LIGER_OPTIONS = (*_LIGER_FIELDS, "layer_norm", "cross_entropy", "fused_linear_cross_entropy")
+_LOADED_IN = ("load_in_4bit", "load_in_8bit")
 _ATTENTIONS = {
     "eager": AttentionKernel.EAGER,
     "sdpa": AttentionKernel.SDPA,
@@ -308,12 +309,29 @@ class _Arguments:
         packed = self.trl == "SFTConfig" and self._flag("packing")
         self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
 
+    def _read_quantization(self, found: dict[str, object], options: Mapping[str, object]) -> None:
+        """How ``from_pretrained`` packs the weights: a ``BitsAndBytesConfig``, or flags of one."""
+        config = options.get("quantization_config")
+        flags = {key: options[key] for key in _LOADED_IN if options.get(key)}
+        if not config and not flags:
+            return
+        from memplan.training.quantization_config import read_quantization_config
+
+        key = "model_init_kwargs.quantization_config"
+        if config and not isinstance(config, Mapping):
+            self._refuse(key, f"write a mapping, not {config!r}")
+        try:
+            how = read_quantization_config(config if isinstance(config, Mapping) else flags)
+        except SetupError as error:
+            self._refuse(key, str(error))
+        if how is None:
+            self._refuse(key, "is not modelled; bitsandbytes', GPTQ's and AWQ's are")
+        found["quantize"] = replace(how, prequantized=how.format.is_calibrated)
+
     def _read_loading(self, found: dict[str, object]) -> None:
         """``model_init_kwargs``: how the trainer loads the model, where it does."""
         options = self._nested("model_init_kwargs") or {}
-        for key in ("quantization_config", "load_in_4bit", "load_in_8bit"):
-            if options.get(key):
-                self._refuse(f"model_init_kwargs.{key}", "quantized weights are not modelled")
+        self._read_quantization(found, options)
         named = options.get("attn_implementation")
         if named is not None:
             kernel = _ATTENTIONS.get(str(named))

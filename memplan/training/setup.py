@@ -301,7 +301,7 @@ class TrainingSetup:
             dict(self.engine_options),
             half=formats.autocast or formats.compute,
             sharded_by=self._sharded_by,
-            in_one_format=self.chosen_engine is Engine.FSDP1,
+            cast_by="" if self.chosen_engine is Engine.DDP else self.chosen_engine.value,
         )
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import memplan
+from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.estimator import estimate
 from memplan.memory.fsdp1 import Fsdp1Options
@@ -337,7 +338,11 @@ def test_what_does_nothing_is_not_left_out() -> None:
         pytest.param({"max_length": "2k"}, "max_length: write a whole number", id="length"),
         pytest.param({"deepspeed": "{"}, "deepspeed: write a mapping", id="JSON text"),
         pytest.param(
-            {"packing": True, "model_init_kwargs": {"load_in_4bit": True}}, "quantized", id="4 bits"
+            {
+                "packing": True,
+                "model_init_kwargs": {"quantization_config": {"quant_method": "hqq"}},
+            },
+            "quantization_config: is not modelled", id="a base in a format of its own",
         ),
     ],
 )  # fmt: skip
@@ -345,6 +350,15 @@ def test_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(values)
     assert message in str(caught.value)
+
+
+def test_a_quantized_base() -> None:
+    config = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    for kwargs in ({"quantization_config": config}, {"load_in_4bit": True}):
+        how = read({"packing": True, "model_init_kwargs": kwargs}).setup.chosen_quantization
+        assert how is not None
+        assert how.compute_dtype is DType.FP32
+        assert not how.prequantized
 
 
 def test_the_engine_and_the_precision_beside_it_decide_what_flags_mean() -> None:

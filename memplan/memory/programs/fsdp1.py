@@ -148,11 +148,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
     def _load_whole(self, use: FlatUse) -> list[Block]:
         formats = self.formats
         return [
-            self.ledger.allocate(
-                allocated_bytes(parameter.numel, formats.kept_of(parameter)),
-                0,
-                _GATHERED,
-                (parameter, use.copy),
+            self.load_whole(
+                (parameter, use.copy), allocated_bytes(parameter.numel, formats.kept_of(parameter))
             )
             for parameter in use.unit.parameters
         ]

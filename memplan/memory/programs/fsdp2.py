@@ -133,11 +133,9 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def _whole(self, use: UnitUse) -> list[Block]:
         return [
-            self.ledger.allocate(
-                allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
-                0,
-                _GATHERED,
+            self.load_whole(
                 (parameter, use.copy),
+                allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
             )
             for parameter in use.unit.parameters
         ]

@@ -145,6 +145,11 @@ class Program:
 
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
+        options = self.given.tape.options
+        if options.quantization is not None:
+            from memplan.memory.programs.quantized import load_quantized  # only then
+
+            return load_quantized(self.ledger, self.weights, {}, options)
         sizes = [(weight[0].storage.num_bytes, weight) for weight in self.weights]
         blocks = self.ledger.allocate_all(sizes, ComponentKind.PARAMETERS)
         return dict(zip(self.weights, blocks, strict=True))
