@@ -17,6 +17,7 @@ import yaml
 import memplan
 from memplan.cli.commands import COMMANDS
 from memplan.memory.deepspeed.options import OPTION_NAMES
+from memplan.sources.stacks.presets import preset_names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -82,6 +83,15 @@ def test_every_command_has_its_page() -> None:
         assert f"## memplan {name}\n" in text
 
 
+def test_every_kernel_is_documented() -> None:
+    made = module("kernels")
+    text = (DOCS / "kernels.md").read_text(encoding="utf-8")
+    assert made.document() in text
+    for kind in (*made.CHOICES.values(), made.LossKernel):
+        for value, said in made.docstrings(kind).items():
+            assert len(said) > 10, value
+
+
 def test_every_engine_option_is_documented() -> None:
     made = module("engine_options")
     text = (DOCS / "engine-options.md").read_text(encoding="utf-8")
@@ -95,6 +105,13 @@ def test_every_engine_option_is_documented() -> None:
     for name in OPTION_NAMES:
         assert f"`{name}`" in text
     assert "| `zero_init` | true | The model is built inside `deepspeed.zero.Init`" in text
+
+
+def test_every_preset_is_documented() -> None:
+    text = (DOCS / "presets.md").read_text(encoding="utf-8")
+    assert module("presets").document() in text
+    for name in preset_names():
+        assert f"\n## {name}\n" in text
 
 
 # -- ten jobs --------------------------------------------------------------------------------------

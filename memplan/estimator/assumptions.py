@@ -1,6 +1,6 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
-from memplan.estimator.quantized_base import base_words
+from memplan.estimator.quantized_base import base_notes, base_words
 from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
@@ -33,7 +33,7 @@ def assumptions_of(
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
-        f"optimizer {resolved.optimizer.value}",
+        _optimizer(resolved),
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
@@ -42,6 +42,14 @@ def assumptions_of(
         *_loading(asked, resolved),
         *_overrides(resolved),
     )
+
+
+def _optimizer(resolved: TrainingSetup) -> str:
+    """With its own settings, as they were given."""
+    given = ", ".join(f"{key} {value}" for key, value in dict(resolved.optimizer_options).items())
+    words = f" ({given})" if given else ""
+    when = " within backward" if resolved.optimizer_in_backward else ""
+    return f"optimizer {resolved.optimizer.value}{words}{when}"
 
 
 def _adapter(resolved: TrainingSetup) -> tuple[str, ...]:
@@ -200,6 +208,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             "encoder-decoder"
         )
     notes += _fp8_notes(setup, gpu)
+    notes += base_notes(model, setup)
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:
