@@ -88,6 +88,8 @@ class LossKernel(Enum):
     """fms-acceleration's: a shifted fp32 copy, which backward writes over."""
     FOAK_REBOUND = "foak_rebound"
     """The same in transformers before 4.46, whose class puts fp32 logits in their place."""
+    FOAK_UNCAST = "foak_uncast"
+    """The same in the logits' own dtype: GPT-BigCode before transformers 4.49."""
     UNSLOTH = "unsloth"
     """Unsloth's fast cross-entropy: the logits' own dtype, a new tensor for their gradient."""
     UNSLOTH_FUSED = "unsloth_fused"

@@ -90,6 +90,12 @@ LOSS_FORMS: dict[LossKernel, LossForm] = {
         rebinds=True,
         gradient=LossGradient.IN_PLACE,
     ),
+    LossKernel.FOAK_UNCAST: LossForm(
+        source="fms-acceleration-foak, kernels/unsloth/cross_entropy_loss.py, FastCrossEntropyLoss",
+        shifted=True,
+        upcast=False,
+        gradient=LossGradient.IN_PLACE,
+    ),
     LossKernel.UNSLOTH: LossForm(
         source="unsloth 2026.10, kernels/cross_entropy_loss.py, Fast_CrossEntropyLoss",
         upcast=False,

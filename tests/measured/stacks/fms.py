@@ -32,6 +32,8 @@ SANTACODER_TARGETS = ["c_attn"]
 """The list in ``scenarios.yaml`` also names ``c_attn``, of which GPT-BigCode has one a layer."""
 EARLIER_TRANSFORMERS = ("fms-granite-", "fms-liger-", "fms-orca-")
 """Records of transformers 4.45.2 (``refs/requirements_{granite,liger}.txt``) and 4.43.3 (``refs_orca``)."""
+WHOLE_ROW_CHECKPOINTS = ("mixtral-8x7b",)
+"""TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ's main branch has one group a row; the others' groups of 128."""
 OLD_LOSSES = ("santacoder",)
 """Models whose class still had its own loss in 4.48, in the logits' dtype (``GPTBigCodeForCausalLM``)."""
 
@@ -70,7 +72,7 @@ def _precision(record: Record, configuration: str) -> Settings:
     settings: Settings = {"precision": half}
     if _is_autocast(record) or "gptq" in configuration:
         is_mixed = record["n_gpus"] > 1 and is_trained_whole
-        settings = {"precision": f"{half}-mixed" if is_mixed else f"{half}-autocast"}
+        settings = {"precision": f"{half}-mixed" if is_mixed else "bf16-autocast"}
         settings["upcast_outputs"] = True
         settings["engine_options"] = {"autocast": True} if is_mixed else {}
     if "bnb" in configuration:
@@ -85,6 +87,8 @@ def _precision(record: Record, configuration: str) -> Settings:
             settings["engine_options"]["quant_storage"] = half
     elif "gptq" in configuration:
         settings["quantize"] = "gptq"
+        if record["model"] in WHOLE_ROW_CHECKPOINTS:
+            settings["quantize"] = {"kind": "gptq", "block_size": -1}
     return settings
 
 
@@ -100,7 +104,7 @@ def _kernels(record: Record, configuration: str) -> Settings:
             return kernels | {"loss": "shifted_uncast"}
         return kernels | {"loss": "shifted" if rebinds else "shifted_apart"}
     if record["model"] in OLD_LOSSES:
-        return kernels | {"loss": "flash_attn"}
+        return kernels | {"loss": "foak_uncast"}
     if "liger" in configuration:
         return kernels | {"norm": "fused", "loss": "fused_linear"}
     return kernels | {"norm": "fused", "loss": "foak_rebound" if rebinds else "foak"}

@@ -3,7 +3,7 @@
 ``lit_gpt/model.py``: one matrix for queries, keys and values, as Phi-3 and GPT-NeoX have, rotary embeddings by multiply and add,
 ``torch.nn.functional.silu``. ``lit_gpt/rmsnorm.py``: the norm multiplies in the input's dtype and keeps the
 input and a figure for each row, which memplan calls fused. ``lit_gpt/lora.py``: adapters on the query and value
-parts. ``lit_gpt/utils.py``: the loss in pieces of 128 tokens, each in the logits' dtype, all of which stay.
+parts, over bitsandbytes 0.41 where the base is quantized. ``lit_gpt/utils.py``: the loss in pieces of 128 tokens, each in the logits' dtype, all of which stay.
 """
 
 from tests.measured.runs import (
@@ -38,6 +38,7 @@ def resource_tables(record: Record) -> Run:
             "double_quant": "dq" in record["precision"],
             "compute_dtype": "bf16",
             "prepare_for_kbit": False,
+            "quant_keeps_inputs": True,
         }
     if record["n_gpus"] > 1:
         if "load" in record["other"]:
