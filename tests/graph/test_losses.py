@@ -122,6 +122,7 @@ def test_what_a_training_loop_adds() -> None:
         pytest.param(LossKernel.LIGER, 4, 6, id="Liger's: fp32, then the 16-bit gradient"),
         pytest.param(LossKernel.FLASH_ATTENTION, 2, 2, id="flash-attention's: in place"),
         pytest.param(LossKernel.FOAK, 4, 8, id="FOAK's: gradients of the cut and of the whole"),
+        pytest.param(LossKernel.FOAK_UNCAST, 2, 4, id="the same in 16 bits"),
         pytest.param(LossKernel.UNSLOTH, 2, 4, id="Unsloth's: a new gradient"),
         pytest.param(LossKernel.TORCHTUNE, 4, 5.25, id="torchtune's: one piece's gradients"),
     ],

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from memplan.estimator import Verdict
-from tests.accuracy.comparison import read_records
+from tests.accuracy.comparison import read_records, remember
 from tests.measured.outcomes import Outcome, Summary, summary_of
 from tests.measured.reasons import REASONS
 from tests.measured.runs import Record, record_from
@@ -28,14 +28,14 @@ MOST_WRONGLY_DEAD = 0.025
 
 @dataclass(frozen=True)
 class Bars:
-    """What is reached; the aims are 0.8, 0.02 and 0.08."""
+    """What is reached; the aims are 0.8, 0.02 and 0.08. Six of the reference's 40 are LitGPT's of 2023 (``REASONS``)."""
 
     expressible: float
     median: float
     p90: float
 
 
-BARS = {"own": Bars(0.4, 0.02, 0.08), "reference": Bars(0.3, 0.02, 0.13)}
+BARS = {"own": Bars(0.85, 0.01, 0.04), "reference": Bars(0.79, 0.01, 0.12)}
 OWN = Path(__file__).parent.parent / "data" / "published_memory.jsonl"
 
 
@@ -93,6 +93,18 @@ def test_what_ran_is_not_said_to_die(published: Published) -> None:
 def test_what_died_is_not_said_to_fit(published: Published) -> None:
     died = published.summary.of("OOM").expressible
     assert not [each.record["id"] for each in died if is_verdict(each, Verdict.FITS)]
+
+
+def test_the_readme_shows_them(published: Published, pytestconfig: pytest.Config) -> None:
+    if published.name == "own":
+        pytest.skip("the README has the figures of all")
+    rows = {name: row(published.summary.of(name)) for name in ("max_allocated", "max_reserved")}
+    rows["all"] = {
+        "records": len(published.summary.outcomes),
+        "expressible": len(published.summary.expressible),
+        "unstated": sum(each.unstated for each in published.summary.outcomes),
+    }
+    remember("published measurements", rows, update=pytestconfig.getoption("--update-accuracy"))
 
 
 def is_verdict(outcome: Outcome, verdict: Verdict) -> bool:
