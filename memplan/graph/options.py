@@ -7,6 +7,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels
 from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.objectives import LogProbabilities, Objective
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 if TYPE_CHECKING:
@@ -58,3 +59,11 @@ class TapeOptions:
     """What its weights are held in."""
     adaptation: "Overlay | None" = None
     """The adapter laid over the model; found when it is recorded."""
+    objective: Objective = Objective.TASK
+    """What a language model's head ends in."""
+    log_probabilities: LogProbabilities = LogProbabilities.ROWWISE
+    """How log-probabilities come from logits."""
+    kept_logits: int | None = None
+    """Tokens at the end of each sequence that have logits; None: all."""
+    without_gradients: bool = False
+    """The pass runs under ``torch.no_grad()``: nothing is kept."""

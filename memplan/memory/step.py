@@ -178,7 +178,8 @@ class StepWalk:
         self._release(self.tape.segments[-1])
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
-        self._backward()
+        if not self.tape.options.without_gradients:
+            self._backward()
         self.passes.after_backward = self.level
         return self.passes
 

@@ -9,6 +9,7 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
 from memplan.training.freezing import FrozenParts
+from memplan.training.jobs import PLAIN, Job
 from memplan.training.kernels import (
     KERNEL_PRESETS,
     AttentionKernel,
@@ -31,6 +32,7 @@ from memplan.training.precision import (
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
+    from memplan.training.averaging import Ema
 
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
@@ -162,6 +164,10 @@ class TrainingSetup:
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights, which are frozen."""
+    job: Job = PLAIN
+    """What is trained for, and which other models take part: ``dpo``, ``grpo:rollout=vllm``, …"""
+    ema: "Ema | None" = None
+    """An exponential average of the weights beside them: ``weights``, ``fp32``, ``bf16@cpu``."""
     outputs_held: bool = False
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
@@ -194,6 +200,12 @@ class TrainingSetup:
             from memplan.training.adapters import read_adapter  # only for adapters
 
             object.__setattr__(self, "adapter", read_adapter(self.adapter))
+        if self.job is not PLAIN:
+            object.__setattr__(self, "job", PLAIN if self.job is None else Job.read(self.job))
+        if self.ema is not None:
+            from memplan.training.averaging import Ema  # only where weights are averaged
+
+            object.__setattr__(self, "ema", Ema.read(self.ema))
         if self.engine_options:
             object.__setattr__(self, "engine_options", _options(self.engine_options))
         elif self.engine_options != ():

@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.graph.tape import Tape
+from memplan.memory.beside import SideModel
 from memplan.memory.engine_options import has_module_hooks
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program
@@ -52,7 +53,7 @@ def program_of(
     return DdpProgram(given, ledger, workspace_bytes=workspace_bytes)
 
 
-def stops_of(given: RankInput) -> "StopsWithin | None":
+def stops_of(given: RankInput | SideModel) -> "StopsWithin | None":
     """Where a setup's engine takes part within segments; None: nowhere."""
     return _stops_at_modules(given.tape) if has_module_hooks(given.setup) else None
 

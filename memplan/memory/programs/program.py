@@ -6,7 +6,7 @@ of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from memplan.dtypes import DType
 from memplan.graph.declaration import declared_parameters
@@ -14,12 +14,16 @@ from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.beside import ALONE, SideLedger, When
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.optimizers import OPTIMIZERS, StatesOf
-from memplan.units import ceil_div
+from memplan.units import ceil_div, round_up
+
+if TYPE_CHECKING:
+    from memplan.memory.programs.others import Company
 
 Shape = tuple[int, ...]
 """Of a tensor that an optimizer steps."""
@@ -76,8 +80,9 @@ class Program:
         self.given = given
         self.ledger = ledger
         self.playback: Player
-        if isinstance(ledger, Tally):
-            self.playback = TallyPlayback(given.tape, given.passes, ledger, self)
+        tally = ledger.ledger if isinstance(ledger, SideLedger) else ledger
+        if isinstance(tally, Tally):
+            self.playback = TallyPlayback(given.tape, given.passes, tally, self)
         else:
             self.playback = Playback(
                 given.tape, given.passes, ledger, self, workspace_bytes=workspace_bytes
@@ -89,6 +94,12 @@ class Program:
         """What is not modelled, in words."""
         self.unsaved: tuple[str, ...] = ()
         """Settings that save memory and are not modelled, in words."""
+        self.company: Company | None = None
+        """The job's other models; None: there are none."""
+        if given.beside is not ALONE:
+            from memplan.memory.programs.others import Company  # only for jobs of several models
+
+            self.company = Company(given.beside, ledger)
 
     # -- a run -----------------------------------------------------------------------------------
 
@@ -98,11 +109,15 @@ class Program:
         for step in range(num_steps or self.num_steps):
             steps = self.given.setup.gradient_accumulation_steps
             self.train(step, num_micro_batches=min(steps, MAX_MICRO_BATCHES))
+            self.evaluate(step)
 
     def start(self) -> None:
         """Load, and fetch the first batch."""
         self.ledger.enter(Part.LOAD)
         self.load()
+        if self.company is not None:
+            self.company.load()
+            self.load_average()
         self.ledger.enter(Part.FORWARD)
         self.playback.fetch_batch()
 
@@ -111,8 +126,20 @@ class Program:
         self.ledger.enter(Part.STEP)
         self.optimizer_step(first=True)
 
+    def settle_others(self, *, num_micro_batches: int) -> None:
+        """The same for models that are trained beside."""
+        if self.company is not None:
+            self.company.settle(num_micro_batches=num_micro_batches)
+
+    def evaluate(self, step: int) -> None:
+        """What runs between steps."""
+        if self.company is not None:
+            self.company.evaluate(step)
+
     def train(self, step: int, *, num_micro_batches: int) -> None:
         """One step: every micro-batch, and the update."""
+        if self.company is not None:
+            self.company.before_step(step, num_micro_batches=num_micro_batches)
         for micro_batch in range(num_micro_batches):
             last = micro_batch == num_micro_batches - 1
             self.micro_batch(step, first=not micro_batch, last=last)
@@ -139,6 +166,22 @@ class Program:
         blocks = self.ledger.allocate_all(sizes, ComponentKind.PARAMETERS)
         return dict(zip(self.weights, blocks, strict=True))
 
+    def load_average(self) -> None:
+        """A running average of what this rank keeps of each weight, as ``AveragedModel`` copies it."""
+        num_bytes = self.given.beside.averaged_bytes
+        if num_bytes:
+            self.ledger.allocate_all(
+                [
+                    (round_up(self.kept_numel(parameter) * num_bytes, ALLOCATION_ROUNDING), AVERAGE)
+                    for parameter, _ in self.weights
+                ],
+                ComponentKind.AVERAGED_WEIGHTS,
+            )
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """Elements of a weight that this rank keeps between steps."""
+        return parameter.numel
+
     def load_buffers(self) -> None:
         """Tables that the model keeps beside its weights."""
         for each in self.given.tape.buffers:
@@ -148,6 +191,8 @@ class Program:
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
         """Forward and backward once."""
         self.ledger.enter(Part.FORWARD, step)
+        if self.company is not None:
+            self.company.run(When.FIRST)
         self.playback.forward()
         self.end_forward()
         self.playback.return_loss()
@@ -206,6 +251,17 @@ class Program:
 
     def end_backward(self) -> None:
         """All gradients are there."""
+
+    def run_joined(self) -> None:
+        """Passes of other models whose results the loss takes."""
+        if self.company is not None:
+            self.company.run(When.JOINED)
+
+    def begin_pass(self) -> None:
+        """A pass without gradients begins."""
+
+    def end_pass(self) -> None:
+        """It has ended."""
 
     def stops(self, segment: Segment) -> Stops | None:  # noqa: ARG002
         """Where it takes part within a segment; None: nowhere."""
@@ -291,6 +347,7 @@ def step_optimizer(
         )
 
 
+AVERAGE = "a copy of each weight"
 COUNTER = "a step counter for each tensor"
 
 
