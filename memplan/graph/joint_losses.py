@@ -45,6 +45,10 @@ def objective_outputs(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) ->
     if objective is Objective.DIVERGENCE:
         t.hold(logits)
         return logits
+    if t.options.without_gradients:
+        # The model has returned, and nothing keeps its last hidden states.
+        t.end(logits)
+        t.begin("log_probabilities", part=ModelPart.HEAD, x=logits)
     likelihood = None
     if objective is Objective.LIKELIHOOD_AND_PREFERENCE and not t.options.without_gradients:
         likelihood = _chosen_likelihood(t, logits, rows, model.num_outputs)

@@ -217,6 +217,8 @@ class StepWalk:
         casts = profile.cached_cast_bytes * segment.repeat
         stays = first + later * (segment.repeat - 1) - casts
         spent = freed if given is not None and not self._outlives(given) else 0
+        if given is not None and self._is_loss(given):
+            spent = 0  # It counted as the head's all along.
         self._lower(Level(saved_bytes=stays + spent, earlier_bytes=-spent), loss=made.loss)
         self._lower(Level(other_bytes=casts), loss=False)
         self.cached_casts_bytes += casts
@@ -225,9 +227,13 @@ class StepWalk:
         """Let go of what variables held until here."""
         for storage in segment.releases:
             if not self._kept_after_release(storage):
-                own = storage.segment == segment.index
-                is_loss = segment.component is SegmentComponent.LOGITS_AND_LOSS
-                self._lower(Level(saved_bytes=-storage.num_bytes), loss=is_loss and own)
+                loss = self._is_loss(storage)
+                self._lower(Level(saved_bytes=-storage.num_bytes), loss=loss)
+
+    def _is_loss(self, storage: Storage) -> bool:
+        """Whether the head made it."""
+        maker = self.tape.segments[storage.segment]
+        return maker.component is SegmentComponent.LOGITS_AND_LOSS
 
     def _let_go_of_carried(self) -> None:
         """The model's variable goes when the base model has returned."""
