@@ -185,7 +185,6 @@ def _outlined(question: "_Question") -> _Outlined:
     )
     num_micro_batches = min(given.setup.gradient_accumulation_steps, MICRO_BATCHES)
     program.start()
-    program.settle_others(num_micro_batches=num_micro_batches)
     program.settle(num_micro_batches=num_micro_batches)
     ledger.end_first_step()
     program.train(1, num_micro_batches=num_micro_batches)

@@ -300,7 +300,12 @@ class StepWalk:
             again=walk.recompute() if segment.checkpointed else None,
             device=self.device,
         ).run()
-        return back, back.end
+        end = back.end
+        if segment.input is not None and self._is_loss(segment.input.storage):
+            # From the loss to the head: it is the head's until that lets it go.
+            end.other_bytes += end.passed_bytes
+            end.passed_bytes = 0
+        return back, end
 
     def _free_shared(self, segment: Segment) -> int:
         """Let go of what no other segment keeps [bytes]."""

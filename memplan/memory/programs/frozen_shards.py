@@ -8,22 +8,30 @@ from memplan.memory.programs.zero3 import ShardedParametersProgram
 
 
 class FrozenShardsProgram(ShardedParametersProgram):
-    """One rank's shards of a model that is not trained."""
+    """One rank's shards of a model that is not trained, or a pass of one that lies there."""
+
+    keeps_small = False
+    """Small parameters stay gathered: those of a pass alone are the trained model's."""
 
     def load(self) -> None:
-        """The model is sharded, and that is all."""
+        """The model is sharded, and small parameters gathered, which stay."""
         self._load_shards()
+        self.keeps_small = True
+        self._keep_small()
+
+    def _keep_small(self) -> None:
+        if self.gathers and self.keeps_small:
+            self.coordinator.keep(self.persistent)
 
     def begin_pass(self) -> None:
-        """The coordinator starts anew."""
+        """The coordinator starts anew, with the order of modules that a first pass would record."""
         if self.gathers:
-            self.coordinator.restart()
             if not self.coordinator.recorded:
                 self.coordinator.recorded = list(self._order_of_modules())
+            self.coordinator.restart()
 
     def end_pass(self) -> None:
-        """What no hook let go of goes, but for what stays."""
+        """All that was gathered goes, but for what stays."""
         if self.gathers:
-            stays = self.coordinator.persistent
-            everything = range(len(self.numels))
-            self.coordinator.let_go([each for each in everything if each not in stays])
+            self.coordinator.let_go(range(len(self.numels)))
+            self._keep_small()

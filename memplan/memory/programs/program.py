@@ -121,15 +121,12 @@ class Program:
         self.ledger.enter(Part.FORWARD)
         self.playback.fetch_batch()
 
-    def settle(self, *, num_micro_batches: int) -> None:  # noqa: ARG002
+    def settle(self, *, num_micro_batches: int) -> None:
         """Come to where every further step is like the last: here, to where there are states."""
-        self.ledger.enter(Part.STEP)
-        self.optimizer_step(first=True)
-
-    def settle_others(self, *, num_micro_batches: int) -> None:
-        """The same for models that are trained beside."""
         if self.company is not None:
             self.company.settle(num_micro_batches=num_micro_batches)
+        self.ledger.enter(Part.STEP)
+        self.optimizer_step(first=True)
 
     def evaluate(self, step: int) -> None:
         """What runs between steps."""
