@@ -1,8 +1,8 @@
 """What a value offers and a layer above its own makes, found by name when it is asked for.
 
-Imports go down only. Three things that people expect of a value are made above it all the same: the
-parameters of a ``ModelSpec`` are counted on the tape, and how an answer looks, in a terminal or a
-notebook, is the report's to say. Every such look upward is a line of ``PROVIDERS``; nothing is
+Imports go down only. Four things that people expect of a value are made above it all the same: the
+parameters of a ``ModelSpec`` are counted on the tape, what its class calls its modules stands in a data
+file, and how an answer looks, in a terminal or a notebook, is the report's to say. Every such look upward is a line of ``PROVIDERS``; nothing is
 imported before one of them is asked for.
 """
 
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 PROVIDERS = {
+    "module_names": ("memplan.sources.module_names", "module_names"),
     "num_params": ("memplan.graph.counts", "num_parameters"),
     "rendered": ("memplan.report.display", "rendered"),
     "as_html": ("memplan.report.display", "as_html"),

@@ -18,7 +18,7 @@ import memplan
 from memplan.cli.app import load_command
 from memplan.cli.commands import COMMANDS
 from memplan.errors import SetupError
-from memplan.training.kernels import Kernels
+from memplan.training.kernels import Kernels, RotaryKernel
 from memplan.training.setup import TrainingSetup
 
 GATED: dict[str, Any] = {
@@ -41,13 +41,16 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "seq_len": ({}, 512),
     "target_seq_len": ({"seq_len": 256}, 64),
     "precision": ({}, "fp32"),
+    "fp8": ({}, "torchao-tensorwise"),
     "optimizer": ({}, "sgd"),
     "checkpointing": ({}, "full"),
-    "kernels": ({}, Kernels(fused_rotary=True)),
+    "kernels": ({}, Kernels(rotary=RotaryKernel.LIGER)),
     "attention": ({}, "eager"),
     "norm": ({}, "fused"),
     "mlp": ({}, "fused"),
+    "rotary": ({}, "liger"),
     "loss": ({}, "fused_linear"),
+    "packing": ({"micro_batch_size": 2}, "padding_free"),
     "dropout": ({}, 0.1),
     "tensor_parallel": ({"num_gpus": 8}, 2),
     "sequence_parallel": ({"num_gpus": 8}, True),
@@ -157,8 +160,11 @@ TRAINED: dict[str, Entry] = {
     "kernels": (JOB, ("--kernels", "torchtitan")),
     "attention": (JOB, ("--attention", "eager")),
     "norm": (JOB, ("--norm", "fused")),
+    "fp8": (JOB, ("--fp8", "te-current")),
     "mlp": (JOB, ("--mlp", "fused")),
+    "rotary": (JOB, ("--rotary", "liger")),
     "loss": (JOB, ("--loss", "fused_linear")),
+    "packing": (JOB, ("--packing", "documents")),
     "dropout": (JOB, ("--dropout", "0.1")),
     "freeze": (JOB, ("--freeze", "embeddings")),
     "lora": (JOB, ("--lora", "4")),
@@ -169,12 +175,13 @@ TRAINED: dict[str, Entry] = {
     "adapter": (JOB, ("--adapter", "adapter.json")),
     "outputs_held": (JOB, ("--outputs-held",)),
     "upcast_outputs": (JOB, ("--upcast-outputs",)),
-    "compiled": (JOB, ("--compile",)),
+    "compile": (JOB, ("--compile",)),
     "engine_option": ((*JOB, "--zero", "2"), ("--engine-option", "overlap_comm=false")),
     "kernel_scratch": (JOB, ("--no-kernel-scratch",)),
     "allocator": (JOB, ("--allocator", "expandable")),
     "setup_file": (MODEL, ("--setup", "setup.yaml")),
     "setup": (MODEL, ("--setup", "setup.yaml")),
+    "preset": (MODEL, ("--preset", "trl-sft")),
     "training_args": (MODEL, ("--training-args", "arguments.json")),
     "deepspeed_config": (JOB, ("--deepspeed-config", "ds.json")),
     "accelerate_config": (JOB, ("--accelerate-config", "accelerate.yaml")),

@@ -1,8 +1,8 @@
 """Options that lay an adapter over a model, and the adapter made of them."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from memplan.cli.option_table import OptionGroup, SettingOption, Values
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
@@ -10,67 +10,17 @@ if TYPE_CHECKING:
 ADAPTER_PANEL = "Adapters"
 
 
-def _option(name: str, help_text: str, metavar: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=help_text, rich_help_panel=ADAPTER_PANEL)
-
-
-LoraOption = Annotated[
-    int | None,
-    _option("--lora", "Train LoRA adapters of this rank; the model's weights are frozen.", "RANK"),
-]
-LoraTargetsOption = Annotated[
-    str | None,
-    _option(
-        "--lora-targets",
-        "Modules that have one: q_proj,v_proj or all-linear. [default: peft's for the model type]",
-        "NAMES",
-    ),
-]
-LoraDropoutOption = Annotated[
-    float | None, _option("--lora-dropout", "Dropout on what the adapters are given.", "P")
-]
-LoraDtypeOption = Annotated[
-    str | None,
-    _option("--lora-dtype", "The adapters' weights: fp32, as peft makes them, or bf16.", "NAME"),
-]
-DoraOption = Annotated[
-    bool,
-    typer.Option(
-        "--dora",
-        help="Each output has a trained magnitude too (DoRA).",
-        rich_help_panel=ADAPTER_PANEL,
-    ),
-]
-AdapterOption = Annotated[
-    str | None,
-    _option("--adapter", "peft's adapter_config.json, or the folder that holds it.", "FILE|DIR"),
-]
-
-ADAPTER_NAMES = ("lora", "lora_targets", "lora_dropout", "lora_dtype", "dora", "adapter")
-"""The commands' parameters."""
-
-
-def adapter_of(
-    lora: int | None = None,
-    *,
-    lora_targets: str | None = None,
-    lora_dropout: float | None = None,
-    lora_dtype: str | None = None,
-    dora: bool = False,
-    adapter: str | None = None,
-) -> "Adapter | None":
+def adapter_of(values: Values) -> "Adapter | None":
     """The adapter that the command's options describe; None where there is none.
 
     Raises ``UsageError`` for details of an adapter that is not there, and for two adapters.
     """
     from memplan.errors import UsageError
 
-    options: dict[str, Any] = {
-        "lora": lora, "lora_targets": lora_targets, "lora_dropout": lora_dropout,
-        "lora_dtype": lora_dtype, "dora": dora, "adapter": adapter,
-    }  # fmt: skip
-    given = {
-        name: value for name in ADAPTER_NAMES if (value := options.get(name)) not in (None, False)
+    given: dict[str, Any] = {
+        option.parameter: values[option.parameter]
+        for option in ADAPTER_OPTIONS
+        if values.get(option.parameter) not in (None, False)
     }
     if not given:
         return None
@@ -100,3 +50,33 @@ def adapter_of(
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+ADAPTER_OPTIONS = (
+    SettingOption(
+        flag="--lora", field="adapter", panel=ADAPTER_PANEL, kind=int | None, metavar="RANK",
+        help_text="Train LoRA adapters of this rank; the model's weights are frozen.",
+    ),
+    SettingOption(
+        flag="--lora-targets", field="adapter", panel=ADAPTER_PANEL, kind=str | None, metavar="NAMES",
+        help_text="Modules that have one: q_proj,v_proj or all-linear. [default: peft's for the model "
+        "type]",
+    ),
+    SettingOption(
+        flag="--lora-dropout", field="adapter", panel=ADAPTER_PANEL, kind=float | None, metavar="P",
+        help_text="Dropout on what the adapters are given.",
+    ),
+    SettingOption(
+        flag="--lora-dtype", field="adapter", panel=ADAPTER_PANEL, kind=str | None,
+        help_text="The adapters' weights: fp32, as peft makes them, or bf16.",
+    ),
+    SettingOption(
+        flag="--dora", field="adapter", panel=ADAPTER_PANEL, kind=bool, default=False, metavar=None,
+        help_text="Each output has a trained magnitude too (DoRA).",
+    ),
+    SettingOption(
+        flag="--adapter", field="adapter", panel=ADAPTER_PANEL, kind=str | None, metavar="FILE|DIR",
+        help_text="peft's adapter_config.json, or the folder that holds it.",
+    ),
+)  # fmt: skip
+ADAPTERS = OptionGroup(field="adapter", options=ADAPTER_OPTIONS, make=adapter_of)

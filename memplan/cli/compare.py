@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
@@ -16,38 +17,31 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
 from memplan.cli.terminal import say
-from memplan.cli.training_options import (
-    AttentionOption,
-    BatchSizeOption,
-    CheckpointingOption,
-    EngineOption,
-    KernelsOption,
-    OptimizerOption,
-    PrecisionOption,
-    SeqLenOption,
-    TargetSeqLenOption,
-    ZeroOption,
-)
+from memplan.cli.training_options import EngineOption, PrecisionOption, ZeroOption
 
 if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup
 
 
+@takes_settings(
+    "micro_batch_size",
+    "seq_len",
+    "target_seq_len",
+    "optimizer",
+    "checkpointing",
+    "kernels",
+    "attention",
+)
 def compare(
     model: ModelArgument,
     num_gpus: NumGpusOption = 1,
     num_nodes: NumNodesOption = None,
     engine: EngineOption = None,
     zero: ZeroOption = None,
-    batch_size: BatchSizeOption = 1,
-    seq_len: SeqLenOption = None,
-    target_seq_len: TargetSeqLenOption = None,
+    settings: Values = NO_SETTINGS,
     precision: PrecisionOption = None,
-    optimizer: OptimizerOption = "adamw-fused",
-    checkpointing: CheckpointingOption = "none",
-    kernels: KernelsOption = "hf",
-    attention: AttentionOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
@@ -78,17 +72,11 @@ def compare(
         revision=revision,
         token=token,
     )
-    check_target_length(spec, target_seq_len)
+    check_target_length(spec, settings["target_seq_len"])
     base = TrainingSetup(
         num_gpus=num_gpus,
         num_nodes=num_nodes,
-        micro_batch_size=batch_size,
-        seq_len=seq_len,
-        target_seq_len=target_seq_len,
-        optimizer=optimizer,  # type: ignore[arg-type]
-        checkpointing=checkpointing,  # type: ignore[arg-type]
-        kernels=kernels,  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
+        **setting_fields(settings),  # type: ignore[arg-type]
     )
     setups = _setups(base, precision=precision, engine=engine, zero=zero)
     rows, refused = compare_methods(spec, setups)

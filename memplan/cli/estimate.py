@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memplan.cli.adapter_options import (
-    AdapterOption,
-    DoraOption,
-    LoraDropoutOption,
-    LoraDtypeOption,
-    LoraOption,
-    LoraTargetsOption,
-    adapter_of,
-)
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
@@ -33,6 +25,13 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.setting_options import (
+    FIELD_PARAMETERS,
+    NO_SETTINGS,
+    group_fields,
+    setting_fields,
+    takes_settings,
+)
 from memplan.cli.sweep_options import (
     BaselineOption,
     CheckOption,
@@ -47,33 +46,16 @@ from memplan.cli.sweep_options import (
 from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
-    AllocatorOption,
-    AttentionOption,
-    BatchSizeOption,
-    CheckpointingOption,
-    CompileOption,
     DeepSpeedConfigOption,
-    DropoutOption,
     EngineOption,
     EngineOptionOption,
-    FreezeOption,
     FsdpStrategyOption,
-    GradientAccumulationOption,
-    KernelScratchOption,
-    KernelsOption,
-    LossOption,
-    MlpOption,
-    NormOption,
     OffloadOption,
     OffloadParamOption,
-    OptimizerOption,
-    OutputsHeldOption,
     PrecisionOption,
-    SeqLenOption,
+    PresetOption,
     SetupFileOption,
-    TargetSeqLenOption,
     TrainingArgumentsOption,
-    UpcastOutputsOption,
     ZeroOption,
     parse_engine_options,
 )
@@ -92,6 +74,7 @@ def _table_option(name: str, help_text: str, metavar: str) -> Any:
     return typer.Option(name, metavar=metavar, help=help_text, rich_help_panel=DEEPSPEED_PANEL)
 
 
+@takes_settings()
 def estimate(
     ctx: typer.Context,
     model: OptionalModelArgument = None,
@@ -105,34 +88,12 @@ def estimate(
     offload: OffloadOption = None,
     offload_param: OffloadParamOption = None,
     fsdp_strategy: FsdpStrategyOption = None,
-    batch_size: BatchSizeOption = 1,
-    gradient_accumulation: GradientAccumulationOption = 1,
-    global_batch_size: GlobalBatchOption = None,
-    seq_len: SeqLenOption = None,
-    target_seq_len: TargetSeqLenOption = None,
-    precision: PrecisionOption = None,
-    optimizer: OptimizerOption = "adamw-fused",
-    checkpointing: CheckpointingOption = "none",
-    kernels: KernelsOption = "hf",
-    attention: AttentionOption = None,
-    norm: NormOption = None,
-    mlp: MlpOption = None,
-    loss: LossOption = None,
-    dropout: DropoutOption = None,
-    freeze: FreezeOption = "",
-    lora: LoraOption = None,
-    lora_targets: LoraTargetsOption = None,
-    lora_dropout: LoraDropoutOption = None,
-    lora_dtype: LoraDtypeOption = None,
-    dora: DoraOption = False,
-    adapter: AdapterOption = None,
-    outputs_held: OutputsHeldOption = False,
-    upcast_outputs: UpcastOutputsOption = False,
-    compiled: CompileOption = False,
-    allocator: AllocatorOption = "default",
+    settings: Values = NO_SETTINGS,
     engine_option: EngineOptionOption = None,
-    kernel_scratch: KernelScratchOption = True,
+    global_batch_size: GlobalBatchOption = None,
+    precision: PrecisionOption = None,
     setup_file: SetupFileOption = None,
+    preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
     deepspeed_config: DeepSpeedConfigOption = None,
     accelerate_config: AccelerateConfigOption = None,
@@ -201,7 +162,7 @@ def estimate(
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.hardware import chosen_gpus, node_memory
-    from memplan.cli.setup_files import read_base
+    from memplan.cli.setup_files import model_of, read_base
     from memplan.cli.unused import refuse_unused, refuse_without
     from memplan.sources.models import load_model
 
@@ -247,7 +208,7 @@ def estimate(
             output_format=output_format,
         )
         return
-    if spec is None:
+    if spec is None and setup_file is None:
         from memplan.errors import UsageError
 
         msg = "name a MODEL (memplan models lists the built-in ones), or give --params"
@@ -255,37 +216,10 @@ def estimate(
     fields: dict[str, object] = {
         "num_gpus": num_gpus,
         "num_nodes": num_nodes,
-        "micro_batch_size": batch_size,
-        "gradient_accumulation_steps": gradient_accumulation,
-        "seq_len": seq_len,
-        "target_seq_len": target_seq_len,
-        "optimizer": optimizer,
-        "checkpointing": checkpointing,
-        "kernels": kernels,
-        "attention": attention,
-        "norm": norm,
-        "mlp": mlp,
-        "loss": loss,
-        "dropout": dropout,
-        "freeze": freeze,
-        "outputs_held": outputs_held,
-        "upcast_outputs": upcast_outputs,
-        "compiled": compiled,
-        "allocator": allocator,
+        **setting_fields(settings),
         "engine_options": parse_engine_options(engine_option),
-        "kernel_scratch": kernel_scratch,
     }
     given = given_fields(ctx, fields)
-    chosen = adapter_of(
-        lora,
-        lora_targets=lora_targets,
-        lora_dropout=lora_dropout,
-        lora_dtype=lora_dtype,
-        dora=dora,
-        adapter=adapter,
-    )
-    if chosen is not None:
-        given["adapter"] = chosen
     if deepspeed_config is not None or accelerate_config is not None:
         # The file names the engine; what is said beside it may only agree.
         stage: object = int(zero) if zero is not None and zero.isdecimal() else zero
@@ -295,20 +229,31 @@ def estimate(
         }  # fmt: skip
         given |= {name: value for name, value in named.items() if value is not None}
         engine = precision = zero = fsdp_strategy = None
-    base = read_base(
-        given,
-        named={"engine": engine, "precision": precision},
-        setup_file=setup_file,
-        training_args=training_args,
-        deepspeed_config=deepspeed_config,
-        accelerate_config=accelerate_config,
-    )
     engines = [None] if engine is None else [part.strip() for part in engine.split(",")]
+    bases = {
+        each: read_base(
+            given,
+            named={"engine": each or (zero and "deepspeed"), "precision": precision},
+            setup_file=setup_file,
+            preset=preset,
+            training_args=training_args,
+            deepspeed_config=deepspeed_config,
+            accelerate_config=accelerate_config,
+        )
+        for each in engines
+    }
+    base = bases[engines[0]]
+    if spec is None:
+        named_model = model_of(base, setup_file)
+        spec = load_model(
+            named_model, task, family=family, num_labels=num_labels, revision=revision, token=token,
+            allow_guess=allow_guess, allow_unknown_keys=allow_unknown_keys,
+        )  # fmt: skip
     setups = [
         setup
         for each in engines
         for setup in _setups(
-            base,
+            bases[each],
             precision=precision,
             engine=each,
             zero=zero if _is_of(each, "deepspeed", engines) else None,
@@ -380,21 +325,18 @@ COUNTED_FROM_MODEL = frozenset(
 """What they make use of, beside those, where a model is counted."""
 EMIT_IGNORES = frozenset({"exact", "legend", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
-OPTION_NAMES = {
-    "micro_batch_size": "batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation",
-    "engine_options": "engine_option",
-}
-"""Parameters of the command whose names differ from the setup's fields."""
 
 
 def given_fields(ctx: typer.Context, fields: "dict[str, object]") -> "dict[str, object]":
-    """Those fields that were given on the command line, not left at their defaults."""
-    found = {}
+    """Those fields that were given on the command line, not left at their defaults.
+
+    What several options make is there because one of them was given.
+    """
+    found = group_fields(ctx.params)
     for name, value in fields.items():
-        source = ctx.get_parameter_source(OPTION_NAMES.get(name, name))
+        source = ctx.get_parameter_source(FIELD_PARAMETERS.get(name, name))
         if source is not None and source.name == "COMMANDLINE":
-            found[name] = value
+            found.setdefault(name, value)
     return found
 
 

@@ -5,16 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.adapter_options import (
-    ADAPTER_NAMES,
-    AdapterOption,
-    DoraOption,
-    LoraDropoutOption,
-    LoraDtypeOption,
-    LoraOption,
-    LoraTargetsOption,
-    adapter_of,
-)
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
@@ -32,30 +23,19 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.setting_options import (
+    NO_SETTINGS,
+    SETTING_PARAMETERS,
+    changed_fields,
+    setting_fields,
+    takes_settings,
+)
 from memplan.cli.terminal import say, write_bytes, write_file
 from memplan.cli.training_options import (
-    AllocatorOption,
-    AttentionOption,
-    BatchSizeOption,
-    CheckpointingOption,
-    CompileOption,
-    DropoutOption,
     EngineOption,
     EngineOptionOption,
-    FreezeOption,
-    GradientAccumulationOption,
-    KernelScratchOption,
-    KernelsOption,
-    LossOption,
-    MlpOption,
-    NormOption,
     OffloadOption,
-    OptimizerOption,
-    OutputsHeldOption,
     PrecisionOption,
-    SeqLenOption,
-    TargetSeqLenOption,
-    UpcastOutputsOption,
     ZeroOption,
     parse_engine_options,
 )
@@ -70,6 +50,7 @@ if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup
 
 
+@takes_settings()
 def explain(
     ctx: typer.Context,
     model: OptionalModelArgument = None,
@@ -80,32 +61,9 @@ def explain(
     engine: EngineOption = None,
     zero: ZeroOption = None,
     offload: OffloadOption = None,
-    batch_size: BatchSizeOption = 1,
-    gradient_accumulation: GradientAccumulationOption = 1,
-    seq_len: SeqLenOption = None,
-    target_seq_len: TargetSeqLenOption = None,
-    precision: PrecisionOption = None,
-    optimizer: OptimizerOption = "adamw-fused",
-    checkpointing: CheckpointingOption = "none",
-    kernels: KernelsOption = "hf",
-    attention: AttentionOption = None,
-    norm: NormOption = None,
-    mlp: MlpOption = None,
-    loss: LossOption = None,
-    dropout: DropoutOption = None,
-    freeze: FreezeOption = "",
-    lora: LoraOption = None,
-    lora_targets: LoraTargetsOption = None,
-    lora_dropout: LoraDropoutOption = None,
-    lora_dtype: LoraDtypeOption = None,
-    dora: DoraOption = False,
-    adapter: AdapterOption = None,
-    outputs_held: OutputsHeldOption = False,
-    upcast_outputs: UpcastOutputsOption = False,
-    compiled: CompileOption = False,
-    allocator: AllocatorOption = "default",
+    settings: Values = NO_SETTINGS,
     engine_option: EngineOptionOption = None,
-    kernel_scratch: KernelScratchOption = True,
+    precision: PrecisionOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
     allow_guess: AllowGuessOption = False,
@@ -203,33 +161,8 @@ def explain(
     base = TrainingSetup(
         num_gpus=num_gpus,
         num_nodes=num_nodes,
-        micro_batch_size=batch_size,
-        gradient_accumulation_steps=gradient_accumulation,
-        seq_len=seq_len,
-        target_seq_len=target_seq_len,
-        optimizer=optimizer,  # type: ignore[arg-type]
-        checkpointing=checkpointing,  # type: ignore[arg-type]
-        kernels=kernels,  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
-        norm=norm,  # type: ignore[arg-type]
-        mlp=mlp,  # type: ignore[arg-type]
-        loss=loss,  # type: ignore[arg-type]
-        dropout=dropout,
-        freeze=freeze,  # type: ignore[arg-type]
-        adapter=adapter_of(
-            lora,
-            lora_targets=lora_targets,
-            lora_dropout=lora_dropout,
-            lora_dtype=lora_dtype,
-            dora=dora,
-            adapter=adapter,
-        ),
-        outputs_held=outputs_held,
-        upcast_outputs=upcast_outputs,
-        compiled=compiled,
-        allocator=allocator,  # type: ignore[arg-type]
+        **setting_fields(settings),  # type: ignore[arg-type]
         engine_options=parse_engine_options(engine_option),
-        kernel_scratch=kernel_scratch,
     )
     engine_words = {"precision": precision, "engine": engine, "zero": zero, "offload": offload}
     setup = with_engine(base, **engine_words)
@@ -259,13 +192,10 @@ def explain(
     _show(found[0], output_format)
 
 
-VERSUS_TAKES = frozenset({
-    "num_gpus", "num_nodes", "gpu", "gpu_memory", "engine", "zero", "offload", "batch_size",
-    "gradient_accumulation", "seq_len", "target_seq_len", "precision", "optimizer",
-    "checkpointing", "kernels", "attention", "norm", "mlp", "loss", "dropout", "freeze",
-    "outputs_held", "upcast_outputs", "compiled", "allocator", "engine_option", "kernel_scratch",
-    *ADAPTER_NAMES,
-})  # fmt: skip
+VERSUS_TAKES = SETTING_PARAMETERS | {
+    "num_gpus", "num_nodes", "gpu", "gpu_memory", "engine", "zero", "offload", "precision",
+    "engine_option",
+}  # fmt: skip
 """Parameters that the other setup may differ in; the model is the same."""
 
 
@@ -279,7 +209,6 @@ def _versus_setup(
     import shlex
     from dataclasses import replace
 
-    from memplan.cli.estimate import OPTION_NAMES
     from memplan.cli.hardware import chosen_gpus, gpu_names
     from memplan.cli.single import with_engine
     from memplan.cli.unused import given_options, refuse
@@ -296,10 +225,7 @@ def _versus_setup(
     if not given:
         msg = '--versus: names no option to change, as in --versus "--seq-len 1024"'
         raise UsageError(msg)
-    fields = {option: field for field, option in OPTION_NAMES.items()}
     values = {name: other.params[name] for name in given}
-    if "engine_option" in values:
-        values["engine_option"] = parse_engine_options(values["engine_option"])
     cards = []
     if "gpu" in values or "gpu_memory" in values:
         cards = chosen_gpus(gpu_names(values.pop("gpu", None)), values.pop("gpu_memory", None))
@@ -307,11 +233,11 @@ def _versus_setup(
             msg = "--versus: --gpu: takes one"
             raise UsageError(msg)
     engine = {name: values.pop(name, usual) for name, usual in engine_words.items()}
-    changes = {fields.get(name, name): value for name, value in values.items()}
-    if changes.keys() & set(ADAPTER_NAMES):
-        changes = {name: value for name, value in changes.items() if name not in ADAPTER_NAMES}
-        changes["adapter"] = adapter_of(**{name: other.params[name] for name in ADAPTER_NAMES})
-    return with_engine(replace(base, **changes), **engine), cards
+    changes = changed_fields(values, other.params)
+    if "engine_option" in values:
+        changes["engine_options"] = parse_engine_options(values["engine_option"])
+    changes |= {name: values[name] for name in ("num_gpus", "num_nodes") if name in values}
+    return with_engine(replace(base, **changes), **engine), cards  # type: ignore[arg-type]
 
 
 def _show_versus(

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     TRAINING_PANEL,
     AllowGuessOption,
@@ -18,30 +19,18 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
 from memplan.cli.terminal import say
-from memplan.cli.training_options import (
-    AttentionOption,
-    BatchSizeOption,
-    CheckpointingOption,
-    FreezeOption,
-    GradientAccumulationOption,
-    KernelsOption,
-    SeqLenOption,
-    TargetSeqLenOption,
-)
 
 
+@takes_settings(
+    "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing",
+    "kernels", "attention", "freeze",
+)  # fmt: skip
 def flops(
     model: ModelArgument,
     num_gpus: NumGpusOption = 1,
-    batch_size: BatchSizeOption = 1,
-    gradient_accumulation: GradientAccumulationOption = 1,
-    seq_len: SeqLenOption = None,
-    target_seq_len: TargetSeqLenOption = None,
-    checkpointing: CheckpointingOption = "none",
-    kernels: KernelsOption = "hf",
-    attention: AttentionOption = None,
-    freeze: FreezeOption = "",
+    settings: Values = NO_SETTINGS,
     scores: Annotated[
         str,
         typer.Option(
@@ -84,17 +73,10 @@ def flops(
         revision=revision,
         token=token,
     )
-    check_target_length(spec, target_seq_len)
+    check_target_length(spec, settings["target_seq_len"])
     setup = TrainingSetup(
         num_gpus=num_gpus,
-        micro_batch_size=batch_size,
-        gradient_accumulation_steps=gradient_accumulation,
-        seq_len=seq_len,
-        target_seq_len=target_seq_len,
-        checkpointing=checkpointing,  # type: ignore[arg-type]
-        kernels=kernels,  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
-        freeze=freeze,  # type: ignore[arg-type]
+        **setting_fields(settings),  # type: ignore[arg-type]
     ).resolve(spec.context_length)
     counted = estimate_flops(spec, setup, scores=coerce_enum("scores", scores, ScoreCount))
     methods = flops_methods(spec, setup)

@@ -21,7 +21,6 @@ NOT_MODELLED = {
         ("parallelism over the sequence is", "--checkpointing full, which keeps less of it"),
     ),
     **dict.fromkeys(("expert-parallel", "ep"), ("expert parallelism is", _FULL_SHARD)),
-    "fp8": ("fp8 is", "--precision bf16"),
 }
 """Name -> what it is, and the nearest that is modelled."""
 
@@ -59,6 +58,10 @@ RENAMED = {
     **dict.fromkeys(("fp16", "float16", "half"), "--precision fp16-amp"),
     **dict.fromkeys(("flash-attention", "flash-attn", "fa2"), "--attention flash"),
     **dict.fromkeys(("attn-implementation",), "--attention"),
+    **dict.fromkeys(("flash-attention-3", "fa3"), "--attention flash3"),
+    **dict.fromkeys(("padding-free", "packed", "sample-packing"), "--packing padding_free"),
+    **dict.fromkeys(("rope",), "--rotary"),
+    **dict.fromkeys(("cce", "cut-cross-entropy"), "--loss cut"),
     **dict.fromkeys(("torch-compile",), "--compile"),
     **dict.fromkeys(("offload-optimizer", "cpu-offload"), "--offload cpu"),
     **dict.fromkeys(("liger", "use-liger-kernel"), "--kernels liger"),

@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.adapter_options import (
-    AdapterOption,
-    DoraOption,
-    LoraDropoutOption,
-    LoraDtypeOption,
-    LoraOption,
-    LoraTargetsOption,
-    adapter_of,
-)
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
@@ -26,20 +18,21 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.setting_options import (
+    NO_SETTINGS,
+    read_tokens,
+    setting_fields,
+    takes_setting_axes,
+)
 from memplan.cli.setup_files import base_setup
 from memplan.cli.sweep_options import (
-    AttentionAxis,
     CheckpointingAxis,
     EmitOption,
     EngineAxis,
     ExactOption,
-    FreezeAxis,
     GlobalBatchOption,
     GpuNames,
     GpusAxis,
-    KernelsAxis,
-    LossAxis,
-    OptimizerAxis,
     OutputOption,
     PrecisionAxis,
     RowFormat,
@@ -50,9 +43,9 @@ from memplan.cli.sweep_options import (
 )
 from memplan.cli.terminal import say
 from memplan.cli.training_options import (
+    PresetOption,
     SetupFileOption,
     TrainingArgumentsOption,
-    read_tokens,
 )
 from memplan.errors import UsageError, did_you_mean
 
@@ -67,6 +60,11 @@ if TYPE_CHECKING:
 PLAN_PANEL = "Goal"
 
 
+@takes_setting_axes(
+    without={
+        "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing"
+    }
+)  # fmt: skip
 def plan(
     ctx: typer.Context,
     model: ModelArgument,
@@ -124,18 +122,9 @@ def plan(
     zero: ZeroAxis = None,
     precision: PrecisionAxis = None,
     checkpointing: CheckpointingAxis = None,
-    optimizer: OptimizerAxis = None,
-    kernels: KernelsAxis = None,
-    attention: AttentionAxis = None,
-    loss: LossAxis = None,
-    freeze: FreezeAxis = None,
-    lora: LoraOption = None,
-    lora_targets: LoraTargetsOption = None,
-    lora_dropout: LoraDropoutOption = None,
-    lora_dtype: LoraDtypeOption = None,
-    dora: DoraOption = False,
-    adapter: AdapterOption = None,
+    settings: Values = NO_SETTINGS,
     setup: SetupFileOption = None,
+    preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
@@ -160,18 +149,8 @@ def plan(
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
 
-    changes: dict[str, object] = {
-        "seq_len": seq_len, "optimizer": optimizer, "kernels": kernels, "attention": attention,
-        "loss": loss, "freeze": freeze, "adapter": adapter_of(
-        lora,
-        lora_targets=lora_targets,
-        lora_dropout=lora_dropout,
-        lora_dtype=lora_dtype,
-        dora=dora,
-        adapter=adapter,
-    ),
-    }  # fmt: skip
-    base = _laid_over(base_setup(setup, training_args), changes)
+    changes = {"seq_len": seq_len, **setting_fields(settings)}
+    base = _laid_over(base_setup(setup, training_args, preset), changes)
     wanted = _objective(ctx, objective, maximize)
     if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
         if "batch_size" in given_options(ctx):

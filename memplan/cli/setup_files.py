@@ -1,6 +1,6 @@
 """A training setup out of files and the options given beside them.
 
-``--setup`` or ``--training-args`` is where it starts; the engine's own file comes over that, and what
+``--setup``, ``--training-args`` or ``--preset`` is where it starts; the engine's own file comes over that, and what
 was typed on the command line over both. What contradicts an engine's file is refused by its reader.
 """
 
@@ -24,6 +24,8 @@ class BaseSetup:
     """A file says which engine runs, so there is one setup and not a comparison."""
     notes: tuple[str, ...]
     """What the files hold that the answer should name."""
+    model: str | None = None
+    """The model that a file names."""
 
 
 def read_base(
@@ -33,6 +35,7 @@ def read_base(
     training_args: str | None,
     deepspeed_config: str | None,
     accelerate_config: str | None,
+    preset: str | None = None,
     named: Mapping[str, object] | None = None,
 ) -> BaseSetup:
     """The setup of the files named, with the ``given`` fields over it.
@@ -46,21 +49,25 @@ def read_base(
         raise UsageError(msg)
     if training_args is not None and setup_file is None:
         return _read_arguments(training_args, given, named, deepspeed_config, accelerate_config)
-    start = base_setup(setup_file, training_args)
+    known = {**given, **{name: value for name, value in (named or {}).items() if value is not None}}
+    began = start_of(setup_file, training_args, preset, given=known)
+    start = began.setup
     changes: dict[str, Any] = dict(given)
-    notes: tuple[str, ...] = ()
+    notes = began.notes
     if deepspeed_config is not None:
         from memplan.sources.deepspeed_config import read_deepspeed_config
 
         deepspeed = read_deepspeed_config(deepspeed_config, given)
-        changes, notes = {**changes, **deepspeed.fields}, deepspeed.notes
+        changes, notes = {**changes, **deepspeed.fields}, (*notes, *deepspeed.notes)
     if accelerate_config is not None:
         from memplan.sources.accelerate_config import read_accelerate_config
 
         accelerate = read_accelerate_config(accelerate_config, given)
-        changes, notes = {**changes, **accelerate.fields}, accelerate.notes
+        changes, notes = {**changes, **accelerate.fields}, (*notes, *accelerate.notes)
+    if began.notes and "engine_options" in given and "engine_options" in changes:
+        changes["engine_options"] = dict(start.engine_options) | dict(changes["engine_options"])
     setup = replace(start, **changes) if changes else start
-    return BaseSetup(setup, engine_fixed=setup.engine is not None, notes=notes)
+    return BaseSetup(setup, engine_fixed=setup.engine is not None, notes=notes, model=began.model)
 
 
 def _read_arguments(
@@ -91,26 +98,63 @@ def _read_arguments(
     return BaseSetup(setup, engine_fixed=True, notes=read.notes)
 
 
-def base_setup(setup_file: str | None, training_args: str | None) -> "TrainingSetup":
-    """The setup that options start from: a file's, or one of defaults.
+def base_setup(
+    setup_file: str | None, training_args: str | None, preset: str | None = None
+) -> "TrainingSetup":
+    """The setup that options start from: a file's, a preset's, or one of defaults.
 
-    What a file of training arguments holds that the answer should name goes to stderr.
+    What it holds that the answer should name goes to stderr.
     """
-    from memplan.training.setup import TrainingSetup
+    began = start_of(setup_file, training_args, preset, given={})
+    if began.notes:
+        from memplan.cli.terminal import remark
 
+        source = setup_file or training_args
+        for note in began.notes:
+            remark(f"{source}: {note}" if source is not None else note)
+    return began.setup
+
+
+def model_of(base: BaseSetup, setup_file: str | None) -> str:
+    """The model that the setup's file names, where none was given; ``UsageError`` without one."""
+    if base.model is None:
+        msg = f"name a MODEL: {setup_file} names none (memplan models lists the built-in ones)"
+        raise UsageError(msg)
+    return base.model
+
+
+def start_of(
+    setup_file: str | None,
+    training_args: str | None,
+    preset: str | None,
+    *,
+    given: Mapping[str, object],
+) -> BaseSetup:
+    """What options start from, with the model it names and what is to be said of it.
+
+    Raises ``UsageError`` for two files that both say where to start.
+    """
     if setup_file is not None and training_args is not None:
         msg = "--setup and --training-args both give the setup to start from: name one"
         raise UsageError(msg)
-    if setup_file is not None:
-        from memplan.sources.setup_file import read_setup
-
-        return read_setup(setup_file)
     if training_args is not None:
-        from memplan.cli.terminal import remark
         from memplan.sources.training_arguments import read_arguments_file
 
+        if preset is not None:
+            msg = "--preset fills in a setup, and --training-args has its own defaults: use --setup"
+            raise UsageError(msg)
         read = read_arguments_file(training_args)
-        for note in read.notes:
-            remark(f"{training_args}: {note}")
-        return read.setup
-    return TrainingSetup()
+        return BaseSetup(read.setup, engine_fixed=True, notes=read.notes)
+    if setup_file is not None:
+        from memplan.sources.setup_file import read_setup_file
+
+        file = read_setup_file(setup_file, given=given, preset=preset)
+        return BaseSetup(file.setup, file.engine_fixed, file.notes, file.model)
+    if preset is not None:
+        from memplan.sources.stacks import read_preset
+
+        found = read_preset(preset, given)
+        return BaseSetup(found.setup, engine_fixed=True, notes=found.notes)
+    from memplan.training.setup import TrainingSetup
+
+    return BaseSetup(TrainingSetup(), engine_fixed=False, notes=())

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.adapter_options import (
-    AdapterOption,
-    DoraOption,
-    LoraDropoutOption,
-    LoraDtypeOption,
-    LoraOption,
-    LoraTargetsOption,
-    adapter_of,
-)
+from memplan.cli.option_table import Values
 from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
@@ -29,34 +21,30 @@ from memplan.cli.options import (
     TokenOption,
     complete_models,
 )
+from memplan.cli.setting_options import (
+    NO_SETTINGS,
+    group_fields,
+    setting_axes,
+    takes_setting_axes,
+)
 from memplan.cli.setup_files import base_setup
 from memplan.cli.sweep_options import (
-    AccumulationAxis,
-    AttentionAxis,
     BaselineOption,
-    BatchSizeAxis,
     CheckOption,
-    CheckpointingAxis,
     EngineAxis,
     ExactOption,
     FailOnOption,
-    FreezeAxis,
     FsdpStrategyAxis,
     GlobalBatchOption,
     GpuNames,
     GpusAxis,
     JobsOption,
-    KernelsAxis,
-    LossAxis,
     NodesAxis,
     OffloadAxis,
     OffloadParamAxis,
-    OptimizerAxis,
     PrecisionAxis,
     RowFormat,
     RowFormatOption,
-    SeqLenAxis,
-    TargetSeqLenAxis,
     ToleranceOption,
     UnmatchedOption,
     ZeroAxis,
@@ -65,6 +53,7 @@ from memplan.cli.sweep_options import (
 from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
     EngineOptionOption,
+    PresetOption,
     SetupFileOption,
     TrainingArgumentsOption,
 )
@@ -78,6 +67,7 @@ if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup
 
 
+@takes_setting_axes()
 def sweep(
     model: Annotated[
         str,
@@ -98,26 +88,12 @@ def sweep(
     fsdp_strategy: FsdpStrategyAxis = None,
     offload: OffloadAxis = None,
     offload_param: OffloadParamAxis = None,
-    batch_size: BatchSizeAxis = None,
-    gradient_accumulation: AccumulationAxis = None,
+    settings: Values = NO_SETTINGS,
     global_batch_size: GlobalBatchOption = None,
-    seq_len: SeqLenAxis = None,
-    target_seq_len: TargetSeqLenAxis = None,
     precision: PrecisionAxis = None,
-    optimizer: OptimizerAxis = None,
-    checkpointing: CheckpointingAxis = None,
-    kernels: KernelsAxis = None,
-    attention: AttentionAxis = None,
-    loss: LossAxis = None,
-    freeze: FreezeAxis = None,
-    lora: LoraOption = None,
-    lora_targets: LoraTargetsOption = None,
-    lora_dropout: LoraDropoutOption = None,
-    lora_dtype: LoraDtypeOption = None,
-    dora: DoraOption = False,
-    adapter: AdapterOption = None,
     engine_option: EngineOptionOption = None,
     setup: SetupFileOption = None,
+    preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
@@ -161,17 +137,8 @@ def sweep(
             "fsdp_strategy": ("--fsdp-strategy", fsdp_strategy),
             "offload_optimizer": ("--offload", offload),
             "offload_param": ("--offload-param", offload_param),
-            "micro_batch_size": ("--batch-size", batch_size),
-            "gradient_accumulation_steps": ("--gradient-accumulation", gradient_accumulation),
-            "seq_len": ("--seq-len", seq_len),
-            "target_seq_len": ("--target-seq-len", target_seq_len),
             "precision": ("--precision", precision),
-            "optimizer": ("--optimizer", optimizer),
-            "checkpointing": ("--checkpointing", checkpointing),
-            "kernels": ("--kernels", kernels),
-            "attention": ("--attention", attention),
-            "loss": ("--loss", loss),
-            "freeze": ("--freeze", freeze),
+            **setting_axes(settings),
         }
     )
     from memplan.search.sweep import Sweep
@@ -179,20 +146,11 @@ def sweep(
 
     file = _read_file(model)
     base = file.grid.base if file is not None else None
-    if setup is not None or training_args is not None or base is None:
-        base = base_setup(setup, training_args)
+    if setup is not None or training_args is not None or preset is not None or base is None:
+        base = base_setup(setup, training_args, preset)
     if engine_option:
         base = replace(base, engine_options=parse_engine_options(engine_option))
-    chosen = adapter_of(
-        lora,
-        lora_targets=lora_targets,
-        lora_dropout=lora_dropout,
-        lora_dtype=lora_dtype,
-        dora=dora,
-        adapter=adapter,
-    )
-    if chosen is not None:
-        base = replace(base, adapter=chosen)
+    base = replace(base, **group_fields(settings))  # type: ignore[arg-type]
     grid = _grid(file, base, axes, global_batch_size)
     named = _model(file, model)
     spec = load_model(
@@ -208,7 +166,7 @@ def sweep(
     gpus = chosen_gpus(
         gpu or (file.gpus if file else None),
         gpu_memory or _file_memory(file, gpu),
-        attention=attention or "",
+        attention=settings["attention"] or "",
     )
     node = node_memory(cpu_memory) if cpu_memory is not None else None
     if node is None and file is not None:

@@ -67,13 +67,6 @@ OffloadAxis = Annotated[
 OffloadParamAxis = Annotated[
     str | None, axis_option("--offload-param", "Where parameters are: none, cpu, nvme.", "NAMES")
 ]
-BatchSizeAxis = Annotated[
-    str | None, axis_option("--batch-size", "Sequences of one micro-batch: 1..32.", "LIST")
-]
-AccumulationAxis = Annotated[
-    str | None,
-    axis_option("--gradient-accumulation", "Micro-batches for each optimizer step.", "LIST"),
-]
 GlobalBatchOption = Annotated[
     int | None,
     typer.Option(
@@ -84,32 +77,12 @@ GlobalBatchOption = Annotated[
         rich_help_panel=TRAINING_PANEL,
     ),
 ]
-SeqLenAxis = Annotated[
-    str | None, axis_option("--seq-len", "Tokens of a sequence: 2k..8k.", "LIST")
-]
-TargetSeqLenAxis = Annotated[
-    str | None, axis_option("--target-seq-len", "Tokens of a target sequence.", "LIST")
-]
 PrecisionAxis = Annotated[
     str | None, axis_option("--precision", "bf16-master, bf16-mixed, fp32, ...", "NAMES")
-]
-OptimizerAxis = Annotated[
-    str | None,
-    axis_option("--optimizer", "adamw-fused, adamw-foreach, sgd, sgd-momentum.", "NAMES"),
 ]
 CheckpointingAxis = Annotated[
     str | None,
     axis_option("--checkpointing", "none, full, selective, or layers: 0.5, 8, 0-7+12.", "NAMES"),
-]
-KernelsAxis = Annotated[
-    str | None, axis_option("--kernels", "hf, torchtitan, megatron, liger.", "NAMES")
-]
-AttentionAxis = Annotated[str | None, axis_option("--attention", "eager, sdpa, flash.", "NAMES")]
-LossAxis = Annotated[
-    str | None, axis_option("--loss", "eager, shifted, chunked, fused_linear, ...", "NAMES")
-]
-FreezeAxis = Annotated[
-    str | None, axis_option("--freeze", "Parts not trained: embeddings,layers.0-7.", "PARTS")
 ]
 CheckOption = Annotated[
     str | None,

@@ -14,27 +14,6 @@ def _option(name: str, help_text: str, metavar: str = "NAME") -> Any:
     return typer.Option(name, metavar=metavar, help=help_text, rich_help_panel=TRAINING_PANEL)
 
 
-def read_tokens(text: str | int) -> int:
-    """Read a number of tokens, such as 8192 or 8k.
-
-    >>> read_tokens("8k")
-    8192
-    """
-    from memplan.units import parse_count
-
-    count = text if isinstance(text, int) else parse_count(text)
-    if count is None:
-        msg = f"{text!r} is not a whole number of tokens, such as 8192 or 8k"
-        raise ValueError(msg)
-    return count
-
-
-def _tokens_option(name: str, help_text: str) -> Any:
-    return typer.Option(
-        name, metavar="N", help=help_text, rich_help_panel=TRAINING_PANEL, parser=read_tokens
-    )
-
-
 EngineOption = Annotated[
     str | None,
     _option(
@@ -57,20 +36,6 @@ FsdpStrategyOption = Annotated[
     str | None,
     _option("--fsdp-strategy", "FSDP's: full_shard, shard_grad_op, hybrid or no_shard."),
 ]
-BatchSizeOption = Annotated[
-    int, _option("--batch-size", "Sequences of one micro-batch on one GPU.", "N")
-]
-GradientAccumulationOption = Annotated[
-    int, _option("--gradient-accumulation", "Micro-batches for each optimizer step.", "N")
-]
-SeqLenOption = Annotated[
-    int | None,
-    _tokens_option("--seq-len", "Tokens of a sequence, 8k. [default: the context, at most 2048]"),
-]
-TargetSeqLenOption = Annotated[
-    int | None,
-    _tokens_option("--target-seq-len", "Tokens of a target sequence. [default: as --seq-len]"),
-]
 PrecisionOption = Annotated[
     str | None,
     _option(
@@ -80,81 +45,26 @@ PrecisionOption = Annotated[
         "[default: the engine's]",
     ),
 ]
-OptimizerOption = Annotated[
-    str, _option("--optimizer", "adamw-fused, adamw-foreach, sgd or sgd-momentum.")
-]
-CheckpointingOption = Annotated[
-    str,
-    _option(
-        "--checkpointing",
-        "none, full, selective, or layers: a share (0.5), the first 8, or 0-7,12.",
-        "WHAT",
-    ),
-]
-KernelsOption = Annotated[
-    str, _option("--kernels", "Whose kernels: hf, torchtitan, megatron or liger.")
-]
-AttentionOption = Annotated[
-    str | None, _option("--attention", "Attention kernel: eager, sdpa or flash.")
-]
-NormOption = Annotated[str | None, _option("--norm", "Norm kernel: eager or fused.")]
-MlpOption = Annotated[str | None, _option("--mlp", "Feed-forward kernel: eager or fused.")]
-LossOption = Annotated[
-    str | None,
-    _option("--loss", "Loss kernel: eager, shifted, shifted_uncast, chunked, fused_linear, fused."),
-]
-DropoutOption = Annotated[
-    float | None, _option("--dropout", "Replaces every dropout of the config.", "P")
-]
-FreezeOption = Annotated[
-    str, _option("--freeze", "Parts that are not trained: embeddings,layers.0-7.", "PARTS")
-]
-OutputsHeldOption = Annotated[
-    bool,
-    typer.Option(
-        "--outputs-held",
-        help="The loop keeps the logits until after backward.",
-        rich_help_panel=TRAINING_PANEL,
-    ),
-]
-UpcastOutputsOption = Annotated[
-    bool,
-    typer.Option(
-        "--upcast-outputs",
-        help="Count accelerate's fp32 copy of the logits (HF Trainer, bf16=True).",
-        rich_help_panel=TRAINING_PANEL,
-    ),
-]
-CompileOption = Annotated[
-    bool,
-    typer.Option(
-        "--compile",
-        help="torch.compile is used: it is not modelled, and the answer says so.",
-        rich_help_panel=TRAINING_PANEL,
-    ),
-]
 EngineOptionOption = Annotated[
     list[str] | None,
     _option("--engine-option", "A setting of the engine's own; repeatable.", "KEY=VALUE"),
 ]
-AllocatorOption = Annotated[
-    str,
-    _option(
-        "--allocator",
-        "PyTorch's allocator: default, or expandable (expandable_segments:True).",
-        "KIND",
-    ),
-]
-KernelScratchOption = Annotated[
-    bool,
-    typer.Option(
-        "--kernel-scratch/--no-kernel-scratch",
-        help="Count cuBLAS workspaces and scratch inside kernels.",
-        rich_help_panel=TRAINING_PANEL,
-    ),
-]
 SetupFileOption = Annotated[
-    str | None, _option("--setup", "A YAML file that holds a whole training setup.", "FILE")
+    str | None,
+    _option(
+        "--setup",
+        "A YAML file that holds a whole training setup, or a stack's own: axolotl, LLaMA-Factory, "
+        "TRL.",
+        "FILE",
+    ),
+]
+PresetOption = Annotated[
+    str | None,
+    _option(
+        "--preset",
+        "What a training stack does by default: axolotl, hf-trainer, llama-factory, trl-dpo, "
+        "trl-grpo, trl-sft.",
+    ),
 ]
 TrainingArgumentsOption = Annotated[
     str | None,

@@ -9,14 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-PARAMETERS = {
-    "micro_batch_size": "batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation",
-    "engine_options": "engine_option",
-    "zero_stage": "zero",
-    "offload_optimizer": "offload",
-    "compiled": "compile",
-}
+from memplan.cli.setting_options import FIELD_PARAMETERS
+
+PARAMETERS = FIELD_PARAMETERS | {"zero_stage": "zero", "offload_optimizer": "offload"}
 """Fields that a command's parameter has another name for."""
 _ADVICE = re.compile(r"`(\w+)(?:=([^`]*))?`")
 _HEAD = re.compile(r"(\w+)(?=: )")

@@ -4,7 +4,8 @@ from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
-from memplan.training.kernels import KernelPreset
+from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
+from memplan.training.kernels import KernelPreset, Packing
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
     DEFAULT_SEQ_LEN_CAP,
@@ -23,6 +24,7 @@ def assumptions_of(
         _sequence(model, asked, resolved),
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved, gpu),
+        *_fp8(resolved),
         f"optimizer {resolved.optimizer.value}",
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
@@ -61,6 +63,10 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"norm {setup.norm.value}")
     if setup.mlp is not None:
         found.append(f"mlp {setup.mlp.value}")
+    if setup.rotary is not None:
+        found.append(f"rotary {setup.rotary.value}")
+    if setup.packing is not Packing.NONE:
+        found.append(_packing(setup))
     if setup.dropout is not None:
         found.append(f"dropout {setup.dropout:g}")
     if setup.outputs_held:
@@ -76,6 +82,15 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         options.pop("zero_init", None)  # said by ``_loading``
     found += [f"{name} {value}" for name, value in options.items()]
     return found
+
+
+def _packing(setup: TrainingSetup) -> str:
+    """How many tokens a row has, and what tells its sequences apart."""
+    by = "cu_seqlens" if setup.chosen_kernels.attention.is_package else "a mask of every pair"
+    if setup.packing is Packing.DOCUMENTS:
+        return f"rows of several documents, told apart by {by}"
+    tokens = setup.micro_batch_size * (setup.seq_len or 1)
+    return f"without padding: one row of {tokens} tokens, its sequences told apart by {by}"
 
 
 def _kernels(setup: TrainingSetup) -> str:
@@ -103,6 +118,14 @@ def _precision(asked: TrainingSetup, resolved: TrainingSetup, gpu: GpuSpec | Non
     if default and gpu is not None and not gpu.has_bf16:
         default = f", default: {gpu.gpu_id} has no bf16"
     return f"{precision.value} ({formats_text(formats)}{default})"
+
+
+def _fp8(setup: TrainingSetup) -> tuple[str, ...]:
+    """What linear layers multiply in, where it is not the precision's own format."""
+    if setup.fp8 is Fp8Recipe.NONE:
+        return ()
+    head = "output matrix too" if FP8_RECIPES[setup.fp8].converts_head else "output matrix in bf16"
+    return (f"linear layers in {setup.fp8.value} ({head})",)
 
 
 def formats_text(formats: PrecisionFormats) -> str:
@@ -133,6 +156,18 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             f"{model.name} holds {model.context_length} positions: {setup.seq_len} tokens would "
             "fail when it runs"
         )
+    if setup.kernels is KernelPreset.LIGER:
+        from memplan.training.liger import liger_note  # only where Liger is asked for
+
+        notes += [note for note in [liger_note(model.family)] if note]
+    if setup.packing is not Packing.NONE and not setup.chosen_kernels.attention.is_package:
+        tokens = setup.seq_len or 1
+        if setup.packing is Packing.PADDING_FREE:
+            tokens *= setup.micro_batch_size
+        notes.append(
+            f"Sequences in one row of {tokens} tokens are told apart by a mask of every pair of "
+            "tokens, which each layer's attention is given: attention flash needs none"
+        )
     if setup.compiled:
         notes.append(
             "torch.compile is not modelled: its fused kernels keep less than shown here, and no "
@@ -148,6 +183,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             f"target_seq_len {setup.target_seq_len} has no effect: {model.name} is no "
             "encoder-decoder"
         )
+    notes += _fp8_notes(setup, gpu)
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:
@@ -156,6 +192,25 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there; precision fp16 is {form}"
         )
     return tuple(notes)
+
+
+def _fp8_notes(setup: TrainingSetup, gpu: GpuSpec | None) -> list[str]:
+    """What a recipe asks of the card, and how sure its figures are."""
+    if setup.fp8 is Fp8Recipe.NONE:
+        return []
+    formats = FP8_RECIPES[setup.fp8]
+    notes: list[str] = []
+    capability = gpu.compute_capability if gpu is not None else None
+    if gpu is not None and capability is not None and capability < formats.least_capability:
+        least = ".".join(map(str, formats.least_capability))
+        notes.append(
+            f"{gpu.gpu_id} cannot multiply in {setup.fp8.value}: it takes compute capability {least}"
+        )
+    if formats.library is Fp8Library.TRANSFORMER_ENGINE:
+        notes.append(
+            "TransformerEngine's copies are counted as its source makes them; no run confirms it"
+        )
+    return notes
 
 
 def _piles_up(setup: TrainingSetup) -> bool:

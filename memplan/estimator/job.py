@@ -12,6 +12,7 @@ from memplan.estimator.recording import (
     walked_on_card,
 )
 from memplan.fast_dataclass import dataclass
+from memplan.graph.attention.masks import attentions
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
@@ -24,7 +25,7 @@ from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import AttentionKernel
+from memplan.training.kernels import AttentionKernel, Packing
 from memplan.training.precision import PRECISIONS, refuse_unmodelled
 from memplan.training.setup import TrainingSetup
 
@@ -40,8 +41,13 @@ class Job:
     @classmethod
     def of(cls, model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> "Job":
         """Fill the setup's defaults in, record the model and walk it."""
-        resolved = setup.resolve(model.context_length, has_bf16=gpu is None or gpu.has_bf16)
+        resolved = setup.resolve(
+            model.context_length,
+            has_bf16=gpu is None or gpu.has_bf16,
+            family=model.family,
+        )
         _refuse_kernels(resolved, gpu)
+        _refuse_packing(resolved, model)
         given = prepared(model, resolved, gpu)
         return cls(walked=given.walked, gpu=gpu, given=given.rank_input)
 
@@ -198,19 +204,52 @@ def _refuse_unmodelled(setup: TrainingSetup) -> None:
 
 def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
     """Refuse the flash-attention package where it does not run: on old cards, and in fp32."""
-    if setup.chosen_kernels.attention is not AttentionKernel.FLASH:
+    kernel = setup.chosen_kernels.attention
+    if not kernel.is_package:
         return
-    if gpu is not None and not gpu.supports_flash_attention:
+    if gpu is not None and not _runs_flash(kernel, gpu):
         version = gpu.compute_capability
         has = f"sm_{version[0]}{version[1]}" if version is not None else gpu.vendor.value
+        third = kernel is AttentionKernel.FLASH3
+        needed = "9.0 (sm_90)" if third else "8.0 (sm_80)"
+        others = (
+            "flash, sdpa or eager" if third and gpu.supports_flash_attention else "sdpa or eager"
+        )
         msg = (
-            f"attention: flash needs compute capability 8.0 (sm_80), and {gpu.gpu_id} is {has}; "
-            "choose sdpa or eager"
+            f"attention: {kernel.value} needs compute capability {needed}, and {gpu.gpu_id} is {has}; "
+            f"choose {others}"
         )
         raise SetupError(msg)
     formats = PRECISIONS[setup.chosen_precision]
     if not (formats.autocast or engine_autocast(setup) or formats.compute).is_half:
-        msg = "attention: flash takes 16 bits only, and the precision is fp32; choose sdpa or eager"
+        msg = (
+            f"attention: {kernel.value} takes 16 bits only, and the precision is fp32; choose sdpa or "
+            "eager"
+        )
+        raise SetupError(msg)
+
+
+HOPPER = (9, 0)
+"""Compute capability from which flash-attention's third version runs."""
+
+
+def _runs_flash(kernel: AttentionKernel, gpu: GpuSpec) -> bool:
+    if kernel is AttentionKernel.FLASH3:
+        version = gpu.compute_capability
+        return version is not None and version >= HOPPER
+    return gpu.supports_flash_attention
+
+
+def _refuse_packing(setup: TrainingSetup, model: ModelSpec) -> None:
+    """Refuse rows of several sequences where a model is not one stack of causal attention."""
+    if setup.packing is Packing.NONE:
+        return
+    specs = attentions(model.stacks[0]) if len(model.stacks) == 1 else []
+    if not specs or not all(spec.causal for spec in specs):
+        msg = (
+            f"packing: {setup.packing.value} is for decoders, which tell sequences apart by their "
+            f"position ids, and {model.name} ({model.family}) is none; choose none"
+        )
         raise SetupError(msg)
 
 

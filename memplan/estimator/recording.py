@@ -16,14 +16,17 @@ from memplan.hardware.gpu import (
 from memplan.memory.beside import ALONE, Beside
 from memplan.memory.engine_options import (
     casts_inputs,
+    casts_weights_again,
     engine_autocast,
+    gathers_codes,
     has_module_hooks,
     has_python_linear,
 )
 from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
-from memplan.training.kernels import SelectivePolicy
+from memplan.training.fp8 import Fp8Recipe
+from memplan.training.kernels import Packing, SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS
 from memplan.training.sdpa import (
@@ -98,10 +101,15 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     """How the tape has to be written for a setup with every default filled in."""
     formats = PRECISIONS[setup.chosen_precision]
-    seq_len = setup.seq_len or 1
+    sequences = setup.micro_batch_size * setup.job.sequences_per_example
+    rows, seq_len = sequences, setup.seq_len or 1
+    if setup.packing is Packing.PADDING_FREE:
+        rows, seq_len = 1, rows * seq_len
     return TapeOptions(
-        batch_size=setup.micro_batch_size * setup.job.sequences_per_example,
+        batch_size=rows,
         seq_len=seq_len,
+        packing=setup.packing,
+        num_sequences=sequences,
         target_seq_len=setup.target_seq_len or seq_len,
         weights=formats.weights,
         compute=formats.compute,
@@ -120,6 +128,11 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         freeze=setup.freeze,
+        input_gradients=_input_gradients(setup),
+        fp8=setup.fp8,
+        fp8_transposes=needs_transposes(setup.fp8, gpu),
+        gathers_codes=gathers_codes(setup),
+        casts_weights_again=casts_weights_again(setup),
         adapter=setup.adapter,
         adapter_dtype=adapter_dtype(setup),
         objective=setup.job.objective,
@@ -156,6 +169,15 @@ def adapter_dtype(setup: TrainingSetup) -> DType:
     return setup.adapter.dtype.format
 
 
+def _input_gradients(setup: TrainingSetup) -> bool:
+    """Whether the input embeddings' output is made to require a gradient.
+
+    peft does so for a model that checkpoints its activations (``peft_model.py``,
+    ``prepare_model_for_gradient_checkpointing``), whose frozen first layers hand none on otherwise.
+    """
+    return setup.adapter is not None and setup.checkpointing not in (Recomputation.NONE, 0.0)
+
+
 def kept_dtype(setup: TrainingSetup) -> DType:
     """What an adapter's weights are held in between steps."""
     formats = PRECISIONS[setup.chosen_precision]
@@ -170,6 +192,15 @@ def _checkpointed_layers(setup: TrainingSetup) -> float | CheckpointedLayers:
         policy = setup.chosen_kernels.selective
         return 1.0 if policy is SelectivePolicy.EVERY_OTHER_MATMUL else 0.0
     return 1.0 if checkpointing is Recomputation.FULL else 0.0
+
+
+def needs_transposes(recipe: Fp8Recipe, gpu: GpuSpec | None) -> bool:
+    """Whether narrow products take one layout only: cards before compute capability 10.
+
+    TransformerEngine's ``is_non_tn_fp8_gemm_supported``. One answer for all where none are narrow.
+    """
+    capability = gpu.compute_capability if gpu is not None else None
+    return recipe is Fp8Recipe.NONE or capability is None or capability < (10, 0)
 
 
 @lru_cache(maxsize=256)

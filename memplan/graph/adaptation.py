@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from memplan.dtypes import DType
 from memplan.errors import SetupError, nearest
 from memplan.fast_dataclass import dataclass
-from memplan.graph.adapters import beside_linear, low_rank
+from memplan.graph.adapters import beside_linear, beside_linear_dora, low_rank
 from memplan.graph.module_names import ModuleKind, NamedModule, named_modules
 from memplan.graph.overlay import Ranks
 from memplan.graph.tape import Tape
@@ -52,12 +52,20 @@ class Adaptation:
         return bias is TrainedBias.ALL or (bias is TrainedBias.LORA_ONLY and module in ranks)
 
     def beside_linear(
-        self, t: Tape, x: Tensor, out: Tensor, weight: Parameter, module: str
+        self,
+        t: Tape,
+        x: Tensor,
+        out: Tensor,
+        weight: Parameter,
+        bias: Parameter | None,
+        module: str,
     ) -> Tensor:
         """Record what an adapted linear layer does with its result."""
-        rank = t.adapted[module]
-        down, up = low_rank(t, self.adapter, self.dtype, module, weight, rank)
-        return beside_linear(t, self.adapter, x, out, down, up)
+        lora = self.adapter
+        down, up = low_rank(t, lora, self.dtype, module, weight, t.adapted[module])
+        if lora.dora:
+            return beside_linear_dora(t, lora, x, out, weight, bias, down, up)
+        return beside_linear(t, lora, x, out, down, up)
 
     def cuts(self, name: str) -> set[int]:
         """Numbers of repetitions that are not adapted as the one before."""
@@ -75,7 +83,7 @@ def adapt(model: ModelSpec, plain: Tape, adapter: Adapter, dtype: DType) -> Adap
 
     Raises ``SetupError`` for modules that the model does not have, or that cannot be adapted.
     """
-    modules = named_modules(plain)
+    modules = named_modules(model, plain)
     chosen = list(_chosen(model, adapter, modules))
     saved = [each for each in modules if _is_saved(each, adapter)]
     _check_saved(model, adapter, modules, saved)

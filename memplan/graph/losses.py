@@ -1,50 +1,53 @@
 """From the last hidden states to the loss of a language model, by every known way.
 
-The choice moves a Llama-3.1-8B step by tens of GiB: logits are tokens x vocabulary, in up to three
-copies at once. Sources: transformers 5.23 ``loss/loss_utils.py``; torchtitan 0.3.0
-``components/loss.py``; liger-kernel 0.8.5 ``ops/fused_linear_cross_entropy.py``; Megatron-core
-0.16.1 ``core/tensor_parallel/cross_entropy.py``.
+Which there are, and where each was read, is ``memplan.training.losses``: the choice moves a
+Llama-3.1-8B step by tens of GiB, since logits are tokens x vocabulary, in up to three copies at once.
 """
 
 from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import causal_lm_loss
+from memplan.graph.operations import causal_lm_loss, cross_entropy, matmul_weight, next_token_labels
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.training.kernels import LossKernel
+from memplan.training.losses import LOSS_FORMS, LossForm, LossGradient, MatrixLoss
 
 NUM_CHUNKS = 8
-"""Pieces of torchtitan's chunked loss (``ChunkedCELoss.Config.num_chunks``)."""
+"""Pieces of torchtitan's chunked loss (``ChunkedCELoss.Config.num_chunks``) and of torchtune's
+(``CEWithChunkedOutputLoss.num_output_chunks``)."""
 LOSS_BYTES_PER_LOGIT = 12
 """Three fp32 tensors of logits' size alive at once in backward: log-probabilities, their gradient,
 the logits' gradient."""
 
-GRADIENTS_IN_FORWARD = frozenset({LossKernel.FUSED_LINEAR, LossKernel.CHUNKED})
-"""Losses that take the output matrix itself and never make all logits."""
-
 Project = Callable[[Tensor], Tensor]
 """The output matrix with what the model does to its logits."""
+
+
+def takes_matrix(t: Tape) -> bool:
+    """Whether the loss is given the output matrix itself, and never makes all logits."""
+    return LOSS_FORMS[t.kernels.loss].matrix is not None
 
 
 def language_model_loss(
     t: Tape, x: Tensor, weight: Parameter, vocab_size: int, project: Project
 ) -> Tensor:
     """The loss of the hidden states ``x`` through ``weight``, the output matrix."""
-    kernel = t.kernels.loss
-    if kernel is LossKernel.FUSED_LINEAR:
-        return fused_linear_cross_entropy(t, x, weight)
-    if kernel is LossKernel.CHUNKED:
-        return chunked_cross_entropy(t, x, weight)
+    form = LOSS_FORMS[t.kernels.loss]
+    if form.matrix is not None:
+        return _MATRIX_LOSSES[form.matrix](t, x, weight)
     logits = project(x)
-    if kernel is LossKernel.PARALLEL_FUSED:
+    if t.kernels.loss is LossKernel.PARALLEL_FUSED:
         return softmax_in_place(t, logits)
-    if kernel is LossKernel.SHIFTED:
+    if t.kernels.loss is LossKernel.SHIFTED:
         # ``logits = logits.float()``: what the class returns is the copy.
         logits = t.cast(logits, DType.FP32)
-    loss = causal_lm_loss(t, logits, vocab_size)
+    if form.gradient is LossGradient.TORCH:
+        loss = causal_lm_loss(t, logits, vocab_size)
+    else:
+        loss = kernel_loss(t, logits, vocab_size, form)
     keep_outputs(t, logits)
     return loss
 
@@ -79,21 +82,71 @@ def softmax_in_place(t: Tape, logits: Tensor) -> Tensor:
     return loss
 
 
+def kernel_loss(t: Tape, logits: Tensor, vocab_size: int, form: LossForm) -> Tensor:
+    """One kernel that keeps the logits it is given, with two fp32 numbers a row.
+
+    Liger's makes their gradient over them in the forward pass, the others in the backward pass.
+    """
+    given = t.cast(logits, DType.FP32) if form.upcast else logits
+    full = given
+    rows = logits.numel // vocab_size
+    if form.shifted:
+        rows = max(rows - t.options.batch_size, 1)
+        given = t.contiguous(t.slice(full, rows * vocab_size))
+        labels, *_ = next_token_labels(t, rows, padded=False)
+    else:
+        labels, *_ = next_token_labels(t, rows, padded=True)
+    losses, statistic = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
+    gradient = Gradient.SAVED if form.gradient is LossGradient.IN_PLACE else Gradient.FRESH
+    t.record(
+        OperationKind.CROSS_ENTROPY, (given, labels), (losses, statistic),
+        saves=(given, statistic, labels), gradients=(gradient, Gradient.NONE), in_python=True,
+    )  # fmt: skip
+    loss = t.tensor(1, DType.FP32)
+    t.record(OperationKind.SUM, (losses,), (loss,), gradients=(Gradient.FRESH,))
+    t.touch(full, given)
+    return loss
+
+
 def fused_linear_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
-    """Liger's: both gradients are made in the forward pass, over a piece of the logits at a time."""
+    """Liger's: both gradients are made in the forward pass, over a piece of the logits at a time.
+
+    Where hidden states or matrix are not in autocast's dtype, each piece's product casts both: of the
+    matrix autocast keeps the copy that the second product makes, but not the one of ``weight.t()``,
+    which is a view (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py, ``_can_use_mm_out``). In
+    fp32 without autocast each piece's gradient of the matrix is a tensor of its own.
+    """
     vocab_size, width = weight.shape
     tokens = x.numel // width
     rows = liger_chunk_rows(tokens, vocab_size=vocab_size, hidden_size=width)
-    logits_dtype = t.autocast or x.dtype
-    scratch = allocated_bytes(rows * vocab_size, logits_dtype)
+    half = t.autocast or x.dtype
+    logits = allocated_bytes(rows * vocab_size, half)
+    cached: tuple[Tensor, ...] = ()
+    scratch: tuple[int, ...] = (logits,)
+    if t.autocast is not None and (x.dtype is not half or weight.dtype is not half):
+        piece = allocated_bytes(rows * width, half) if x.dtype is not half else 0
+        turned = allocated_bytes(weight.numel, half) if weight.dtype is not half else 0
+        scratch = tuple(size for size in (turned, piece, logits) if size)
+        if turned and weight.requires_grad:
+            cached = (_cached_copy(t, weight, half),)
+    elif half is DType.FP32 and weight.requires_grad:
+        scratch = (logits, allocated_bytes(weight.numel, half))
     return _gradients_in_forward(
         t,
         OperationKind.FUSED_LINEAR_CROSS_ENTROPY,
         x,
         weight,
         gradient_dtype=x.dtype,
-        scratch_bytes=scratch,
+        scratch=scratch,
+        cached=cached,
     )
+
+
+def _cached_copy(t: Tape, weight: Parameter, dtype: DType) -> Tensor:
+    """A weight's copy that autocast keeps, made within a kernel, where no gradient passes it."""
+    copy = t.tensor(weight.numel, dtype)
+    copy.storage.weight_cast = True
+    return copy
 
 
 def liger_chunk_rows(tokens: int, *, vocab_size: int, hidden_size: int) -> int:
@@ -118,15 +171,59 @@ def chunked_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     rows = -(-(x.numel // width) // NUM_CHUNKS)
     half = t.autocast or x.dtype
     logits = 0 if half is DType.FP32 else allocated_bytes(rows * vocab_size, half)
-    scratch = rows * vocab_size * LOSS_BYTES_PER_LOGIT + logits
     return _gradients_in_forward(
         t,
         OperationKind.CHUNKED_CROSS_ENTROPY,
         x,
         weight,
         gradient_dtype=DType.FP32,
-        scratch_bytes=scratch,
+        scratch=(rows * vocab_size * LOSS_BYTES_PER_LOGIT + logits,),
     )
+
+
+def cut_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Apple's: keeps hidden states, matrix, a number a row and one a word; both gradients in backward.
+
+    The kernels take 16 bits; an fp32 matrix's gradient is made in 16 bits and cast
+    (``cce_backward_kernel``).
+    """
+    vocab_size, width = weight.shape
+    given = t.cast(x, t.autocast) if t.autocast is not None else x
+    tokens = x.numel // width
+    statistic, average = t.tensor(tokens, DType.FP32), t.tensor(vocab_size, DType.FP32)
+    loss = t.tensor(1, DType.FP32)
+    narrow = weight.requires_grad and weight.dtype is not given.dtype
+    t.record(
+        OperationKind.CUT_CROSS_ENTROPY, (given, weight), (loss, statistic, average),
+        saves=(given, weight, statistic, average), gradients=(Gradient.FRESH, Gradient.FRESH),
+        backward_scratch_bytes=allocated_bytes(weight.numel, given.dtype) if narrow else 0,
+        flops=2 * x.numel * vocab_size, in_python=True,
+    )  # fmt: skip
+    t.touch(x)
+    return loss
+
+
+def cross_entropy_in_pieces(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """torchtune's: the logits of every piece, then each piece's fp32 copy and its log-softmax.
+
+    ``TransformerDecoder.chunked_output`` makes all logits before the loss is asked for.
+    """
+    width = weight.shape[-1]
+    tokens = x.numel // width
+    rows = -(-tokens // NUM_CHUNKS)
+    sizes = [min(rows, tokens - start) * width for start in range(0, tokens, rows)]
+    parts = t.split(x, *sizes)
+    if t.options.batch_size > 1:
+        # Pieces are cut along the sequence, so that their rows are not one dimension.
+        parts = [t.contiguous(part) for part in parts]
+    logits = [matmul_weight(t, part, weight) for part in parts]
+    total: Tensor | None = None
+    for piece in logits:
+        loss = cross_entropy(t, t.cast(piece, DType.FP32))
+        total = loss if total is None else t.add(total, loss)
+    t.touch(*logits)
+    assert total is not None
+    return total
 
 
 def _gradients_in_forward(
@@ -136,9 +233,13 @@ def _gradients_in_forward(
     weight: Parameter,
     *,
     gradient_dtype: DType,
-    scratch_bytes: int,
+    scratch: tuple[int, ...],
+    cached: tuple[Tensor, ...] = (),
 ) -> Tensor:
-    """An operation that keeps its inputs' gradients instead of its inputs."""
+    """An operation that keeps its inputs' gradients instead of its inputs.
+
+    ``scratch`` are its blocks at the fullest moment; ``cached`` are copies that autocast keeps.
+    """
     input_gradient = t.tensor(x.numel, gradient_dtype)
     saves = [input_gradient]
     gradients = [Gradient.SAVED, Gradient.NONE]
@@ -147,9 +248,17 @@ def _gradients_in_forward(
         gradients[1] = Gradient.SAVED
     loss = t.tensor(1, DType.FP32)
     t.record(
-        kind, (x, weight), (loss, *saves), saves=saves, gradients=gradients,
-        forward_scratch_bytes=scratch_bytes, flops=6 * x.numel * weight.shape[0],
+        kind, (x, weight), (loss, *saves, *cached), saves=saves, gradients=gradients,
+        forward_scratch_bytes=scratch, flops=6 * x.numel * weight.shape[0],
     )  # fmt: skip
-    for tensor in saves:
+    for tensor in (*saves, *cached):
         tensor.requires_grad = False
     return loss
+
+
+_MATRIX_LOSSES: dict[MatrixLoss, Callable[[Tape, Tensor, Parameter], Tensor]] = {
+    MatrixLoss.FORWARD_GRADIENTS: fused_linear_cross_entropy,
+    MatrixLoss.BACKWARD_BY_PIECE: chunked_cross_entropy,
+    MatrixLoss.CUT: cut_cross_entropy,
+    MatrixLoss.PIECES: cross_entropy_in_pieces,
+}

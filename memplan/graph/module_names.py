@@ -1,5 +1,6 @@
 """The modules of a model by the names of transformers' class, with the place each has on the tape."""
 
+from collections.abc import Mapping
 from enum import Enum
 
 from memplan.fast_dataclass import dataclass
@@ -8,6 +9,7 @@ from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.model.parameters import ModelPart
+from memplan.model.spec import ModelSpec
 
 OUTPUT_MATRIX = "lm_head"
 """The module that gives the logits, on the tape; its weight may be the token table."""
@@ -43,18 +45,24 @@ class NamedModule:
     """It is the matrix that gives the logits (``get_output_embeddings``)."""
 
 
-def named_modules(tape: Tape) -> tuple[NamedModule, ...]:
-    """Every module of a model that owns weights, in the tape's order."""
+def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
+    """Every module of a model that owns weights, in the order of its tape."""
+    names = model.module_names
     found: list[NamedModule] = []
     begun: dict[str, int] = {}
     for segment in tape.segments:
         kinds = _kinds(segment)
+        for each in names.get("other", ()):
+            name, _, module = each.partition(" ")
+            if name == segment.name and module in kinds:
+                kinds[module] = ModuleKind.OTHER
         first = begun.get(segment.name, 0)
         for repetition in range(first, first + segment.num_copies):
             found += [
                 NamedModule(
-                    full_name(segment, module, repetition), segment.name, repetition, module,
-                    kind, segment.part is ModelPart.HEAD and module == OUTPUT_MATRIX,
+                    full_name(names.get(segment.name), segment, module, repetition), segment.name,
+                    repetition, module, kind,
+                    segment.part is ModelPart.HEAD and module == OUTPUT_MATRIX,
                 )
                 for module, kind in kinds.items()
             ]  # fmt: skip
@@ -80,10 +88,29 @@ def _kinds(segment: Segment) -> dict[str, ModuleKind]:
     return kinds
 
 
-def full_name(segment: Segment, module: str, repetition: int) -> str:
-    """A module's name in transformers' class."""
-    if segment.part is ModelPart.HEAD:
-        return module
-    if segment.part is ModelPart.LAYERS:
-        return f"model.layers.{repetition}.{module}"
-    return f"model.{module}"
+def full_name(
+    names: Mapping[str, str] | None, segment: Segment, module: str, repetition: int
+) -> str:
+    """A module's name in transformers' class; Llama's where nothing else is known.
+
+    >>> segment = Segment("decoder.layers", 1, repeat=2, checkpointed=False, part=ModelPart.LAYERS)
+    >>> full_name(None, segment, "self_attn.q_proj", 1)
+    'model.layers.1.self_attn.q_proj'
+    """
+    if names is None:
+        beginning = _BEGINNINGS.get(segment.part, "model.")
+        own = module
+    else:
+        beginning = names["at"]
+        own = names.get(module, module)
+        if f"{module}+gate" in names and _has_gate(segment, module):
+            own = names[f"{module}+gate"]
+    return f"{beginning.format(repetition)}{own}"
+
+
+_BEGINNINGS = {ModelPart.HEAD: "", ModelPart.LAYERS: "model.layers.{}."}
+
+
+def _has_gate(segment: Segment, module: str) -> bool:
+    gate = f"{module.rpartition('.')[0]}.gate_proj"
+    return any(each.module == gate for each in segment.parameters)

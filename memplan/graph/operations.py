@@ -13,6 +13,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import LossKernel, NormKernel
 
 
@@ -22,6 +23,12 @@ def linear(
     """``torch.nn.Linear``: keeps its input and its weight as the product used them."""
     weight = t.parameter(f"{name}.weight", out_features, in_features)
     bias_parameter = t.parameter(f"{name}.bias", out_features) if bias else None
+    if t.options.fp8 is not Fp8Recipe.NONE:
+        from memplan.graph.fp8 import fp8_formats, linear_fp8
+
+        formats = fp8_formats(t, in_features, out_features)
+        if formats is not None:
+            return linear_fp8(t, x, weight, bias_parameter, formats)
     return matmul_weight(t, x, weight, bias_parameter)
 
 
@@ -62,7 +69,7 @@ def matmul_weight(
     )  # fmt: skip
     t.touch(given)
     if t.adaptation is not None and (module or weight.module) in t.adapted:
-        return t.adaptation.beside_linear(t, given, out, weight, module or weight.module)
+        return t.adaptation.beside_linear(t, given, out, weight, bias, module or weight.module)
     return out
 
 
@@ -94,7 +101,7 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
     if kind is NormKind.LAYER_DIVIDED:
         return layer_norm_divided(t, x, name, width)
     weight = t.parameter(f"{name}.weight", width)
-    if t.kernels.norm is NormKernel.FUSED:
+    if t.kernels.norm is not NormKernel.EAGER:
         return rms_norm_fused(t, x, weight)
     if kind is NormKind.RMS:
         return rms_norm(t, x, weight)
@@ -241,12 +248,29 @@ def rms_norm_upcast(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
 
 
 def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
-    """One kernel: keeps its input and an fp32 statistic per row."""
+    """One kernel: keeps its input and an fp32 statistic per row.
+
+    Liger's copies into rows what does not lie so, and in backward has a row of fp32 sums for each
+    multiprocessor; it makes the gradient over the one it is given, unless it was told not to
+    (liger_kernel 0.8.5, ops/rms_norm.py, ``rms_norm_backward``).
+    """
+    kernel = t.kernels.norm
+    liger = kernel is not NormKernel.FUSED
+    given = x
+    if liger and x.by_head:
+        given = t.tensor(x.numel, x.dtype)
+        t.record(OperationKind.CONTIGUOUS, (x,), (given,), gradients=(Gradient.ALIAS,))
     out = t.tensor(x.numel, x.dtype)
     statistic = t.tensor(x.numel // weight.numel, DType.FP32)
+    sums: tuple[int, ...] = ()
+    if liger and not t.decomposed and weight.requires_grad:
+        size = allocated_bytes(t.options.multiprocessors * weight.numel, DType.FP32)
+        sums = (size, RESULT)
+    overwritten = kernel is NormKernel.LIGER and not given.by_head
     t.record(
-        OperationKind.RMS_NORM, (x, weight), (out, statistic), saves=(x, statistic),
-        gradients=(Gradient.FRESH, Gradient.FRESH),
+        OperationKind.RMS_NORM, (given, weight), (out, statistic), saves=(given, statistic),
+        gradients=(Gradient.ALIAS if overwritten else Gradient.FRESH, Gradient.FRESH),
+        backward_scratch_bytes=sums, in_python=liger,
     )  # fmt: skip
     return out
 
@@ -459,13 +483,23 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     full = t.cast(logits, DType.FP32)
     if t.kernels.loss is LossKernel.SHIFTED:
         return shifted_loss(t, full, vocab_size)
-    padded = t.tensor(tokens + t.options.batch_size, DType.INT64)
-    t.record(OperationKind.PAD, (), (padded,))
-    labels = t.tensor(tokens, DType.INT64)
-    t.record(OperationKind.CONTIGUOUS, (padded,), (labels,))
+    labels, padded = next_token_labels(t, tokens, padded=True)
     loss = cross_entropy(t, full, labels)
     t.touch(padded)
     return loss
+
+
+def next_token_labels(t: Tape, tokens: int, *, padded: bool) -> tuple[Tensor, Tensor]:
+    """Labels moved by one token, and what they were copied from: themselves, or padded by one."""
+    labels = t.tensor(tokens, DType.INT64)
+    if not padded:
+        t.record(OperationKind.SHIFT_LABELS, (), (labels,))
+        return labels, labels
+    longer = t.tensor(tokens + t.options.batch_size, DType.INT64)
+    t.record(OperationKind.PAD, (), (longer,))
+    labels = t.tensor(tokens, DType.INT64)
+    t.record(OperationKind.CONTIGUOUS, (longer,), (labels,))
+    return labels, longer
 
 
 def shifted_loss(t: Tape, full: Tensor, vocab_size: int) -> Tensor:
@@ -476,8 +510,7 @@ def shifted_loss(t: Tape, full: Tensor, vocab_size: int) -> Tensor:
     """
     rows = full.numel // vocab_size - t.options.batch_size
     cut = t.contiguous(t.slice(full, max(rows, 1) * vocab_size))
-    labels = t.tensor(max(rows, 1), DType.INT64)
-    t.record(OperationKind.SHIFT_LABELS, (), (labels,))
+    labels, _ = next_token_labels(t, max(rows, 1), padded=False)
     loss = cross_entropy(t, cut, labels)
     t.touch(full, cut)
     return loss
@@ -513,15 +546,44 @@ def cross_entropy(t: Tape, logits: Tensor, labels: Tensor | None = None) -> Tens
 
 def rotary(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``x * cos + rotate_half(x) * sin``: keeps the tables only."""
-    if t.kernels.fused_rotary:
-        out = t.tensor(x.numel, x.dtype)
-        t.record(OperationKind.ROTARY, (x, cos, sin), (out,), gradients=(Gradient.FRESH, -2, -2))
-        return out
     straight = t.mul(x, cos)
     first, second = t.slice(x, x.numel // 2), t.slice(x, x.numel - x.numel // 2)
     turned = t.concatenate(t.scale(second, OperationKind.NEG), first)
     t.touch(turned)
     return t.add(straight, t.mul(turned, sin))
+
+
+def rotary_in_place(t: Tape, x: Tensor, cos: Tensor, sin: Tensor, *, by_row: bool) -> Tensor:
+    """Liger's: one kernel turns ``x`` where it lies, and its gradient in backward; keeps the tables.
+
+    What does not lie row after row is copied first, and so is its gradient (``by_row`` says whether it
+    does): liger_kernel 0.8.5, ops/rope.py, ``rope_forward``.
+    """
+    whole = allocated_bytes(x.numel, x.dtype) == x.storage.num_bytes
+    out = t.view(x, x.numel) if whole and not x.by_head else t.tensor(x.numel, x.dtype)
+    gradient = Gradient.ALIAS if by_row else Gradient.FRESH
+    t.record(
+        OperationKind.ROTARY, (x, cos, sin), (out,), saves=(cos, sin),
+        gradients=(gradient, Gradient.NONE, Gradient.NONE), in_python=True,
+    )  # fmt: skip
+    return out
+
+
+def rotary_as_complex(t: Tape, query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 copies times a table of complex numbers, cast back: torchtitan's and DeepSeek-V2's.
+
+    torchtitan 0.3.0, models/common/rope.py, ``ComplexRoPE``; transformers 5.23,
+    models/deepseek_v2, ``apply_rotary_emb``.
+    """
+    full = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
+    results: list[Tensor] = []
+    for original, x in zip((query, key), full, strict=True):
+        product = t.mul(x, table)
+        flat = t.view(product, product.numel)
+        t.record(OperationKind.VIEW_AS_REAL, (product,), (flat,), gradients=(Gradient.FRESH,))
+        results.append(t.cast(flat, original.dtype))
+    t.touch(*full)
+    return results[0], results[1]
 
 
 def rotary_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tensor, Tensor]:

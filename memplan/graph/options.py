@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
-from memplan.training.kernels import Kernels
+from memplan.training.kernels import Kernels, Packing
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.objectives import LogProbabilities, Objective
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
@@ -22,6 +23,10 @@ class TapeOptions:
     batch_size: int = 1
     seq_len: int = 1
     target_seq_len: int = 1
+    packing: Packing = Packing.NONE
+    """How sequences lie in the rows."""
+    num_sequences: int = 1
+    """Of the micro-batch: where all lie in one row, more than there are rows."""
     weights: DType = DType.FP32
     compute: DType = DType.FP32
     """Weights and the residual stream as the layers see them."""
@@ -51,8 +56,18 @@ class TapeOptions:
     """The training loop keeps the logits until after backward."""
     upcast_outputs: bool = False
     """The training loop copies the logits to fp32."""
+    fp8: Fp8Recipe = Fp8Recipe.NONE
+    """What linear layers multiply in."""
+    fp8_transposes: bool = True
+    """The card multiplies narrow operands in one layout only, so that backward needs transposes."""
+    gathers_codes: bool = False
+    """Sharded weights are cast before they are gathered (torchao's fp8 all-gather)."""
+    casts_weights_again: bool = False
+    """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
+    input_gradients: bool = False
+    """What comes out of the input embeddings requires a gradient (``enable_input_require_grads``)."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights."""
     adapter_dtype: DType = DType.FP32

@@ -29,6 +29,12 @@ class Overlay(Protocol):
         """Numbers of repetitions that are not adapted as the one before."""
 
     def beside_linear(
-        self, t: Any, x: "Tensor", out: "Tensor", weight: "Parameter", module: str
+        self,
+        t: Any,
+        x: "Tensor",
+        out: "Tensor",
+        weight: "Parameter",
+        bias: "Parameter | None",
+        module: str,
     ) -> "Tensor":
         """Record on tape ``t`` what an adapted linear layer does with its result."""

@@ -20,6 +20,7 @@ def decoder_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec, looked_up
         t.buffer(spec.num_positions**2, DType.BOOL)
     if spec.scaled_in_table:
         x = t.scale(x)
+    t.embedded(x)
     added = _POSITIONS[spec.position_source or PositionSource.NONE](t, model, spec)
     if spec.embedding_size != model.hidden_size:
         x = linear(

@@ -43,35 +43,35 @@ Change = tuple[object, int]
 """A block's key, and its bytes as it comes or, negative, as it goes."""
 
 
-def scratch_changes(scratch: Sequence[int]) -> tuple[list[Change], list[Change]]:
-    """A kernel's temporaries as they come and go, before its results are made and afterwards.
+def scratch_changes(scratch: Sequence[int]) -> list[list[Change]]:
+    """A kernel's temporaries as they come and go: before its first result, behind it, and so on.
 
     >>> before, after = scratch_changes((512, RESULT, 1024))
     >>> [size for _, size in before], [size for _, size in after]
     ([512], [1024, -1024, -512])
     """
-    before: list[Change] = []
-    after: list[Change] = []
-    changes = before if RESULT in scratch else after
+    stages: list[list[Change]] = [[]]
+    if RESULT not in scratch:
+        stages.append([])
     blocks: list[Change] = []
     there: list[int] = []
     for step in scratch:
         if step == RESULT:
-            changes = after
+            stages.append([])
             blocks.append((RESULT, 0))
         elif step > 0:
             there.append(len(blocks))
             blocks.append((object(), step))
-            changes.append(blocks[-1])
+            stages[-1].append(blocks[-1])
         else:
             there.remove(~step)
             key, size = blocks[~step]
             blocks.append((key, 0))
-            changes.append((key, -size))
+            stages[-1].append((key, -size))
     for index in reversed(there):
         key, size = blocks[index]
-        changes.append((key, -size))
-    return before, after
+        stages[-1].append((key, -size))
+    return stages
 
 
 class Operation:
@@ -119,7 +119,8 @@ class Operation:
         bytes, ``~n`` frees what step n asked for, and ``RESULT`` is where the outputs are made: before all
         others unless it is there. What is left in the end goes in the opposite order."""
         self.backward_scratch = backward_scratch
-        """The same in the backward formula, whose results are the gradients."""
+        """The same in the backward formula, whose results are the gradients: one at each ``RESULT``, and
+        all that are left at the last."""
         self.flops = flops
         self.keeps_weight = keeps_weight
         """It keeps a weight or buffer for backward, which is there anyway and not in ``saved``."""

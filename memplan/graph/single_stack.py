@@ -13,7 +13,7 @@ from memplan.graph.heads import (
     replaced_tokens,
 )
 from memplan.graph.layers import DIRECT_FORMS, decoder_layer
-from memplan.graph.losses import GRADIENTS_IN_FORWARD, language_model_loss
+from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import (
     complex_tables,
@@ -42,7 +42,7 @@ from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
 from memplan.model.layers import StackSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.kernels import AttentionKernel
+from memplan.training.kernels import AttentionKernel, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
 
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
@@ -115,10 +115,12 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if spec.position_source is not None:
         return decoder_embeddings(t, model, spec, x), table
     if spec.unscaled_held:
+        t.embedded(x)
         t.hold(x)
     if spec.scaled:
         x = t.scale(x)
     if not spec.unscaled_held:
+        t.embedded(x)
         t.hold(x)
     if spec.num_positions:
         rows = t.options.seq_len
@@ -152,7 +154,8 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
-        tables = complex_tables if rotary.complex_numbers else rotary_tables
+        by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
+        tables = complex_tables if by_complex else rotary_tables
         positions = context.seq_len
         if rotary.sections:
             from memplan.graph.attention.rotary import sectioned_tables  # only for Qwen3.5
@@ -257,11 +260,12 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
         width = stack.embedding.embedding_size
         x = linear(t, x, "project_out", context.hidden_size, width)
     x = dropout(t, x, stack.final_dropout)
-    cached = [tensor.storage for tensor, _ in t.cached]
+    kept = [tensor.storage for tensor, _ in t.cached]
+    kept += [leaf.storage for leaf in t.leaves]
     for segment in t.segments:
         for operation in segment.operations:
             for tensor in operation.outputs:
-                if tensor.storage.held and tensor.storage not in cached:
+                if tensor.storage.held and tensor.storage not in kept:
                     t.release(tensor)
     t.end(x)
     return x
@@ -316,7 +320,7 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
         router_loss(t, model.stacks[0])
     if model.head.plain_loss:
         return cross_entropy(t, output_matrix(t, model, model.head, x, table))
-    if t.kernels.loss in GRADIENTS_IN_FORWARD:
+    if takes_matrix(t):
         weight = table
         if not model.head.tied:
             weight = t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])

@@ -151,6 +151,11 @@ class Tape:
         self.hold(tensor)
         self.leaves.append(tensor)
 
+    def embedded(self, tensor: Tensor) -> None:
+        """Note that the input embeddings' module returns this: it may be made to require a gradient."""
+        if self.options.input_gradients and not tensor.requires_grad:
+            self.leaf(tensor)
+
     def carry(self, tensor: Tensor) -> None:
         """Note that the model's own variable holds a tensor until the next layer has returned."""
         self.segment.carried = tensor.storage

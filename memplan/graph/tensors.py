@@ -73,7 +73,7 @@ class ExpertShare:
 class Parameter(Tensor):
     """A weight: a leaf whose gradient outlives the backward pass."""
 
-    __slots__ = ("experts", "module", "name", "of_adapter", "shape", "unused")
+    __slots__ = ("experts", "gathered_as", "module", "name", "of_adapter", "shape", "unused")
 
     def __init__(
         self,
@@ -101,6 +101,8 @@ class Parameter(Tensor):
         """An adapter's own weight, or a copy that is trained in place of a frozen one."""
         self.experts = experts
         """Set where it holds all routed experts' matrices."""
+        self.gathered_as = dtype
+        """What it is when an engine has gathered it, where it is sharded."""
         self.unused = False
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
 

@@ -236,7 +236,8 @@ _SAID_OTHERWISE = {
 }  # fmt: skip
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
-    "mlp", "loss", "dropout", "freeze", "adapter", "job", "ema", "outputs_held", "upcast_outputs", "compiled", "left_out",
+    "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
+    "upcast_outputs", "job", "ema", "compiled", "left_out", "fp8",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}

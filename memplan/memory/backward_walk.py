@@ -305,11 +305,10 @@ class BackwardWalk:
         """The gradients it returns, and those that are summed or cast afterwards."""
         made: list[tuple[Tensor, GradientBuffer]] = []
         products: list[tuple[GradientBuffer, Tensor, GradientBuffer]] = []
-        before: Sequence[Change] = ()
-        after: Sequence[Change] = ()
+        stages: list[list[Change]] = []
         if operation.backward_scratch:
-            before, after = scratch_changes(operation.backward_scratch)
-            self._play(before)
+            stages = scratch_changes(operation.backward_scratch)
+            self._play(stages.pop(0))
         handed_over = iter(operation.saved)
         for tensor, kind in operation.backward_order():
             if not tensor.requires_grad or kind == Gradient.NONE:
@@ -321,6 +320,8 @@ class BackwardWalk:
             if kind == Gradient.SAVED:
                 self._hand_over(next(handed_over))
                 kind = Gradient.FRESH
+            if made and len(stages) > 1:
+                self._play(stages.pop(0))
             buffer = GradientBuffer(_gradient_bytes(tensor), is_view=kind == Gradient.VIEW)
             made.append((tensor, buffer))
             if kind == Gradient.SUMMED:
@@ -333,7 +334,8 @@ class BackwardWalk:
                 self._allocate(buffer, buffer.num_bytes)
             if operation.multiplies and len(made) == 1:
                 self.events.append((WORKSPACE, 0))
-        self._play(after)
+        for stage in stages:
+            self._play(stage)
         return made, products
 
     def _sum_rows(self, tensor: Tensor, out: Tensor) -> None:
@@ -343,7 +345,7 @@ class BackwardWalk:
         columns = tensor.numel
         size = out.numel * out.dtype.num_bytes
         for blocks in column_sum_scratch(columns, out.numel // columns, size, self.device):
-            self._play(scratch_changes(blocks)[1])
+            self._play(scratch_changes(blocks)[-1])
 
     def _hand_over(self, storage: Storage) -> None:
         """A gradient made in the forward pass: what was kept becomes the gradient itself."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.text import shown
+from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup, ZeroStage, coerce_enum
@@ -135,6 +136,36 @@ def casts_inputs(setup: TrainingSetup) -> bool:
     """
     formats = PRECISIONS[setup.chosen_precision]
     return setup.chosen_engine is Engine.FSDP and formats.compute is not formats.weights
+
+
+def casts_weights_again(setup: TrainingSetup) -> bool:
+    """Whether TransformerEngine casts gathered weights anew in backward: under FSDP2 (``is_fsdp2``)."""
+    if setup.fp8 is Fp8Recipe.NONE or setup.chosen_engine is not Engine.FSDP:
+        return False
+    return FP8_RECIPES[setup.fp8].library is Fp8Library.TRANSFORMER_ENGINE
+
+
+FP8_ALL_GATHER = "enable_fsdp_float8_all_gather"
+"""torchao's own name of the option."""
+
+
+def gathers_codes(setup: TrainingSetup) -> bool:
+    """Whether FSDP2's shards are cast to fp8 before they are gathered (torchao, ``Float8LinearConfig``).
+
+    Raises ``SetupError`` where the recipe scales by row, or is none.
+    """
+    if setup.chosen_engine is not Engine.FSDP:
+        return False
+    asked = dict(setup.engine_options).get(FP8_ALL_GATHER)
+    if str(asked).lower() != "true":
+        return False
+    if setup.fp8 is not Fp8Recipe.TENSORWISE:
+        msg = (
+            f"engine_options: {FP8_ALL_GATHER}: torchao gathers fp8 with the recipe "
+            f"{Fp8Recipe.TENSORWISE.value} alone, and fp8 is {setup.fp8.value}"
+        )
+        raise SetupError(msg)
+    return True
 
 
 def has_python_linear(setup: TrainingSetup) -> bool:

@@ -129,7 +129,7 @@ class ForwardWalk:
             before: Sequence[Change] = ()
             after: Sequence[Change] = ()
             if operation.forward_scratch:
-                before, after = scratch_changes(operation.forward_scratch)
+                before, after = scratch_changes(operation.forward_scratch)[:2]
                 highest = live + _played(events, before)
                 live += sum(size for _, size in before)
                 if highest > peak:

@@ -12,7 +12,7 @@ Names are those of Hugging Face's configs: ``hidden_size``, ``num_heads``
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
@@ -20,6 +20,8 @@ from memplan.model.heads import Task
 from memplan.upward import Displayed, provided
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
@@ -89,6 +91,17 @@ class ModelSpec(Displayed):
         """
         count: int = provided("num_params", self)
         return count
+
+    @property
+    def module_names(self) -> Mapping[str, Any]:
+        """What transformers' class calls its modules, by the tape's segments (``sources.module_names``).
+
+        >>> import memplan
+        >>> memplan.load_model("gpt2").module_names["decoder.layers"]["self_attn.qkv_proj"]
+        'attn.c_attn'
+        """
+        names: Mapping[str, Any] = provided("module_names", self)
+        return names
 
     def __repr__(self) -> str:
         return (

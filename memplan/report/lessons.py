@@ -39,6 +39,7 @@ from memplan.training.kernels import (
     Kernels,
     LossKernel,
     NormKernel,
+    RotaryKernel,
 )
 from memplan.units import GIB
 
@@ -442,7 +443,7 @@ LESSONS: tuple[Lesson, ...] = (
         "rotary", "x * cos + rotate_half(x) * sin", _rotary,
         "The tables do not need a gradient, so x is not kept: only the tables, which all layers "
         "share.",
-        Variant(name="one kernel", record=_rotary, kernels=Kernels(fused_rotary=True)),
+        Variant(name="one kernel", record=_rotary, kernels=Kernels(rotary=RotaryKernel.LIGER)),
     ),
     _lesson(
         "attention", "attention written out: scores, softmax, values", _attention,

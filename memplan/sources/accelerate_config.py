@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from memplan.errors import ConfigError, did_you_mean
 from memplan.fast_dataclass import dataclass
+from memplan.memory.engine_options import FP8_ALL_GATHER
 from memplan.sources.deepspeed_keys import is_comment
 
 _IGNORED = frozenset({
@@ -24,12 +25,21 @@ _IGNORED = frozenset({
     "main_process_port", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name", "tpu_zone",
     "command_file", "commands", "tpu_vm", "mpirun_config", "mixed_precision", "num_machines",
     "num_processes", "distributed_type", "fsdp_config", "parallelism_config", "dynamo_config",
-    "dynamo_backend", "use_cpu", "deepspeed_config",
+    "dynamo_backend", "use_cpu", "deepspeed_config", "fp8_config",
 })  # fmt: skip
 """Keys that are read below, or change no memory."""
 
-_REFUSED = ("megatron_lm_config", "fp8_config")
+_REFUSED = ("megatron_lm_config",)
 """Sections that are not modelled from this file, unless they are empty."""
+
+_FP8_BACKENDS = {"TE": "te-delayed", "AO": "torchao-tensorwise"}
+"""``fp8_config.backend``, and the recipe that it is by default (accelerate 1.15, ``FP8BackendType``)."""
+_FP8_KEYS = (
+    "backend", "use_autocast_during_eval", "margin", "interval", "format",
+    "amax_history_length", "amax_history_len", "amax_compute_algorithm", "amax_compute_algo",
+    "override_linear_precision", FP8_ALL_GATHER, "pad_inner_dim",
+)  # fmt: skip
+"""Its keys: how scales are found changes no memory worth a byte."""
 
 _FSDP_KEYS = (
     "version", "sharding_strategy", "reshard_after_forward", "auto_wrap_policy",
@@ -328,7 +338,8 @@ class _Reader:
         """``set_mixed_precision``: the section of the format is added where there is none."""
         name = str(self.config.get("mixed_precision") or "no").lower()
         if name not in ("no", "false", "bf16", "fp16"):
-            self._refuse("mixed_precision", f"{name} is not modelled; use no, fp16 or bf16")
+            msg = f"{name} is not modelled with DeepSpeed; use no, fp16 or bf16"
+            self._refuse("mixed_precision", msg)
         for half in ("bf16", "fp16"):
             wanted = half == name
             section = config.setdefault(half, {"enabled": wanted})
@@ -354,12 +365,30 @@ class _Reader:
                 self.fields["precision"] = "fp32"
                 self.notes.append("mixed_precision: no: the model is taken to be loaded in fp32")
             return False
-        if name not in ("bf16", "fp16"):
-            self._refuse("mixed_precision", f"{name} is not modelled; use no, fp16 or bf16")
+        if name not in ("bf16", "fp16", "fp8"):
+            self._refuse("mixed_precision", f"{name} is not modelled; use no, fp16, bf16 or fp8")
+        if name == "fp8":
+            self._read_fp8()
+            name = "bf16"
         self._set("precision", f"{name}-{suffix}", "mixed_precision")
         if upcasts:
             self._set("upcast_outputs", value=True, key="mixed_precision")
         return True
+
+    def _read_fp8(self) -> None:
+        """Which linear layers take the place of torch's; what is not narrow is under bf16 autocast."""
+        section = self._section("fp8_config", "fp8_", _FP8_KEYS)
+        backend = str(section.get("backend") or "").upper()
+        if backend not in _FP8_BACKENDS:
+            known = " or ".join(_FP8_BACKENDS)
+            self._refuse("fp8_config.backend", f"{backend or 'none'} is not modelled; use {known}")
+        if section.get("override_linear_precision") not in (None, False, [False] * 3):
+            self._refuse("fp8_config.override_linear_precision", "is not modelled; leave it out")
+        self._set("fp8", _FP8_BACKENDS[backend], "fp8_config.backend")
+        is_fsdp2 = self.fields.get("engine") == "fsdp"
+        gathers = self._truth(FP8_ALL_GATHER, section.get(FP8_ALL_GATHER), default=True)
+        if is_fsdp2 and gathers and backend == "AO":
+            self.options[FP8_ALL_GATHER] = True
 
     def _read_sizes(self, kind: str) -> None:
         processes = self._count("num_processes")

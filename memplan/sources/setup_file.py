@@ -1,6 +1,8 @@
 """A training setup written in YAML: the fields of ``TrainingSetup``, under their own names.
 
-``configs/setups`` has examples. Every key is optional; ``name`` and ``notes`` are for the reader.
+``configs/setups`` has examples. Every key is optional; ``name`` and ``notes`` are for the reader, and
+``preset`` names a training stack whose defaults fill in the rest (``memplan.sources.stacks``). A file of such a
+stack's own, which its keys give away, is read as the stack reads it.
 """
 
 from collections.abc import Mapping
@@ -8,20 +10,101 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from memplan.errors import ConfigError, SetupError, did_you_mean
+from memplan.fast_dataclass import dataclass
 from memplan.training.setup import SETUP_FIELDS, TrainingSetup
 
 _REMARKS = ("name", "notes")
 """Keys that say something to the reader alone."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetupFile:
+    """What a file of a setup says."""
+
+    setup: TrainingSetup
+    model: str | None = None
+    """The model that it names: what ``load_model`` takes."""
+    notes: tuple[str, ...] = ()
+    """What the answer should say of it."""
+    engine_fixed: bool = False
+    """It says which engine runs."""
+
+
 def read_setup(path: str | Path) -> TrainingSetup:
-    """Read a setup from a YAML (or JSON) file.
+    """Read a setup from a YAML (or JSON) file, memplan's own or a training stack's.
 
     Raises ``ConfigError`` when the file cannot be read, or a key is unknown or wrong.
     """
-    from memplan.sources.files import read_mapping
+    return read_setup_file(path).setup
 
-    return setup_from_mapping(read_mapping(path), source=str(path))
+
+def read_setup_file(
+    path: str | Path, *, given: Mapping[str, object] | None = None, preset: str | None = None
+) -> SetupFile:
+    """The same with the model that the file names, and what the answer should say of it.
+
+    ``given`` are fields that were given beside it, which go first; ``preset`` names a training stack
+    whose defaults fill in what the file leaves out.
+    """
+    from memplan.sources.files import read_mapping
+    from memplan.sources.stacks import read_stack, stack_of
+
+    values = read_mapping(path)
+    if values.keys() <= _OWN_KEYS:
+        return own_setup(values, source=str(path), given=given, preset=preset)
+    stack = stack_of(values)
+    if stack is None:
+        _refuse_companion(values, source=str(path))
+        return own_setup(values, source=str(path), given=given, preset=preset)
+    read = read_stack(
+        values, stack, source=str(path), folder=Path(path).parent, given=given, preset=preset
+    )
+    return SetupFile(setup=read.setup, model=read.model, notes=read.notes, engine_fixed=True)
+
+
+def own_setup(
+    values: Mapping[str, object],
+    *,
+    source: str,
+    section: str = "",
+    given: Mapping[str, object] | None = None,
+    preset: str | None = None,
+) -> SetupFile:
+    """A setup in memplan's own words, over the defaults of the stack that ``preset`` names."""
+    named = values.get("preset")
+    if named is not None and preset is None:
+        preset = str(named)
+    own = {key: value for key, value in values.items() if key != "preset"}
+    if preset is None:
+        setup = setup_from_mapping(own, source=source, section=section)
+        return SetupFile(setup=setup, engine_fixed=setup.engine is not None)
+    from memplan.sources.stacks import read_preset
+
+    fields = _given_fields(own, source=source, section=section)
+    try:
+        read = read_preset(preset, {**fields, **(given or {})})
+    except SetupError as error:
+        msg = f"{source}: {section}{error}"
+        raise ConfigError(msg) from None
+    except ConfigError as error:
+        msg = str(error) if str(error).startswith(source) else f"{source}: {section}{error}"
+        raise ConfigError(msg) from None
+    return SetupFile(setup=read.setup, notes=read.notes, engine_fixed=True)
+
+
+def _refuse_companion(values: Mapping[str, object], *, source: str) -> None:
+    """Refuse a file that is launched with another, and says half of a setup."""
+    for option, marks in _COMPANIONS.items():
+        if values.keys() & marks:
+            msg = f"{source}: says how a job is launched, not the whole setup: give it as {option}"
+            raise ConfigError(msg)
+
+
+_COMPANIONS = {
+    "--accelerate-config": {"distributed_type", "compute_environment", "main_training_function"},
+    "--deepspeed-config": {"zero_optimization", "train_micro_batch_size_per_gpu"},
+}
+"""Options for files of which a setup may need one more, and keys that give such files away."""
 
 
 def setup_from_mapping(
@@ -32,17 +115,24 @@ def setup_from_mapping(
     >>> setup_from_mapping({"num_gpus": 8, "zero_stage": 3}, source="example").zero_stage.name
     'PARAMETERS'
     """
+    if "preset" in values:
+        return own_setup(values, source=source, section=section).setup
+    given = _given_fields(values, source=source, section=section)
+    try:
+        return TrainingSetup(**given)  # type: ignore[arg-type]
+    except SetupError as error:
+        msg = f"{source}: {section}{error}"
+        raise ConfigError(msg) from None
+
+
+def _given_fields(values: Mapping[str, object], *, source: str, section: str) -> dict[str, object]:
     given = {}
     for key, value in values.items():
         if key in _REMARKS:
             continue
         check_field(key, source=source, section=section)
         given[key] = _checked(key, value, source=source, section=section)
-    try:
-        return TrainingSetup(**given)  # type: ignore[arg-type]
-    except SetupError as error:
-        msg = f"{source}: {section}{error}"
-        raise ConfigError(msg) from None
+    return given
 
 
 def check_field(key: str, *, source: str, section: str = "") -> None:
@@ -89,6 +179,8 @@ def _option_problem(options: Mapping[object, object]) -> str:
     return ""
 
 
+_OWN_KEYS = frozenset({*SETUP_FIELDS, *_REMARKS, "preset"})
+"""Keys of a setup in memplan's own words."""
 _TEXTS = frozenset({"freeze", "kernels", "pipeline_schedule"})
 _DEFAULTS = {
     each.name: each.default if each.default is not MISSING else None

@@ -61,8 +61,8 @@ def _guess(key: str, known: list[str]) -> str:
 _ACTING = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "activation_checkpointing",
     "activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs",
-    "optim", "bf16", "fp16", "use_liger_kernel", "torch_compile", "fsdp", "fsdp_config",
-    "deepspeed", "max_length", "packing", "accelerator_config", "ddp_bucket_cap_mb",
+    "optim", "bf16", "fp16", "use_liger_kernel", "liger_kernel_config", "torch_compile", "fsdp", "fsdp_config",
+    "deepspeed", "max_length", "packing", "padding_free", "packing_strategy", "accelerator_config", "ddp_bucket_cap_mb",
 })  # fmt: skip
 """Names whose values are read."""
 
@@ -94,6 +94,25 @@ def trl_config(values: Mapping[str, object], *, source: str) -> str | None:
     raise ConfigError(msg)
 
 
+_READ = frozenset({
+    "activation_offloading", "auto_find_batch_size", "beta", "ddp_broadcast_buffers",
+    "ddp_find_unused_parameters", "ddp_static_graph", "disable_dropout", "loss_type",
+    "max_completion_length", "model_init_kwargs", "num_generations", "optim_target_modules",
+    "parallelism_config", "precompute_ref_log_probs", "torch_compile_backend",
+    "torch_compile_mode", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization", "vllm_mode",
+})  # fmt: skip
+"""Names whose values are looked at besides, or refused."""
+
+
+def moves_memory(name: str) -> bool:
+    """Whether an argument is read, said or refused for what it does to memory.
+
+    >>> moves_memory("bf16"), moves_memory("learning_rate")
+    (True, False)
+    """
+    return name in _ACTING | _READ or name in (*REMARKS, *ADDED, *STOPPED)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remark:
     """What to say of an argument that moves memory and is not modelled."""
@@ -111,15 +130,11 @@ _UPPER = "which is not modelled: the figures are upper bounds"
 
 REMARKS: Mapping[str, Remark] = {
     "full_determinism": Remark(text=f"makes cuBLAS workspaces smaller, {_UPPER}"),
-    "liger_kernel_config": Remark(
-        text="chooses among Liger's kernels; all of them are counted", off=(None, {})
-    ),
     "optim_args": Remark(text="is passed over", off=(None, "", {})),
     "eval_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
     "evaluation_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
     "eval_on_start": Remark(text="evaluation is not counted"),
     "activation_offloading": Remark(text=f"moves saved activations to the CPU, {_UPPER}"),
-    "padding_free": Remark(text=f"drops padding, {_UPPER}"),
     "pad_to_multiple_of": Remark(
         text="may make sequences a little longer", off=(None, "auto", 0, 1)
     ),

@@ -26,12 +26,20 @@ from memplan.sources.trainer_keys import (
     trl_config,
     trl_remarks,
 )
-from memplan.training.kernels import KernelPreset
+from memplan.training.kernels import (
+    AttentionKernel,
+    FeedForwardKernel,
+    KernelPreset,
+    LossKernel,
+    NormKernel,
+    Packing,
+    RotaryKernel,
+)
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import Recomputation, TrainingSetup, coerce_enum
 
-_OPTIMIZERS = {
+OPTIMIZERS = {
     "adamw_torch_fused": Optimizer.ADAMW_FUSED,
     "adamw_torch": Optimizer.ADAMW_FOREACH,
     "sgd": Optimizer.SGD,
@@ -59,6 +67,27 @@ _ACCELERATOR_OPTIONS = (
     "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
     "gradient_accumulation_kwargs", "use_configured_state",
 )  # fmt: skip
+_LIGER_FIELDS: dict[str, tuple[str, object]] = {
+    "rope": ("rotary", RotaryKernel.EAGER),
+    "rms_norm": ("norm", NormKernel.EAGER),
+    "swiglu": ("mlp", FeedForwardKernel.EAGER),
+    "geglu": ("mlp", FeedForwardKernel.EAGER),
+    "relu_squared": ("mlp", FeedForwardKernel.EAGER),
+}
+"""What ``liger_kernel_config`` calls a kernel -> the field of a setup, and what it is without."""
+_LIGER_OPTIONS = (*_LIGER_FIELDS, "layer_norm", "cross_entropy", "fused_linear_cross_entropy")
+_ATTENTIONS = {
+    "eager": AttentionKernel.EAGER,
+    "sdpa": AttentionKernel.SDPA,
+    "flash_attention_2": AttentionKernel.FLASH,
+    "kernels-community/flash-attn2": AttentionKernel.FLASH,
+    "flash_attention_3": AttentionKernel.FLASH3,
+    "kernels-community/flash-attn3": AttentionKernel.FLASH3,
+    "kernels-community/vllm-flash-attn3": AttentionKernel.FLASH3,
+}
+"""``attn_implementation`` in memplan's words."""
+_BEST_FIT = ("bfd", "bfd_split")
+"""``packing_strategy`` under which TRL drops the padding (``SFTTrainer.__init__``); the first by default."""
 _ACCUMULATION_OPTIONS = (
     "num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch",
 )  # fmt: skip
@@ -79,6 +108,16 @@ class EngineFile:
 
     values: Mapping[str, object]
     source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loading:
+    """What the Trainer is handed beside its arguments, which decides what their flags mean."""
+
+    trainer: str | None = None
+    """TRL's class of arguments; None: as their names say."""
+    half_weights: bool = False
+    """The model is loaded in bf16, not in fp32."""
 
 
 def read_training_arguments(path: str | Path, base: TrainingSetup | None = None) -> TrainingSetup:
@@ -137,11 +176,15 @@ def arguments_file(
     given: Mapping[str, object] | None = None,
     deepspeed: EngineFile | None = None,
     accelerate: EngineFile | None = None,
+    loading: Loading | None = None,
 ) -> ArgumentsFile:
     """Read arguments from a mapping, as ``read_arguments_file`` does from a file."""
     check_names(values, source=source)
     stop_at(values, source=source)
-    reader = _Arguments(values, base or TrainingSetup(), given or {}, source=source, folder=folder)
+    reader = _Arguments(
+        values, base or TrainingSetup(), given or {}, loading or Loading(), source=source,
+        folder=folder,
+    )  # fmt: skip
     try:
         setup = reader.setup(deepspeed, accelerate)
     except ConfigError:
@@ -160,6 +203,7 @@ class _Arguments:
         values: Mapping[str, object],
         base: TrainingSetup,
         given: Mapping[str, object],
+        loading: Loading,
         *,
         source: str,
         folder: Path,
@@ -169,7 +213,8 @@ class _Arguments:
         self.given = given
         self.source = source
         self.folder = folder
-        self.trl = trl_config(values, source=source)
+        self.trl = loading.trainer or trl_config(values, source=source)
+        self.half_weights = loading.half_weights
         self.notes = [*older_names(values), *remarks(values)]
 
     def setup(self, deepspeed: EngineFile | None, accelerate: EngineFile | None) -> TrainingSetup:
@@ -180,8 +225,7 @@ class _Arguments:
         }
         found["checkpointing"] = self._checkpointing()
         found["optimizer"] = self._optimizer()
-        if self._flag("use_liger_kernel"):
-            found["kernels"] = KernelPreset.LIGER
+        found |= self._liger()
         if self._compiles():
             found["compiled"] = True
         found["left_out"] = (*self.base.left_out, *left_out(self.trl, self.values))
@@ -199,6 +243,44 @@ class _Arguments:
             self.notes.append("fsdp_config does nothing without fsdp")
         return self._alone(found)
 
+    def _liger(self) -> dict[str, object]:
+        """Liger's kernels, and which of them ``liger_kernel_config`` leaves out.
+
+        What it does not name is as Liger's function for the model's type has it by default.
+        """
+        config = self._nested("liger_kernel_config") or {}
+        self._check_options("liger_kernel_config", config, _LIGER_OPTIONS)
+        for name, value in config.items():
+            if not isinstance(value, bool):
+                self._refuse(f"liger_kernel_config.{name}", "write true or false")
+        if not self._flag("use_liger_kernel"):
+            if config:
+                self.notes.append("liger_kernel_config does nothing without use_liger_kernel")
+            return {}
+        found: dict[str, object] = {"kernels": KernelPreset.LIGER}
+        for name, (field, eager) in _LIGER_FIELDS.items():
+            if config.get(name) is False:
+                found[field] = eager
+        whole = config.get("cross_entropy", False)
+        if config.get("fused_linear_cross_entropy", True):
+            if whole:
+                advice = "Liger takes either: write fused_linear_cross_entropy: false beside it"
+                self._refuse("liger_kernel_config.cross_entropy", advice)
+        else:
+            found["loss"] = LossKernel.LIGER if whole else LossKernel.EAGER
+        return found
+
+    def _read_packing(self, found: dict[str, object]) -> None:
+        """Without padding all sequences lie in one row; so they do in the packing by best fit."""
+        packed = self.trl == "SFTConfig" and self._flag("packing")
+        strategy = self.values.get("packing_strategy", _BEST_FIT[0])
+        if strategy not in (*_BEST_FIT, "wrapped"):
+            known = ", ".join((*_BEST_FIT, "wrapped"))
+            guess = did_you_mean(str(strategy), known.split(", "))
+            self._refuse("packing_strategy", f"{strategy!r} is none of {known}.{guess}")
+        if self._flag("padding_free") or (packed and strategy in _BEST_FIT):
+            found["packing"] = Packing.PADDING_FREE
+
     def _read_trl(self, found: dict[str, object]) -> None:
         """What TRL's trainers do besides; ``bf16`` and checkpointing have their own defaults."""
         config = self.trl
@@ -210,6 +292,7 @@ class _Arguments:
             found["dropout"] = 0.0
         if config != "GRPOConfig":
             self._read_length(found)
+        self._read_packing(found)
         self._read_loading(found)
 
     def _read_length(self, found: dict[str, object]) -> None:
@@ -221,6 +304,8 @@ class _Arguments:
         found["seq_len"] = length
         default = "" if key in self.values else f" ({self.trl}'s default)"
         said = f"max_length {length}{default} is taken for the length of every sequence"
+        if self.given.get("seq_len") is not None:
+            return
         packed = self.trl == "SFTConfig" and self._flag("packing")
         self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
 
@@ -232,11 +317,16 @@ class _Arguments:
                 self._refuse(f"model_init_kwargs.{key}", "quantized weights are not modelled")
         named = options.get("attn_implementation")
         if named is not None:
-            if named not in ("eager", "sdpa", "flash_attention_2"):
-                self._refuse("model_init_kwargs.attn_implementation", f"{named!r} is not modelled")
-            found["attention"] = "flash" if named == "flash_attention_2" else named
+            kernel = _ATTENTIONS.get(str(named))
+            if kernel is None:
+                known = ", ".join(_ATTENTIONS)
+                advice = f"{named!r} is not modelled; there are {known}"
+                self._refuse("model_init_kwargs.attn_implementation", advice)
+            found["attention"] = kernel
         dtype = str(options.get("dtype", options.get("torch_dtype", "float32"))).split(".")[-1]
-        if dtype != "float32":
+        if dtype == "bfloat16":
+            self.half_weights = True
+        elif dtype != "float32":
             self.notes.append(
                 f"model_init_kwargs.dtype {dtype}: weights are counted as the precision says; "
                 "bf16-autocast and bf16 are weights in bf16"
@@ -341,6 +431,8 @@ class _Arguments:
         fields = dict(read.fields)
         # How the weights are loaded is said where the answer names its precision.
         self.notes += [note for note in read.notes if not note.startswith("mixed_precision")]
+        if self.half_weights and not halves and fields.get("precision") == "fp32":
+            fields["precision"] = Precision.BF16
         if found["checkpointing"] is Recomputation.FULL:
             fields["checkpointing"] = Recomputation.FULL
         options = dict(fields["engine_options"])  # type: ignore[call-overload]
@@ -444,13 +536,15 @@ class _Arguments:
 
     def _precision(self, engine: Engine) -> Precision:
         halves = self._halves()
+        if self.half_weights and engine is Engine.DDP:
+            return Precision.BF16_AUTOCAST if halves else Precision.BF16
         return _PRECISIONS[(halves[0], engine)] if halves else Precision.FP32
 
     def _optimizer(self) -> Optimizer:
         name = self.values.get("optim", "adamw_torch_fused")
-        if isinstance(name, str) and name in _OPTIMIZERS:
-            return _OPTIMIZERS[name]
-        known = list(_OPTIMIZERS)
+        if isinstance(name, str) and name in OPTIMIZERS:
+            return OPTIMIZERS[name]
+        known = list(OPTIMIZERS)
         hint = did_you_mean(str(name), known)
         msg = f"{self.source}: optim: {name!r} is not modelled.{hint} There are: {', '.join(known)}"
         raise ConfigError(msg)

@@ -19,14 +19,26 @@ class AttentionKernel(Enum):
     """torch's dispatcher: flash, memory-efficient or math, by GPU, dtype and mask."""
     FLASH = "flash"
     """The flash-attention package: always flash."""
+    FLASH3 = "flash3"
+    """Its third version, for Hopper: its own scratch in backward."""
+
+    @property
+    def is_package(self) -> bool:
+        """Whether the flash-attention package is called, which is never given a mask."""
+        return self in (AttentionKernel.FLASH, AttentionKernel.FLASH3)
 
 
 class NormKernel(Enum):
     """How RMS norms are computed."""
 
     EAGER = "eager"
+    """Written out in Python, as the model's class has it."""
     FUSED = "fused"
-    """One kernel that keeps its input and a statistic per row."""
+    """One kernel that keeps its input and a statistic per row: ``torch.nn.RMSNorm``."""
+    LIGER = "liger"
+    """The same, and its backward pass writes over the gradient it is given: Liger's and Unsloth's."""
+    LIGER_APART = "liger_apart"
+    """Liger's with ``in_place=False``, where the gradient it is given is the residual's too."""
 
 
 class FeedForwardKernel(Enum):
@@ -34,11 +46,22 @@ class FeedForwardKernel(Enum):
 
     EAGER = "eager"
     FUSED = "fused"
-    """One kernel that keeps gate and up and recomputes the rest (Liger)."""
+    """One kernel that keeps gate and up and writes their gradients over them: Liger's SwiGLU and GeGLU."""
+
+
+class RotaryKernel(Enum):
+    """How queries and keys are turned by their positions."""
+
+    EAGER = "eager"
+    """Written out in Python, as the model's class has it."""
+    LIGER = "liger"
+    """Where they lie, by one kernel that keeps the tables; its backward pass too: Liger's."""
+    COMPLEX = "complex"
+    """As complex numbers in fp32, cast back: torchtitan's."""
 
 
 class LossKernel(Enum):
-    """How logits become a loss."""
+    """How logits become a loss; ``memplan.training.losses`` says what each keeps and makes."""
 
     EAGER = "eager"
     """transformers today: fp32 logits, log-softmax."""
@@ -47,11 +70,37 @@ class LossKernel(Enum):
     SHIFTED_UNCAST = "shifted_uncast"
     """The same in the logits' own dtype: GPT-2, GPT-BigCode and their like before 4.49."""
     CHUNKED = "chunked"
-    """The head and the loss run over pieces of the sequence, each recomputed in backward."""
+    """torchtitan's: head and loss over pieces of the sequence, with their backward passes."""
     FUSED_LINEAR = "fused_linear"
     """Liger's fused linear cross-entropy: gradients are made in the forward pass."""
     PARALLEL_FUSED = "fused"
     """Megatron's: fp32 logits turned into their softmax in place."""
+    LIGER = "liger"
+    """Liger's cross-entropy: fp32 logits turned into their gradient in place."""
+    FLASH_ATTENTION = "flash_attn"
+    """flash-attention's with ``inplace_backward``: the logits' own dtype (llm-foundry)."""
+    FOAK = "foak"
+    """fms-acceleration's: a shifted fp32 copy, which backward writes over."""
+    UNSLOTH = "unsloth"
+    """Unsloth's fast cross-entropy: the logits' own dtype, a new tensor for their gradient."""
+    CUT = "cut"
+    """Apple's cut cross-entropy: no logits at all."""
+    TORCHTUNE = "torchtune"
+    """torchtune's: logits of all pieces, each widened to fp32 on its own."""
+
+
+class Packing(Enum):
+    """How the sequences of a micro-batch lie in its rows."""
+
+    NONE = "none"
+    """Each in a row of its own, padded to ``seq_len``; or rows cut out of a stream of tokens, which are
+    not told apart (TRL's ``wrapped``)."""
+    DOCUMENTS = "documents"
+    """Rows of ``seq_len`` tokens with several documents each, which do not see one another: their
+    position ids begin anew."""
+    PADDING_FREE = "padding_free"
+    """All in one row, without padding (``DataCollatorWithFlattening``, TRL's ``padding_free`` and
+    ``bfd``): micro-batch x ``seq_len`` tokens."""
 
 
 class SelectivePolicy(Enum):
@@ -80,8 +129,7 @@ class Kernels:
     norm: NormKernel = NormKernel.EAGER
     feed_forward: FeedForwardKernel = FeedForwardKernel.EAGER
     loss: LossKernel = LossKernel.EAGER
-    fused_rotary: bool = False
-    """Rotary embeddings in one kernel."""
+    rotary: RotaryKernel = RotaryKernel.EAGER
     fused_elementwise: bool = False
     """Softmax with its scale and mask, and each activation, in one kernel in the compute dtype."""
     selective: SelectivePolicy = SelectivePolicy.EVERY_OTHER_MATMUL
@@ -91,7 +139,7 @@ class Kernels:
 KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
     KernelPreset.HF: Kernels(),
     # torchtitan 0.3.0: nn.RMSNorm, SDPA, rotary in complex numbers, eager SwiGLU, chunked loss off.
-    KernelPreset.TORCHTITAN: Kernels(norm=NormKernel.FUSED, fused_rotary=True),
+    KernelPreset.TORCHTITAN: Kernels(norm=NormKernel.FUSED, rotary=RotaryKernel.COMPLEX),
     KernelPreset.MEGATRON: Kernels(
         attention=AttentionKernel.EAGER,
         norm=NormKernel.FUSED,
@@ -99,11 +147,12 @@ KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
         fused_elementwise=True,
         selective=SelectivePolicy.CORE_ATTENTION,
     ),
+    # For the models that Liger has all its kernels for; ``memplan.training.liger`` says which.
     KernelPreset.LIGER: Kernels(
-        norm=NormKernel.FUSED,
+        norm=NormKernel.LIGER,
         feed_forward=FeedForwardKernel.FUSED,
         loss=LossKernel.FUSED_LINEAR,
-        fused_rotary=True,
+        rotary=RotaryKernel.LIGER,
     ),
 }
 """Sources: transformers 5.23, torchtitan 0.3.0, Megatron-core 0.16.1, liger-kernel 0.8.5."""

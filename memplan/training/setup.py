@@ -5,9 +5,11 @@ from dataclasses import fields, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
+from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
 from memplan.training.kernels import (
@@ -18,6 +20,8 @@ from memplan.training.kernels import (
     Kernels,
     LossKernel,
     NormKernel,
+    Packing,
+    RotaryKernel,
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
@@ -133,6 +137,8 @@ class TrainingSetup:
     """Tokens of a target sequence in an encoder-decoder. None: as ``seq_len``."""
     precision: Precision | None = None
     """None: the engine's usual one, in fp16 on a card without bf16; ``fp16``: the engine's form."""
+    fp8: Fp8Recipe = Fp8Recipe.NONE
+    """What linear layers multiply in, where it is less than 16 bits."""
     optimizer: Optimizer = Optimizer.ADAMW_FUSED
     checkpointing: Checkpointing = Recomputation.NONE
     """A ``Recomputation``, or the layers that are recomputed in full: a share of them up to 1, a number
@@ -145,8 +151,12 @@ class TrainingSetup:
     """Overrides the kernels' norm."""
     mlp: FeedForwardKernel | None = None
     """Overrides the kernels' feed-forward network."""
+    rotary: RotaryKernel | None = None
+    """Overrides the kernels' rotary embeddings."""
     loss: LossKernel | None = None
     """Overrides the kernels' loss."""
+    packing: Packing = Packing.NONE
+    """How the sequences of a micro-batch lie in its rows."""
     dropout: float | None = None
     """Every dropout probability; None: the config's own, in train mode."""
     tensor_parallel: int = 1
@@ -245,13 +255,15 @@ class TrainingSetup:
         """The kernels, with what overrides them."""
         preset = self.kernels
         base = preset if isinstance(preset, Kernels) else KERNEL_PRESETS[preset]
-        if self.attention is None and self.norm is None and self.mlp is None and self.loss is None:
+        chosen = (self.attention, self.norm, self.mlp, self.rotary, self.loss)
+        if chosen == (None,) * len(chosen):
             return base
         return replace(
             base,
             attention=self.attention or base.attention,
             norm=self.norm or base.norm,
             feed_forward=self.mlp or base.feed_forward,
+            rotary=self.rotary or base.rotary,
             loss=self.loss or base.loss,
         )
 
@@ -263,13 +275,20 @@ class TrainingSetup:
         )
 
     def resolve(
-        self, context_length: int | None = None, *, has_bf16: bool = True
+        self,
+        context_length: int | None = None,
+        *,
+        has_bf16: bool = True,
+        family: str | None = None,
     ) -> "TrainingSetup":
         """Fill in every default; ``context_length`` is the model's [tokens].
 
-        ``has_bf16``: the card multiplies bf16; on one that does not the default is fp16.
+        ``has_bf16``: the card multiplies bf16; on one that does not the default is fp16, but with fp8,
+        whose cards all do.
+        ``family``: the model's type, by which Liger has kernels for some operations or none.
         """
         engine = self.chosen_engine
+        has_bf16 = has_bf16 or self.fp8 is not Fp8Recipe.NONE
         seq_len = self.seq_len
         if seq_len is None and context_length is not None:
             seq_len = min(context_length, DEFAULT_SEQ_LEN_CAP)
@@ -284,7 +303,17 @@ class TrainingSetup:
             ),
             seq_len=seq_len,
             target_seq_len=self.target_seq_len or seq_len,
+            **self._liger_choices(family),  # type: ignore[arg-type]
         )
+
+    def _liger_choices(self, family: str | None) -> dict[str, Enum]:
+        """What Liger leaves as the model's class has it, as overrides of the preset."""
+        if family is None or self.kernels is not KernelPreset.LIGER:
+            return {}
+        from memplan.training.liger import liger_overrides  # only where Liger is asked for
+
+        choices = liger_overrides(family)
+        return {name: each for name, each in choices.items() if getattr(self, name) is None}
 
     def _default_stage(self, engine: Engine) -> ZeroStage | None:
         if engine is Engine.DEEPSPEED and self.zero_stage is None:
@@ -308,13 +337,14 @@ def _words(value: object) -> tuple[str, ...]:
 
 _ENUM_FIELDS: dict[str, type[Enum]] = {
     "engine": Engine, "zero_stage": ZeroStage, "fsdp_strategy": FsdpStrategy,
-    "precision": Precision, "optimizer": Optimizer, "attention": AttentionKernel,
-    "norm": NormKernel, "mlp": FeedForwardKernel, "loss": LossKernel,
+    "precision": Precision, "fp8": Fp8Recipe, "optimizer": Optimizer, "attention": AttentionKernel,
+    "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
+    "packing": Packing,
     "offload_optimizer": Offload, "offload_param": Offload,
     "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind,
 }  # fmt: skip
 
-_ALWAYS_NAMED = (Optimizer, AllocatorKind)
+_ALWAYS_NAMED = (Optimizer, AllocatorKind, Fp8Recipe, Packing)
 """What no engine or model fills in where it is null."""
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -352,9 +382,31 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         **dict.fromkeys(("adam", "adamw", "adamw_torch_fused", "fused"), "'adamw-fused'"),
         **dict.fromkeys(("adamw_torch", "foreach"), "'adamw-foreach'"),
     },
-    AttentionKernel: dict.fromkeys(
-        ("flash_attention_2", "flash_attention_3", "flash_attn", "fa2"), "'flash'"
-    ),
+    AttentionKernel: {
+        **dict.fromkeys(("flash_attention_2", "flash_attn", "flash2", "fa2"), "'flash'"),
+        **dict.fromkeys(("flash_attention_3", "fa3"), "'flash3'"),
+        "flex_attention": "'sdpa', the nearest that is modelled",
+    },
+    LossKernel: {
+        **dict.fromkeys(("cce", "cut_cross_entropy", "cut_ce"), "'cut'"),
+        **dict.fromkeys(("fused_linear_cross_entropy", "flce", "lce", "unsloth_fused"),
+                        "'fused_linear'"),
+        **dict.fromkeys(("liger_cross_entropy", "cross_entropy"), "'liger'"),
+        **dict.fromkeys(("fused_crossentropy", "flash", "inplace_backward", "in_place"),
+                        "'flash_attn'"),
+        **dict.fromkeys(("torchtitan", "chunkedceloss", "chunked_ce"), "'chunked'"),
+        **dict.fromkeys(("cewithchunkedoutputloss", "chunked_output"), "'torchtune'"),
+        **dict.fromkeys(("fast_ce", "fast_cross_entropy"), "'foak' or 'unsloth'"),
+        "megatron": "'fused'",
+    },
+    NormKernel: {"unsloth": "'liger', which does the same"},
+    FeedForwardKernel: dict.fromkeys(("liger", "swiglu", "geglu"), "'fused'"),
+    Packing: {
+        **dict.fromkeys(("true", "bfd", "bfd_split", "flatten", "flat", "flattening"),
+                        "'padding_free'"),
+        **dict.fromkeys(("false", "no", "off", "wrapped"), "'none'"),
+        **dict.fromkeys(("packed", "sample_packing", "block_mask"), "'documents'"),
+    },
     Offload: dict.fromkeys(("true", "yes", "on"), "'cpu'"),
     Engine: {
         **dict.fromkeys(("zero", "zero1", "zero2", "zero3", "zero_1", "zero_2", "zero_3"),
@@ -362,9 +414,17 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         "accelerate": "'fsdp' or 'deepspeed', which it starts",
         "trainer": "'ddp', 'fsdp' or 'deepspeed', which it starts",
     },
+    Fp8Recipe: {
+        **dict.fromkeys(
+            ("true", "yes", "on", "fp8", "torchao", "ao", "tensorwise"), "'torchao-tensorwise'"
+        ),
+        "rowwise": "'torchao-rowwise'", "rowwise_with_gw_hp": "'torchao-rowwise-with-gw-hp'",
+        **dict.fromkeys(("te", "transformer_engine", "delayed", "hybrid"), "'te-delayed'"),
+        "mxfp8": "'te-mxfp8'", "nvfp4": "'te-nvfp4'",
+    },
     Precision: {
         **dict.fromkeys(("float16", "half"), "'fp16'"), "float32": "'fp32'", "bfloat16": "'bf16'",
-        "fp8": "'bf16', the nearest that is modelled",
+        **dict.fromkeys(("fp8", "float8", "mxfp8", "nvfp4"), "'bf16', with a recipe of fp8 beside it"),
     },
 }  # fmt: skip
 """What people call members elsewhere -> what to write."""
@@ -516,8 +576,28 @@ def _check_engine(setup: TrainingSetup) -> None:
     if setup.fsdp_strategy is not None and engine not in (Engine.FSDP, Engine.FSDP1):
         msg = f"fsdp_strategy: only fsdp and fsdp1 have it, and the engine is {engine.value}"
         raise SetupError(msg)
+    _check_fp8(setup, engine)
     _check_offload(setup, engine)
     _check_parallel(setup)
+
+
+def _check_fp8(setup: TrainingSetup, engine: Engine) -> None:
+    if setup.fp8 is Fp8Recipe.NONE:
+        return
+    formats = PRECISIONS[setup.chosen_precision]
+    half = formats.autocast or formats.compute
+    if half is not DType.BF16:
+        msg = (
+            f"fp8: {setup.fp8.value} narrows products that are in bf16, and the precision "
+            f"{setup.chosen_precision.value} has none: take bf16 or one of its forms"
+        )
+        raise SetupError(msg)
+    if engine is Engine.DEEPSPEED and setup.zero_stage is ZeroStage.PARAMETERS:
+        msg = (
+            "fp8: DeepSpeed's stage 3 replaces linear layers itself, and how that goes with "
+            f"{setup.fp8.value} is not modelled; stages 0 to 2, ddp and fsdp are"
+        )
+        raise SetupError(msg)
 
 
 def _check_offload(setup: TrainingSetup, engine: Engine) -> None:

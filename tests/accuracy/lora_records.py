@@ -105,9 +105,6 @@ def setup_of(record: dict[str, Any]) -> TrainingSetup:
         checkpointing="full" if settings.get("ckpt") else "none",  # type: ignore[arg-type]
         attention="eager" if record["model_type"] == "gemma2" else "sdpa",  # type: ignore[arg-type]
         kernels="liger" if settings.get("liger") is not None else "hf",  # type: ignore[arg-type]
-        engine_options=(
-            {"enable_input_require_grads": True} if settings.get("input_grads") else {}
-        ),
         adapter={  # type: ignore[arg-type]
             "lora": {
                 "rank": lora["r"],

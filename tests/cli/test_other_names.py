@@ -55,7 +55,7 @@ def test_only_what_the_command_has_is_offered(run: Run) -> None:
         ("--optimizer", "adam", "Did you mean 'adamw-fused'?"),
         ("--attention", "flash_attention_2", "Did you mean 'flash'?"),
         ("--engine", "zero-3", "Did you mean 'deepspeed', with the stage beside it?"),
-        ("--precision", "fp8", "Did you mean 'bf16', the nearest that is modelled?"),
+        ("--precision", "fp8", "Did you mean 'bf16', with a recipe of fp8 beside it?"),
         ("--offload", "true", "Did you mean 'cpu'?"),
     ],
 )

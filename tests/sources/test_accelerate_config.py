@@ -182,11 +182,12 @@ def test_what_surprises_is_named() -> None:
             id="flag",
         ),
         pytest.param(
-            fsdp(2) | {"mixed_precision": "fp8"}, {}, "a.yaml: mixed_precision: fp8 is not modelled",
+            fsdp(2) | {"mixed_precision": "fp8"}, {}, "a.yaml: fp8_config.backend: none is not modelled",
             id="fp8",
         ),
         pytest.param(
-            fsdp(2) | {"fp8_config": {"backend": "TE"}}, {}, "a.yaml: fp8_config:", id="fp8-section"
+            fsdp(2) | {"mixed_precision": "fp8", "fp8_config": {"backend": "MSAMP"}}, {},
+            "a.yaml: fp8_config.backend: MSAMP is not modelled; use TE or AO", id="fp8-section",
         ),
         pytest.param(
             fsdp(2) | {"num_processes": "8"}, {}, "expected a whole number, got '8'", id="number"
@@ -271,7 +272,9 @@ def test_a_ds_config_that_the_file_names(tmp_path: Path) -> None:
         pytest.param(deepspeed(zero_stage=4), "must be 0, 1, 2 or 3", id="stage"),
         pytest.param(deepspeed(zero_stage=3, zero3_init_flag="maybe"), "true or false", id="flag"),
         pytest.param(deepspeed(deepspeed_config_file=3), "write the path", id="path"),
-        pytest.param(deepspeed() | {"mixed_precision": "fp8"}, "fp8 is not modelled", id="fp8"),
+        pytest.param(
+            deepspeed() | {"mixed_precision": "fp8"}, "fp8 is not modelled with DeepSpeed", id="fp8"
+        ),
     ],
 )
 def test_what_is_wrong_with_deepspeed_is_named(config: dict[str, Any], message: str) -> None:
@@ -283,3 +286,17 @@ def test_what_is_wrong_with_deepspeed_is_named(config: dict[str, Any], message: 
 def test_sections_of_other_kinds_are_named() -> None:
     file = accelerate_fields(fsdp(2) | {"deepspeed_config": {"zero_stage": 3}}, {}, source="a.yaml")
     assert file.notes == ("deepspeed_config does nothing with distributed_type FSDP",)
+
+
+def test_fp8_is_read_with_its_backend() -> None:
+    asked = {"mixed_precision": "fp8", "fp8_config": {"backend": "AO", "pad_inner_dim": True}}
+    found = accelerate_fields(fsdp(2) | asked, {}, source="a.yaml").fields
+    assert (found["fp8"], found["precision"]) == ("torchao-tensorwise", "bf16-mixed")
+    options = found["engine_options"]
+    assert isinstance(options, dict)
+    assert options["enable_fsdp_float8_all_gather"] is True
+    engine = {"mixed_precision": "fp8", "fp8_config": {"backend": "TE", "fp8_format": "HYBRID"}}
+    plain = accelerate_fields(
+        {"distributed_type": "MULTI_GPU", "num_processes": 8, **engine}, {}, source="a.yaml"
+    ).fields
+    assert (plain["fp8"], plain["precision"]) == ("te-delayed", "bf16-amp")

@@ -19,6 +19,8 @@ class Shape:
     spec: AttentionSpec
     heads_split: bool = False
     """``as_heads`` was recorded behind the projections, so that their gradients are laid out there."""
+    is_varlen: bool = False
+    """The sequences lie one behind the other in one row: flash-attention's ``varlen`` functions."""
 
     @property
     def rows(self) -> int:
@@ -49,7 +51,10 @@ class Shape:
 
 def splits_heads(t: Tape, spec: AttentionSpec) -> bool:
     """Whether the scores are products of heads written out, whose gradients lie head by head."""
-    return bool(t.kernels.attention is AttentionKernel.EAGER or spec.softcap or spec.own_eager)
+    kernel = t.kernels.attention
+    # The flash-attention package caps scores itself; torch's dispatcher has nothing that does.
+    capped = bool(spec.softcap) and not kernel.is_package
+    return kernel is AttentionKernel.EAGER or capped or spec.own_eager
 
 
 def as_heads(t: Tape, x: Tensor, num_heads: int) -> Tensor:

@@ -11,6 +11,7 @@ from memplan.graph.attention.scratch import (
     cudnn_forward_scratch,
     efficient_backward_scratch,
     efficient_forward_scratch,
+    flash3_backward_scratch,
     flash_backward_scratch,
 )
 from memplan.graph.operation_kinds import OperationKind
@@ -18,6 +19,7 @@ from memplan.graph.operations import dropout
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.training.kernels import AttentionKernel
 
 FLASH_HEAD_MULTIPLE = 8
 """Heads are padded to a multiple of this before flash attention."""
@@ -36,12 +38,14 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
     copies = (out.storage.num_bytes, out.storage.num_bytes, RESULT) if padding else ()
     out.by_head = query.by_head and not padding
     statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
-    random_state = _random_state(t)
+    third = t.kernels.attention is AttentionKernel.FLASH3
+    random_state = () if third else _random_state(t)
+    inner = flash3_backward_scratch(shape) if third else flash_backward_scratch(shape, out)
     t.record(
         OperationKind.FLASH_ATTENTION, (query, key, value), (out, statistics, *random_state),
         saves=(key, query, value, statistics, out, *random_state),
         gradients=(Gradient.FRESH,) * 3,
-        backward_scratch_bytes=() if t.decomposed else (*copies, *flash_backward_scratch(shape, out)),
+        backward_scratch_bytes=() if t.decomposed else (*copies, *inner),
         flops=_score_flops(shape),
     )  # fmt: skip
     if padding:

@@ -5,11 +5,10 @@ each head is rotated; the keys' rotated part is one vector that all heads share,
 tensor beside their own parts. Query and value heads differ in size, so flash attention is not taken.
 """
 
-from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, norm, rotary
+from memplan.graph.operations import linear, norm, rotary, rotary_as_complex
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
@@ -121,7 +120,7 @@ def _turned(
     assert cos is not None
     assert sin is not None
     if form.complex_numbers:
-        return _turned_as_complex(t, query, key, cos)
+        return rotary_as_complex(t, query, key, cos)
     turn = _turned_in_pairs if form.paired else rotary
     return turn(t, query, cos, sin), turn(t, key, cos, sin)
 
@@ -139,16 +138,3 @@ def _difference(t: Tape, left: Tensor, right: Tensor) -> Tensor:
     out = t.tensor(left.numel, left.dtype)
     t.record(OperationKind.SUB, (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
     return out
-
-
-def _turned_as_complex(t: Tape, query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """``apply_rotary_emb`` of DeepSeek-V2: fp32 copies times a table of complex numbers."""
-    full = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
-    results: list[Tensor] = []
-    for original, x in zip((query, key), full, strict=True):
-        product = t.mul(x, table)
-        flat = t.view(product, product.numel)
-        t.record(OperationKind.VIEW_AS_REAL, (product,), (flat,), gradients=(Gradient.FRESH,))
-        results.append(t.cast(flat, original.dtype))
-    t.touch(*full)
-    return results[0], results[1]

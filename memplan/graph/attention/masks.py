@@ -14,7 +14,7 @@ from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.layers import StackSpec
 from memplan.model.spec import ModelSpec
-from memplan.training.kernels import AttentionKernel
+from memplan.training.kernels import AttentionKernel, Packing
 
 
 def causal_pattern(t: Tape, queries: int, keys: int) -> Tensor:
@@ -32,6 +32,31 @@ def sliding_pattern(t: Tape, queries: int, keys: int) -> Tensor:
     t.record(OperationKind.LE, (), (causal,))
     t.record(OperationKind.BITWISE_AND, (first, causal), (both,))
     return both
+
+
+def packed_pattern(t: Tape, elements: int, *, window: bool) -> Tensor:
+    """Sequences that lie in one row, told apart: each pair's numbers compared, then its positions.
+
+    ``packed_sequence_compatibility_function``: joined to what came before at each step, one matrix for
+    each row of the batch.
+    """
+    same, first = (t.tensor(elements, DType.BOOL) for _ in range(2))
+    t.record(OperationKind.EQ, (), (same,))
+    t.record(OperationKind.BITWISE_AND, (same,), (first,))
+    inner = None
+    if window:
+        recent, inner = (t.tensor(elements, DType.BOOL) for _ in range(2))
+        t.record(OperationKind.GT, (), (recent,))
+        t.record(OperationKind.BITWISE_AND, (recent,), (inner,))
+    causal = t.tensor(elements, DType.BOOL)
+    t.record(OperationKind.LE, (), (causal,))
+    if inner is not None:
+        both = t.tensor(elements, DType.BOOL)
+        t.record(OperationKind.BITWISE_AND, (inner, causal), (both,))
+        causal = both
+    pattern = t.tensor(elements, DType.BOOL)
+    t.record(OperationKind.BITWISE_AND, (first, causal), (pattern,))
+    return pattern
 
 
 def two_sided_pattern(t: Tape, length: int) -> Tensor:
@@ -82,7 +107,12 @@ def attention_masks(
         return padding_mask(t, stack), two_sided_mask(t, stack, context)
     if any(spec.form is AttentionForm.MASK_PRODUCT for spec in attentions(stack)):
         return None, None
+    if t.kernels.attention.is_package and not any(spec.own_eager for spec in attentions(stack)):
+        # The package is told windows and lengths in numbers.
+        return None, None
     eager = t.kernels.attention is AttentionKernel.EAGER or model.eager_attention_only
+    if t.options.packing is not Packing.NONE:
+        return _packed_masks(t, stack, context, eager=eager)
     windows = [spec.sliding_window for spec in attentions(stack) if spec.sliding_window]
     length = context.seq_len
     full = sliding = None
@@ -98,6 +128,24 @@ def attention_masks(
             sliding = additive_mask(t, sliding, context.batch, t.compute)
         t.hold(sliding)
     return full, sliding
+
+
+def _packed_masks(
+    t: Tape, stack: StackSpec, context: StackContext, *, eager: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """A mask of every row of the batch: no kernel has a mode for several sequences in one."""
+    elements = context.batch * context.seq_len**2
+    found: list[Tensor | None] = []
+    windows = [spec.sliding_window is not None for spec in attentions(stack)]
+    for window in (False, True):
+        mask = None
+        if window in windows:
+            mask = packed_pattern(t, elements, window=window)
+            if eager:
+                mask = additive_mask(t, mask, 1, t.compute)
+            t.hold(mask)
+        found.append(mask)
+    return found[0], found[1]
 
 
 def two_sided_mask(t: Tape, stack: StackSpec, context: StackContext) -> Tensor | None:

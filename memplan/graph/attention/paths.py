@@ -3,6 +3,8 @@
 Which kernel torch's dispatcher picks is ``memplan.training.sdpa``.
 """
 
+from dataclasses import replace
+
 from memplan.dtypes import DType
 from memplan.graph.attention.eager import eager, eager_fused
 from memplan.graph.attention.head_layout import Shape, expand_heads, splits_heads
@@ -11,7 +13,7 @@ from memplan.graph.operations import dropout_probability
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.training.kernels import AttentionKernel
+from memplan.training.kernels import Packing
 from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
 
 
@@ -34,13 +36,22 @@ def attend(
         from memplan.graph.attention.position_bias import bias_mask  # only for T5 and its kin
 
         mask = bias_mask(t, bias, shape.spec, shape.queries * shape.keys)
-    if t.kernels.attention is AttentionKernel.FLASH:
+    if t.kernels.attention.is_package:
+        if t.options.packing is Packing.PADDING_FREE:
+            shape = _apart(t, shape)
         return _through(t, ScoreKernel.FLASH, query, key, value, shape, None)
     grouped = shape.groups > 1
     if grouped and not _keeps_groups(shape, mask):
         key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
         grouped = False
     return sdpa(t, query, key, value, shape, mask, grouped=grouped)
+
+
+def _apart(t: Tape, shape: Shape) -> Shape:
+    """The sequences of one row as the package's ``varlen`` functions see them."""
+    number = t.options.num_sequences
+    length = shape.queries // number
+    return replace(shape, batch=number, queries=length, keys=length, is_varlen=True)
 
 
 def _keeps_groups(shape: Shape, mask: Tensor | None) -> bool:

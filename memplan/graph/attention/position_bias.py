@@ -18,7 +18,6 @@ from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec, PositionBias
-from memplan.training.kernels import AttentionKernel
 
 _BUCKET_TEMPORARIES = 4
 """int64 matrices alive at once in ``_relative_position_bucket``, its result and argument left out."""
@@ -83,7 +82,7 @@ def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
 
     Raises ``UnsupportedOperationError`` for the flash-attention package, which takes no mask.
     """
-    if t.kernels.attention is AttentionKernel.FLASH:
+    if t.kernels.attention.is_package:
         msg = "flash attention cannot add a position bias (T5); choose attention sdpa or eager"
         raise UnsupportedOperationError(msg)
     mask = pattern = bias

@@ -1,7 +1,7 @@
 """From hidden states to queries, keys and values."""
 
 from memplan.graph.attention.head_layout import Shape, as_heads
-from memplan.graph.attention.rotary import turns_heads
+from memplan.graph.attention.rotary import turned_in_place, turns_heads
 from memplan.graph.operations import linear, norm
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
@@ -16,7 +16,8 @@ def project(
     hidden = context.hidden_size
     split = shape is not None and shape.heads_split
     # Heads that were turned get their gradients head by head from any kernel.
-    turned = split or turns_heads(t, spec)
+    in_rows = turned_in_place(t, spec)
+    turned = not in_rows and (split or turns_heads(t, spec))
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
@@ -32,8 +33,9 @@ def project(
     query, key, value = _fused_projection(t, x, spec, hidden)
     whole = spec.projection in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}
     if split or (turned and whole):
-        query = as_heads(t, query, spec.num_heads)
-        key = as_heads(t, key, spec.num_kv_heads)
+        if not in_rows:
+            query = as_heads(t, query, spec.num_heads)
+            key = as_heads(t, key, spec.num_kv_heads)
         value = as_heads(t, value, spec.num_kv_heads) if split else value
     return query, key, value
 

@@ -5,12 +5,14 @@ tables come from, and in whether the result is joined from parts.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.attention.head_layout import splits_heads
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import rotary
+from memplan.graph.operations import rotary, rotary_as_complex, rotary_in_place
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, RotarySpec
+from memplan.training.kernels import RotaryKernel
 
 
 def rotate(
@@ -29,6 +31,8 @@ def rotate(
     form = spec.rotary
     if form is None:
         return query, key
+    if t.kernels.rotary is not RotaryKernel.EAGER:
+        return _by_kernel(t, query, key, spec, form, cos, sin)
     if form.expanded_tables:
         cos, sin = _expanded(t, cos), _expanded(t, sin)
     sources = (query, key)
@@ -61,7 +65,34 @@ def turns_heads(t: Tape, spec: AttentionSpec) -> bool:
     (``slice_backward`` copies into zeros of its input's shape, whatever its input's strides, and
     autograd adds what else arrives to the first of them in place.)
     """
-    return spec.rotary is not None and not t.kernels.fused_rotary
+    return spec.rotary is not None and t.kernels.rotary is RotaryKernel.EAGER
+
+
+def turned_in_place(t: Tape, spec: AttentionSpec) -> bool:
+    """Whether a kernel turns queries and keys and lays their gradients row after row."""
+    return spec.rotary is not None and t.kernels.rotary is RotaryKernel.LIGER
+
+
+def _by_kernel(
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    spec: AttentionSpec,
+    form: RotarySpec,
+    cos: Tensor,
+    sin: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Another code base's function in the place of the class's own, in all its steps."""
+    sources = (query, key)
+    if t.kernels.rotary is RotaryKernel.LIGER:
+        by_row = not splits_heads(t, spec)
+        query, key = (rotary_in_place(t, x, cos, sin, by_row=by_row) for x in sources)
+    else:
+        cut = _cut_both(t, [query, key], form, spec.head_dim)
+        turned = rotary_as_complex(t, cut[0][0], cut[1][0], cos)
+        query, key = (_joined(t, x, rest) for x, (_, rest) in zip(turned, cut, strict=True))
+    t.touch(*sources, cos, sin)
+    return query, key
 
 
 def _twice_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,17 +17,24 @@ CUDNN_FORWARD_BYTES = 256
 """Workspace of cuDNN's forward plan (cuDNN 9.20)."""
 
 
+FLASH_ROWS = 128
+"""Rows to which flash attention's second version rounds each sequence."""
+
+
 def flash_backward_scratch(shape: Shape, out: Tensor) -> tuple[int, ...]:
     """Blocks of scratch inside flash attention's backward kernel [bytes].
 
     An fp32 row statistic, an fp32 accumulator of dq with rows padded to 128 and heads to a multiple
-    of 32, and dk and dv expanded to every query head (csrc/flash_attn/flash_api.cpp,
-    ``mha_bwd``). It is counted as ``kernel_scratch``, not where the tape imitates fake tensors.
+    of 32, beyond 128 of 64, and dk and dv expanded to every query head (csrc/flash_attn/flash_api.cpp,
+    ``mha_bwd``; where sequences lie in one row, ``mha_varlen_bwd`` has 128 rows more for each). It is
+    counted as ``kernel_scratch``, not where the tape imitates fake tensors.
     """
     spec = shape.spec
-    rows = shape.batch * (-(-shape.queries // 128) * 128)
+    each = shape.queries + FLASH_ROWS if shape.is_varlen else round_up(shape.queries, FLASH_ROWS)
+    rows = shape.batch * each
     heads = spec.num_heads
-    accumulator = rows * heads * (-(-spec.head_dim // 32) * 32) * 4
+    multiple = 32 if spec.head_dim <= 128 else 64
+    accumulator = rows * heads * round_up(spec.head_dim, multiple) * 4
     blocks: tuple[int, ...] = (rows * heads * 4, accumulator)
     if shape.groups > 1:
         expanded = shape.batch * shape.keys * heads * spec.head_dim * DType.BF16.num_bytes
@@ -37,6 +44,42 @@ def flash_backward_scratch(shape: Shape, out: Tensor) -> tuple[int, ...]:
         # ``_flash_attention_backward`` wants its output in rows.
         return (out.storage.num_bytes, RESULT, *inner)
     return inner
+
+
+FLASH3_HEAD_DIMS = (64, 96, 128, 192, 256)
+"""Heads that the third version has kernels for; others are rounded up to one of them."""
+
+
+def flash3_backward_scratch(shape: Shape) -> tuple[int, ...]:
+    """Blocks of scratch in the backward pass of flash attention's third version, on Hopper [bytes].
+
+    Two fp32 statistics of each row and an fp32 dq; where heads are grouped, an fp32 dk and dv of the
+    key heads (hopper/flash_api.cpp, ``mha_bwd``).
+
+    >>> from memplan.model.attention import AttentionSpec
+    >>> spec = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128)
+    >>> [size // 2**20 for size in flash3_backward_scratch(Shape(1, 2048, 2048, spec))]
+    [0, 0, 32, 8, 8]
+    """
+    spec = shape.spec
+    head_dim = next((size for size in FLASH3_HEAD_DIMS if size >= spec.head_dim), spec.head_dim)
+    query_tile = 128 if head_dim <= 64 else (64 if spec.causal or head_dim != 128 else 80)
+    key_tile = 128 if head_dim <= 128 else (96 if head_dim <= 192 else 80)
+    rows = _tiled(shape, shape.queries, query_tile)
+    keys = _tiled(shape, shape.keys, key_tile)
+    statistic = _rounded(4 * spec.num_heads * rows)
+    blocks = (statistic, statistic, _rounded(4 * spec.num_heads * rows * head_dim))
+    if shape.groups == 1:
+        return blocks
+    widened = _rounded(4 * spec.num_kv_heads * keys * head_dim)
+    return (*blocks, widened, widened)
+
+
+def _tiled(shape: Shape, length: int, tile: int) -> int:
+    """Rows over the batch, each sequence rounded to tiles, or with one more where they lie in one row."""
+    if shape.is_varlen:
+        return round_up(shape.batch * (length + tile), tile)
+    return shape.batch * round_up(length, tile)
 
 
 def cudnn_forward_scratch(t: Tape) -> int:

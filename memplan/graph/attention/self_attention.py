@@ -7,7 +7,7 @@ from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.output_gate import gate_states, gated_output, gated_projections
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.projections import project
-from memplan.graph.attention.rotary import rotate, turns_heads
+from memplan.graph.attention.rotary import rotate, turned_in_place, turns_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import clamp, linear, norm
 from memplan.graph.segments import Gradient
@@ -35,8 +35,9 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     if spec.projection_clamped:
         query, key, value = (clamp(t, part) for part in (query, key, value))
     if spec.is_projected_first and (shape.heads_split or turns_heads(t, spec)):
-        query = as_heads(t, query, spec.num_heads)
-        key = as_heads(t, key, spec.num_kv_heads)
+        if not turned_in_place(t, spec):
+            query = as_heads(t, query, spec.num_heads)
+            key = as_heads(t, key, spec.num_kv_heads)
         value = as_heads(t, value, spec.num_kv_heads) if shape.heads_split else value
     if spec.query_rescaled:
         query = t.scale(query)

@@ -6,6 +6,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import (
+    FP8_ALL_GATHER,
     OptionReader,
     option_names,
     reduces_each_micro_batch,
@@ -69,6 +70,8 @@ class Fsdp2Options:
     """Pin offloaded shards."""
     autocast: bool = False
     """The forward pass also runs under autocast."""
+    enable_fsdp_float8_all_gather: bool = False
+    """Linear layers' shards are cast to fp8 before they are gathered (torchao)."""
     init_device: InitDevice = InitDevice.CPU
     """Where the whole model lies before it is sharded."""
     state_dict_type: StateDictType = StateDictType.FULL
@@ -91,6 +94,7 @@ class Fsdp2Options:
             reduce_scatter_max_input_buffers=read.positive("reduce_scatter_max_input_buffers", 1),
             pin_memory=read.boolean("pin_memory", default=True),
             autocast=read.boolean("autocast", default=False),
+            enable_fsdp_float8_all_gather=read.boolean(FP8_ALL_GATHER, default=False),
             init_device=read.member("init_device", InitDevice.CPU),
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
         )

@@ -12,11 +12,11 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
 from memplan.memory.rank import RankInput
 from memplan.model.parameters import ModelPart
-from memplan.units import ceil_div
+from memplan.units import ceil_div, round_up
 
 ROOT, EMBEDDING, TAIL = "root", "embedding", "tail"
 
@@ -38,6 +38,8 @@ class Unit:
     """The shards in the compute format, the input of the all-gather; 0 where they are in it already."""
     upload_bytes: int = 0
     """On the way from an offloaded shard to the all-gather's input, beside what is made of it."""
+    largest_cast_numel: int = 0
+    """Elements of the largest shard that is cast to fp8 before it is gathered; 0 where none is."""
     shard_bytes: int = 0
     """The shards as they are kept."""
     largest_bytes: int = 0
@@ -190,17 +192,21 @@ def is_tied(tape: Tape) -> bool:
 def _measure(unit: Unit, formats: UnitFormats) -> None:
     degree = formats.degree
     kept, compute, reduce = formats.kept, formats.compute, formats.reduce
-    chunk_total = reduced = 0
+    chunk_bytes = reduced = 0
     for parameter in unit.parameters:
         chunk = shard_numel(parameter, degree)
-        chunk_total += chunk
+        gathered_as = gathered_format(parameter, compute)
+        chunk_bytes += chunk * gathered_as.num_bytes
+        unit.largest_cast_numel = max(
+            unit.largest_cast_numel, chunk if gathered_as is DType.FP8 else 0
+        )
         shard_bytes = allocated_bytes(chunk, kept)
         whole = allocated_bytes(parameter.numel, kept)
         unit.shard_bytes += shard_bytes
         unit.shards.append(chunk * kept.num_bytes)
         unit.whole_bytes += whole
         unit.largest_bytes = max(unit.largest_bytes, whole)
-        unit.gathered_bytes += allocated_bytes(chunk * degree, compute)
+        unit.gathered_bytes += allocated_bytes(chunk * degree, gathered_as)
         if formats.offloaded:
             unit.upload_bytes = max(unit.upload_bytes, shard_bytes)
         if parameter.requires_grad and not parameter.unused:
@@ -208,13 +214,18 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
             unit.num_trained += 1
             unit.whole_gradient_bytes += allocated_bytes(parameter.numel, reduce)
     if compute is not kept or formats.offloaded:
-        unit.copy_in_bytes = allocated_bytes(chunk_total, compute)
+        unit.copy_in_bytes = round_up(chunk_bytes, ALLOCATION_ROUNDING)
     if compute is kept:
         unit.upload_bytes = 0
-    unit.all_gather_bytes = allocated_bytes(chunk_total * degree, compute)
+    unit.all_gather_bytes = round_up(chunk_bytes * degree, ALLOCATION_ROUNDING)
     unit.reduce_input_bytes = allocated_bytes(reduced * degree, reduce)
     unit.reduce_output_bytes = allocated_bytes(reduced, reduce)
     unit.gradient_shard_bytes = allocated_bytes(reduced, kept)
+
+
+def gathered_format(parameter: Parameter, compute: DType) -> DType:
+    """What a gathered parameter is: the compute format, or codes."""
+    return DType.FP8 if parameter.gathered_as is DType.FP8 else compute
 
 
 def _find_last_gradient(unit: Unit, formats: UnitFormats) -> None:

@@ -8,6 +8,7 @@ of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward`
 ``_fsdp_state.py`` (``_root_post_backward_final_callback``).
 """
 
+from memplan.dtypes import DType
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
@@ -17,6 +18,7 @@ from memplan.memory.fsdp2.units import (
     Unit,
     UnitFormats,
     find_units,
+    gathered_format,
     own_shape,
     own_states,
     shard_numel,
@@ -197,6 +199,11 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             copies.append(
                 ledger.allocate(unit.copy_in_bytes, GATHER_STREAM, _BUFFERS, "shards to gather")
             )
+        if unit.largest_cast_numel:
+            # ``_ToFloat8ConstrFunc``: a shard scaled, and clamped, before it is cast.
+            size = allocated_bytes(unit.largest_cast_numel, DType.FP32)
+            name = "a shard on its way to fp8"
+            ledger.use(size, size, stream=GATHER_STREAM, kind=_BUFFERS, name=name)
         if unit.upload_bytes:
             name = "shards from the CPU"
             ledger.use(unit.upload_bytes, stream=GATHER_STREAM, kind=_BUFFERS, name=name)
@@ -209,7 +216,8 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
     def _copy_out(self, use: UnitUse) -> None:
         compute, degree = self.formats.compute, self.formats.degree
         for parameter in use.unit.parameters:
-            size = allocated_bytes(shard_numel(parameter, degree) * degree, compute)
+            made = gathered_format(parameter, compute)
+            size = allocated_bytes(shard_numel(parameter, degree) * degree, made)
             weight = parameter, use.copy
             use.gathered.append(self.ledger.allocate(size, 0, _GATHERED, weight))
 

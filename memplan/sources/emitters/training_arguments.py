@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from memplan.sources.emitters import deepspeed
 from memplan.sources.emitters.emitted import Emitted, refuse
-from memplan.training.kernels import KernelPreset
+from memplan.training.kernels import (
+    AttentionKernel,
+    FeedForwardKernel,
+    KernelPreset,
+    Kernels,
+    LossKernel,
+    NormKernel,
+    Packing,
+    RotaryKernel,
+)
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import Recomputation, TrainingSetup, checkpointing_text
@@ -47,11 +56,7 @@ def emit(setup: TrainingSetup) -> Emitted:
         "optim": _optimizer(setup),
         **_precision(setup),
     }
-    if setup.kernels is KernelPreset.LIGER:
-        values["use_liger_kernel"] = True
-    elif setup.kernels is not KernelPreset.HF:
-        msg = "the Trainer runs transformers' own kernels or Liger's; choose `kernels='hf'` or `kernels='liger'`"
-        raise refuse(msg)
+    values |= _kernels(setup)
     if setup.compiled:
         values["torch_compile"] = True
     notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
@@ -73,6 +78,36 @@ def emit(setup: TrainingSetup) -> Emitted:
     else:
         setup = replace(setup, upcast_outputs=setup.chosen_precision is not Precision.FP32)
     return Emitted(values=values, setup=setup, notes=tuple(notes))
+
+
+def _kernels(setup: TrainingSetup) -> dict[str, object]:
+    """Liger's kernels, and which of them not."""
+    if setup.packing is not Packing.NONE:
+        msg = "the Trainer's arguments do not pack; TRL's SFTConfig does"
+        raise refuse(msg)
+    chosen = (setup.norm, setup.mlp, setup.rotary, setup.loss)
+    if setup.kernels is KernelPreset.HF and chosen == (None,) * len(chosen):
+        return {}
+    kernels = replace(setup.chosen_kernels, attention=AttentionKernel.SDPA)
+    config = {
+        "rope": kernels.rotary is RotaryKernel.LIGER,
+        "rms_norm": kernels.norm in (NormKernel.LIGER, NormKernel.LIGER_APART),
+        "swiglu": kernels.feed_forward is FeedForwardKernel.FUSED,
+        "cross_entropy": kernels.loss is LossKernel.LIGER,
+        "fused_linear_cross_entropy": kernels.loss is LossKernel.FUSED_LINEAR,
+    }
+    eager = Kernels(
+        norm=NormKernel.EAGER if not config["rms_norm"] else kernels.norm,
+        feed_forward=kernels.feed_forward,
+        rotary=RotaryKernel.EAGER if not config["rope"] else kernels.rotary,
+        loss=kernels.loss if any(list(config.values())[3:]) else LossKernel.EAGER,
+    )
+    if eager != kernels:
+        msg = "the Trainer runs transformers' own kernels or Liger's; choose `kernels='hf'` or `kernels='liger'`"
+        raise refuse(msg)
+    if setup.kernels is KernelPreset.LIGER and chosen == (None,) * len(chosen):
+        return {"use_liger_kernel": True}
+    return {"use_liger_kernel": True, "liger_kernel_config": config}
 
 
 def _checkpointing(setup: TrainingSetup) -> bool:

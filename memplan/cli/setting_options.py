@@ -1,0 +1,267 @@
+"""Options that set one field of the training setup each, as a table, and commands that take them all.
+
+Adding an option is adding a row: ``estimate`` and ``explain`` take one value of it, a sweep and a plan
+several where the row says how they are asked for.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from memplan.cli.adapter_options import ADAPTERS
+from memplan.cli.option_table import OptionGroup, SettingOption, Values
+
+NO_SETTINGS: Values = {}
+"""Of a command that is called from Python."""
+
+
+def read_tokens(text: str | int) -> int:
+    """Read a number of tokens, such as 8192 or 8k.
+
+    >>> read_tokens("8k")
+    8192
+    """
+    from memplan.units import parse_count
+
+    count = text if isinstance(text, int) else parse_count(text)
+    if count is None:
+        msg = f"{text!r} is not a whole number of tokens, such as 8192 or 8k"
+        raise ValueError(msg)
+    return count
+
+
+SETTING_OPTIONS: tuple[SettingOption, ...] = (
+    SettingOption(
+        flag="--batch-size", field="micro_batch_size", kind=int, default=1, metavar="N",
+        help_text="Sequences of one micro-batch on one GPU.",
+        axis_help="Sequences of one micro-batch: 1..32.",
+    ),
+    SettingOption(
+        flag="--gradient-accumulation", field="gradient_accumulation_steps", kind=int, default=1,
+        metavar="N",
+        help_text="Micro-batches for each optimizer step.",
+        axis_help="Micro-batches for each optimizer step.",
+    ),
+    SettingOption(
+        flag="--seq-len", field="seq_len", kind=int | None, metavar="N", parser=read_tokens,
+        help_text="Tokens of a sequence, 8k. [default: the context, at most 2048]",
+        axis_help="Tokens of a sequence: 2k..8k.",
+    ),
+    SettingOption(
+        flag="--target-seq-len", field="target_seq_len", kind=int | None, metavar="N",
+        parser=read_tokens,
+        help_text="Tokens of a target sequence. [default: as --seq-len]",
+        axis_help="Tokens of a target sequence.",
+    ),
+    SettingOption(
+        flag="--fp8", field="fp8", default="none", metavar="RECIPE",
+        help_text="Linear layers in fewer bits: torchao-tensorwise, torchao-rowwise, "
+        "torchao-rowwise-with-gw-hp, te-delayed, te-current, te-mxfp8 or te-nvfp4.",
+        axis_help="none, torchao-tensorwise, torchao-rowwise, te-delayed, te-mxfp8, ...",
+    ),
+    SettingOption(
+        flag="--optimizer", field="optimizer", default="adamw-fused",
+        help_text="adamw-fused, adamw-foreach, sgd or sgd-momentum.",
+        axis_help="adamw-fused, adamw-foreach, sgd, sgd-momentum.",
+    ),
+    SettingOption(
+        flag="--checkpointing", field="checkpointing", default="none", metavar="WHAT",
+        help_text="none, full, selective, or layers: a share (0.5), the first 8, or 0-7,12.",
+        axis_help="none, full, selective, or layers: 0.5, 8, 0-7+12.",
+    ),
+    SettingOption(
+        flag="--kernels", field="kernels", default="hf",
+        help_text="Whose kernels: hf, torchtitan, megatron or liger.",
+        axis_help="hf, torchtitan, megatron, liger.",
+    ),
+    SettingOption(
+        flag="--attention", field="attention", kind=str | None,
+        help_text="Attention kernel: eager, sdpa, flash or flash3.",
+        axis_help="eager, sdpa, flash, flash3.",
+    ),
+    SettingOption(
+        flag="--norm", field="norm", kind=str | None,
+        help_text="Norm kernel: eager, fused (torch's), liger (in place) or liger_apart.",
+    ),
+    SettingOption(
+        flag="--mlp", field="mlp", kind=str | None,
+        help_text="Feed-forward kernel: eager or fused (Liger's SwiGLU, GeGLU).",
+    ),
+    SettingOption(
+        flag="--rotary", field="rotary", kind=str | None,
+        help_text="Rotary kernel: eager, liger (in place) or complex (torchtitan's).",
+    ),
+    SettingOption(
+        flag="--loss", field="loss", kind=str | None,
+        help_text="Loss kernel: eager, shifted, shifted_uncast, fused (Megatron's), liger, "
+        "flash_attn, foak, unsloth; or one that is given the output matrix: fused_linear (Liger's), "
+        "cut (Apple's), chunked (torchtitan's), torchtune.",
+        axis_help="eager, fused_linear, liger, cut, chunked, foak, ...",
+    ),
+    SettingOption(
+        flag="--packing", field="packing", default="none", metavar="HOW",
+        help_text="How sequences lie in rows: none (padded), documents (several in a row) or "
+        "padding_free (all in one row).",
+        axis_help="none, documents, padding_free.",
+    ),
+    SettingOption(
+        flag="--dropout", field="dropout", kind=float | None, metavar="P",
+        help_text="Replaces every dropout of the config.",
+    ),
+    SettingOption(
+        flag="--freeze", field="freeze", default="", metavar="PARTS",
+        help_text="Parts that are not trained: embeddings,layers.0-7.",
+        axis_help="Parts not trained: embeddings,layers.0-7.",
+    ),
+    SettingOption(
+        flag="--outputs-held", field="outputs_held", kind=bool, default=False, metavar=None,
+        help_text="The loop keeps the logits until after backward.",
+    ),
+    SettingOption(
+        flag="--upcast-outputs", field="upcast_outputs", kind=bool, default=False, metavar=None,
+        help_text="Count accelerate's fp32 copy of the logits (HF Trainer, bf16=True).",
+    ),
+    SettingOption(
+        flag="--compile", field="compiled", kind=bool, default=False, metavar=None,
+        help_text="torch.compile is used: it is not modelled, and the answer says so.",
+    ),
+    SettingOption(
+        flag="--allocator", field="allocator", default="default", metavar="KIND",
+        help_text="PyTorch's allocator: default, or expandable (expandable_segments:True).",
+    ),
+    SettingOption(
+        flag="--kernel-scratch/--no-kernel-scratch", field="kernel_scratch", kind=bool,
+        default=True, metavar=None,
+        help_text="Count cuBLAS workspaces and scratch inside kernels.",
+    ),
+)  # fmt: skip
+"""Every option that is one field's value, in the order of the help."""
+
+OPTION_GROUPS: tuple[OptionGroup, ...] = (ADAPTERS,)
+"""Options of which several make one field; a sweep takes one value of each."""
+
+_GROUPED = tuple(option for group in OPTION_GROUPS for option in group.options)
+SETTING_PARAMETERS = frozenset(option.parameter for option in (*SETTING_OPTIONS, *_GROUPED))
+"""Their names as parameters of a command."""
+FIELD_PARAMETERS: dict[str, str] = {
+    option.field: option.parameter for option in (*reversed(_GROUPED), *SETTING_OPTIONS)
+} | {"engine_options": "engine_option"}
+"""The parameter that sets a field."""
+
+
+Command = Callable[..., None]
+
+
+def takes_settings(*fields: str) -> Callable[[Command], Command]:
+    """Give a command every option as one value, or those of some fields alone.
+
+    They are handed over in its parameter ``settings``.
+    """
+    every = (*SETTING_OPTIONS, *_GROUPED)
+    taken = [each for each in every if not fields or each.field in fields]
+    return lambda command: _with_parameters(command, [_single(option) for option in taken])
+
+
+def takes_setting_axes(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Give a command every option that may have several values, as text, but those of some fields."""
+    taken = [each for each in SETTING_OPTIONS if each.axis_help and each.field not in without]
+    added = [*map(_axis, taken), *map(_single, _GROUPED)]
+    return lambda command: _with_parameters(command, added)
+
+
+def setting_fields(settings: Values) -> dict[str, object]:
+    """The setup's fields that such a command's parameters set."""
+    found = {
+        option.field: settings[option.parameter]
+        for option in SETTING_OPTIONS
+        if option.parameter in settings
+    }
+    return found | group_fields(settings)
+
+
+def group_fields(settings: Values) -> dict[str, object]:
+    """Those that several of its parameters make, where any of them is given."""
+    made = {
+        group.field: group.make(settings)
+        for group in OPTION_GROUPS
+        if not group.parameters.isdisjoint(settings)
+    }
+    return {field: value for field, value in made.items() if value is not None}
+
+
+def setting_axes(settings: Values) -> dict[str, tuple[str, str | None]]:
+    """For each field that may have several values, the option's name and the text that was given."""
+    return {
+        option.field: (option.flag, settings[option.parameter])
+        for option in SETTING_OPTIONS
+        if option.parameter in settings
+    }
+
+
+def changed_fields(given: Values, settings: Values) -> dict[str, object]:
+    """The fields that some parameters change, of a command that was given them all."""
+    groups = {group.field: group for group in OPTION_GROUPS}
+    found = {}
+    for option in (*SETTING_OPTIONS, *_GROUPED):
+        if option.parameter in given:
+            group = groups.get(option.field)
+            found[option.field] = group.make(settings) if group else given[option.parameter]
+    return found
+
+
+def _single(option: SettingOption) -> inspect.Parameter:
+    info = typer.Option(
+        option.flag,
+        metavar=option.metavar,
+        help=option.help_text,
+        rich_help_panel=option.panel,
+        parser=option.parser,
+    )
+    return inspect.Parameter(
+        option.parameter,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=option.default,
+        annotation=Annotated[option.kind, info],
+    )
+
+
+def _axis(option: SettingOption) -> inspect.Parameter:
+    info = typer.Option(
+        option.flag,
+        metavar="LIST" if option.metavar == "N" else "NAMES",
+        help=option.axis_help,
+        rich_help_panel=option.panel,
+        show_default=False,
+    )
+    return inspect.Parameter(
+        option.parameter,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, info],
+    )
+
+
+def _with_parameters(
+    command: Callable[..., None], added: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """The command with parameters in the place of its own named ``settings``, which holds them."""
+    found: list[inspect.Parameter] = []
+    names: list[str] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name != "settings":
+            found.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        for each in added:
+            found.append(each)
+            names.append(each.name)
+
+    @wraps(command)
+    def taking(**values: Any) -> None:
+        settings = {name: values.pop(name) for name in names}
+        command(**values, settings=settings)
+
+    taking.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    return taking

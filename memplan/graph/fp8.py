@@ -1,0 +1,191 @@
+"""Linear layers that multiply in fewer than 16 bits: what they make on their way, and what they keep.
+
+The recipes and their sources: ``memplan.training.fp8``.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.temporaries import Temporaries
+from memplan.graph.tensors import Parameter, Tensor
+from memplan.model.parameters import ModelPart
+from memplan.training.fp8 import FP8_RECIPES, SIZE_MULTIPLE, Fp8Formats, Fp8Library, Fp8Recipe
+from memplan.units import ceil_div
+
+SCALE_BYTES = DType.FP32.num_bytes
+
+
+def fp8_formats(t: Tape, in_features: int, out_features: int) -> Fp8Formats | None:
+    """The recipe of a linear layer of the present segment; None where it multiplies as ever."""
+    if t.options.fp8 is Fp8Recipe.NONE:
+        return None
+    formats = FP8_RECIPES[t.options.fp8]
+    if in_features % SIZE_MULTIPLE or out_features % SIZE_MULTIPLE:
+        return None
+    if t.segment.part is ModelPart.HEAD and not formats.converts_head:
+        return None
+    return formats
+
+
+def linear_fp8(
+    t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None, formats: Fp8Formats
+) -> Tensor:
+    """``x @ weight.T + bias`` with narrow copies of both."""
+    given = x
+    if t.autocast is not None:
+        x = t.cast(x, t.autocast)
+    if formats.library is Fp8Library.TORCHAO:
+        out = _torchao_product(t, x, weight, formats)
+    else:
+        out = _transformer_engine_product(t, x, weight, formats)
+    if bias is not None:
+        out = t.add(out, t.cast(bias, out.dtype))
+    t.touch(given)
+    return out
+
+
+# -- torchao -------------------------------------------------------------------------------------
+
+
+def _torchao_product(t: Tape, x: Tensor, weight: Parameter, formats: Fp8Formats) -> Tensor:
+    """``matmul_with_hp_or_float8_args``: keeps x and the weight as they are."""
+    rows = x.numel // weight.shape[-1]
+    out = t.tensor(rows * weight.shape[-2], x.dtype)
+    if t.options.gathers_codes:
+        weight.gathered_as = DType.FP8
+    forward = Temporaries()
+    narrow_x = _cast_to_codes(forward, x.numel, x.dtype)
+    narrow_weight = _weight_to_codes(t, forward, weight)
+    forward.result()
+    forward.drop(*narrow_x, *narrow_weight)
+    t.record(
+        OperationKind.LINEAR, (x, weight), (out,), saves=(x, weight),
+        gradients=(Gradient.VIEW, Gradient.VIEW), in_python=True,
+        flops=2 * rows * weight.numel,
+        forward_scratch_bytes=forward.blocks,
+        backward_scratch_bytes=_torchao_backward(t, x, weight, out, formats),
+    )  # fmt: skip
+    return out
+
+
+def _torchao_backward(
+    t: Tape, x: Tensor, weight: Parameter, out: Tensor, formats: Fp8Formats
+) -> tuple[int, ...]:
+    """The formula's two products, each of operands that are cast for it alone."""
+    made = Temporaries()
+    scaled_after = t.options.fp8 is not Fp8Recipe.TENSORWISE
+    narrow_gradient = _cast_to_codes(made, out.numel, out.dtype)
+    narrow_weight = _weight_to_codes(t, made, weight)
+    # ``_scaled_mm`` wants its second operand by column, and the weight lies by row.
+    by_column = made.take(weight.numel)
+    product = [made.take(DType.FP32.num_bytes * x.numel)] if scaled_after else []
+    made.result()
+    made.drop(*product, by_column)
+    if formats.high_precision_weight_gradient:
+        made.result()
+        return made.blocks
+    gradient_again = _cast_to_codes(made, out.numel, out.dtype)
+    narrow_x = _cast_to_codes(made, x.numel, x.dtype)
+    gradient_by_row, x_by_column = made.take(out.numel), made.take(x.numel)
+    product = [made.take(DType.FP32.num_bytes * weight.numel)] if scaled_after else []
+    made.result()
+    made.drop(*product, x_by_column, gradient_by_row)
+    made.drop(*narrow_x, *gradient_again, *narrow_weight, *narrow_gradient)
+    return made.blocks
+
+
+def _weight_to_codes(t: Tape, made: Temporaries, weight: Parameter) -> tuple[int, ...]:
+    """A weight that was gathered as codes is used as it is (``tensor_already_casted_to_fp8``)."""
+    if t.options.gathers_codes:
+        return ()
+    return _cast_to_codes(made, weight.numel, weight.dtype)
+
+
+def _cast_to_codes(made: Temporaries, numel: int, dtype: DType) -> tuple[int, ...]:
+    """``hp_tensor_to_float8_dynamic``: the largest magnitude, then a scaled and clamped fp32 copy.
+
+    Returns the codes and their scale.
+    """
+    full = DType.FP32.num_bytes * numel
+    magnitudes = made.take(dtype.num_bytes * numel)
+    largest = made.take(dtype.num_bytes)
+    made.drop(magnitudes)
+    scale = made.take(SCALE_BYTES)
+    made.drop(largest)
+    widened = [made.take(full)] if dtype is not DType.FP32 else []
+    scaled = made.take(full)
+    made.drop(*widened)
+    clamped = made.take(full)
+    codes = made.take(numel)
+    made.drop(clamped, scaled)
+    return codes, scale
+
+
+# -- TransformerEngine ---------------------------------------------------------------------------
+
+
+def _transformer_engine_product(
+    t: Tape, x: Tensor, weight: Parameter, formats: Fp8Formats
+) -> Tensor:
+    """``_Linear``: keeps a narrow copy of x by column, and of the weight both by row and by column.
+
+    FSDP2's weights are cast again in backward (``is_fsdp2``).
+    """
+    width, out_features = weight.shape[-1], weight.shape[-2]
+    rows = x.numel // width
+    dtype = t.autocast or x.dtype
+    by_column = _has_two_copies(t, formats)
+    kept_x = t.tensor(code_bytes(formats, rows, width, by_column=by_column), DType.FP8)
+    kept_weight = t.tensor(_weight_bytes(t, formats, weight), DType.FP8)
+    out = t.tensor(rows * out_features, dtype)
+    forward = Temporaries()
+    if by_column:
+        forward.take(code_bytes(formats, rows, width))
+    if t.options.casts_weights_again:
+        forward.take(code_bytes(formats, out_features, width))
+    forward.result()
+    backward = Temporaries()
+    for copied in (False, True)[: 1 + by_column]:
+        backward.take(code_bytes(formats, rows, out_features, by_column=copied))
+    if t.options.casts_weights_again:
+        for copied in (False, True)[: 1 + by_column]:
+            backward.take(code_bytes(formats, out_features, width, by_column=copied))
+    saves = [kept_weight] if not t.options.casts_weights_again else []
+    if weight.requires_grad:
+        saves.insert(0, kept_x)
+    t.record(
+        OperationKind.LINEAR, (x, weight), (kept_x, kept_weight, out),
+        saves=(*saves, weight), gradients=(Gradient.FRESH, Gradient.FRESH), in_python=True,
+        flops=2 * rows * weight.numel,
+        forward_scratch_bytes=forward.blocks,
+        backward_scratch_bytes=backward.blocks,
+    )  # fmt: skip
+    return out
+
+
+def _has_two_copies(t: Tape, formats: Fp8Formats) -> bool:
+    return formats.by_direction or t.options.fp8_transposes
+
+
+def _weight_bytes(t: Tape, formats: Fp8Formats, weight: Parameter) -> int:
+    """A weight's narrow copies, which its backward pass reads too [bytes]."""
+    rows, width = weight.shape[-2:]
+    copies = (False, True) if _has_two_copies(t, formats) else (False,)
+    return sum(code_bytes(formats, rows, width, by_column=each) for each in copies)
+
+
+def code_bytes(formats: Fp8Formats, rows: int, width: int, *, by_column: bool = False) -> int:
+    """Codes and scales of a matrix [bytes].
+
+    Scales of blocks are padded to 128 by 4 as cuBLAS wants them (``get_scale_shape``).
+
+    >>> code_bytes(FP8_RECIPES[Fp8Recipe.MXFP8], 256, 1024)
+    270336
+    """
+    codes = ceil_div(rows * width * formats.code_bits, 8)
+    if formats.block is None:
+        return codes
+    along, across = (rows, width) if by_column else (width, rows)
+    padded = ceil_div(across, 128) * 128
+    return codes + padded * ceil_div(ceil_div(along, formats.block), 4) * 4

@@ -1,0 +1,107 @@
+"""Configuration files of the stacks people train with, and what the stacks do by default.
+
+One module for each stack with files of its own: ``looks_like(keys)`` says whether a file's keys are
+the stack's, ``preset_for(values)`` which defaults it has, and ``read(keys, found, given)`` puts what
+the keys say into ``found``. The keys themselves are data (``memplan.sources.stacks.keys``), and so are the
+defaults (``memplan.sources.stacks.presets``).
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from memplan.errors import ConfigError
+from memplan.sources.stacks.found import Found, StackSetup
+from memplan.sources.stacks.keys import Keys, key_table
+from memplan.sources.stacks.making import make_setup
+from memplan.sources.stacks.presets import Preset, load_preset
+
+__all__ = ["STACKS", "StackSetup", "read_preset", "read_stack", "stack_of"]
+
+STACKS = ("axolotl", "llama_factory", "hf_trainer")
+"""Stacks whose files are read, in the order in which they are looked for."""
+
+
+class Reader(Protocol):
+    """A stack's module."""
+
+    NAME: str
+    """What the stack is called."""
+
+    def looks_like(self, values: Mapping[str, object]) -> bool:
+        """Whether a file's values are of this stack."""
+        ...
+
+    def preset_for(self, values: Mapping[str, object]) -> str:
+        """The name of the preset whose defaults fill the file in."""
+        ...
+
+    def read(self, keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+        """Put what the keys say into ``found``."""
+        ...
+
+
+def stack_of(values: Mapping[str, object]) -> str | None:
+    """The stack whose file this is; None where it is none of them.
+
+    >>> stack_of({"base_model": "meta-llama/Llama-3.1-8B", "micro_batch_size": 2})
+    'axolotl'
+    """
+    return next((name for name in STACKS if _reader(name).looks_like(values)), None)
+
+
+def read_stack(
+    values: Mapping[str, object],
+    stack: str,
+    *,
+    source: str,
+    folder: Path = Path(),
+    given: Mapping[str, object] | None = None,
+    preset: str | None = None,
+) -> StackSetup:
+    """Read a stack's file.
+
+    ``given`` are fields of ``TrainingSetup`` that were given beside it, which go first; ``preset`` names
+    the defaults where the stack has several. Raises ``ConfigError`` for a key that the stack does not
+    have or that is not modelled.
+    """
+    reader = _reader(stack)
+    chosen = load_preset(preset or reader.preset_for(values))
+    if chosen.stack != stack:
+        msg = f"{source}: is a file of {reader.NAME}, and preset {chosen.name} is another stack's"
+        raise ConfigError(msg)
+    return _read(values, chosen, source=source, folder=folder, given=given or {})
+
+
+def read_preset(name: str, given: Mapping[str, object] | None = None) -> StackSetup:
+    """A stack's defaults with the fields ``given`` over them: its file with nothing in it.
+
+    >>> read_preset("axolotl").setup.micro_batch_size
+    1
+    """
+    return _read({}, load_preset(name), source=f"preset {name}", folder=Path(), given=given or {})
+
+
+def _read(
+    values: Mapping[str, object],
+    preset: Preset,
+    *,
+    source: str,
+    folder: Path,
+    given: Mapping[str, object],
+) -> StackSetup:
+    keys = Keys(values, key_table(preset.stack), preset, source=source, folder=folder)
+    beside = {name: value for name, value in given.items() if value is not None}
+    found = Found(fields=preset.fields())
+    _reader(preset.stack).read(keys, found, beside)
+    leftovers = keys.finish(found.quiet)
+    found.left_out += leftovers.left_out
+    found.notes += leftovers.notes
+    found.notes += preset.said(beside, keys.taken)
+    setup = make_setup(found, beside, source=source, folder=folder)
+    return StackSetup(setup=setup, model=found.model, notes=tuple(dict.fromkeys(found.notes)))
+
+
+def _reader(stack: str) -> Reader:
+    return cast("Reader", import_module(f"memplan.sources.stacks.{stack}"))

@@ -1,0 +1,52 @@
+"""Stacks that run transformers' Trainer: what of their file is handed on to its arguments."""
+
+from collections.abc import Mapping
+
+from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.keys import Keys
+from memplan.sources.trainer_keys import known_arguments, moves_memory, trainer_names
+from memplan.sources.training_arguments import OPTIMIZERS
+
+
+def pass_arguments(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """Hand on every key that is a training argument, as it stands.
+
+    Those that move no memory are said to. An optimizer that was named beside the file needs none of
+    its own.
+    """
+    names: set[str | None] = {*known_arguments(), *trainer_names()["renamed"]}
+    given_keys = {key.partition(".")[0] for key in keys.values if key not in keys.used}
+    wanted = (given_keys & names) - {*keys.table.quiet}
+    for name in sorted(wanted):
+        if name in keys.values or keys.has(name):
+            value = keys.section(name) or keys.take(name)
+            if moves_memory(name) or moves_memory(trainer_names()["renamed"].get(name, "")):
+                found.arguments[name] = value
+            else:
+                found.quiet.append(name)
+    for default in keys.preset.defaults:
+        key = default.key
+        if key is not None and key in names and key not in found.arguments:
+            found.arguments[key] = keys.take(key)
+    if found.arguments.get("fp16") and "bf16" not in keys.values:
+        found.arguments["bf16"] = False
+        keys.taken.discard("bf16")
+    optimizer = found.arguments.get("optim")
+    if optimizer is not None:
+        found.arguments["optim"] = _optimizer(str(optimizer), "optim", found, given)
+
+
+def _optimizer(name: str, key: str, found: Found, given: Mapping[str, object]) -> str:
+    """An optimizer's name, or that of the nearest that is counted, said so."""
+    if name in OPTIMIZERS:
+        return name
+    if "optimizer" not in given:
+        found.notes.append(f"{key} {name} is not modelled: counted as adamw_torch_fused")
+    return "adamw_torch_fused"
+
+
+def add_optimizer(keys: Keys, key: str, found: Found, given: Mapping[str, object]) -> None:
+    """Hand on an optimizer that the stack has under another key."""
+    name = keys.text(key)
+    if name is not None:
+        found.arguments["optim"] = _optimizer(name, key, found, given)

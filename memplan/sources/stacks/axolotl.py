@@ -1,0 +1,247 @@
+"""axolotl's YAML: keys of its own, of which it makes training arguments (``core/builders/base.py``).
+
+Weights are loaded in the compute dtype (``utils/config/__init__.py``, ``resolve_dtype``), so that with
+``bf16`` a single GPU and DDP train bf16 weights under autocast; accelerate's FSDP casts shards to fp32.
+"""
+
+from collections.abc import Mapping
+
+from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
+from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.keys import OFF, Keys
+from memplan.sources.stacks.shipped import point_at_shipped
+from memplan.sources.stacks.wording import lora
+from memplan.sources.training_arguments import Loading
+
+NAME = "axolotl"
+
+_JOBS = {
+    "dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto", "simpo": "simpo", "grpo": "grpo",
+    "gdpo": "grpo", "ebft": "ebft",
+}  # fmt: skip
+_ATTENTION = {
+    "flash_attention_2": "flash", "flash_attention_3": "flash", "flash_attention_4": "flash",
+    "xformers": "flash", "sdpa": "sdpa", "eager": "eager", "flex_attention": None, "sage": "flash",
+    "s2": "flash", "kernels-community/vllm-flash-attn3": "flash", "kernels-community/flash-attn3": "flash",
+}  # fmt: skip
+_FLAGS = {
+    "flash_attention": "flash", "sdp_attention": "sdpa", "eager_attention": "eager",
+    "xformers_attention": "flash", "sage_attention": "flash", "flex_attention": None,
+}  # fmt: skip
+"""Older spellings: one switch for each kernel."""
+_DEGREES = {
+    "tensor_parallel_size": "tensor_parallel", "context_parallel_size": "context_parallel",
+}  # fmt: skip
+_LIGER = {
+    "liger_rms_norm": ("norm", "fused"), "liger_glu_activation": ("mlp", "fused"),
+    "liger_fused_linear_cross_entropy": ("loss", "fused_linear"),
+}  # fmt: skip
+
+
+def looks_like(values: Mapping[str, object]) -> bool:
+    """Whether it names a base model."""
+    return "base_model" in values
+
+
+def preset_for(_values: Mapping[str, object]) -> str:
+    """It has one set of defaults."""
+    return "axolotl"
+
+
+def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """Put what the keys say into ``found``."""
+    found.model = keys.text("base_model")
+    _read_sizes(keys, found, given)
+    _read_precision(keys, found)
+    _read_checkpointing(keys, found)
+    _read_attention(keys, found)
+    _read_kernels(keys, found)
+    _read_tuning(keys, found)
+    _read_engine(keys, found)
+    _read_job(keys, found)
+    add_optimizer(keys, "optimizer", found, given)
+    keys.used |= {"optim_args", "optim_target_modules", "batch_size", "plugins"}
+    rank = keys.take("dion_rank_fraction"), keys.take("qgalore_rank")
+    if rank[1] is not None:
+        found.fields["optimizer_options"] = {"rank": rank[1]}
+    pass_arguments(keys, found, given)
+
+
+def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    micro = keys.count("micro_batch_size") or 1
+    steps = keys.count("gradient_accumulation_steps") or 1
+    whole = keys.count("batch_size")
+    if whole is not None and "gradient_accumulation_steps" not in keys.values:
+        steps = max(1, whole // micro)
+    found.arguments["per_device_train_batch_size"] = micro
+    found.arguments["gradient_accumulation_steps"] = steps
+    length = keys.count("sequence_len")
+    packed = keys.flag("sample_packing")
+    keys.used.add("pad_to_sequence_len")
+    if packed:
+        found.fields["packing"] = "documents"
+    elif keys.flag("batch_flattening"):
+        found.fields["packing"] = "padding_free"
+    found.fields["seq_len"] = length
+    bound = "as packing makes it" if packed else "an upper bound"
+    if "seq_len" not in given:
+        found.notes.append(
+            f"sequence_len {length} is taken for the length of every sequence, {bound}"
+        )
+
+
+def _read_precision(keys: Keys, found: Found) -> None:
+    """``bf16: auto`` is bf16 on a card that has it; ``full`` is without autocast."""
+    half = keys.take("bf16")
+    if half not in (True, False, None, "auto", "full", "true", "false"):
+        keys.refuse("bf16", f"write auto, full, true or false, not {half!r:.40}")
+    fp16 = keys.flag("fp16") or keys.flag("float16")
+    is_bf16 = half in (True, "auto", "full", "true") and not (fp16 and half == "auto")
+    is_bf16 = is_bf16 or keys.flag("bfloat16")
+    found.arguments["bf16"] = is_bf16 and half != "full"
+    found.arguments["fp16"] = keys.flag("fp16") and not is_bf16
+    if keys.on("fp8"):
+        found.fields["fp8"] = "torchao-tensorwise"
+    found.loading = Loading(half_weights=is_bf16)
+
+
+def _read_checkpointing(keys: Keys, found: Found) -> None:
+    value = keys.take("gradient_checkpointing")
+    keys.used |= {key for key in keys.values if key.startswith("gradient_checkpointing_kwargs")}
+    if isinstance(value, str) and value not in (
+        "offload",
+        "offload_disk",
+        "unsloth",
+        "true",
+        "false",
+    ):
+        keys.refuse("gradient_checkpointing", f"write true, false or offload, not {value!r:.40}")
+    if isinstance(value, str) and value not in ("true", "false"):
+        found.notes.append(
+            f"gradient_checkpointing {value} keeps checkpoints off the GPU, which is not modelled: the "
+            "figures are upper bounds"
+        )
+    found.arguments["gradient_checkpointing"] = value not in OFF and value != "false"
+
+
+def _read_attention(keys: Keys, found: Found) -> None:
+    named = keys.choice("attn_implementation", _ATTENTION)
+    for key, kernel in _FLAGS.items():
+        if keys.flag(key):
+            named = named or kernel
+            if kernel is None:
+                found.notes.append(f"{key} is counted as sdpa")
+    if keys.text("attn_implementation") == "flex_attention":
+        found.notes.append("attn_implementation flex_attention is counted as sdpa")
+    if named is not None:
+        found.fields["attention"] = named
+
+
+def _read_kernels(keys: Keys, found: Found) -> None:
+    """Liger's and others' kernels, each with a switch of its own."""
+    for key, (field, kernel) in _LIGER.items():
+        if keys.flag(key):
+            found.fields[field] = kernel
+    plugins = keys.take("plugins")
+    named = [str(each) for each in plugins] if isinstance(plugins, list) else []
+    cut = keys.take("cut_cross_entropy")
+    if cut is True or (cut is None and any("CutCrossEntropy" in each for each in named)):
+        found.fields["loss"] = "fused_linear"
+        found.notes.append("cut_cross_entropy is counted as fused_linear, an upper bound")
+    for key in ("liger_rope", "liger_layer_norm", "liger_rms_norm_gated", "liger_cross_entropy"):
+        if keys.flag(key):
+            found.notes.append(f"{key} is not modelled: the figures are upper bounds")
+
+
+def _read_tuning(keys: Keys, found: Found) -> None:
+    """Adapters and the base that they stand on."""
+    kind = keys.choice("adapter", {"lora": "lora", "qlora": "lora"})
+    four = keys.flag("load_in_4bit") or keys.text("adapter") == "qlora"
+    if four and not keys.has("load_in_4bit") and keys.flag("gptq"):
+        four = False
+    if four:
+        options = keys.section("bnb_config_kwargs") or {}
+        found.fields["quantize"] = options.get("bnb_4bit_quant_type", "nf4")
+        found.quantization["double_quant"] = options.get("bnb_4bit_use_double_quant", True)
+    elif keys.flag("load_in_8bit"):
+        found.fields["quantize"] = "int8"
+    elif keys.flag("gptq"):
+        found.fields["quantize"] = "gptq"
+    if keys.names("unfrozen_parameters"):
+        found.notes.append(
+            "unfrozen_parameters: counted as if all were trained, an upper bound; --freeze says which "
+            "parts are not"
+        )
+    if kind is None:
+        return
+    linear = keys.flag("lora_target_linear")
+    names = keys.take("lora_target_modules")
+    found.fields["adapter"] = lora(
+        rank=keys.count("lora_r") or 8,
+        alpha=keys.number("lora_alpha"),
+        dropout=keys.number("lora_dropout"),
+        targets="all-linear" if linear else _targets(keys, names),
+        modules_to_save=keys.names("lora_modules_to_save"),
+        rslora=keys.flag("peft_use_rslora"),
+        dora=keys.flag("peft_use_dora"),
+        layers=_layers(keys),
+        dtype="bf16" if keys.take("peft_autocast_adapter_dtype") is False else "fp32",
+    )
+
+
+def _targets(keys: Keys, names: object) -> tuple[str, ...] | str | None:
+    if isinstance(names, str):
+        return names
+    return keys.names("lora_target_modules") or None
+
+
+def _layers(keys: Keys) -> tuple[int, ...]:
+    """Numbers of the layers that are adapted."""
+    value = keys.take("peft_layers_to_transform")
+    numbers = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in numbers):
+        keys.refuse("peft_layers_to_transform", "write numbers of layers")
+    return tuple(numbers)
+
+
+def _read_engine(keys: Keys, found: Found) -> None:
+    point_at_shipped(keys, "deepspeed", "axolotl")
+    config = keys.section("fsdp_config")
+    listed = keys.take("fsdp")
+    version = keys.count("fsdp_version")
+    if config is not None or listed not in OFF:
+        config = dict(config or {})
+        if version is not None:
+            config.setdefault("fsdp_version", version)
+        config.pop("cpu_offload_pin_memory", None)
+        config.pop("fsdp_cpu_offload_pin_memory", None)
+        config.pop("mixed_precision_policy", None)
+        for name in ("final_state_dict_type", "fsdp_final_state_dict_type"):
+            config.pop(name, None)
+        found.arguments["fsdp"] = listed if listed not in OFF else True
+        found.arguments["fsdp_config"] = config
+    for key, field in _DEGREES.items():
+        degree = keys.count(key)
+        if degree not in (None, 1):
+            found.fields[field] = degree
+    replicas, shards = keys.count("dp_replicate_size"), keys.count("dp_shard_size")
+    if replicas not in (None, 1):
+        found.options["data_parallel_replicate_degree"] = replicas
+        found.notes.append(f"dp_replicate_size {replicas} x dp_shard_size {shards or 'the rest'}")
+
+
+def _read_job(keys: Keys, found: Found) -> None:
+    job = keys.choice("rl", _JOBS)
+    if keys.flag("reward_model") or keys.flag("process_reward_model"):
+        job = "reward"
+    if job is not None:
+        found.fields["job"] = job
+    if keys.on("num_labels"):
+        found.notes.append("num_labels: give --task sequence-classification and --num-labels")
+    for key in ("max_prompt_len", "precompute_ref_log_probs"):
+        keys.take(key)
+    if keys.on("val_set_size"):
+        found.notes.append("val_set_size: evaluation between steps is not counted")
+    trl = keys.section("trl")
+    if trl:
+        found.notes.append(f"trl: {', '.join(trl)}: are not read; --job says what is generated")

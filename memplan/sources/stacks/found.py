@@ -1,0 +1,50 @@
+"""What the file of a training stack says, in memplan's words."""
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from memplan.fast_dataclass import dataclass
+from memplan.sources.training_arguments import Loading
+from memplan.training.setup import TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackSetup:
+    """A setup read from a stack's own file, or from its defaults alone."""
+
+    setup: TrainingSetup
+    model: str | None = None
+    """The model that it names: what ``load_model`` takes."""
+    notes: tuple[str, ...] = ()
+    """What the answer should say of it."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What a reader has found so far."""
+
+    fields: dict[str, object] = field(default_factory=dict)
+    """Fields of ``TrainingSetup``."""
+    options: dict[str, object] = field(default_factory=dict)
+    """``engine_options`` among them."""
+    quantization: dict[str, object] = field(default_factory=dict)
+    """``engine_options`` that a quantized base has."""
+    left_out: list[str] = field(default_factory=list)
+    quiet: list[str] = field(default_factory=list)
+    """Keys that change no memory."""
+    notes: list[str] = field(default_factory=list)
+    model: str | None = None
+    arguments: dict[str, object] = field(default_factory=dict)
+    """transformers' training arguments that the stack makes of its file."""
+    loading: Loading = field(default_factory=Loading)
+    """What the Trainer is handed beside them."""
+
+
+def of_given(given: Mapping[str, object], name: str) -> str | None:
+    """The text of a field that was given beside a file.
+
+    >>> of_given({"engine": "fsdp"}, "engine")
+    'fsdp'
+    """
+    value = given.get(name)
+    return None if value is None else str(getattr(value, "value", value))

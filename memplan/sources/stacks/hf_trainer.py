@@ -1,0 +1,101 @@
+"""transformers' Trainer and TRL's trainers: ``TrainingArguments`` alone, or the YAML of TRL's commands.
+
+TRL's ``TrlParser`` reads one file for several classes: a trainer's config, ``ModelConfig``, which says what
+is loaded and with which adapter, and ``ScriptArguments``, which say on what it is trained.
+"""
+
+from collections.abc import Mapping
+
+from memplan.sources.stacks.arguments import pass_arguments
+from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.wording import adapter_dtype, lora
+from memplan.sources.trainer_keys import trainer_names, trl_config
+from memplan.sources.training_arguments import Loading
+
+NAME = "transformers and TRL"
+
+_MARKS = frozenset({"per_device_train_batch_size", "model_name_or_path", "gradient_checkpointing"})
+_CONFIGS = {
+    "trl-sft": "SFTConfig", "trl-dpo": "DPOConfig", "trl-grpo": "GRPOConfig", "hf-trainer": None,
+}  # fmt: skip
+"""Preset -> the class of arguments."""
+_JOBS = {"trl-dpo": "dpo", "trl-grpo": "grpo"}
+_ATTENTION = {
+    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash",
+    "kernels-community/flash-attn2": "flash", "kernels-community/flash-attn3": "flash",
+    "kernels-community/vllm-flash-attn3": "flash", "kernels-community/flash-attn": "flash",
+}  # fmt: skip
+
+
+def looks_like(values: Mapping[str, object]) -> bool:
+    """Whether a trainer's arguments are among the keys."""
+    return bool(values.keys() & _MARKS)
+
+
+def preset_for(values: Mapping[str, object]) -> str:
+    """Of the trainers, the one that the keys belong to; ``trl sft`` where they name a model alone."""
+    config = trl_config(_own(values), source="")
+    if config is None:
+        return "trl-sft" if "model_name_or_path" in values else "hf-trainer"
+    names = {each: name for name, each in _CONFIGS.items()}
+    return names.get(config, "trl-sft")
+
+
+def _own(values: Mapping[str, object]) -> dict[str, object]:
+    own = {name for names in trainer_names()["configs"].values() for name in names}
+    return {key: value for key, value in values.items() if key in own}
+
+
+def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """Put what the keys say into ``found``."""
+    trainer = _CONFIGS[keys.preset.name]
+    found.model = keys.text("model_name_or_path")
+    found.loading = Loading(trainer=trainer, half_weights=_is_half(keys))
+    kernel = keys.choice("attn_implementation", _ATTENTION)
+    if kernel is not None:
+        found.fields["attention"] = kernel
+    quantized = _read_quantization(keys, found)
+    if keys.flag("use_peft"):
+        found.fields["adapter"] = lora(
+            rank=keys.count("lora_r") or 16,
+            alpha=keys.number("lora_alpha"),
+            dropout=keys.number("lora_dropout"),
+            targets=_targets(keys),
+            modules_to_save=keys.names("lora_modules_to_save"),
+            rslora=keys.flag("use_rslora"),
+            dora=keys.flag("use_dora"),
+            dtype=adapter_dtype(halves=quantized),
+        )
+    if keys.values.get("padding_free") is True or _is_packed_without_padding(keys):
+        found.fields["packing"] = "padding_free"
+    pass_arguments(keys, found, given)
+
+
+def _is_packed_without_padding(keys: Keys) -> bool:
+    """``packing`` with the strategies that fill rows with whole sequences, ``bfd`` by default."""
+    strategy = str(keys.values.get("packing_strategy") or "bfd")
+    return keys.values.get("packing") is True and strategy.startswith("bfd")
+
+
+def _is_half(keys: Keys) -> bool:
+    """Whether the weights are loaded in bf16 (``ModelConfig.dtype``)."""
+    dtype = (keys.text("dtype") or "float32").removeprefix("torch.")
+    if dtype not in ("float32", "bfloat16", "float16", "auto"):
+        keys.refuse("dtype", f"{dtype!r} is not modelled; write float32 or bfloat16")
+    return dtype in ("bfloat16", "auto")
+
+
+def _read_quantization(keys: Keys, found: Found) -> bool:
+    """``load_in_4bit`` and its like; TRL prepares nothing else for it."""
+    if keys.flag("load_in_4bit"):
+        found.fields["quantize"] = keys.text("bnb_4bit_quant_type") or "nf4"
+        found.quantization["double_quant"] = keys.flag("use_bnb_nested_quant")
+    elif keys.flag("load_in_8bit"):
+        found.fields["quantize"] = "int8"
+    return "quantize" in found.fields
+
+
+def _targets(keys: Keys) -> tuple[str, ...] | str | None:
+    names = keys.names("lora_target_modules")
+    return "all-linear" if names == ("all-linear",) else names or None

@@ -1,0 +1,98 @@
+"""From what a stack's reader has found to a ``TrainingSetup``."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from memplan.errors import ConfigError, SetupError
+from memplan.sources.stacks.found import Found
+from memplan.training.setup import SETUP_FIELDS, TrainingSetup
+
+_HELD = ("packing",)
+"""Fields that the length of a sequence stands for, until there are some."""
+_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+"""Fields whose product divides the number of GPUs."""
+
+
+def make_setup(
+    found: Found, given: Mapping[str, object], *, source: str, folder: Path
+) -> TrainingSetup:
+    """Make the setup, the fields given beside the file over it.
+
+    What ``TrainingSetup`` cannot say yet is named as left out. Raises ``ConfigError``.
+    """
+    fields = {**found.fields, **{name: given[name] for name in SETUP_FIELDS if name in given}}
+    if "quantize" in SETUP_FIELDS:
+        found.options.update(found.quantization)
+    options = {**found.options, **dict(_pairs(given.get("engine_options")))}
+    left_out = list(found.left_out)
+    for name in [name for name in fields if name not in SETUP_FIELDS]:
+        value = fields.pop(name)
+        if value not in (None, "none", False) and name not in _HELD:
+            left_out.append(f"{name} {_words(value)}")
+    fields["left_out"] = tuple(left_out)
+    try:
+        if found.arguments:
+            return _of_arguments(found, fields, options, given, source=source, folder=folder)
+        if options:
+            fields["engine_options"] = options
+        return TrainingSetup(**_with_gpus(fields, found))  # type: ignore[arg-type]
+    except ConfigError:
+        raise
+    except SetupError as error:
+        msg = f"{source}: {error}"
+        raise ConfigError(msg) from None
+
+
+def _of_arguments(
+    found: Found,
+    fields: dict[str, object],
+    options: dict[str, object],
+    given: Mapping[str, object],
+    *,
+    source: str,
+    folder: Path,
+) -> TrainingSetup:
+    """What the Trainer makes of the arguments that the stack hands it, and the stack's own over it."""
+    from memplan.sources.training_arguments import arguments_file
+
+    read = arguments_file(
+        found.arguments, source=source, folder=folder, given=given,
+        loading=found.loading,
+    )  # fmt: skip
+    found.notes += read.notes
+    if options:
+        fields["engine_options"] = {**dict(_pairs(read.setup.engine_options)), **options}
+    fields["left_out"] = (*_texts(fields["left_out"]), *_texts(read.setup.left_out))
+    return replace(read.setup, **fields)  # type: ignore[arg-type]
+
+
+def _with_gpus(fields: dict[str, object], found: Found) -> dict[str, object]:
+    """As many GPUs as the degrees need, where no one said how many there are."""
+    needed = 1
+    for name in _DEGREES:
+        degree = fields.get(name, 1)
+        needed *= degree if isinstance(degree, int) else 1
+    if "num_gpus" not in fields and needed > 1:
+        fields["num_gpus"] = needed
+        found.notes.append(f"{needed} GPUs, the fewest that its parallel degrees need: give --gpus")
+    return fields
+
+
+def _pairs(options: object) -> list[tuple[str, object]]:
+    if isinstance(options, Mapping):
+        return list(options.items())
+    return list(options) if isinstance(options, tuple | list) else []
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else ()
+
+
+def _words(value: object) -> str:
+    """A field's value in one short text."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {_words(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(getattr(value, "value", value))

@@ -1,0 +1,1 @@
+"""Memory that others measured on GPUs and published, against what memplan says of the same runs."""
