@@ -129,9 +129,7 @@ def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
 
 
 @lru_cache(maxsize=256)
-def worst_account(
-    walked: Walked, resolved: TrainingSetup, beside: Beside = ALONE
-) -> RankAccount:
+def worst_account(walked: Walked, resolved: TrainingSetup, beside: Beside = ALONE) -> RankAccount:
     """The worst rank's account on a GPU with room to load; remembered, since GPUs share it."""
     return rank_account(walked.trained_as(resolved, beside))
 

@@ -289,5 +289,3 @@ def _logits_bytes(walked: Walked, setup: TrainingSetup) -> int:
         return model.num_labels * dtype.num_bytes
     width = model.num_labels if model.task is Task.TOKEN_CLASSIFICATION else model.num_outputs
     return (setup.target_seq_len or setup.seq_len or 1) * width * dtype.num_bytes
-
-

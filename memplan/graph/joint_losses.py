@@ -103,9 +103,7 @@ def log_probabilities(t: Tape, logits: Tensor, rows: int, vocab_size: int) -> Te
             OperationKind.SUB, (picked, total), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH)
         )
     else:
-        out = t.concatenate(
-            *[_picked_row(t, row, tokens) for row in _rows(t, cut, batch, numel)]
-        )
+        out = t.concatenate(*[_picked_row(t, row, tokens) for row in _rows(t, cut, batch, numel)])
     if t.options.objective is Objective.POLICY_GRADIENT:
         _entropy(t, cut, vocab_size)
     t.touch(logits)
@@ -122,9 +120,7 @@ def _picked_row(t: Tape, row: Tensor, tokens: int) -> Tensor:
     if t.autocast is not None:
         row = t.cast(row, DType.FP32)
     out = t.tensor(row.numel, row.dtype)
-    t.record(
-        OperationKind.LOG_SOFTMAX, (row,), (out,), saves=(out,), gradients=(Gradient.FRESH,)
-    )
+    t.record(OperationKind.LOG_SOFTMAX, (row,), (out,), saves=(out,), gradients=(Gradient.FRESH,))
     return _gather(t, out, tokens)
 
 
@@ -271,7 +267,10 @@ def _kl(t: Tape, given: Tensor, target: Tensor) -> Tensor:
     weight = t.elementwise(OperationKind.EXP, target, saves_output=True)
     difference = t.tensor(target.numel, target.dtype)
     t.record(
-        OperationKind.SUB, (target, given), (difference,), gradients=(Gradient.ALIAS, Gradient.FRESH)
+        OperationKind.SUB,
+        (target, given),
+        (difference,),
+        gradients=(Gradient.ALIAS, Gradient.FRESH),
     )
     return t.mul(weight, difference)
 

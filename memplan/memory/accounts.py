@@ -4,7 +4,7 @@ What a program holds is outlined once for all batches of a structure (``memplan.
 over each batch's own passes.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 
 from memplan.fast_dataclass import dataclass
@@ -31,6 +31,7 @@ from memplan.memory.programs import (
     program_of,
     stops_of,
 )
+from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
@@ -193,9 +194,24 @@ def _outlined(question: "_Question") -> _Outlined:
     program.save()
     return _Outlined(
         outline=ledger.close(program.weight_words),
-        host=program.host_memory(),
+        host=_with_average(program),
         left_out=program.left_out,
         unsaved=program.unsaved,
+    )
+
+
+def _with_average(program: Program) -> HostMemory:
+    """What a rank needs of CPU RAM, an average of its weights that lies there included."""
+    host = program.host_memory()
+    width = program.given.beside.averaged_host_bytes
+    if not width:
+        return host
+    held = width * sum(program.kept_numel(parameter) for parameter, _ in program.weights)
+    return replace(
+        host,
+        held_bytes=host.held_bytes + held,
+        load_bytes=host.load_bytes + held,
+        save_bytes=host.save_bytes + held,
     )
 
 
@@ -237,7 +253,7 @@ _SAID_OTHERWISE = {
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
-    "upcast_outputs", "job", "ema", "compiled", "left_out", "fp8",
+    "upcast_outputs", "job", "ema", "lengths", "compiled", "left_out", "fp8",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
@@ -323,9 +339,7 @@ def _cut_structure(structure: "_Structure", spots: _Same, members: _Same) -> "_S
 def _joint_structure(structure: "_Structure", beside: _Same) -> "_Structure":
     """The same with other models beside."""
     assert isinstance(beside.value, Beside)
-    others = tuple(
-        _structure(_Same(each.tape), _Same(each.passes)) for each in beside.value.models
-    )
+    others = tuple(_structure(_Same(each.tape), _Same(each.passes)) for each in beside.value.models)
     return _interned(structure, others, beside.value.structure)
 
 

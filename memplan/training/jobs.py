@@ -151,9 +151,7 @@ class Job:
             msg = f"job: sleep: must be 0, 1 or 2, got {self.sleep}"
             raise SetupError(msg)
         share = self.gpu_memory_utilization
-        if share is not None and (
-            isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1
-        ):
+        if share is not None and not _is_share(share):
             msg = f"job: gpu_memory_utilization: must be above 0 and below 1, got {shown(share)}"
             raise SetupError(msg)
         self._check_kind()
@@ -345,6 +343,10 @@ def _other(value: object, name: str) -> Other | None:
         raise SetupError(msg)
     members = {str(each.value): each for each in OtherModel}
     return members.get(value.lower(), value)
+
+
+def _is_share(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < 1
 
 
 def _dtype(value: object) -> DType | None:

@@ -37,6 +37,7 @@ from memplan.training.precision import (
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
     from memplan.training.averaging import Ema
+    from memplan.training.lengths import Lengths
 
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
@@ -178,6 +179,9 @@ class TrainingSetup:
     """What is trained for, and which other models take part: ``dpo``, ``grpo:rollout=vllm``, …"""
     ema: "Ema | None" = None
     """An exponential average of the weights beside them: ``weights``, ``fp32``, ``bf16@cpu``."""
+    lengths: "Lengths | None" = None
+    """Sequences of unequal lengths: the figures are those of the worst batch. ``seq_len`` is then what
+    longer ones are cut to, or the length of a packed row."""
     outputs_held: bool = False
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
@@ -211,11 +215,15 @@ class TrainingSetup:
 
             object.__setattr__(self, "adapter", read_adapter(self.adapter))
         if self.job is not PLAIN:
-            object.__setattr__(self, "job", PLAIN if self.job is None else Job.read(self.job))
+            object.__setattr__(self, "job", _job(self.job))
         if self.ema is not None:
             from memplan.training.averaging import Ema  # only where weights are averaged
 
             object.__setattr__(self, "ema", Ema.read(self.ema))
+        if self.lengths is not None:
+            from memplan.training.lengths import Lengths  # only where they are unequal
+
+            object.__setattr__(self, "lengths", Lengths.read(self.lengths))
         if self.engine_options:
             object.__setattr__(self, "engine_options", _options(self.engine_options))
         elif self.engine_options != ():
@@ -290,6 +298,8 @@ class TrainingSetup:
         engine = self.chosen_engine
         has_bf16 = has_bf16 or self.fp8 is not Fp8Recipe.NONE
         seq_len = self.seq_len
+        if self.lengths is not None:
+            seq_len = self._worst_length(seq_len)
         if seq_len is None and context_length is not None:
             seq_len = min(context_length, DEFAULT_SEQ_LEN_CAP)
         return replace(
@@ -315,6 +325,16 @@ class TrainingSetup:
         choices = liger_overrides(family)
         return {name: each for name, each in choices.items() if getattr(self, name) is None}
 
+    def _worst_length(self, seq_len: int | None) -> int | None:
+        """Of a batch of unequal lengths; a packed row is full whatever they are."""
+        from memplan.training.lengths import Batching  # only where they are unequal
+
+        assert self.lengths is not None
+        if self.lengths.batching is Batching.PACKED:
+            return seq_len
+        longest = self.lengths.longest
+        return self.lengths.padded(longest if seq_len is None else min(longest, seq_len))
+
     def _default_stage(self, engine: Engine) -> ZeroStage | None:
         if engine is Engine.DEEPSPEED and self.zero_stage is None:
             return ZeroStage.GRADIENTS
@@ -324,6 +344,11 @@ class TrainingSetup:
         if engine in (Engine.FSDP, Engine.FSDP1) and self.fsdp_strategy is None:
             return FsdpStrategy.FULL_SHARD
         return self.fsdp_strategy
+
+
+def _job(value: object) -> Job:
+    """A job; of one that is null, the model's own task."""
+    return PLAIN if value is None else Job.read(value)
 
 
 def _words(value: object) -> tuple[str, ...]:

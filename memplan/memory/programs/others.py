@@ -48,7 +48,9 @@ class OtherProgram:
         program.end_pass()
         program.playback.let_go()
         if self.side.copied_bytes:
-            self.ledger.use(self.side.copied_bytes, kind=_CACHE, name="logits joined to earlier ones")
+            self.ledger.use(
+                self.side.copied_bytes, kind=_CACHE, name="logits joined to earlier ones"
+            )
         if kept is not None:
             self.ledger.free(kept)
 
@@ -83,7 +85,7 @@ def shards_frozen_models(engine: Engine, stage: ZeroStage | None, num_ranks: int
     return engine in (Engine.FSDP, Engine.FSDP1) and num_ranks > 1
 
 
-class Company:
+class OtherModels:
     """All of a job's other models, and its shares of the card."""
 
     def __init__(self, beside: Beside, ledger: Ledger) -> None:
@@ -100,9 +102,7 @@ class Company:
                 self._take(share)
 
     def _take(self, share: Share) -> Block:
-        return self.ledger.allocate(
-            share.num_bytes, 0, ComponentKind.ROLLOUT_ENGINE, share.words
-        )
+        return self.ledger.allocate(share.num_bytes, 0, ComponentKind.ROLLOUT_ENGINE, share.words)
 
     def settle(self, *, num_micro_batches: int) -> None:
         """Those that are trained."""

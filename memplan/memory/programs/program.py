@@ -6,7 +6,7 @@ of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from memplan.dtypes import DType
 from memplan.graph.declaration import declared_parameters
@@ -14,16 +14,13 @@ from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
-from memplan.memory.beside import ALONE, SideLedger, When
+from memplan.memory.beside import SideLedger, When
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.optimizers import OPTIMIZERS, StatesOf
 from memplan.units import ceil_div, round_up
-
-if TYPE_CHECKING:
-    from memplan.memory.programs.others import Company
 
 Shape = tuple[int, ...]
 """Of a tensor that an optimizer steps."""
@@ -58,6 +55,25 @@ class Player(Protocol):
 
     def let_go(self) -> None:
         """The loss goes, and what its graph still holds."""
+
+
+class Company(Protocol):
+    """A job's other models, and what they do when."""
+
+    def load(self) -> None:
+        """Everything of theirs that stays."""
+
+    def settle(self, *, num_micro_batches: int) -> None:
+        """Those that are trained come to where every further step is like the last."""
+
+    def before_step(self, step: int, *, num_micro_batches: int) -> None:
+        """What comes before the trained model's part of a step."""
+
+    def run(self, when: When) -> None:
+        """Passes that run at a point of it."""
+
+    def evaluate(self, step: int) -> None:
+        """What runs between steps."""
 
 
 class Program:
@@ -96,10 +112,6 @@ class Program:
         """Settings that save memory and are not modelled, in words."""
         self.company: Company | None = None
         """The job's other models; None: there are none."""
-        if given.beside is not ALONE:
-            from memplan.memory.programs.others import Company  # only for jobs of several models
-
-            self.company = Company(given.beside, ledger)
 
     # -- a run -----------------------------------------------------------------------------------
 
