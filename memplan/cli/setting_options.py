@@ -118,6 +118,11 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="Parts not trained: embeddings,layers.0-7.",
     ),
     SettingOption(
+        flag="--quantize", field="quantize", kind=str | None, metavar="FORMAT",
+        help_text="The base under an adapter: nf4, fp4, int8, gptq, awq, none. [default: the config's]",
+        axis_help="none, nf4, fp4, int8, gptq, awq.",
+    ),
+    SettingOption(
         flag="--outputs-held", field="outputs_held", kind=bool, default=False, metavar=None,
         help_text="The loop keeps the logits until after backward.",
     ),
@@ -126,8 +131,9 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         help_text="Count accelerate's fp32 copy of the logits (HF Trainer, bf16=True).",
     ),
     SettingOption(
-        flag="--compile", field="compiled", kind=bool, default=False, metavar=None,
-        help_text="torch.compile is used: it is not modelled, and the answer says so.",
+        flag="--compile", field="compile", default="none", metavar="WHAT",
+        help_text="torch.compile: none, layer (each layer on its own) or model (with its loss).",
+        axis_help="none, layer, model.",
     ),
     SettingOption(
         flag="--allocator", field="allocator", default="default", metavar="KIND",

@@ -265,7 +265,7 @@ class Estimate(Displayed):
     @property
     def unmodelled(self) -> tuple[str, ...]:
         """What the figures do not hold, in words: where there is any, no verdict says fits."""
-        return (*self._left_out, *(("torch.compile",) if self.setup.compiled else ()))
+        return self._left_out
 
     @property
     def _left_out(self) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """From a model and a setup to an ``Estimate``: its engine laid over the walked model."""
 
+from dataclasses import replace
+
 from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import Estimate
 from memplan.estimator.job import Job
@@ -7,8 +9,14 @@ from memplan.estimator.recording import attention_kernel
 from memplan.graph.counts import total_parameters, trainable_parameters
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
+from memplan.memory.account import RankAccount
 from memplan.model.spec import ModelSpec
+from memplan.training.compilation import Compilation
 from memplan.training.setup import TrainingSetup
+from memplan.units import GIB, format_gib
+
+NOTABLE_BYTES = GIB // 10
+"""A difference from eager that the answer speaks of: what its figures show."""
 
 
 def estimate(
@@ -36,7 +44,25 @@ def estimate(
         activations_bytes=job.given.passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(job.given.tape),
         assumptions=assumptions_of(model, setup, job.setup, gpu),
-        notes=notes_of(model, job.setup, gpu),
+        notes=(*notes_of(model, job.setup, gpu), *_compared_with_eager(model, job, account, gpu)),
+    )
+
+
+def _compared_with_eager(
+    model: ModelSpec, job: Job, account: RankAccount, gpu: GpuSpec | None
+) -> tuple[str, ...]:
+    """Where torch.compile raises the peak, and by how much."""
+    if job.setup.compile is Compilation.NONE:
+        return ()
+    eager = Job.of(model, replace(job.setup, compile=Compilation.NONE), gpu)
+    more = account.peak.peak_bytes - eager.account(rank=account.rank).peak.peak_bytes
+    if more < NOTABLE_BYTES:
+        return ()
+    return (
+        (
+            f"torch.compile raises the peak by {format_gib(more, digits=1)}: its backward pass returns all "
+            "gradients at once, and sums the embedding's in fp32"
+        ),
     )
 
 

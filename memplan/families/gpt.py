@@ -63,6 +63,8 @@ class Form:
     dropout_inside: bool = False
     dropout_modules: bool = False
     context_keys: tuple[str, ...] = ("max_position_embeddings",)
+    unnamed_loss: bool = False
+    """The class of its language model is named ``...LMHeadModel``."""
     classified: bool = True
     """The class has a variant for sequence classification."""
 
@@ -73,6 +75,7 @@ _GPT2 = Form(
     fp32_softmax=False,
     names_attended=True,
     dropout_modules=True,
+    unnamed_loss=True,
 )
 _GPTJ = Form(
     dropout_modules=True,
@@ -95,7 +98,7 @@ FORMS: dict[str, Form] = {
         names_attended=False,
     ),
     "gpt2": _GPT2,
-    "gpt_bigcode": replace(_GPT2, fp32_softmax=True),
+    "gpt_bigcode": replace(_GPT2, fp32_softmax=True, unnamed_loss=False),
     "gpt_neo": Form(
         attention=AttentionForm.FP32_SCORES_MASKED,
         positions=PositionSource.COUNTED,
@@ -257,7 +260,11 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         hidden_size=hidden_size,
         context_length=reader.integer(*form.context_keys, default=2048),
         stacks=(stack,),
-        head=HeadSpec(tied=reader.flag("tie_word_embeddings"), bias=form.head_bias),
+        head=HeadSpec(
+            tied=reader.flag("tie_word_embeddings"),
+            bias=form.head_bias,
+            unnamed_loss=form.unnamed_loss,
+        ),
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         eager_attention_only=form.attention not in _CHOOSING,

@@ -138,7 +138,7 @@ def embed(
     x = embedding_lookup(t, table, context.batch * context.seq_len, ids)
     if spec.scaled:
         x = t.scale(x)
-    t.embedded(x)
+    t.embedded(x, table)
     t.hold(x)
     if spec.num_positions:
         x = t.add(x, positions(t, spec, context))
@@ -320,6 +320,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         if model.head.logits_bias:
             logits = biased_logits(t, logits, model.vocab_size)
         loss = cross_entropy(t, logits)
+        t.returned.append(logits)
         t.touch(scaled, logits)
     t.touch(x)
     t.leave(WHOLE_MODEL)

@@ -32,6 +32,7 @@ def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
         x = norm(t, x, spec.transform_norm, "transform.norm", width)
     logits = _decoder(t, model, spec, x, table, width)
     loss = cross_entropy(t, t.cast(logits, DType.FP32) if spec.loss_upcast else logits)
+    t.returned.append(logits)
     t.give_out(logits)
     return loss
 

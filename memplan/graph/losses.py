@@ -44,6 +44,7 @@ def language_model_loss(
     if t.kernels.loss is LossKernel.SHIFTED:
         # ``logits = logits.float()``: what the class returns is the copy.
         logits = t.cast(logits, DType.FP32)
+    t.returned.append(logits)
     if form.gradient is LossGradient.TORCH:
         loss = causal_lm_loss(t, logits, vocab_size)
     else:

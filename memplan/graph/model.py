@@ -9,6 +9,7 @@ from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.model.spec import ModelSpec
+from memplan.training.compilation import Compilation
 from memplan.training.freezing import ALL_LAYERS, FrozenParts
 from memplan.training.layer_choice import CheckpointedLayers
 
@@ -22,8 +23,19 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     if options.adapter is not None and options.adaptation is None:
         overlay = _overlay(model, options.adapter, options.adapter_dtype)
         options = replace(options, adaptation=overlay)
+    if options.quantization is not None and options.quantizer is None:
+        from memplan.graph.quantized import PackedBase, check_skipped  # only then
+
+        quantizer = PackedBase.of(options.quantization, options.quantized_from, model.family)
+        tape = record_model(model, replace(options, quantizer=quantizer))
+        check_skipped(tape, options.quantization, model.name)
+        return tape
     tape = _record(model, options)
     tape.declared = model.declared
+    if options.compile is not Compilation.NONE:
+        from memplan.graph.compiled import compile_tape  # only with torch.compile
+
+        compile_tape(tape)
     return tape
 
 

@@ -74,8 +74,14 @@ class OperationKind(StrEnum):
     LAYER_NORM = "layer_norm"
     LE = "le"
     LINEAR = "linear"
+<<<<<<< HEAD
     LOGSUMEXP = "logsumexp"
     LOG_SIGMOID = "log_sigmoid"
+=======
+    LINEAR_4BIT = "linear_4bit"
+    LINEAR_8BIT = "linear_8bit"
+    LINEAR_AWQ = "linear_awq"
+>>>>>>> main
     LOG_SOFTMAX = "log_softmax"
     LT = "lt"
     MASK = "mask"
@@ -136,6 +142,7 @@ class OperationKind(StrEnum):
     TRANSPOSE = "transpose"
     TRIL = "tril"
     TRIU = "triu"
+    UNPACK = "unpack"
     UNIFORM_IN_PLACE = "uniform_"
     VIEW = "view"
     VECTOR_NORM = "vector_norm"
@@ -158,9 +165,42 @@ OUTPUT_LOSSES = frozenset(
     {OperationKind.CHUNKED_CROSS_ENTROPY, OperationKind.FUSED_LINEAR_CROSS_ENTROPY}
 )
 """Output matrix and loss in one: the three products of their two passes are all made forward."""
-PRODUCTS = frozenset({OperationKind.LINEAR, OperationKind.MATMUL, OperationKind.BADDBMM})
+QUANTIZED_PRODUCTS = frozenset(
+    {OperationKind.LINEAR_4BIT, OperationKind.LINEAR_8BIT, OperationKind.LINEAR_AWQ}
+)
+"""A linear layer whose weight is unpacked in the operation itself."""
+PRODUCTS = frozenset(
+    {
+        OperationKind.LINEAR,
+        OperationKind.MATMUL,
+        OperationKind.BADDBMM,
+        *QUANTIZED_PRODUCTS,
+    }
+)
 """Products of matrices that cuBLAS computes."""
 SECOND_FIRST = frozenset(
     {*PRODUCTS, OperationKind.MUL, OperationKind.DIV, OperationKind.GROUPED_MM}
 )
 """Operations of two tensors whose second gradient is computed first."""
+EXTERN_KERNELS = frozenset(
+    {
+        *PRODUCTS, *ATTENTION_KERNELS, *OUTPUT_LOSSES, OperationKind.CONVOLUTION, OperationKind.COUNTED,
+        OperationKind.CROSS_ENTROPY, OperationKind.CUMSUM, OperationKind.CUT_CROSS_ENTROPY,
+        OperationKind.FUSED_GATE, OperationKind.FUSED_SOFTMAX,
+        OperationKind.GROUPED_MM, OperationKind.HISTC, OperationKind.ROTARY, OperationKind.SCATTER,
+        OperationKind.SOLVE_TRIANGULAR, OperationKind.SORT, OperationKind.TOPK,
+        OperationKind.VOCAB_PARALLEL_CROSS_ENTROPY,
+    }
+)  # fmt: skip
+"""What a compiled region calls as a kernel of its own: what it reads and makes is written."""
+UNFUSIBLE_KINDS = EXTERN_KERNELS | {
+    OperationKind.CAT, OperationKind.EMBEDDING, OperationKind.INDEX_SELECT, OperationKind.PAD,
+}  # fmt: skip
+"""What torch.compile never computes again (torch 2.13, torch/_functorch/partitioners.py,
+``get_default_op_list``: what is not on its list)."""
+RANDOM_KINDS = frozenset(
+    {OperationKind.DROPOUT, OperationKind.GUMBEL, OperationKind.UNIFORM_IN_PLACE}
+)
+"""What draws random numbers."""
+IN_PLACE_KINDS = frozenset(kind for kind in OperationKind if kind.value.endswith("_"))
+"""What writes over its first input."""

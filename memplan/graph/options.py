@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels, Packing
@@ -13,7 +14,9 @@ from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 if TYPE_CHECKING:
     from memplan.graph.overlay import Overlay
+    from memplan.graph.quantizer import Quantizer
     from memplan.training.adapters import Adapter
+    from memplan.training.quantization import Quantization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,14 +69,19 @@ class TapeOptions:
     """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
+    compile: Compilation = Compilation.NONE
+    """What torch.compile is given."""
     input_gradients: bool = False
     """What comes out of the input embeddings requires a gradient (``enable_input_require_grads``)."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights."""
     adapter_dtype: DType = DType.FP32
-    """What its weights are held in."""
+    """What its weights are as the layers see them."""
+    adapter_input: DType = DType.FP32
+    """What an adapter casts its input to: what it takes its weights' format for."""
     adaptation: "Overlay | None" = None
     """The adapter laid over the model; found when it is recorded."""
+<<<<<<< HEAD
     objective: Objective = Objective.TASK
     """What a language model's head ends in."""
     log_probabilities: LogProbabilities = LogProbabilities.ROWWISE
@@ -82,3 +90,11 @@ class TapeOptions:
     """Tokens at the end of each sequence that have logits; None: all."""
     without_gradients: bool = False
     """The pass runs under ``torch.no_grad()``: nothing is kept."""
+=======
+    quantization: "Quantization | None" = None
+    """How the weights of linear layers are packed, its formats filled in."""
+    quantized_from: DType = DType.FP32
+    """What they were quantized from."""
+    quantizer: "Quantizer | None" = None
+    """The same for a model's class; found when it is recorded."""
+>>>>>>> main

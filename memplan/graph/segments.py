@@ -8,6 +8,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import PRODUCTS, SECOND_FIRST, OperationKind
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.parameters import ModelPart
+from memplan.training.compilation import Compilation
 
 if TYPE_CHECKING:
     from memplan.model.layers import LayerSpec
@@ -33,6 +34,9 @@ class Gradient(IntEnum):
     VIEW = -5
     """A new tensor seen through a view, as a product of matrices makes them: the engine adds nothing
     to it in place (torch 2.13, autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
+    REUSED = -6
+    """In a compiled region: what a fused kernel writes, over the output's gradient where nothing else
+    reads that and it is as large."""
 
 
 RESULT = 0
@@ -88,6 +92,7 @@ class Operation:
         "keeps_weight",
         "kind",
         "outputs",
+        "pinned",
         "saved",
         "saves_output",
     )
@@ -106,6 +111,7 @@ class Operation:
         keeps_weight: bool = False,
         saves_output: bool = False,
         in_python: bool = False,
+        pinned: Sequence[Storage] = (),
     ) -> None:
         self.kind = kind
         self.inputs = inputs
@@ -131,6 +137,14 @@ class Operation:
         must run it to get there."""
         self.in_python = in_python
         """It is an ``autograd.Function``, whose formula goes by the order of its inputs."""
+        self.pinned = pinned
+        """Storages that its context holds by itself, past ``save_for_backward``: no checkpointing drops
+        them, and they go with the graph, when backward is over."""
+
+    @property
+    def held(self) -> Sequence[Storage]:
+        """All that it keeps alive, however it does."""
+        return (*self.saved, *self.pinned) if self.pinned else self.saved
 
     @property
     def name(self) -> str:
@@ -157,6 +171,9 @@ class Operation:
         return self.kind in PRODUCTS
 
 
+BUFFER_WORDS = "tables beside the weights"
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """What a module holds beside its parameters, in each of its segment's repetitions."""
@@ -165,6 +182,7 @@ class Buffer:
     position: int
     """How many of the segment's parameters are declared before it."""
     num_bytes: int
+    words: str = BUFFER_WORDS
 
 
 class SegmentComponent(StrEnum):
@@ -189,7 +207,7 @@ class Segment:
     """A stretch of operations: the embedding, one layer of a run, the head."""
 
     __slots__ = (
-        "beside", "carried", "checkpointed", "entered", "external_reads", "external_saves",
+        "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
         "handed_in", "index", "input", "kept_outputs", "layer", "left", "lingering", "name",
         "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
@@ -217,6 +235,8 @@ class Segment:
         """How many times the segment is run, each time with parameters of its own."""
         self.checkpointed = checkpointed
         """Its activations are dropped after the forward pass and computed again in backward."""
+        self.compiled = Compilation.NONE
+        """Its operations are torch.compile's: fused, and their gradients handed over together."""
         self.operations: list[Operation] = []
         self.parameters: list[Parameter] = []
         self.input: Tensor | None = None
@@ -248,6 +268,11 @@ class Segment:
         """Stretches that are recomputed on their own."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
+
+    @property
+    def pinned(self) -> frozenset[Storage]:
+        """What its operations' contexts hold by themselves."""
+        return frozenset(storage for each in self.operations for storage in each.pinned)
 
     @property
     def is_layer(self) -> bool:

@@ -113,14 +113,14 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         t.parameter("vision_embed_tokens.bias", model.hidden_size).unused = True
     x = embedding_lookup(t, table, tokens)
     if spec.position_source is not None:
-        return decoder_embeddings(t, model, spec, x), table
+        return decoder_embeddings(t, model, spec, table, x), table
     if spec.unscaled_held:
-        t.embedded(x)
+        t.embedded(x, table)
         t.hold(x)
     if spec.scaled:
         x = t.scale(x)
     if not spec.unscaled_held:
-        t.embedded(x)
+        t.embedded(x, table)
         t.hold(x)
     if spec.num_positions:
         rows = t.options.seq_len
@@ -294,6 +294,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     elif model.task in CLASSIFICATION_TASKS:
         loss = classification(t, model, x, pooled)
     elif model.task is Task.CAUSAL_LM:
+        t.loss_apart = model.head.unnamed_loss
         loss = causal_lm(t, model, x, table)
     else:
         loss = x if pooled is None else pooled

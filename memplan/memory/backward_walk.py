@@ -9,6 +9,7 @@ outputs to the next nodes' buffers). A profile is relative to the bytes alive wh
 from collections.abc import Sequence
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.operation_kinds import EXTERN_KERNELS
 from memplan.graph.segments import (
     Change,
     Gradient,
@@ -20,6 +21,7 @@ from memplan.graph.segments import (
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
 from memplan.memory.reduction import Multiprocessors, column_sum_scratch
 from memplan.memory.walk import WORKSPACE, Event, ForwardProfile, Level, keeps_something
+from memplan.training.compilation import Compilation
 
 
 @dataclass(slots=True)
@@ -63,13 +65,15 @@ class BackwardProfile:
 class GradientBuffer:
     """A gradient on its way: what autograd's input buffers hold."""
 
-    __slots__ = ("is_view", "num_bytes", "references")
+    __slots__ = ("is_view", "num_bytes", "parts", "references")
 
     def __init__(self, num_bytes: int, *, is_view: bool = False) -> None:
         self.num_bytes = num_bytes
         self.references = 1
         self.is_view = is_view
         """It is a view of what a formula returned, so that nothing is added to it in place."""
+        self.parts: tuple[GradientBuffer, ...] = ()
+        """In a compiled region: gradients that the kernel that reads them adds up."""
 
 
 class BackwardWalk:
@@ -111,6 +115,11 @@ class BackwardWalk:
         self.marks: list[tuple[int, int]] = []
         self.handed_over: set[Storage] = set()
         self.buffers: dict[Tensor, GradientBuffer] = {}
+        self.is_compiled = segment.compiled is not Compilation.NONE
+        self.finished: list[tuple[Parameter, int, GradientBuffer | None]] = []
+        """Gradients that a compiled region hands over when it returns."""
+        self.read: list[Operation] = []
+        """Operations of the fused kernel at hand: what they kept goes when all of it has been written."""
         self.holders = 0
         """Operations that still hold what a checkpointed segment's recomputation is given."""
 
@@ -122,7 +131,9 @@ class BackwardWalk:
             self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
             self.holders = sum(map(keeps_something, segment.operations))
         if segment.output is not None:
-            self.buffers[segment.output] = GradientBuffer(segment.output.storage.num_bytes)
+            is_foreign = segment.compiled is Compilation.LAYER
+            size = segment.output.storage.num_bytes
+            self.buffers[segment.output] = GradientBuffer(size, is_view=is_foreign)
         for tensor, size in self.shared.items():
             self.buffers[tensor] = GradientBuffer(size)
         given: dict[Tensor, GradientBuffer] = dict(self.buffers)
@@ -139,6 +150,9 @@ class BackwardWalk:
             self._step(operation)
         if self.again is not None:
             self._recompute(self.again)
+        if self.is_compiled:
+            self._end_kernel()
+            self._return()
         left: dict[Tensor, GradientBuffer] = {}
         for tensor, buffer in self.buffers.items():
             if tensor.storage.segment != segment.index:
@@ -185,6 +199,8 @@ class BackwardWalk:
         buffer.references -= 1
         if buffer.references == 0:
             self._free(buffer, buffer.num_bytes)
+            for part in buffer.parts:
+                self._release(part)
 
     def _let_go(self, operation: Operation) -> None:
         """``release_variables``: what only this operation still kept is freed."""
@@ -201,6 +217,12 @@ class BackwardWalk:
             if storage.segment != self.segment.index:
                 self.earlier -= storage.num_bytes
             self._free(storage, storage.num_bytes)
+
+    def _end_kernel(self) -> None:
+        """A kernel has written all that it writes: what it alone still read goes."""
+        for operation in self.read:
+            self._let_go(operation)
+        self.read.clear()
 
     def _let_go_of_given(self, operation: Operation) -> None:
         """With the last kept tensor goes what the recomputation was given: the segment's input."""
@@ -268,6 +290,8 @@ class BackwardWalk:
             for tensor in operation.outputs
             if (buffer := self.buffers.pop(tensor, None)) is not None
         ]
+        if self.is_compiled and operation.kind in EXTERN_KERNELS:
+            self._end_kernel()
         if not incoming:
             self._let_go(operation)
             self._let_go_of_given(operation)
@@ -275,7 +299,7 @@ class BackwardWalk:
         made, products = self._formula(operation, incoming[0])
         # What was recomputed is let go by the formula itself, before the engine casts or sums
         # what the formula returned (``validate_outputs``).
-        if self.segment.checkpointed:
+        if self.segment.checkpointed and not self.is_compiled:
             self._let_go(operation)
         for product, tensor, buffer in products:
             self._allocate(buffer, buffer.num_bytes)
@@ -285,7 +309,11 @@ class BackwardWalk:
                 self._free(product, product.num_bytes)
         for buffer in incoming:
             self._release(buffer)
-        if not self.segment.checkpointed:
+        if self.is_compiled:
+            self.read.append(operation)
+            if operation.kind in EXTERN_KERNELS:
+                self._end_kernel()
+        elif not self.segment.checkpointed:
             self._let_go(operation)
         self._let_go_of_given(operation)
         # Next edges are served in the order of the inputs, whatever order the formula went in.
@@ -317,6 +345,13 @@ class BackwardWalk:
                 incoming.references += 1
                 made.append((tensor, incoming))
                 continue
+            if kind == Gradient.REUSED:
+                reused = _reusable(incoming, _gradient_bytes(tensor))
+                if reused is not None:
+                    reused.references += 1
+                    made.append((tensor, reused))
+                    continue
+                kind = Gradient.FRESH
             if kind == Gradient.SAVED:
                 self._hand_over(next(handed_over))
                 kind = Gradient.FRESH
@@ -361,6 +396,11 @@ class BackwardWalk:
         if present is None:
             self.buffers[tensor] = buffer
             return
+        if self.is_compiled:
+            both = GradientBuffer(0)
+            both.parts = (present, buffer)
+            self.buffers[tensor] = both
+            return
         if self.in_place_sums and present.references == 1 and not present.is_view:
             self._release(buffer)
         else:
@@ -380,7 +420,7 @@ class BackwardWalk:
                 self.live -= total.num_bytes
             self._release(buffer)
             self.accumulated[parameter] = False
-            self._close(parameter, 0, total)
+            self._finish(parameter, 0, total)
             return
         self.accumulated[parameter] = buffer.is_view
         if buffer.references > 1:
@@ -388,7 +428,38 @@ class BackwardWalk:
             self._allocate(copy, copy.num_bytes)
             self._release(buffer)
             buffer = copy
-        self._close(parameter, buffer.num_bytes, buffer)
+        self._finish(parameter, buffer.num_bytes, buffer)
+
+    def _finish(
+        self, parameter: Parameter, gradient_bytes: int, gradient: GradientBuffer | None
+    ) -> None:
+        """Hand a gradient over: at once, or when the compiled region returns."""
+        if self.is_compiled:
+            self.finished.append((parameter, gradient_bytes, gradient))
+        else:
+            self._close(parameter, gradient_bytes, gradient)
+
+    def _return(self) -> None:
+        """A compiled region returns: the gradients of what it was given, each in one tensor, and those
+        of its parameters (torch/_functorch/_aot_autograd, one ``autograd.Function`` a graph)."""
+        for tensor, buffer in self.buffers.items():
+            if buffer.parts:
+                whole = GradientBuffer(_gradient_bytes(tensor))
+                self._allocate(whole, whole.num_bytes)
+                self._release(buffer)
+                self.buffers[tensor] = whole
+        for parameter, gradient_bytes, gradient in self.finished:
+            self._close(parameter, gradient_bytes, gradient)
+
+
+def _reusable(buffer: GradientBuffer, num_bytes: int) -> GradientBuffer | None:
+    """What a fused kernel reads last and writes over (torch/_inductor/scheduler.py, in-place buffers)."""
+    if buffer.references > 1:
+        return None
+    for part in buffer.parts or (buffer,):
+        if part.references == 1 and part.num_bytes == num_bytes and not part.is_view:
+            return part
+    return None
 
 
 def _total(buffers: "dict[Tensor, GradientBuffer]") -> int:

@@ -53,6 +53,8 @@ class Engine(Protocol):
     is_even: bool
     """It does the same in each of a run of equal layers, but for the first and the last two, and does
     nothing within them but take gradients."""
+    takes_all_at_once: bool
+    """The gradients of the whole model come when one compiled graph has made them all."""
     sum_stream: int
     """Where autograd adds up a weight's gradients: the stream of the node that waits for them."""
 
@@ -262,6 +264,8 @@ class Playback:
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
         self.uses = count_uses(self.tape, self.passes)
+        finished: list[tuple[tuple[Parameter, int], Block]] = []
+        self.finished = finished if self.engine.takes_all_at_once else None
         self.waiting: dict[tuple[Parameter, int], Block] = {}
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
         loss = self.tape.segments[-1].output
@@ -277,6 +281,8 @@ class Playback:
                 self._backward(each, remaining[each.segment.index], cuts)
             if not remaining[each.segment.index] and not each.segment.checkpointed:
                 self._free_shared(each.segment)
+        for weight, block in finished:
+            self.engine.gradient_ready(weight, block)
 
     def let_go(self) -> None:
         """The loss goes, and with its graph the leaves that want gradients, and these."""
@@ -356,6 +362,8 @@ class Playback:
         self.uses[weight] -= 1
         if self.uses[weight]:
             self.waiting[weight] = present
+        elif self.finished is not None:
+            self.finished.append((weight, present))
         else:
             self.engine.gradient_ready(weight, present)
 
@@ -430,12 +438,12 @@ def backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:
 
 
 def _saved(segment: Segment) -> frozenset[Storage]:
-    return frozenset(storage for operation in segment.operations for storage in operation.saved)
+    return frozenset(storage for operation in segment.operations for storage in operation.held)
 
 
 def _kept(segment: Segment) -> frozenset[Storage]:
     """Storages that stay from a segment's forward pass to its backward pass."""
     if segment.checkpointed:
-        return segment.kept_outputs | segment.handed_in
+        return segment.kept_outputs | segment.handed_in | segment.pinned
     dropped = {storage for region in segment.regions for storage in region.dropped}
     return _saved(segment) - dropped

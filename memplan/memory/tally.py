@@ -321,11 +321,15 @@ class TallyPlayback:
         """Every segment's backward pass, the last one first."""
         spots = self.spots
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
+        finished: list[tuple[tuple[Parameter, int], Block]] = []
+        self.finished = finished if self.engine.takes_all_at_once else None
         for each, own in zip(self.passes.backward, spots.backward, strict=True):
             index = each.segment.index
             for repetition in range(each.repeats):
                 remaining[index] -= 1
                 self._backward(each, own, repetition, remaining[index])
+        for weight, block in finished:
+            self.engine.gradient_ready(weight, block)
         self.ledger.rest(spots.after_backward)
 
     def let_go(self) -> None:
@@ -376,7 +380,10 @@ class TallyPlayback:
                 return
             block = present
         assert block is not None
-        self.engine.gradient_ready(weight, block)
+        if self.finished is not None:
+            self.finished.append((weight, block))
+        else:
+            self.engine.gradient_ready(weight, block)
 
 
 def repeated_uses(passes: StepPasses) -> dict[Parameter, int]:

@@ -14,6 +14,7 @@ from memplan.graph.segments import (
     scratch_changes,
 )
 from memplan.graph.tensors import Storage
+from memplan.training.compilation import Compilation
 
 
 @dataclass(slots=True)
@@ -71,14 +72,17 @@ class ForwardWalk:
         self.saves: dict[Storage, int] = {}
         if keep:
             for operation in segment.operations:
-                for storage in operation.saved:
+                # What is pinned waits for one more than will ever let it go.
+                held = operation.saved if segment.checkpointed else operation.held
+                for storage in held:
                     self.saves[storage] = self.saves.get(storage, 0) + 1
 
     def run(self) -> ForwardProfile:
         """Walk all operations, as the forward pass does."""
         kept = self.saves
         if self.segment.checkpointed:
-            kept = dict.fromkeys(self.segment.kept_outputs | self.segment.handed_in, 1)
+            segment = self.segment
+            kept = dict.fromkeys(segment.kept_outputs | segment.handed_in | segment.pinned, 1)
         elif self.segment.regions:
             kept = self._outside_regions()
         return self._walk(self.segment.operations, kept, present=frozenset())
@@ -100,7 +104,7 @@ class ForwardWalk:
         alive = dict.fromkeys(key for key, size in profile.events if size)
         for key, size in profile.events:
             if not size and key is not WORKSPACE:
-                del alive[key]
+                alive.pop(key, None)  # what a fused kernel never writes has no bytes
         profile.events += [(key, 0) for key in (*alive, *spent) if key not in self.saves]
         return profile
 
@@ -213,8 +217,10 @@ def last_recomputed(segment: Segment) -> int:
 def recomputation_stop(segment: Segment) -> int:
     """How many operations a checkpointed segment runs again before everything kept is there.
 
-    An operation that keeps only inputs is not run itself.
+    An operation that keeps only inputs is not run itself. What is compiled runs as a whole.
     """
+    if segment.compiled is not Compilation.NONE:
+        return len(segment.operations)
     last = last_recomputed(segment)
     keeps = bool(segment.operations) and keeps_something(segment.operations[last])
     return last + (keeps and segment.operations[last].saves_output)

@@ -92,6 +92,9 @@ class HeadSpec:
     """The hidden states are scaled before, or the logits after, the output matrix."""
     plain_loss: bool = False
     """The decoder's loss takes the logits as they are, in their own dtype (CPM-Ant)."""
+    unnamed_loss: bool = False
+    """The class's name does not say which loss is its own: transformers warns, and torch.compile's graph
+    breaks there (GPT-2: ``GPT2LMHeadModel``)."""
     logits_bias: bool = False
     """A buffer is added to the logits (BART's ``final_logits_bias``)."""
     loss_upcast: bool = False

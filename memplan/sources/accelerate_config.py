@@ -18,6 +18,7 @@ from memplan.errors import ConfigError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import FP8_ALL_GATHER
 from memplan.sources.deepspeed_keys import is_comment
+from memplan.training.compilation import Compilation
 
 _IGNORED = frozenset({
     "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank",
@@ -421,8 +422,16 @@ class _Reader:
         if not isinstance(section, Mapping):
             self._refuse("dynamo_config", "expected a mapping")
         backend = section.get("dynamo_backend", self.config.get("dynamo_backend", "NO"))
-        if str(backend).upper() not in ("NO", "NONE"):
-            self._set("compiled", value=True, key="dynamo_config.dynamo_backend")
+        if str(backend).upper() in ("NO", "NONE", "EAGER"):
+            return
+        if str(backend).upper() != "INDUCTOR":
+            self._refuse(
+                "dynamo_config.dynamo_backend", f"{backend} is not modelled; inductor is, and eager"
+            )
+        key = "dynamo_use_regional_compilation"
+        regional = self._truth(f"dynamo_config.{key}", section.get(key), default=False)
+        scope = Compilation.LAYER if regional else Compilation.MODEL
+        self._set("compile", value=scope, key="dynamo_config.dynamo_backend")
 
     def _add_given_options(self) -> None:
         beside = self.given.get("engine_options") or {}

@@ -180,7 +180,11 @@ def _checked(key: str, value: object, *, source: str, section: str) -> object:
         problem = "write a mapping of the engine's own settings"
     elif key == "engine_options" and isinstance(value, Mapping):
         problem = _option_problem(value)
+<<<<<<< HEAD
     elif isinstance(value, Mapping | list) and key not in _MAPPINGS:
+=======
+    elif isinstance(value, Mapping | list) and key not in ("engine_options", "adapter", "quantize"):
+>>>>>>> main
         problem = f"write one value, not {'a list' if isinstance(value, list) else 'a mapping'}"
     if problem:
         msg = f"{source}: {section}{key}: {problem}"

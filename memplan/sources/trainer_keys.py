@@ -147,6 +147,9 @@ ADDED: Mapping[str, Remark] = {
     "use_cache": Remark(text="keys and values that the forward pass keeps"),
     "cast_lm_head_to_fp32": Remark(text="the output matrix in fp32"),
     "router_aux_loss_coef": Remark(text="a loss over the router's logits"),
+    "torch_compile_mode": Remark(
+        text="CUDA graphs' own pool", off=(None, "default", "max-autotune-no-cudagraphs")
+    ),
     "sync_ref_model": Remark(text="a reference model that follows"),
 }
 """What an argument adds to a job and no figure holds, by its name."""

@@ -26,6 +26,8 @@ from memplan.sources.trainer_keys import (
     trl_config,
     trl_remarks,
 )
+from memplan.text import shown
+from memplan.training.compilation import Compilation
 from memplan.training.kernels import (
     AttentionKernel,
     FeedForwardKernel,
@@ -227,7 +229,7 @@ class _Arguments:
         found["optimizer"] = self._optimizer()
         found |= self._liger()
         if self._compiles():
-            found["compiled"] = True
+            found["compile"] = self._compilation()
         found["left_out"] = (*self.base.left_out, *left_out(self.trl, self.values))
         if self.trl is not None:
             self._read_trl(found)
@@ -491,6 +493,15 @@ class _Arguments:
             if name not in known:
                 guess = did_you_mean(str(name), known)
                 self._refuse(f"{where}.{name}", f"there is no such setting.{guess}")
+
+    def _compilation(self) -> Compilation:
+        """The whole model, by inductor; ``eager`` and ``aot_eager`` write every tensor as eager does."""
+        backend = self.values.get("torch_compile_backend") or "inductor"
+        if backend not in ("inductor", "eager"):
+            self._refuse(
+                "torch_compile_backend", f"{shown(backend)} is not modelled; inductor is, and eager"
+            )
+        return Compilation.MODEL if backend == "inductor" else Compilation.NONE
 
     def _compiles(self) -> bool:
         """Naming a backend or a mode turns it on (``__post_init__``)."""

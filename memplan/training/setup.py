@@ -9,6 +9,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
+from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
@@ -36,13 +37,22 @@ from memplan.training.precision import (
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
+<<<<<<< HEAD
     from memplan.training.averaging import Ema
     from memplan.training.lengths import Lengths
+=======
+    from memplan.training.quantization import Quantization
+>>>>>>> main
 
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
 MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
+QUANTIZATION_OPTIONS = (
+    "double_quant", "prepare_for_kbit", "compute_dtype", "quant_storage", "quant_block_size",
+    "quant_bits", "skip_modules",
+)  # fmt: skip
+"""Names under ``engine_options`` that say how the base is quantized, whatever the engine."""
 DEFAULT_SEQ_LEN_CAP = 2048
 """Without ``seq_len`` the model's context length is taken, but no more than this [tokens]."""
 
@@ -175,6 +185,7 @@ class TrainingSetup:
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights, which are frozen."""
+<<<<<<< HEAD
     job: Job = PLAIN
     """What is trained for, and which other models take part: ``dpo``, ``grpo:rollout=vllm``, …"""
     ema: "Ema | None" = None
@@ -182,12 +193,17 @@ class TrainingSetup:
     lengths: "Lengths | None" = None
     """Sequences of unequal lengths: the figures are those of the worst batch. ``seq_len`` is then what
     longer ones are cut to, or the length of a packed row."""
+=======
+    quantize: "Quantization | str | None" = None
+    """How the frozen base is quantized: ``nf4``, ``fp4``, ``int8``, ``gptq``, ``awq``, or a
+    ``Quantization``; ``none``: not at all. None: as the model's own config says."""
+>>>>>>> main
     outputs_held: bool = False
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
     """accelerate's mixed precision copies the outputs to fp32 (HF Trainer with ``bf16=True``)."""
-    compiled: bool = False
-    """torch.compile is asked for. It is not modelled: the result says so."""
+    compile: Compilation = Compilation.NONE
+    """What torch.compile is given: nothing, each layer, or the whole model with its loss."""
     allocator: AllocatorKind = AllocatorKind.DEFAULT
     left_out: tuple[str, ...] | str = ()
     """What the job holds beside what is counted, such as a reference model, in words: the figures
@@ -214,6 +230,7 @@ class TrainingSetup:
             from memplan.training.adapters import read_adapter  # only for adapters
 
             object.__setattr__(self, "adapter", read_adapter(self.adapter))
+<<<<<<< HEAD
         if self.job is not PLAIN:
             object.__setattr__(self, "job", _job(self.job))
         if self.ema is not None:
@@ -224,6 +241,10 @@ class TrainingSetup:
             from memplan.training.lengths import Lengths  # only where they are unequal
 
             object.__setattr__(self, "lengths", Lengths.read(self.lengths))
+=======
+        if self.quantize is not None:
+            object.__setattr__(self, "quantize", _quantization(self.quantize))
+>>>>>>> main
         if self.engine_options:
             object.__setattr__(self, "engine_options", _options(self.engine_options))
         elif self.engine_options != ():
@@ -231,6 +252,8 @@ class TrainingSetup:
         object.__setattr__(self, "left_out", _words(self.left_out))
         _check_sizes(self)
         _check_engine(self)
+        if self.quantize is not None:
+            _ = self.chosen_quantization
 
     @property
     def gpus_per_node(self) -> int:
@@ -274,6 +297,30 @@ class TrainingSetup:
             rotary=self.rotary or base.rotary,
             loss=self.loss or base.loss,
         )
+
+    @property
+    def chosen_quantization(self) -> "Quantization | None":
+        """How the base is quantized, with what ``engine_options`` say of it and its formats filled in."""
+        if self.quantize is None or isinstance(self.quantize, str):
+            return None
+        from memplan.training.quantization import filled_in  # only where something is quantized
+
+        formats = PRECISIONS[self.chosen_precision]
+        return filled_in(
+            self.quantize,
+            dict(self.engine_options),
+            half=formats.autocast or formats.compute,
+            sharded_by=self._sharded_by,
+            in_one_format=self.chosen_engine is Engine.FSDP1,
+        )
+
+    @property
+    def _sharded_by(self) -> str:
+        """What keeps a part of the parameters alone on each rank; empty where nothing does."""
+        engine = self.chosen_engine
+        if engine is Engine.DEEPSPEED:
+            return "ZeRO-3" if self.zero_stage is ZeroStage.PARAMETERS else ""
+        return engine.value if engine in (Engine.FSDP, Engine.FSDP1) else ""
 
     @property
     def data_parallel(self) -> int:
@@ -346,9 +393,16 @@ class TrainingSetup:
         return self.fsdp_strategy
 
 
+<<<<<<< HEAD
 def _job(value: object) -> Job:
     """A job; of one that is null, the model's own task."""
     return PLAIN if value is None else Job.read(value)
+=======
+def _quantization(value: object) -> "Quantization | str | None":
+    from memplan.training.quantization import read_quantization  # only where something is quantized
+
+    return read_quantization(value)
+>>>>>>> main
 
 
 def _words(value: object) -> tuple[str, ...]:
@@ -366,10 +420,10 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
     "packing": Packing,
     "offload_optimizer": Offload, "offload_param": Offload,
-    "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind,
+    "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind, "compile": Compilation,
 }  # fmt: skip
 
-_ALWAYS_NAMED = (Optimizer, AllocatorKind, Fp8Recipe, Packing)
+_ALWAYS_NAMED = (Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
 """What no engine or model fills in where it is null."""
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -406,6 +460,11 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
     Optimizer: {
         **dict.fromkeys(("adam", "adamw", "adamw_torch_fused", "fused"), "'adamw-fused'"),
         **dict.fromkeys(("adamw_torch", "foreach"), "'adamw-foreach'"),
+    },
+    Compilation: {
+        **dict.fromkeys(("true", "yes", "on", "inductor", "whole", "full"), "'model'"),
+        **dict.fromkeys(("layers", "block", "blocks", "regional"), "'layer'"),
+        **dict.fromkeys(("false", "no", "off"), "'none'"),
     },
     AttentionKernel: {
         **dict.fromkeys(("flash_attention_2", "flash_attn", "flash2", "fa2"), "'flash'"),
@@ -578,8 +637,7 @@ def _check_sizes(setup: TrainingSetup) -> None:
 
 
 _FLAGS = (
-    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "compiled",
-    "kernel_scratch",
+    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
 )  # fmt: skip
 
 

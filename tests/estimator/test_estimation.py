@@ -1,5 +1,7 @@
 """The estimate as a whole: its parts agree with one another."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from memplan.hardware.gpu import gpu_from_memory
 from memplan.report.schema import COLUMN_MEANINGS
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.compilation import Compilation
 from memplan.training.setup import TrainingSetup
 from tests.plain_step import plain_step
 
@@ -118,9 +121,22 @@ def test_more_tokens_than_positions() -> None:
     assert not memplan.estimate("gpt2").notes
 
 
-def test_compile_is_said_not_to_be_modelled() -> None:
-    answer = memplan.estimate(SMALL, TrainingSetup(compiled=True))
-    assert any("torch.compile" in note for note in answer.notes)
+def test_what_is_compiled_is_said() -> None:
+    answer = memplan.estimate(SMALL, TrainingSetup(compile="layer"))  # type: ignore[arg-type]
+    assert "torch.compile of each layer" in answer.assumptions
+    assert not answer.unmodelled
+    assert any("torch.compile times its kernels" in note for note in answer.notes)
+
+
+def test_a_compiled_peak_above_eagers_is_said() -> None:
+    """Llama-3.2-1B's embedding: all gradients, and the table's in fp32, at the end of backward."""
+    setup = TrainingSetup(precision="bf16", seq_len=512, compile="model")  # type: ignore[arg-type]
+    answer = memplan.estimate("llama-3.2-1b", setup)
+    eager = memplan.estimate("llama-3.2-1b", replace(setup, compile=Compilation.NONE))
+    assert answer.peak_bytes > eager.peak_bytes
+    (note,) = [each for each in answer.notes if "raises the peak" in each]
+    assert f"{(answer.peak_bytes - eager.peak_bytes) / 2**30:.1f} GiB" in note
+    assert not any("raises the peak" in each for each in eager.notes)
 
 
 @pytest.mark.parametrize(

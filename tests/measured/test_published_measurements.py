@@ -138,7 +138,7 @@ def test_most_are_inside_the_range() -> None:
 @pytest.mark.parametrize("compiled", [True, False], ids=["as it ran", "not compiled"])
 @pytest.mark.parametrize("run", ids(DIED))
 def test_what_died_is_not_said_to_fit(run: dict[str, Any], *, compiled: bool) -> None:
-    setup = run["setup"] if compiled else run["setup"] | {"compiled": False}
+    setup = run["setup"] if compiled else run["setup"] | {"compile": "none"}
     assert estimate_of(run | {"setup": setup}).verdict is not Verdict.FITS
 
 

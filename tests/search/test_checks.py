@@ -16,7 +16,7 @@ def test_nothing_seen_is_no_pass() -> None:
 
 @pytest.mark.parametrize("scope", Scope)
 def test_states_that_fit_are_not_enough_where_tight_fails(scope: Scope) -> None:
-    setup = TrainingSetup(seq_len=128, compiled=True)
+    setup = TrainingSetup(seq_len=128, left_out="a reference model")
     found = estimate(MODEL, setup, gpu_from_memory(2**36))
     assert found.verdict is Verdict.STATES_FIT
     check = FitCheck(scope, FailOn.TIGHT)

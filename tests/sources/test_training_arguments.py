@@ -49,7 +49,7 @@ def fields(values: dict[str, Any], *names: str) -> list[Any]:
         ),
         pytest.param({"optim": "adamw_torch"}, {"optimizer": "adamw-foreach"}, id="optimizer"),
         pytest.param({"use_liger_kernel": True}, {"kernels": "liger"}, id="liger"),
-        pytest.param({"torch_compile": True}, {"compiled": True}, id="compiled"),
+        pytest.param({"torch_compile": True}, {"compile": "model"}, id="compiled"),
         pytest.param(
             {"learning_rate": 1e-4, "output_dir": "out"}, {"engine": "ddp"}, id="no memory in it"
         ),

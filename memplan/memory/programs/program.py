@@ -14,7 +14,11 @@ from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
+<<<<<<< HEAD
 from memplan.memory.beside import SideLedger, When
+=======
+from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
+>>>>>>> main
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.rank import RankInput
@@ -29,8 +33,6 @@ Weight = tuple[Parameter, int]
 
 COUNTER_BYTES = ALLOCATION_ROUNDING
 """A scalar, as the allocator rounds it up."""
-
-BUFFER_WORDS = "tables beside the weights"
 
 MAX_MICRO_BATCHES = 4
 """Of a step that are played out: the first, the last, and two of those between, which ask for the same
@@ -95,6 +97,7 @@ class Program:
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         self.given = given
         self.ledger = ledger
+        self.takes_all_at_once = returns_all_at_once(given.setup)
         self.playback: Player
         tally = ledger.ledger if isinstance(ledger, SideLedger) else ledger
         if isinstance(tally, Tally):
@@ -106,7 +109,7 @@ class Program:
         self.weights: list[Weight] = list(weights_of(given))
         """In the order of ``named_parameters()``."""
         self.gradients: dict[Weight, Block] = {}
-        self.left_out: tuple[str, ...] = ()
+        self.left_out: tuple[str, ...] = unseen_of_compilation(given.setup, given.tape)
         """What is not modelled, in words."""
         self.unsaved: tuple[str, ...] = ()
         """Settings that save memory and are not modelled, in words."""
@@ -159,12 +162,18 @@ class Program:
     def load(self) -> None:
         """Every weight, and each buffer where its module stands among them."""
         places = buffers_before(self.given.tape)
+        options = self.given.tape.options
+        if options.quantization is not None:
+            from memplan.memory.programs.quantized import load_quantized  # only then
+
+            load_quantized(self.ledger, self.weights, places, options)
+            return
         if not places:
             self.load_weights()
             return
         for weight in (*self.weights, None):
-            for size in places.get(weight, ()):
-                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, BUFFER_WORDS)
+            for size, words in places.get(weight, ()):
+                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
             if weight is not None:
                 size = weight[0].storage.num_bytes
                 self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
@@ -195,7 +204,7 @@ class Program:
         """Tables that the model keeps beside its weights."""
         for each in self.given.tape.buffers:
             for _ in range(each.segment.repeat):
-                self.ledger.allocate(each.num_bytes, 0, ComponentKind.BUFFERS, BUFFER_WORDS)
+                self.ledger.allocate(each.num_bytes, 0, ComponentKind.BUFFERS, each.words)
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
         """Forward and backward once."""
@@ -295,14 +304,14 @@ def weights_of(given: RankInput) -> Iterable[Weight]:
                 yield parameter, copy
 
 
-def buffers_before(tape: Tape) -> dict[Weight | None, list[int]]:
-    """The bytes of the buffers that stand before each weight; None: behind all of them."""
-    found: dict[Weight | None, list[int]] = {}
+def buffers_before(tape: Tape) -> dict[Weight | None, list[tuple[int, str]]]:
+    """The buffers that stand before each weight, their bytes and words; None: behind all of them."""
+    found: dict[Weight | None, list[tuple[int, str]]] = {}
     for each in tape.buffers:
         segment = each.segment
         for copy in range(segment.repeat):
             anchor = _next_weight(tape, segment, copy, each.position)
-            found.setdefault(anchor, []).append(each.num_bytes)
+            found.setdefault(anchor, []).append((each.num_bytes, each.words))
     return found
 
 

@@ -20,7 +20,7 @@ class DeepSpeedProgram(Program):
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(job.given, ledger, workspace_bytes=workspace_bytes)
         self.job = job
-        self.left_out = job.options.left_out
+        self.left_out += job.options.left_out
         self.unsaved = job.options.unsaved
         self.last = True
         """The optimizer steps after this micro-batch."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from memplan.errors import ConfigError, did_you_mean
 from memplan.sources.accelerate_config import accelerate_fields
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.compilation import Compilation
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import (
     FsdpStrategy,
@@ -51,6 +52,7 @@ def emit(setup: TrainingSetup) -> Emitted:
         "num_machines": setup.nodes,
         "num_processes": setup.num_gpus,
         **_parallelism(setup),
+        **_compilation(setup),
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": False,
@@ -62,6 +64,18 @@ def emit(setup: TrainingSetup) -> Emitted:
     if setup.seq_len is not None:
         notes.append(f"cut sequences to {setup.seq_len} tokens")
     return Emitted(values=values, setup=as_run(setup, values), notes=tuple(notes))
+
+
+def _compilation(setup: TrainingSetup) -> dict[str, object]:
+    """What torch.compile is given, where it is used."""
+    if setup.compile is Compilation.NONE:
+        return {}
+    section: dict[str, object] = {
+        "dynamo_backend": "INDUCTOR",
+        "dynamo_mode": "default",
+        "dynamo_use_regional_compilation": setup.compile is Compilation.LAYER,
+    }
+    return {"dynamo_config": section}
 
 
 def fsdp_arguments(setup: TrainingSetup) -> Emitted:

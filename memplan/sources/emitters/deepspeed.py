@@ -6,6 +6,7 @@ sequence length and activation checkpointing are none of DeepSpeed's business.
 
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.compilation import Compilation
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import (
@@ -89,6 +90,10 @@ def _notes(setup: TrainingSetup) -> tuple[str, ...]:
     if setup.checkpointing is not Recomputation.NONE:
         text = checkpointing_text(setup.checkpointing)
         notes.append(f"switch on checkpointing ({text}) in the model")
+    if setup.compile is Compilation.LAYER:
+        notes.append("compile each layer (layer.compile()) before deepspeed.initialize")
+    if setup.compile is Compilation.MODEL:
+        notes.append("call engine.compile() behind deepspeed.initialize")
     if loads_under_zero_init(setup):
         notes.append("build the model inside deepspeed.zero.Init, as transformers does by itself")
     elif setup.zero_stage is ZeroStage.PARAMETERS:

@@ -5,6 +5,7 @@ llama3 --config llama3_8b`` and these flags.
 """
 
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.compilation import Compilation
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import (
@@ -40,6 +41,11 @@ def emit(setup: TrainingSetup) -> Emitted:
     if setup.offload_optimizer is not Offload.NONE or setup.offload_param is not Offload.NONE:
         values["training.enable_cpu_offload"] = True
     values["activation_checkpoint.mode"] = _mode(setup)
+    if setup.compile is Compilation.MODEL:
+        msg = "torchtitan compiles each layer on its own; choose `compile='layer'`"
+        raise refuse(msg)
+    if setup.compile is Compilation.LAYER:
+        values |= {"compile.enable": True, "compile.components": "model"}
     notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
     implementation = _IMPLEMENTATIONS.get(setup.optimizer)
     if implementation is None:

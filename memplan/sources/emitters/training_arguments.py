@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from memplan.sources.emitters import deepspeed
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.compilation import Compilation
 from memplan.training.kernels import (
     AttentionKernel,
     FeedForwardKernel,
@@ -57,7 +58,10 @@ def emit(setup: TrainingSetup) -> Emitted:
         **_precision(setup),
     }
     values |= _kernels(setup)
-    if setup.compiled:
+    if setup.compile is Compilation.LAYER:
+        msg = "the Trainer compiles the whole model; choose `compile='model'`"
+        raise refuse(msg)
+    if setup.compile is Compilation.MODEL:
         values["torch_compile"] = True
     notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
     if setup.seq_len is not None:

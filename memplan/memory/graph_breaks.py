@@ -1,0 +1,55 @@
+"""torch.compile under an engine: where its graphs end, and what of that no run has shown."""
+
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.tape import Tape
+from memplan.training.compilation import Compilation
+from memplan.training.fp8 import Fp8Recipe
+from memplan.training.precision import Engine
+from memplan.training.setup import TrainingSetup, ZeroStage
+
+ROUTING_KINDS = frozenset(
+    {
+        OperationKind.COUNTED, OperationKind.GROUPED_MM, OperationKind.HISTC, OperationKind.SORT,
+        OperationKind.TOPK,
+    }
+)  # fmt: skip
+"""Operations whose sizes hang on values, where graphs may break."""
+
+
+def returns_all_at_once(setup: TrainingSetup) -> bool:
+    """Whether one graph's backward pass hands all gradients over when it is done.
+
+    DDP's graphs end with each bucket (torch 2.13, _dynamo/backends/distributed.py, ``DDPOptimizer``),
+    and FSDP's and ZeRO-3's hooks on modules break them.
+    """
+    if setup.compile is not Compilation.MODEL:
+        return False
+    engine = setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        return setup.zero_stage is not ZeroStage.PARAMETERS
+    return engine is Engine.DDP and setup.num_gpus == 1
+
+
+def unseen_of_compilation(setup: TrainingSetup, tape: Tape) -> tuple[str, ...]:
+    """What torch.compile may hold beside what is counted, in words."""
+    if setup.compile is Compilation.NONE:
+        return ()
+    found = []
+    engine = setup.chosen_engine
+    if engine is Engine.DEEPSPEED and setup.zero_stage is ZeroStage.PARAMETERS:
+        found.append("what torch.compile keeps where ZeRO-3's hooks break its graphs")
+    if engine in (Engine.FSDP, Engine.FSDP1) and setup.compile is Compilation.MODEL:
+        found.append("what torch.compile keeps where FSDP's hooks break the model's graph")
+    if setup.fp8 is not Fp8Recipe.NONE:
+        found.append("what torch.compile makes of linear layers in fp8")
+    if _routes(tape):
+        found.append("what torch.compile keeps where routed or counted parts break its graphs")
+    return tuple(found)
+
+
+def _routes(tape: Tape) -> bool:
+    return any(
+        operation.kind in ROUTING_KINDS
+        for segment in tape.segments
+        for operation in segment.operations
+    )
