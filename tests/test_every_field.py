@@ -64,13 +64,10 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "offload_param": ({"num_gpus": 8, "zero_stage": 3}, "cpu"),
     "freeze": ({}, "layers.0"),
     "adapter": ({}, {"lora": {"rank": 4, "targets": "all-linear"}}),
-<<<<<<< HEAD
     "job": ({}, "dpo"),
     "ema": ({}, "fp32"),
     "lengths": ({}, "256:50%,512:50%"),
-=======
     "quantize": ({"adapter": {"lora": {"rank": 4, "targets": "all-linear"}}}, "nf4"),
->>>>>>> main
     "outputs_held": ({}, True),
     "upcast_outputs": ({}, True),
     "compile": ({}, "layer"),

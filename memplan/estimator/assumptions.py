@@ -39,11 +39,8 @@ def assumptions_of(
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
         *_adapter(resolved),
-<<<<<<< HEAD
         *_job(resolved),
-=======
         *base_words(model, asked, resolved),
->>>>>>> main
         *_loading(asked, resolved),
         *_overrides(resolved),
     )

@@ -140,13 +140,10 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         casts_weights_again=casts_weights_again(setup),
         adapter=setup.adapter,
         adapter_dtype=adapter_dtype(setup),
-<<<<<<< HEAD
         objective=setup.job.objective,
         log_probabilities=setup.job.log_probabilities,
         kept_logits=completion_length(setup) if setup.job.generates else None,
-=======
         adapter_input=_adapter_input(setup),
->>>>>>> main
     )
     how = setup.chosen_quantization
     return options if how is None else _quantized(options, how)

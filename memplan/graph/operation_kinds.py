@@ -74,14 +74,11 @@ class OperationKind(StrEnum):
     LAYER_NORM = "layer_norm"
     LE = "le"
     LINEAR = "linear"
-<<<<<<< HEAD
     LOGSUMEXP = "logsumexp"
     LOG_SIGMOID = "log_sigmoid"
-=======
     LINEAR_4BIT = "linear_4bit"
     LINEAR_8BIT = "linear_8bit"
     LINEAR_AWQ = "linear_awq"
->>>>>>> main
     LOG_SOFTMAX = "log_softmax"
     LT = "lt"
     MASK = "mask"

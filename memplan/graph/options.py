@@ -81,7 +81,6 @@ class TapeOptions:
     """What an adapter casts its input to: what it takes its weights' format for."""
     adaptation: "Overlay | None" = None
     """The adapter laid over the model; found when it is recorded."""
-<<<<<<< HEAD
     objective: Objective = Objective.TASK
     """What a language model's head ends in."""
     log_probabilities: LogProbabilities = LogProbabilities.ROWWISE
@@ -90,11 +89,9 @@ class TapeOptions:
     """Tokens at the end of each sequence that have logits; None: all."""
     without_gradients: bool = False
     """The pass runs under ``torch.no_grad()``: nothing is kept."""
-=======
     quantization: "Quantization | None" = None
     """How the weights of linear layers are packed, its formats filled in."""
     quantized_from: DType = DType.FP32
     """What they were quantized from."""
     quantizer: "Quantizer | None" = None
     """The same for a model's class; found when it is recorded."""
->>>>>>> main

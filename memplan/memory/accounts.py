@@ -253,11 +253,7 @@ _SAID_OTHERWISE = {
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
-<<<<<<< HEAD
-    "upcast_outputs", "job", "ema", "lengths", "compiled", "left_out", "fp8",
-=======
-    "upcast_outputs", "left_out", "fp8",
->>>>>>> main
+    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}

@@ -180,11 +180,7 @@ def _checked(key: str, value: object, *, source: str, section: str) -> object:
         problem = "write a mapping of the engine's own settings"
     elif key == "engine_options" and isinstance(value, Mapping):
         problem = _option_problem(value)
-<<<<<<< HEAD
     elif isinstance(value, Mapping | list) and key not in _MAPPINGS:
-=======
-    elif isinstance(value, Mapping | list) and key not in ("engine_options", "adapter", "quantize"):
->>>>>>> main
         problem = f"write one value, not {'a list' if isinstance(value, list) else 'a mapping'}"
     if problem:
         msg = f"{source}: {section}{key}: {problem}"
@@ -205,7 +201,7 @@ def _option_problem(options: Mapping[object, object]) -> str:
 
 _OWN_KEYS = frozenset({*SETUP_FIELDS, *_REMARKS, "preset"})
 """Keys of a setup in memplan's own words."""
-_MAPPINGS = frozenset({"engine_options", "adapter", "job", "lengths"})
+_MAPPINGS = frozenset({"engine_options", "adapter", "quantize", "job", "lengths"})
 _TEXTS = frozenset({"freeze", "kernels", "pipeline_schedule"})
 _DEFAULTS = {
     each.name: each.default if each.default is not MISSING else None

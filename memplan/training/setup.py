@@ -37,12 +37,9 @@ from memplan.training.precision import (
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
-<<<<<<< HEAD
     from memplan.training.averaging import Ema
     from memplan.training.lengths import Lengths
-=======
     from memplan.training.quantization import Quantization
->>>>>>> main
 
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
@@ -185,7 +182,6 @@ class TrainingSetup:
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights, which are frozen."""
-<<<<<<< HEAD
     job: Job = PLAIN
     """What is trained for, and which other models take part: ``dpo``, ``grpo:rollout=vllm``, …"""
     ema: "Ema | None" = None
@@ -193,11 +189,9 @@ class TrainingSetup:
     lengths: "Lengths | None" = None
     """Sequences of unequal lengths: the figures are those of the worst batch. ``seq_len`` is then what
     longer ones are cut to, or the length of a packed row."""
-=======
     quantize: "Quantization | str | None" = None
     """How the frozen base is quantized: ``nf4``, ``fp4``, ``int8``, ``gptq``, ``awq``, or a
     ``Quantization``; ``none``: not at all. None: as the model's own config says."""
->>>>>>> main
     outputs_held: bool = False
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
@@ -230,7 +224,6 @@ class TrainingSetup:
             from memplan.training.adapters import read_adapter  # only for adapters
 
             object.__setattr__(self, "adapter", read_adapter(self.adapter))
-<<<<<<< HEAD
         if self.job is not PLAIN:
             object.__setattr__(self, "job", _job(self.job))
         if self.ema is not None:
@@ -241,10 +234,8 @@ class TrainingSetup:
             from memplan.training.lengths import Lengths  # only where they are unequal
 
             object.__setattr__(self, "lengths", Lengths.read(self.lengths))
-=======
         if self.quantize is not None:
             object.__setattr__(self, "quantize", _quantization(self.quantize))
->>>>>>> main
         if self.engine_options:
             object.__setattr__(self, "engine_options", _options(self.engine_options))
         elif self.engine_options != ():
@@ -393,16 +384,15 @@ class TrainingSetup:
         return self.fsdp_strategy
 
 
-<<<<<<< HEAD
 def _job(value: object) -> Job:
     """A job; of one that is null, the model's own task."""
     return PLAIN if value is None else Job.read(value)
-=======
+
+
 def _quantization(value: object) -> "Quantization | str | None":
     from memplan.training.quantization import read_quantization  # only where something is quantized
 
     return read_quantization(value)
->>>>>>> main
 
 
 def _words(value: object) -> tuple[str, ...]:

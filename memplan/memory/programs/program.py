@@ -14,11 +14,8 @@ from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
-<<<<<<< HEAD
 from memplan.memory.beside import SideLedger, When
-=======
 from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
->>>>>>> main
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.rank import RankInput
