@@ -22,6 +22,8 @@ from memplan.memory.ledger import Part
 from memplan.memory.programs.others import shards_frozen_models
 from memplan.memory.step import Height
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.compilation import Compilation
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import COLOCATED, PLAIN, Job, JobKind, OtherModel, Rollout
 from memplan.training.objectives import Objective
@@ -224,7 +226,10 @@ class _Plan:
             return
         if objective is not Objective.VALUES:
             check_objective(model)
-        options = replace(self._options_without_gradients(has_adapter=False), objective=objective)
+        options = replace(
+            self._options_without_gradients(has_adapter=False), objective=objective,
+            fp8=Fp8Recipe.NONE,
+        )  # fmt: skip
         dtype = self.job.frozen_dtype
         if dtype is not None:
             options = replace(options, weights=dtype, compute=dtype)
@@ -242,7 +247,8 @@ class _Plan:
         setup = self.setup
         adapter = setup.adapter if has_adapter else None
         bare = replace(setup, adapter=adapter, checkpointing=Recomputation.NONE)
-        return replace(tape_options(bare, self.gpu), without_gradients=True, dropout=0.0)
+        options = tape_options(bare, self.gpu)
+        return replace(options, without_gradients=True, dropout=0.0, compile=Compilation.NONE)
 
     def _side(
         self, model: ModelSpec, options: TapeOptions, *, role: str, when: When, owns: bool
