@@ -99,7 +99,7 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         flag="--loss", field="loss", kind=str | None,
         help_text="Loss kernel: eager, shifted, shifted_uncast, fused (Megatron's), liger, "
         "flash_attn, foak, unsloth; or one that is given the output matrix: fused_linear (Liger's), "
-        "cut (Apple's), chunked (torchtitan's), torchtune.",
+        "cut (Apple's), chunked (torchtitan's), trl, torchtune.",
         axis_help="eager, fused_linear, liger, cut, chunked, foak, ...",
     ),
     SettingOption(

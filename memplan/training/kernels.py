@@ -87,6 +87,8 @@ class LossKernel(Enum):
     """Apple's cut cross-entropy: no logits at all."""
     TORCHTUNE = "torchtune"
     """torchtune's: logits of all pieces, each widened to fp32 on its own."""
+    TRL = "trl"
+    """TRL's fused head: tiles of the logits in both passes, gradients gathered in fp32."""
 
 
 class Packing(Enum):

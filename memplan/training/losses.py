@@ -30,6 +30,8 @@ class MatrixLoss(Enum):
     """Piece by piece, each with a backward pass of its own, in the forward pass (torchtitan)."""
     CUT = "cut"
     """Tiles of the logits in registers: one number a row is kept (Apple)."""
+    TILES = "tiles"
+    """Tiles of the logits, made again in backward, whose gradients are gathered in fp32 (TRL)."""
     PIECES = "pieces"
     """Piece by piece through torch's own operations, all kept (torchtune)."""
 
@@ -85,11 +87,15 @@ LOSS_FORMS: dict[LossKernel, LossForm] = {
         matrix=MatrixLoss.FORWARD_GRADIENTS,
     ),
     LossKernel.CHUNKED: LossForm(
-        source="torchtitan 0.3.0, components/loss.py, ChunkedCELoss",
+        source="torchtitan 0.3.0, components/loss.py, ChunkedLossWrapper",
         matrix=MatrixLoss.BACKWARD_BY_PIECE,
     ),
     LossKernel.CUT: LossForm(
         source="cut-cross-entropy 25.1, cce.py, LinearCrossEntropyFunction", matrix=MatrixLoss.CUT
+    ),
+    LossKernel.TRL: LossForm(
+        source="trl 1.16, kernels/chunked_logprob.py, ChunkedLogProbFunction",
+        matrix=MatrixLoss.TILES,
     ),
     LossKernel.TORCHTUNE: LossForm(
         source="torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, CEWithChunkedOutputLoss",
