@@ -11,9 +11,10 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import causal_lm_loss, cross_entropy, matmul_weight, next_token_labels
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.training.kernels import LossKernel
 from memplan.training.losses import LOSS_FORMS, LossForm, LossGradient, MatrixLoss
+from memplan.units import GIB, ceil_div, round_up
 
 NUM_CHUNKS = 8
 """Pieces of torchtitan's chunked loss (``ChunkedLossWrapper.Config.num_chunks``) and of torchtune's
@@ -157,6 +158,44 @@ def liger_chunk_rows(tokens: int, *, vocab_size: int, hidden_size: int) -> int:
     pieces = -(-vocab_size // hidden_size)
     wanted = -(-tokens // pieces)
     return min(tokens, 1 << (wanted - 1).bit_length())
+
+
+UNSLOTH_BYTES_PER_LOGIT = 16
+"""What Unsloth reckons a logit of a piece to take (``_CE_BYTES_PER_LOGIT``)."""
+UNSLOTH_BUDGET_BYTES = 4 * GIB
+"""For a piece and what cannot be cut (``_CE_TARGET_GB_CAP``); half of what is free where that is less,
+which a tape does not know."""
+
+
+def budgeted_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Unsloth's: both gradients in the forward pass, over pieces that a budget is enough for.
+
+    What a piece takes is what Unsloth itself reckons: an upper bound of what its compiled function
+    does. Each piece's gradient of the matrix is a tensor of its own.
+    """
+    vocab_size, width = weight.shape
+    tokens = x.numel // width
+    head = (weight.storage.num_bytes,) if weight.requires_grad else ()
+    rows = unsloth_chunk_rows(
+        tokens, vocab_size=vocab_size, fixed_bytes=x.numel * x.dtype.num_bytes + 2 * sum(head)
+    )
+    piece = round_up(rows * vocab_size * UNSLOTH_BYTES_PER_LOGIT, ALLOCATION_ROUNDING)
+    kind = OperationKind.FUSED_LINEAR_CROSS_ENTROPY
+    return _gradients_in_forward(t, kind, x, weight, scratch=(piece, *head))
+
+
+def unsloth_chunk_rows(tokens: int, *, vocab_size: int, fixed_bytes: int) -> int:
+    """Rows of a piece: one piece, or a multiple of four of them (``get_chunk_size``).
+
+    >>> unsloth_chunk_rows(16384, vocab_size=128256, fixed_bytes=2 * 2**30)
+    1024
+    """
+    budget = UNSLOTH_BUDGET_BYTES
+    if fixed_bytes < budget:
+        budget -= fixed_bytes
+    needed = tokens * vocab_size * UNSLOTH_BYTES_PER_LOGIT
+    pieces = 1 if needed <= budget else 4 * ceil_div(needed, 4 * budget)
+    return ceil_div(tokens, min(pieces, tokens))
 
 
 def chunked_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
@@ -321,6 +360,7 @@ def _gradients_in_forward(
 
 _MATRIX_LOSSES: dict[MatrixLoss, Callable[[Tape, Tensor, Parameter], Tensor]] = {
     MatrixLoss.FORWARD_GRADIENTS: fused_linear_cross_entropy,
+    MatrixLoss.BUDGETED_GRADIENTS: budgeted_cross_entropy,
     MatrixLoss.BACKWARD_BY_PIECE: chunked_cross_entropy,
     MatrixLoss.CUT: cut_cross_entropy,
     MatrixLoss.TILES: tiled_cross_entropy,

@@ -26,6 +26,8 @@ class MatrixLoss(Enum):
 
     FORWARD_GRADIENTS = "forward_gradients"
     """Piece by piece, with both gradients, in the forward pass (Liger)."""
+    BUDGETED_GRADIENTS = "budgeted_gradients"
+    """The same in fewer pieces, as a budget of memory allows (Unsloth)."""
     BACKWARD_BY_PIECE = "backward_by_piece"
     """Piece by piece, each with a backward pass of its own, in the forward pass (torchtitan)."""
     CUT = "cut"
@@ -85,6 +87,10 @@ LOSS_FORMS: dict[LossKernel, LossForm] = {
     LossKernel.FUSED_LINEAR: LossForm(
         source="liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py",
         matrix=MatrixLoss.FORWARD_GRADIENTS,
+    ),
+    LossKernel.UNSLOTH_FUSED: LossForm(
+        source="unsloth_zoo 2026.10, fused_losses/cross_entropy_loss.py, UnslothFusedLoss",
+        matrix=MatrixLoss.BUDGETED_GRADIENTS,
     ),
     LossKernel.CHUNKED: LossForm(
         source="torchtitan 0.3.0, components/loss.py, ChunkedLossWrapper",

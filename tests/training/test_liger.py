@@ -1,11 +1,13 @@
 """Liger's kernels by model type: what a setup is resolved to, and what the answer says."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import memplan
 from memplan.errors import SetupError
+from memplan.graph.losses import unsloth_chunk_rows
 from memplan.training.kernels import LossKernel, NormKernel
 from memplan.training.liger import LIGER_MODELS, liger_overrides
 from memplan.training.losses import LOSS_FORMS
@@ -78,6 +80,28 @@ def test_other_names_are_refused_with_the_nearest(field: str, value: str, words:
     with pytest.raises(SetupError) as caught:
         TrainingSetup(**{field: value})
     assert words in str(caught.value)
+
+
+def test_unsloth() -> None:
+    """Its norms write over gradients as Liger's do; its loss keeps both gradients and no logits."""
+    setup = TrainingSetup(kernels="unsloth", engine="ddp", precision="bf16", seq_len=512)
+    found = memplan.estimate(small("llama"), setup, gpu="h100-80gb")
+    plain = memplan.estimate(small("llama"), replace(setup, kernels="hf"), gpu="h100-80gb")
+    assert found.activations_bytes < plain.activations_bytes
+    assert any("upper bounds" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fixed_gib", "rows"),
+    [
+        pytest.param(512, 0, 512, id="one piece is enough"),
+        pytest.param(16_384, 2, 1024, id="half of the budget is taken"),
+        pytest.param(16_384, 8, 2048, id="more than the budget is taken: it is left whole"),
+    ],
+)
+def test_unsloth_chunk_rows(tokens: int, fixed_gib: int, rows: int) -> None:
+    fixed_bytes = fixed_gib * 2**30
+    assert unsloth_chunk_rows(tokens, vocab_size=128_256, fixed_bytes=fixed_bytes) == rows
 
 
 # -- packing --------------------------------------------------------------------------------------
