@@ -1,6 +1,6 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
-from memplan.estimator.quantized_base import base_words
+from memplan.estimator.quantized_base import base_notes, base_words
 from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
@@ -211,6 +211,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             "encoder-decoder"
         )
     notes += _fp8_notes(setup, gpu)
+    notes += base_notes(model, setup)
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:

@@ -151,9 +151,13 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
 
 def _quantized(options: TapeOptions, how: "Quantization") -> TapeOptions:
     """Over a packed base: what peft's preparation leaves is in fp32, and the residual stream with it."""
+    from memplan.training.quantization import Upcast  # only where something is quantized
+
     options = replace(options, quantization=how, quantized_from=options.weights)
-    if how.prepared and how.format.is_prepared:
+    if how.upcast is Upcast.ALL:
         return replace(options, weights=DType.FP32, compute=DType.FP32)
+    if how.upcast is Upcast.NORMS:
+        return replace(options, norms=DType.FP32)
     return options
 
 

@@ -26,6 +26,8 @@ def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Ten
 
 
 def _declared(t: Tape, each: ParameterShape) -> Parameter:
+    if each.of_linear:
+        return t.matrix(f"{each.module}.{each.name}", *each.shape[:2], module=each.module)
     return t.parameter(
         f"{each.module}.{each.name}", *each.shape, module=each.module, experts=_share(each)
     )
@@ -58,6 +60,8 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
 
 
 def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
+    if each.of_linear and not idle:
+        return _declared(t, each)
     made = t.parameter(
         f"{each.module}.{each.name}",
         *each.shape,

@@ -91,6 +91,8 @@ class TapeOptions:
     """The pass runs under ``torch.no_grad()``: nothing is kept."""
     quantization: "Quantization | None" = None
     """How the weights of linear layers are packed, its formats filled in."""
+    norms: DType | None = None
+    """What the weights of norms are held in, where that is not the compute format."""
     quantized_from: DType = DType.FP32
     """What they were quantized from."""
     quantizer: "Quantizer | None" = None

@@ -223,7 +223,7 @@ class Tape:
         made = Parameter(
             name,
             shape,
-            dtype or self.options.compute,
+            dtype or self._usual_dtype(module, shape),
             module=module,
             trainable=trainable,
             experts=experts,
@@ -231,6 +231,11 @@ class Tape:
         )
         self.segment.parameters.append(made)
         return self._trained_copy(made) if copied else made
+
+    def _usual_dtype(self, module: str, shape: tuple[int, ...]) -> DType:
+        norms = self.options.norms
+        is_norm = norms is not None and len(shape) == 1 and "norm" in module
+        return norms if norms is not None and is_norm else self.options.compute
 
     def _trained_copy(self, original: Parameter) -> Parameter:
         """The copy that is trained in a weight's place (peft's ``ModulesToSaveWrapper``)."""

@@ -37,7 +37,7 @@ from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Tally
 from memplan.training.precision import PRECISIONS
-from memplan.training.setup import TrainingSetup
+from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
 MICRO_BATCHES = 3
 """A step's first micro-batch, any one after it, and its last: no further one holds more."""
@@ -88,7 +88,7 @@ def _asked(given: RankInput) -> _Asked:
         structure = _joint_structure(structure, _Same(beside))
     if within is not None:
         structure = _cut_structure(structure, _Same(spots), _Same(within.members))
-    run = _run(structure, _engine_fields(given.setup))
+    run = _run(structure, (*_engine_fields(given.setup), _reducing_device(given)))
     return _Asked(
         given=given, spots=spots, run=run, goes_by_capacity=loads_by_capacity(given.setup)
     )
@@ -194,7 +194,7 @@ def _outlined(question: "_Question") -> _Outlined:
     program.save()
     return _Outlined(
         outline=ledger.close(program.weight_words),
-        host=_with_average(program),
+        host=_with_states(_with_average(program), program.optimizer.off_gpu_bytes),
         left_out=program.left_out,
         unsaved=program.unsaved,
     )
@@ -213,6 +213,14 @@ def _with_average(program: Program) -> HostMemory:
         load_bytes=host.load_bytes + held,
         save_bytes=host.save_bytes + held,
     )
+
+
+def _with_states(host: HostMemory, num_bytes: int) -> HostMemory:
+    """With an optimizer's states that are in CPU RAM, or may have to be."""
+    if not num_bytes:
+        return host
+    held, saved = host.held_bytes + num_bytes, host.save_bytes + num_bytes
+    return replace(host, held_bytes=held, save_bytes=saved)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -272,6 +280,14 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.data_parallel == 1,
         *[getattr(setup, name) for name in _ENGINE_FIELDS],
     )
+
+
+def _reducing_device(given: RankInput) -> object:
+    """What an optimizer's own reductions are split by, where it has any."""
+    if given.setup.optimizer in PLAIN_OPTIMIZERS:
+        return None
+    options = given.tape.options
+    return options.multiprocessors, options.threads_per_multiprocessor, given.tape.decomposed
 
 
 def _formats_of(setup: TrainingSetup) -> tuple[object, ...]:

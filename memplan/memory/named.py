@@ -195,7 +195,7 @@ class _KeyIndex:
             storage
             for segment in tape.segments
             for operation in segment.operations
-            for storage in operation.saved
+            for storage in operation.held
         }
         modules: dict[Storage, str] = {}
         for segment in tape.segments:

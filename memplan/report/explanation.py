@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from memplan.estimator import Estimate
 from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.fast_dataclass import dataclass
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operation_kinds import QUANTIZED_PRODUCTS, OperationKind
 from memplan.graph.segments import Operation, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
@@ -177,13 +177,17 @@ def parameter_nodes(tape: Tape) -> tuple[Node, ...]:
 
 
 def _parameter_node(parameter: Parameter, copies: int) -> Node:
-    shape = " x ".join(str(size) for size in parameter.shape)
+    shape = " x ".join(str(size) for size in parameter.matrix_shape)
     times = f"{copies} x " if copies > 1 else ""
     dtype = parameter.dtype
+    formula = f"{times}{shape} x {dtype.num_bytes} B ({dtype.label})"
+    if parameter.packed is not None:
+        each = parameter.numel * dtype.num_bytes / parameter.num_weights
+        formula = f"{times}{shape} x {each:g} B ({parameter.packed.quantization.kind.value} codes)"
     return Node(
         name=parameter.name,
         num_bytes=copies * parameter.storage.num_bytes,
-        formula=f"{times}{shape} x {dtype.num_bytes} B ({dtype.label})",
+        formula=formula,
     )
 
 
@@ -278,8 +282,9 @@ def _kept_storages(segment: Segment) -> dict[Storage, list[Operation]]:
                 if tensor.storage in segment.kept_outputs:
                     kept[tensor.storage] = []
     for operation in segment.operations:
-        for storage in dict.fromkeys(operation.saved):
-            if segment.checkpointed and storage not in segment.kept_outputs:
+        for storage in dict.fromkeys(operation.held):
+            stays = segment.kept_outputs | frozenset(operation.pinned)
+            if segment.checkpointed and storage not in stays:
                 continue
             if storage not in dropped:
                 kept.setdefault(storage, []).append(operation)
@@ -317,13 +322,16 @@ def _made_by(tensor: Tensor, operation: Operation) -> str:
     weight = next((each for each in operation.inputs if isinstance(each, Parameter)), None)
     if operation.kind is OperationKind.TO:
         return f"copy in {tensor.dtype.label}" if weight is None else "copy of a weight"
-    if weight is not None and operation.kind in (OperationKind.LINEAR, OperationKind.GROUPED_MM):
+    if weight is not None and operation.kind in _NAMED_AFTER_WEIGHTS:
         return weight.name.removesuffix(".weight").rpartition(".")[2]
     if operation.kind in _PLURAL and tensor is not operation.outputs[0]:
         return _PLURAL[operation.kind]
     return operation.name
 
 
+_NAMED_AFTER_WEIGHTS = {
+    OperationKind.LINEAR, OperationKind.GROUPED_MM, *QUANTIZED_PRODUCTS
+}  # fmt: skip
 _PLURAL = {
     OperationKind.FLASH_ATTENTION: "flash_attention's statistics",
     OperationKind.CUDNN_ATTENTION: "cudnn_attention's statistics",

@@ -148,6 +148,11 @@ class TrainingSetup:
     fp8: Fp8Recipe = Fp8Recipe.NONE
     """What linear layers multiply in, where it is less than 16 bits."""
     optimizer: Optimizer = Optimizer.ADAMW_FUSED
+    """Also by the names that transformers' ``TrainingArguments`` has for it."""
+    optimizer_options: Mapping[str, object] | tuple[tuple[str, object], ...] = ()
+    """The optimizer's own settings, as far as they move memory: ``rank``, ``momentum``, ``block_size``."""
+    optimizer_in_backward: bool = False
+    """Each gradient is stepped and let go as soon as it is there."""
     checkpointing: Checkpointing = Recomputation.NONE
     """A ``Recomputation``, or the layers that are recomputed in full: a share of them up to 1, a number
     of the first ones from 2 on, or their numbers (``0-7,12``)."""
@@ -209,6 +214,7 @@ class TrainingSetup:
     compares with records of fake tensors, which have neither."""
 
     def __post_init__(self) -> None:
+        _spell_optimizer(self)
         for name, kind in _ENUM_FIELDS.items():
             object.__setattr__(self, name, _coerce(name, getattr(self, name), kind))
         object.__setattr__(self, "checkpointing", _checkpointing(self.checkpointing))
@@ -241,8 +247,21 @@ class TrainingSetup:
         elif self.engine_options != ():
             object.__setattr__(self, "engine_options", ())
         object.__setattr__(self, "left_out", _words(self.left_out))
+        if self.optimizer_options:
+            options = _options(self.optimizer_options, "optimizer_options")
+            object.__setattr__(self, "optimizer_options", options)
+        elif self.optimizer_options != ():
+            object.__setattr__(self, "optimizer_options", ())
         _check_sizes(self)
         _check_engine(self)
+        if (
+            self.optimizer not in PLAIN_OPTIMIZERS
+            or self.optimizer_options
+            or self.optimizer_in_backward
+        ):
+            from memplan.training.optimizers.engines import check_optimizer
+
+            check_optimizer(self)
         if self.quantize is not None:
             _ = self.chosen_quantization
 
@@ -302,7 +321,7 @@ class TrainingSetup:
             dict(self.engine_options),
             half=formats.autocast or formats.compute,
             sharded_by=self._sharded_by,
-            in_one_format=self.chosen_engine is Engine.FSDP1,
+            cast_by="" if self.chosen_engine is Engine.DDP else self.chosen_engine.value,
         )
 
     @property
@@ -389,6 +408,41 @@ def _job(value: object) -> Job:
     return PLAIN if value is None else Job.read(value)
 
 
+PLAIN_OPTIMIZERS = (
+    Optimizer.ADAMW_FUSED,
+    Optimizer.ADAMW_FOREACH,
+    Optimizer.SGD,
+    Optimizer.SGD_MOMENTUM,
+)
+"""Optimizers that run under every engine, as long as nothing else is said of them."""
+
+
+def _spell_optimizer(setup: TrainingSetup) -> None:
+    """A name of transformers' may say more than which optimizer it is."""
+    name = setup.optimizer
+    if not isinstance(name, str) or name in _OPTIMIZER_NAMES:
+        return
+    from memplan.training.optimizers.spellings import UNMODELLED, spelled
+
+    refused = UNMODELLED.get(name.lower().replace("-", "_"))
+    if refused is not None:
+        msg = f"optimizer: {name}: {refused}"
+        raise SetupError(msg)
+    found = spelled(name)
+    if found is None:
+        return
+    object.__setattr__(setup, "optimizer", found.optimizer)
+    if found.in_backward:
+        object.__setattr__(setup, "optimizer_in_backward", True)
+    if found.options:
+        given = setup.optimizer_options
+        pairs = given.items() if isinstance(given, Mapping) else given
+        object.__setattr__(setup, "optimizer_options", {**dict(found.options), **dict(pairs)})
+
+
+_OPTIMIZER_NAMES = frozenset(each.value for each in Optimizer)
+
+
 def _quantization(value: object) -> "Quantization | str | None":
     from memplan.training.quantization import read_quantization  # only where something is quantized
 
@@ -438,9 +492,15 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
     known = [str(member.value) for member in kind if member not in UNMODELLED_ENGINES]
     meant = _MEANT.get(kind, {}).get(str(value).lower().replace("-", "_"))
     hint = f" Did you mean {meant}?" if meant else did_you_mean(str(value), known)
-    msg = f"{name}: {shown(value)} is not one of {', '.join(known)}.{hint}"
+    listed = ", ".join(known)
+    if len(known) > MOST_LISTED:
+        listed = f"{len(known)} that there are ({', '.join(known[:MOST_LISTED])}, ...)"
+    msg = f"{name}: {shown(value)} is not one of {listed}.{hint}"
     raise SetupError(msg)
 
+
+MOST_LISTED = 12
+"""Of the values that a message lists; docs/optimizers.md has the longer list."""
 
 _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
     Recomputation: {
@@ -556,17 +616,18 @@ MAX_OPTION_DEPTH = 10
 """How deeply the value of an engine's option may be nested."""
 
 
-def _options(options: object) -> tuple[tuple[str, object], ...]:
-    """The engine's options as pairs in order, their values such that equal setups are found equal."""
+def _options(options: object, field: str = "engine_options") -> tuple[tuple[str, object], ...]:
+    """A part's options as pairs in order, their values such that equal setups are found equal."""
+    owner = field.partition("_")[0]
     pairs = options.items() if isinstance(options, Mapping) else options
     found: dict[str, object] = {}
     for pair in pairs if isinstance(pairs, Iterable) else (pairs,):
         if not isinstance(pair, tuple) or len(pair) != 2:
-            msg = f"engine_options: expected a mapping of the engine's own names, got {shown(options)}"
+            msg = f"{field}: expected a mapping of the {owner}'s own names, got {shown(options)}"
             raise SetupError(msg)
         name, value = pair
         if not isinstance(name, str):
-            msg = f"engine_options: the key {shown(name)} is not text: put it in quotes"
+            msg = f"{field}: the key {shown(name)} is not text: put it in quotes"
             raise SetupError(msg)
         found[name] = _frozen(value, name=name, depth=0)
     return tuple(sorted(found.items()))
@@ -628,6 +689,7 @@ def _check_sizes(setup: TrainingSetup) -> None:
 
 _FLAGS = (
     "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
+    "optimizer_in_backward",
 )  # fmt: skip
 
 

@@ -25,6 +25,8 @@ class OtherProgram:
         """Its weights, if they are not the trained model's."""
         if self.side.owns_weights:
             self.program.load()
+        if self.side.is_trained:
+            self.program.make_optimizer()
 
     def settle(self, *, num_micro_batches: int) -> None:
         """Come to where every further step is like the last."""

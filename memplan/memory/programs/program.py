@@ -4,32 +4,26 @@
 of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(set_to_none=True)``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from memplan.dtypes import DType
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.beside import SideLedger, When
 from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Playback, Stops
+from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
-from memplan.training.optimizers import OPTIMIZERS, StatesOf
 from memplan.units import ceil_div, round_up
 
-Shape = tuple[int, ...]
-"""Of a tensor that an optimizer steps."""
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
 
-COUNTER_BYTES = ALLOCATION_ROUNDING
-"""A scalar, as the allocator rounds it up."""
 
 MAX_MICRO_BATCHES = 4
 """Of a step that are played out: the first, the last, and two of those between, which ask for the same
@@ -106,6 +100,11 @@ class Program:
         self.weights: list[Weight] = list(weights_of(given))
         """In the order of ``named_parameters()``."""
         self.gradients: dict[Weight, Block] = {}
+        self.optimizer = Stepper(given, ledger)
+        self.has_states: set[Weight] = set()
+        """Weights that were stepped within backward, and have their states."""
+        self.unstepped: tuple[Weight, Block] | None = None
+        """The last gradient, where it is stepped when the next one is there."""
         self.left_out: tuple[str, ...] = unseen_of_compilation(given.setup, given.tape)
         """What is not modelled, in words."""
         self.unsaved: tuple[str, ...] = ()
@@ -127,6 +126,7 @@ class Program:
         """Load, and fetch the first batch."""
         self.ledger.enter(Part.LOAD)
         self.load()
+        self.make_optimizer()
         if self.company is not None:
             self.company.load()
             self.load_average()
@@ -177,6 +177,11 @@ class Program:
 
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
+        options = self.given.tape.options
+        if options.quantization is not None:
+            from memplan.memory.programs.quantized import load_quantized  # only then
+
+            return load_quantized(self.ledger, self.weights, {}, options)
         sizes = [(weight[0].storage.num_bytes, weight) for weight in self.weights]
         blocks = self.ledger.allocate_all(sizes, ComponentKind.PARAMETERS)
         return dict(zip(self.weights, blocks, strict=True))
@@ -217,16 +222,61 @@ class Program:
         self.end_backward()
         self.playback.let_go()
 
+    def make_optimizer(self) -> None:
+        """Some have their states from the beginning."""
+        trained = [parameter for parameter, _ in self.weights if is_trained(parameter)]
+        self.optimizer.construct(stepped_all(trained), of=TRAINED)
+
     def optimizer_step(self, *, first: bool) -> None:
-        """States in the first step; then what the optimizer copies."""
-        stepped: dict[DType, list[Shape]] = {}
-        for parameter, _ in self.weights:
-            if is_trained(parameter):
-                stepped.setdefault(parameter.dtype, []).append(parameter.shape)
-        for dtype, shapes in stepped.items():
-            step_optimizer(
-                self.given, self.ledger, shapes, dtype, of="every trained parameter", first=first
-            )
+        """States in the first step; then what the optimizer makes and lets go."""
+        weights = [weight for weight in self.weights if is_trained(weight[0])]
+        if self.optimizer.in_backward:
+            for weight in weights if first else ():
+                self._step_alone(weight, None)
+            return
+        tensors = stepped_all(parameter for parameter, _ in weights)
+
+        def replace(number: int, block: Block | None) -> None:
+            self._let_go_of_gradient(weights[number], block)
+
+        self.optimizer.step(tensors, of=TRAINED, first=first, gradients=replace)
+
+    def _leaves_gpu(self, parameter: Parameter) -> bool:
+        """Whether its gradient goes to the CPU at once."""
+        optimizer = self.optimizer
+        return optimizer.takes_gradients and optimizer.takes_gradient(stepped(parameter))
+
+    def _let_go_of_gradient(self, weight: Weight, block: Block | None) -> None:
+        """An optimizer is done with a gradient, or has put another in its place."""
+        old = self.gradients.pop(weight, None)
+        if old is not None:
+            self.ledger.free(old)
+            if block is not None:
+                self.gradients[weight] = block
+        elif block is not None:
+            self.ledger.free(block)
+
+    def _step_in_backward(self, weight: Weight, block: Block) -> None:
+        """Step a gradient as soon as it is there, or when the one after it is."""
+        ready: tuple[Weight, Block] | None = (weight, block)
+        if self.optimizer.row.lags:
+            ready, self.unstepped = self.unstepped, ready
+        if ready is not None:
+            self._step_alone(*ready)
+
+    def _step_alone(self, weight: Weight, block: Block | None) -> None:
+        """One parameter's own optimizer; then its gradient goes. None: only its states are made."""
+        first = weight not in self.has_states
+        self.has_states.add(weight)
+        if block is not None:
+            self.gradients[weight] = block
+
+        def replace(_: int, made: Block | None) -> None:
+            self._let_go_of_gradient(weight, made)
+
+        self.optimizer.step([stepped(weight[0])], of=TRAINED, first=first, gradients=replace)
+        if weight in self.gradients:
+            self.ledger.free(self.gradients.pop(weight))
 
     def zero_grad(self) -> None:
         """Gradients go in the order of the parameters."""
@@ -265,7 +315,10 @@ class Program:
         """It has ended."""
 
     def end_backward(self) -> None:
-        """All gradients are there."""
+        """All gradients are there; the last one may still wait for its step."""
+        if self.unstepped is not None:
+            waiting, self.unstepped = self.unstepped, None
+            self._step_alone(*waiting)
 
     def run_joined(self) -> None:
         """Passes of other models whose results the loss takes."""
@@ -287,7 +340,9 @@ class Program:
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Take a gradient that autograd finished; one that is there already takes it up."""
-        if weight in self.gradients:
+        if self.optimizer.in_backward:
+            self._step_in_backward(weight, block)
+        elif self._leaves_gpu(weight[0]) or weight in self.gradients:
             self.ledger.free(block)
         else:
             self.gradients[weight] = block
@@ -328,45 +383,5 @@ def is_trained(parameter: Parameter) -> bool:
     return parameter.requires_grad and not parameter.unused
 
 
-def step_optimizer(
-    given: RankInput,
-    ledger: Ledger,
-    stepped: Sequence[Shape],
-    dtype: DType,
-    *,
-    of: str,
-    first: bool,
-) -> None:
-    """One step over tensors of these shapes; states have a dtype, and are ``of`` something, in words."""
-    row = OPTIMIZERS[given.setup.optimizer]
-    if first:
-        states = f"{row.num_states} x {dtype.label} of {of}"
-        ledger.allocate_all(
-            [
-                (
-                    size,
-                    COUNTER
-                    if size == COUNTER_BYTES and number == 0 and row.has_step_counter
-                    else states,
-                )
-                for shape in stepped
-                for number, size in enumerate(sizes_of(row.states, shape, dtype))
-                if size
-            ],
-            ComponentKind.OPTIMIZER_STATES,
-        )
-    copies = [size for shape in stepped for size in sizes_of(row.step_copies, shape, dtype) if size]
-    if copies:
-        ledger.use(
-            *copies, kind=ComponentKind.TEMPORARIES, name="copies the optimizer makes of a state"
-        )
-
-
 AVERAGE = "a copy of each weight"
-COUNTER = "a step counter for each tensor"
-
-
-@lru_cache(maxsize=1024)
-def sizes_of(made: StatesOf, shape: Shape, dtype: DType) -> tuple[int, ...]:
-    """What an optimizer makes of one tensor, as the allocator rounds it up [bytes]."""
-    return tuple(allocated_bytes(numel, each) for numel, each in made(shape, dtype))
+TRAINED = "every trained parameter"
