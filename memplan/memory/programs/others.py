@@ -72,6 +72,10 @@ def _program(side: SideModel, ledger: SideLedger) -> Program:
         from memplan.memory.programs.frozen_shards import FrozenShardsProgram
 
         return FrozenShardsProgram(prepare_job(given, rank=0, capacity_bytes=None), ledger)
+    if engine is Engine.FSDP and side.is_one_unit:
+        from memplan.memory.programs.gathered_whole import GatheredWholeProgram
+
+        return GatheredWholeProgram(given, ledger)
     from memplan.memory.programs import program_of
 
     return program_of(given, ledger, workspace_bytes=0)
