@@ -33,7 +33,7 @@ def assumptions_of(
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
-        f"optimizer {resolved.optimizer.value}",
+        _optimizer(resolved),
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
@@ -42,6 +42,14 @@ def assumptions_of(
         *_loading(asked, resolved),
         *_overrides(resolved),
     )
+
+
+def _optimizer(resolved: TrainingSetup) -> str:
+    """With its own settings, as they were given."""
+    given = ", ".join(f"{key} {value}" for key, value in dict(resolved.optimizer_options).items())
+    words = f" ({given})" if given else ""
+    when = " within backward" if resolved.optimizer_in_backward else ""
+    return f"optimizer {resolved.optimizer.value}{words}{when}"
 
 
 def _adapter(resolved: TrainingSetup) -> tuple[str, ...]:

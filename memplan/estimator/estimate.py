@@ -393,7 +393,7 @@ def other_settings(setup: TrainingSetup) -> str:
         value = getattr(setup, name)
         if value == default:
             continue
-        if name == "engine_options":
+        if name in ("engine_options", "optimizer_options"):
             found += [f"{key}={_plain(each)}" for key, each in value]
         else:
             found.append(f"{name}={_plain(value)}")

@@ -110,7 +110,10 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         shape = model.hidden_size, spec.patch_features
         t.parameter("vision_embed_tokens.weight", *shape).unused = True
         t.parameter("vision_embed_tokens.bias", model.hidden_size).unused = True
-    x = embedding_lookup(t, table, tokens)
+    prompts = 0 if t.adaptation is None else t.adaptation.num_prompts
+    x = embedding_lookup(t, table, tokens - prompts * t.options.batch_size)
+    if prompts and t.adaptation is not None:
+        x = t.adaptation.prompted(t, x)
     if spec.position_source is not None:
         return decoder_embeddings(t, model, spec, table, x), table
     if spec.unscaled_held:
@@ -317,7 +320,7 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     if model.head.plain_loss:
         return cross_entropy(t, output_matrix(t, model, model.head, x, table))
     if takes_matrix(t):
-        weight = table
+        weight = t.own_copy(table, "lm_head") if model.head.tied else table
         if not model.head.tied:
             weight = t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])
         return language_model_loss(t, x, weight, model.num_outputs, lambda hidden: hidden)

@@ -96,7 +96,8 @@ class Tape:
         if self.adaptation is not None:
             earlier = (each.repeat for each in self.segments if each.name == name)
             self._repetition = sum(earlier)
-            self.adapted = self.adaptation.at(name, self._repetition)
+            if again is None:
+                self.adapted = self.adaptation.at(name, self._repetition)
         self.segments.append(self.segment)
 
     def end(self, output: Tensor) -> None:
@@ -198,7 +199,8 @@ class Tape:
         Beside an adapter the model's own are frozen, but for those that it trains too.
         """
         if self._again is not None:
-            return next(each for each in self._again.parameters if each.name == name)
+            wrapped = f"{name.rpartition('.')[0]}{BASE_LAYER}.{name.rpartition('.')[2]}"
+            return next(each for each in self._again.parameters if each.name in (name, wrapped))
         if any(size < 1 for size in shape):
             sizes = " x ".join(str(size) for size in shape)
             msg = (
@@ -227,6 +229,19 @@ class Tape:
         )
         self.segment.parameters.append(made)
         return self._trained_copy(made) if copied else made
+
+    def own_copy(self, weight: Parameter, module: str) -> Parameter:
+        """An earlier segment's weight, or the copy that a module of this one trains in its place."""
+        if self.adaptation is None:
+            return weight
+        if not self.adaptation.saves(self.segment.name, self._repetition, module):
+            return weight
+        made = Parameter(
+            f"{module}.modules_to_save.default.weight", weight.shape, weight.dtype,
+            module=f"{module}.modules_to_save.default", trainable=not self.frozen, of_adapter=True,
+        )  # fmt: skip
+        self.segment.parameters.append(made)
+        return made
 
     def _usual_dtype(self, module: str, shape: tuple[int, ...]) -> DType:
         norms = self.options.norms

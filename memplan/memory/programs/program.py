@@ -18,6 +18,7 @@ from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
+from memplan.training.optimizers.script import ActKind
 from memplan.units import ceil_div
 
 Weight = tuple[Parameter, int]
@@ -80,6 +81,8 @@ class Program:
         """In the order of ``named_parameters()``."""
         self.gradients: dict[Weight, Block] = {}
         self.optimizer = Stepper(given, ledger)
+        self.blocks: dict[Weight, Block] = {}
+        """Of the weights, where they lie apart: an optimizer may move them."""
         self.has_states: set[Weight] = set()
         """Weights that were stepped within backward, and have their states."""
         self.unstepped: tuple[Weight, Block] | None = None
@@ -130,14 +133,15 @@ class Program:
             load_quantized(self.ledger, self.weights, places, options)
             return
         if not places:
-            self.load_weights()
+            self.blocks = self.load_weights()
             return
         for weight in (*self.weights, None):
             for size, words in places.get(weight, ()):
                 self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
             if weight is not None:
                 size = weight[0].storage.num_bytes
-                self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+                block = self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+                self.blocks[weight] = block
 
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
@@ -182,23 +186,24 @@ class Program:
             return
         tensors = stepped_all(parameter for parameter, _ in weights)
 
-        def replace(number: int, block: Block | None) -> None:
-            self._let_go_of_gradient(weights[number], block)
+        def replace(number: int, kind: ActKind, block: Block | None) -> None:
+            self._replace(kind, weights[number], block)
 
-        self.optimizer.step(tensors, of=TRAINED, first=first, gradients=replace)
+        self.optimizer.step(tensors, of=TRAINED, first=first, replace=replace)
 
     def _leaves_gpu(self, parameter: Parameter) -> bool:
         """Whether its gradient goes to the CPU at once."""
         optimizer = self.optimizer
         return optimizer.takes_gradients and optimizer.takes_gradient(stepped(parameter))
 
-    def _let_go_of_gradient(self, weight: Weight, block: Block | None) -> None:
-        """An optimizer is done with a gradient, or has put another in its place."""
-        old = self.gradients.pop(weight, None)
+    def _replace(self, kind: ActKind, weight: Weight, block: Block | None) -> None:
+        """An optimizer is done with a gradient, or has put another tensor in its or a weight's place."""
+        present = self.blocks if kind is ActKind.WEIGHT else self.gradients
+        old = present.pop(weight, None)
         if old is not None:
             self.ledger.free(old)
             if block is not None:
-                self.gradients[weight] = block
+                present[weight] = block
         elif block is not None:
             self.ledger.free(block)
 
@@ -217,10 +222,10 @@ class Program:
         if block is not None:
             self.gradients[weight] = block
 
-        def replace(_: int, made: Block | None) -> None:
-            self._let_go_of_gradient(weight, made)
+        def replace(_: int, kind: ActKind, made: Block | None) -> None:
+            self._replace(kind, weight, made)
 
-        self.optimizer.step([stepped(weight[0])], of=TRAINED, first=first, gradients=replace)
+        self.optimizer.step([stepped(weight[0])], of=TRAINED, first=first, replace=replace)
         if weight in self.gradients:
             self.ledger.free(self.gradients.pop(weight))
 
