@@ -69,3 +69,32 @@ def test_a_frozen_linear_layer_keeps_no_input() -> None:
     )
     frozen = estimate(load_model(LLAMA), setup)
     assert frozen.activations_bytes < whole.activations_bytes
+
+
+def test_the_answer_names_the_modules_that_peft_chooses() -> None:
+    found = estimate(load_model(LLAMA), TrainingSetup(adapter=Lora(rank=8)))
+    assert any(
+        "LoRA rank 8 on q_proj, v_proj (peft's choice)" in each for each in found.assumptions
+    )
+
+
+def test_a_mixture_whose_experts_peft_would_adapt_is_refused() -> None:
+    config = {
+        **LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+        "num_local_experts": 4, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    with pytest.raises(SetupError, match="adapts every routed expert"):
+        estimate(load_model(config), TrainingSetup(adapter=Lora(targets="all-linear")))
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "count"),
+    [
+        ("gpt2", ("c_attn",), 294912),
+        ("t5-small", ("q", "v"), 294912),
+        ("bert-base-uncased", ("query", "value"), 294912),
+    ],
+)
+def test_modules_go_by_transformers_names(model: str, targets: tuple[str, ...], count: int) -> None:
+    setup = TrainingSetup(adapter=Lora(rank=8, targets=targets), seq_len=64)
+    assert estimate(load_model(model), setup).trainable_params == count

@@ -4,6 +4,7 @@ One module for each: ``emit(setup) -> Emitted``. What a framework's file cannot 
 result's notes; what a framework cannot do is refused.
 """
 
+from dataclasses import replace
 from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -49,4 +50,8 @@ def emit(setup: TrainingSetup, framework: Framework) -> Emitted:
     """
     module = import_module(f"memplan.sources.emitters.{_MODULES[framework]}")
     write = cast("Callable[[TrainingSetup], Emitted]", module.emit)
-    return write(setup.resolve())
+    made = write(setup.resolve())
+    if setup.adapter is None:
+        return made
+    note = f"give the model its adapter, {setup.adapter}, in the script: no key of this file does"
+    return replace(made, notes=(*made.notes, note))
