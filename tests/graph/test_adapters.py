@@ -98,3 +98,24 @@ def test_a_mixture_whose_experts_peft_would_adapt_is_refused() -> None:
 def test_modules_go_by_transformers_names(model: str, targets: tuple[str, ...], count: int) -> None:
     setup = TrainingSetup(adapter=Lora(rank=8, targets=targets), seq_len=64)
     assert estimate(load_model(model), setup).trainable_params == count
+
+
+def test_what_is_merely_counted_is_adapted_too() -> None:
+    config = {
+        "model_type": "siglip",
+        "text_config": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+        "vision_config": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+    }
+    setup = TrainingSetup(adapter=Lora(rank=1, targets=("q_proj",)))
+    # Two towers of two layers each.
+    assert estimate(load_model(config), setup).trainable_params == 2 * 2 * (64 + 64)
