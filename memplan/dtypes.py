@@ -12,6 +12,8 @@ class DType(Enum):
     INT64 = ("int64", 8)
     INT32 = ("int32", 4)
     BOOL = ("bool", 1)
+    UINT8 = ("uint8", 1)
+    INT8 = ("int8", 1)
     FP8 = ("fp8", 1)
     """Codes of 8 bits or fewer, packed, with what scales them."""
 

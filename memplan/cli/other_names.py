@@ -5,10 +5,6 @@ _FROZEN = "--freeze, which says what is not trained"
 
 NOT_MODELLED = {
     **dict.fromkeys(
-        ("quantize", "quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8"),
-        ("quantized weights are", f"--precision bf16 with {_FROZEN}"),
-    ),
-    **dict.fromkeys(
         ("tensor-parallel", "tensor-parallel-size", "tensor-model-parallel-size", "tp", "tp-size"),
         ("tensor parallelism is", _FULL_SHARD),
     ),
@@ -26,6 +22,10 @@ NOT_MODELLED = {
 
 RENAMED = {
     **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
+    **dict.fromkeys(
+        ("quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8", "qlora"),
+        "--quantize",
+    ),
     **dict.fromkeys(("lora-target-modules", "target-modules"), "--lora-targets"),
     **dict.fromkeys(("adapter-config", "peft-config"), "--adapter"),
     **dict.fromkeys(

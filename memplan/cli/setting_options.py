@@ -117,6 +117,11 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="Parts not trained: embeddings,layers.0-7.",
     ),
     SettingOption(
+        flag="--quantize", field="quantize", kind=str | None, metavar="FORMAT",
+        help_text="The base under an adapter: nf4, fp4, int8, gptq, awq, none. [default: the config's]",
+        axis_help="none, nf4, fp4, int8, gptq, awq.",
+    ),
+    SettingOption(
         flag="--outputs-held", field="outputs_held", kind=bool, default=False, metavar=None,
         help_text="The loop keeps the logits until after backward.",
     ),

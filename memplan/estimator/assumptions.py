@@ -1,5 +1,6 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
+from memplan.estimator.quantized_base import base_words
 from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
@@ -10,6 +11,7 @@ from memplan.training.kernels import KernelPreset, Packing
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
     DEFAULT_SEQ_LEN_CAP,
+    QUANTIZATION_OPTIONS,
     AllocatorKind,
     TrainingSetup,
     checkpointing_text,
@@ -36,6 +38,7 @@ def assumptions_of(
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
         *_adapter(resolved),
+        *base_words(model, asked, resolved),
         *_loading(asked, resolved),
         *_overrides(resolved),
     )
@@ -86,6 +89,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
     options = dict(setup.engine_options)
     if loads_under_zero_init(setup):
         options.pop("zero_init", None)  # said by ``_loading``
+    for name in QUANTIZATION_OPTIONS:
+        options.pop(name, None)  # said by ``base_words``
     found += [f"{name} {value}" for name, value in options.items()]
     return found
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from memplan.errors import SetupError
+from memplan.estimator.quantized_base import on_its_base
 from memplan.estimator.recording import (
     Walked,
     record_and_walk,
@@ -42,6 +43,7 @@ class Job:
             has_bf16=gpu is None or gpu.has_bf16,
             family=model.family,
         )
+        resolved = on_its_base(model, resolved)
         _refuse_kernels(resolved, gpu)
         _refuse_packing(resolved, model)
         walked = walked_on_card(model, tape_options(resolved, gpu))

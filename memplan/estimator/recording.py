@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
@@ -27,13 +28,16 @@ from memplan.model.spec import ModelSpec
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import Packing, SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.precision import PRECISIONS
+from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.sdpa import (
     SDPA_SUPPORT,
     choose_sdpa_kernel,
     sdpa_support,
 )
 from memplan.training.setup import Recomputation, TrainingSetup
+
+if TYPE_CHECKING:
+    from memplan.training.quantization import Quantization
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +107,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     rows, seq_len = setup.micro_batch_size, setup.seq_len or 1
     if setup.packing is Packing.PADDING_FREE:
         rows, seq_len = 1, rows * seq_len
-    return TapeOptions(
+    options = TapeOptions(
         batch_size=rows,
         seq_len=seq_len,
         packing=setup.packing,
@@ -134,7 +138,18 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         casts_weights_again=casts_weights_again(setup),
         adapter=setup.adapter,
         adapter_dtype=adapter_dtype(setup),
+        adapter_input=_adapter_input(setup),
     )
+    how = setup.chosen_quantization
+    return options if how is None else _quantized(options, how)
+
+
+def _quantized(options: TapeOptions, how: "Quantization") -> TapeOptions:
+    """Over a packed base: what peft's preparation leaves is in fp32, and the residual stream with it."""
+    options = replace(options, quantization=how, quantized_from=options.weights)
+    if how.prepared and how.format.is_prepared:
+        return replace(options, weights=DType.FP32, compute=DType.FP32)
+    return options
 
 
 def adapter_dtype(setup: TrainingSetup) -> DType:
@@ -148,6 +163,15 @@ def adapter_dtype(setup: TrainingSetup) -> DType:
     if setup.adapter is None or is_cast:
         return formats.compute
     return setup.adapter.dtype.format
+
+
+def _adapter_input(setup: TrainingSetup) -> DType:
+    """What an adapter casts its input to.
+
+    Under FSDP1 it looks at its weights before they are gathered, which in the first pass are those of
+    the flat parameter as it is kept; what the first step holds for it no later one exceeds.
+    """
+    return kept_dtype(setup) if setup.chosen_engine is Engine.FSDP1 else adapter_dtype(setup)
 
 
 def _input_gradients(setup: TrainingSetup) -> bool:

@@ -63,6 +63,10 @@ class Adaptation:
         """Record what an adapted linear layer does with its result."""
         lora = self.adapter
         down, up = low_rank(t, lora, self.dtype, module, weight, t.adapted[module])
+        if weight.packed is not None:
+            from memplan.graph.quantized import beside_packed  # only where something is quantized
+
+            return beside_packed(t, lora, x, out, weight, bias, (down, up))
         if lora.dora:
             return beside_linear_dora(t, lora, x, out, weight, bias, down, up)
         return beside_linear(t, lora, x, out, down, up)

@@ -1,5 +1,7 @@
 """What an adapter records on the tape, beside the module that it stands on (peft 0.21.2)."""
 
+from collections.abc import Callable
+
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import drop, matmul_weight
@@ -8,16 +10,21 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.training.adapters import Lora
 
+DICTIONARIES = ("lora_A", "lora_B", "lora_dropout", "lora_magnitude_vector")
+"""What holds the modules of each adapter by its name."""
+
 
 def low_rank(
     t: Tape, lora: Lora, dtype: DType, module: str, weight: Parameter, rank: int
 ) -> tuple[Parameter, tuple[Parameter, ...]]:
     """A, and B with the bias it may have."""
-    out_features, in_features = weight.shape[-2:]
+    out_features, in_features = weight.matrix_shape[-2:]
     down = t.parameter(
         f"{module}.lora_A.default.weight", rank, in_features, dtype=dtype, of_adapter=True
     )
     name = f"{module}.lora_B.default"
+    # Dictionaries of modules are not called.
+    t.segment.unmade |= {f"{module}.{each}" for each in DICTIONARIES}
     up = [t.parameter(f"{name}.weight", out_features, rank, dtype=dtype, of_adapter=True)]
     if lora.lora_bias:
         up.append(t.parameter(f"{name}.bias", out_features, dtype=dtype, of_adapter=True))
@@ -31,8 +38,8 @@ def beside_linear(
 
     x is cast to the adapter's format first, and the sum back to the result's.
     """
-    given = t.cast(x, down.dtype)
-    dropped = drop(t, given) if lora.dropout else given
+    given = t.cast(x, t.options.adapter_input)
+    dropped = dropped_input(t, lora, given, down)
     scaled = t.scale(matmul_weight(t, matmul_weight(t, dropped, down), *up))
     total = t.cast(t.add(out, scaled), out.dtype)
     t.touch(given, x)
@@ -48,20 +55,25 @@ def beside_linear_dora(
     bias: Parameter | None,
     down: Parameter,
     up: tuple[Parameter, ...],
+    *,
+    unpack: Callable[[Tape, Parameter], Tensor] | None = None,
 ) -> Tensor:
     """``result + ((m - 1) · base + m · lora_B(lora_A(x)) · scaling)``, m a trained magnitude over a norm.
 
     The norm is that of the weight with the adapter added to it, made anew in every pass by sending an
-    identity matrix through the adapter; it hands no gradient on (``peft.tuners.lora.dora``).
+    identity matrix through the adapter; it hands no gradient on (``peft.tuners.lora.dora``). A weight
+    that is packed is had in full from ``unpack``; its layers cast nothing under autocast.
     """
+    is_bare = unpack is not None and t.autocast is not None
     magnitude = t.parameter(
         f"{down.module.removesuffix('.lora_A.default')}.lora_magnitude_vector.default.weight",
-        weight.shape[-2], dtype=down.dtype, of_adapter=True,
+        weight.matrix_shape[-2], dtype=down.dtype, of_adapter=True,
     )  # fmt: skip
-    given = t.cast(x, down.dtype)
-    dropped = drop(t, given) if lora.dropout else given
+    given = x if is_bare else t.cast(x, t.options.adapter_input)
+    dropped = dropped_input(t, lora, given, down)
     held = _adapter_weight(t, dropped.dtype, down, up)
-    base_weight = t.cast(_detached(weight), dropped.dtype)
+    whole = _detached(weight) if unpack is None else unpack(t, weight)
+    base_weight = t.cast(whole, dropped.dtype)
     norm = _norm_of_sum(t, base_weight, held[-1], magnitude.numel)
     scale = t.tensor(magnitude.numel, magnitude.dtype)
     t.record(
@@ -77,9 +89,21 @@ def beside_linear_dora(
     turned = t.mul(t.shift(scale), base)
     added = t.add(turned, t.scale(t.mul(scale, adapted)))
     t.touch(dropped, *held, base_weight, norm, scale, adapted, base)
-    total = t.cast(t.add(out, added), out.dtype)
+    total = t.add(out, added)
+    if not is_bare:
+        total = t.cast(total, out.dtype)
     t.touch(given, x)
     return total
+
+
+def dropped_input(t: Tape, lora: Lora, x: Tensor, down: Parameter) -> Tensor:
+    """What A is given; without dropout a module hands it on as it is."""
+    module = f"{down.module.removesuffix('.lora_A.default')}.lora_dropout.default"
+    t.enter(module)
+    out = drop(t, x) if lora.dropout else x
+    if x.requires_grad:
+        t.leave(module)
+    return out
 
 
 def _detached(tensor: Tensor) -> Tensor:
@@ -118,7 +142,7 @@ def _norm_of_sum(t: Tape, weight: Tensor, added: Tensor, num_outputs: int) -> Te
 
 def _product(t: Tape, x: Tensor, weight: Parameter, factor: Tensor) -> Tensor:
     """``x @ weight.T`` with a copy of a frozen weight, which it keeps for the gradient of x."""
-    out_features, in_features = weight.shape[-2:]
+    out_features, in_features = weight.matrix_shape[-2:]
     if t.autocast is not None:
         x, factor = t.cast(x, t.autocast), t.cast(factor, t.autocast)
     rows = x.numel // in_features

@@ -72,7 +72,7 @@ def num_parameters(model: ModelSpec) -> int:
 def total_parameters(tape: Tape) -> int:
     """Parameters of all segments, repetitions included."""
     return sum(
-        parameter.numel * segment.num_copies
+        parameter.num_weights * segment.num_copies
         for segment in tape.segments
         for parameter in segment.parameters
     )
@@ -81,7 +81,7 @@ def total_parameters(tape: Tape) -> int:
 def trainable_parameters(tape: Tape) -> int:
     """Those of them that are trained."""
     return sum(
-        parameter.numel * segment.num_copies
+        parameter.num_weights * segment.num_copies
         for segment in tape.segments
         for parameter in segment.parameters
         if parameter.requires_grad
@@ -110,11 +110,11 @@ def largest_layer_unfused(tape: Tape) -> int:
                 1,
                 parameter.shape[0],
             ):
-                owned[parameter.module] += parameter.numel
+                owned[parameter.module] += parameter.num_weights
             else:
                 sizes.append(parameter.unfused_numel)
         for module, weight in segment.tied:
-            owned[module] += weight.numel
+            owned[module] += weight.num_weights
         sizes.append(max(owned.values(), default=0))
     return max(sizes)
 
@@ -123,9 +123,9 @@ def module_parameters(segment: Segment) -> Counter[str]:
     """Parameters that each module of a segment owns itself, tied ones of earlier segments too."""
     owned: Counter[str] = Counter()
     for parameter in segment.parameters:
-        owned[parameter.module] += parameter.numel
+        owned[parameter.module] += parameter.num_weights
     for module, weight in segment.tied:
-        owned[module] += weight.numel
+        owned[module] += weight.num_weights
     return owned
 
 
@@ -170,5 +170,5 @@ def component_parameters(tape: Tape) -> Counter[str]:
     found: Counter[str] = Counter()
     for segment in tape.segments:
         for parameter in segment.parameters:
-            found[component_of(segment, parameter)] += parameter.numel * segment.num_copies
+            found[component_of(segment, parameter)] += parameter.num_weights * segment.num_copies
     return found

@@ -7,6 +7,7 @@ segment; a parameter that it does not name stands behind those of its module, or
 
 from collections.abc import Sequence
 
+from memplan.graph.overlay import BASE_LAYER, ORIGINAL
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
@@ -42,12 +43,21 @@ def _ranked(
     ranks = {name: number for number, name in enumerate(members)}
     found: list[tuple[int, int, int]] = []
     for position, each in enumerate(parameters):
-        rank = ranks.get(each.name, ranks.get(each.module))
+        rank = _rank(each, ranks)
         if rank is not None:
             found.append((rank, 0, position))
         elif everything:
             found.append((*_beside_neighbour(position, parameters, ranks), position))
     return [parameters[position] for *_, position in sorted(found)]
+
+
+def _rank(parameter: Parameter, ranks: dict[str, int]) -> int | None:
+    """Where a parameter is named, itself or by its module; an adapted one as it was called before."""
+    name, module = parameter.name, parameter.module
+    for wrapper in (BASE_LAYER, ORIGINAL):
+        if module.endswith(wrapper):
+            name, module = name.replace(wrapper, "", 1), module.removesuffix(wrapper)
+    return ranks.get(name, ranks.get(module))
 
 
 def _beside_neighbour(
@@ -56,7 +66,7 @@ def _beside_neighbour(
     """Before or behind the named parameter whose module's name is most like this one's."""
     best = (-1, len(ranks), 1)
     for number, each in enumerate(parameters):
-        rank = ranks.get(each.name, ranks.get(each.module))
+        rank = _rank(each, ranks)
         if rank is not None:
             likeness = _common_parts(each.module, parameters[position].module)
             if likeness > best[0] or (likeness == best[0] and number < position):

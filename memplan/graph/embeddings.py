@@ -21,7 +21,7 @@ def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[T
     table = t.parameter("word_embeddings.weight", model.vocab_size, width)
     positions = _made(t, tokens, hold=False) if spec.positions_from_ids else None
     x = embedding_lookup(t, table, tokens)
-    t.embedded(x)
+    t.embedded(x, table)
     held = [x]
     if spec.joined_tables:
         x = _joined(t, spec, x, tokens, held)

@@ -138,7 +138,7 @@ def embed(
     x = embedding_lookup(t, table, context.batch * context.seq_len, ids)
     if spec.scaled:
         x = t.scale(x)
-    t.embedded(x)
+    t.embedded(x, table)
     t.hold(x)
     if spec.num_positions:
         x = t.add(x, positions(t, spec, context))

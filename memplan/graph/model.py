@@ -23,6 +23,13 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     if options.adapter is not None and options.adaptation is None:
         overlay = _overlay(model, options.adapter, options.adapter_dtype)
         options = replace(options, adaptation=overlay)
+    if options.quantization is not None and options.quantizer is None:
+        from memplan.graph.quantized import PackedBase, check_skipped  # only then
+
+        quantizer = PackedBase.of(options.quantization, options.quantized_from, model.family)
+        tape = record_model(model, replace(options, quantizer=quantizer))
+        check_skipped(tape, options.quantization, model.name)
+        return tape
     tape = _record(model, options)
     tape.declared = model.declared
     if options.compile is not Compilation.NONE:

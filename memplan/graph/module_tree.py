@@ -68,5 +68,5 @@ def _add(root: ModuleNode, segment: Segment, numbers: dict[str, int]) -> None:
         for part in filter(None, parameter.module.split(".")):
             owner = owner.child(part)
         weight = parameter.name.rpartition(".")[2]
-        owner.shapes[weight] = parameter.shape
-        owner.own_params += parameter.numel
+        owner.shapes[weight] = parameter.matrix_shape
+        owner.own_params += parameter.num_weights

@@ -72,6 +72,9 @@ class OperationKind(StrEnum):
     LAYER_NORM = "layer_norm"
     LE = "le"
     LINEAR = "linear"
+    LINEAR_4BIT = "linear_4bit"
+    LINEAR_8BIT = "linear_8bit"
+    LINEAR_AWQ = "linear_awq"
     LOG_SOFTMAX = "log_softmax"
     LT = "lt"
     MASK = "mask"
@@ -132,6 +135,7 @@ class OperationKind(StrEnum):
     TRANSPOSE = "transpose"
     TRIL = "tril"
     TRIU = "triu"
+    UNPACK = "unpack"
     UNIFORM_IN_PLACE = "uniform_"
     VIEW = "view"
     VECTOR_NORM = "vector_norm"
@@ -154,7 +158,18 @@ OUTPUT_LOSSES = frozenset(
     {OperationKind.CHUNKED_CROSS_ENTROPY, OperationKind.FUSED_LINEAR_CROSS_ENTROPY}
 )
 """Output matrix and loss in one: the three products of their two passes are all made forward."""
-PRODUCTS = frozenset({OperationKind.LINEAR, OperationKind.MATMUL, OperationKind.BADDBMM})
+QUANTIZED_PRODUCTS = frozenset(
+    {OperationKind.LINEAR_4BIT, OperationKind.LINEAR_8BIT, OperationKind.LINEAR_AWQ}
+)
+"""A linear layer whose weight is unpacked in the operation itself."""
+PRODUCTS = frozenset(
+    {
+        OperationKind.LINEAR,
+        OperationKind.MATMUL,
+        OperationKind.BADDBMM,
+        *QUANTIZED_PRODUCTS,
+    }
+)
 """Products of matrices that cuBLAS computes."""
 SECOND_FIRST = frozenset(
     {*PRODUCTS, OperationKind.MUL, OperationKind.DIV, OperationKind.GROUPED_MM}

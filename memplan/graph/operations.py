@@ -7,6 +7,7 @@ was compared with real runs; see ``tests/graph``.
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
@@ -21,9 +22,9 @@ def linear(
     t: Tape, x: Tensor, name: str, in_features: int, out_features: int, *, bias: bool = False
 ) -> Tensor:
     """``torch.nn.Linear``: keeps its input and its weight as the product used them."""
-    weight = t.parameter(f"{name}.weight", out_features, in_features)
-    bias_parameter = t.parameter(f"{name}.bias", out_features) if bias else None
-    if t.options.fp8 is not Fp8Recipe.NONE:
+    weight = t.matrix(f"{name}.weight", out_features, in_features)
+    bias_parameter = t.bias(f"{name}.bias", weight) if bias else None
+    if t.options.fp8 is not Fp8Recipe.NONE and weight.packed is None:
         from memplan.graph.fp8 import fp8_formats, linear_fp8
 
         formats = fp8_formats(t, in_features, out_features)
@@ -39,6 +40,18 @@ def matmul_weight(
 
     ``module`` is called so where it is not the weight's own: a tied output matrix.
     """
+    out = base_product(t, x, weight, bias)
+    if t.adaptation is not None:
+        adapted = module or weight.module.removesuffix(BASE_LAYER)
+        if adapted in t.adapted:
+            return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
+    return out
+
+
+def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+    """The same without what an adapter adds; a packed weight is multiplied as its format is."""
+    if t.options.quantizer is not None and weight.packed is not None:
+        return t.options.quantizer.product(t, x, weight, bias)
     out_features, in_features = weight.shape[-2:]
     # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None
@@ -68,8 +81,6 @@ def matmul_weight(
         flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
-    if t.adaptation is not None and (module or weight.module) in t.adapted:
-        return t.adaptation.beside_linear(t, given, out, weight, bias, module or weight.module)
     return out
 
 

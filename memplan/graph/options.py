@@ -13,7 +13,9 @@ from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 if TYPE_CHECKING:
     from memplan.graph.overlay import Overlay
+    from memplan.graph.quantizer import Quantizer
     from memplan.training.adapters import Adapter
+    from memplan.training.quantization import Quantization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +75,14 @@ class TapeOptions:
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights."""
     adapter_dtype: DType = DType.FP32
-    """What its weights are held in."""
+    """What its weights are as the layers see them."""
+    adapter_input: DType = DType.FP32
+    """What an adapter casts its input to: what it takes its weights' format for."""
     adaptation: "Overlay | None" = None
     """The adapter laid over the model; found when it is recorded."""
+    quantization: "Quantization | None" = None
+    """How the weights of linear layers are packed, its formats filled in."""
+    quantized_from: DType = DType.FP32
+    """What they were quantized from."""
+    quantizer: "Quantizer | None" = None
+    """The same for a model's class; found when it is recorded."""

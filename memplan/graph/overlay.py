@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from memplan.graph.tensors import Parameter, Tensor
 
+BASE_LAYER = ".base_layer"
+"""What an adapted module is called within the one that takes its place."""
+ORIGINAL = ".original_module"
+"""What a module is called of which a copy is trained, within peft's ``ModulesToSaveWrapper``."""
 Ranks = Mapping[str, int]
 """Modules of one layer, in the tape's words, and the rank of each one's adapter."""
 

@@ -8,19 +8,21 @@ from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, embedding, linear, norm
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.layers import EmbeddingSpec, PositionSource
 from memplan.model.spec import ModelSpec
 
 
-def decoder_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec, looked_up: Tensor) -> Tensor:
+def decoder_embeddings(
+    t: Tape, model: ModelSpec, spec: EmbeddingSpec, table: Parameter, looked_up: Tensor
+) -> Tensor:
     """Looked-up tokens to the first layer's input: positions, projection, sum, dropout."""
     x = looked_up
     if spec.mask_buffer:
         t.buffer(spec.num_positions**2, DType.BOOL)
     if spec.scaled_in_table:
         x = t.scale(x)
-    t.embedded(x)
+    t.embedded(x, table)
     added = _POSITIONS[spec.position_source or PositionSource.NONE](t, model, spec)
     if spec.embedding_size != model.hidden_size:
         x = linear(

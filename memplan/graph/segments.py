@@ -92,6 +92,7 @@ class Operation:
         "keeps_weight",
         "kind",
         "outputs",
+        "pinned",
         "saved",
         "saves_output",
     )
@@ -110,6 +111,7 @@ class Operation:
         keeps_weight: bool = False,
         saves_output: bool = False,
         in_python: bool = False,
+        pinned: Sequence[Storage] = (),
     ) -> None:
         self.kind = kind
         self.inputs = inputs
@@ -135,6 +137,14 @@ class Operation:
         must run it to get there."""
         self.in_python = in_python
         """It is an ``autograd.Function``, whose formula goes by the order of its inputs."""
+        self.pinned = pinned
+        """Storages that its context holds by itself, past ``save_for_backward``: no checkpointing drops
+        them, and they go with the graph, when backward is over."""
+
+    @property
+    def held(self) -> Sequence[Storage]:
+        """All that it keeps alive, however it does."""
+        return (*self.saved, *self.pinned) if self.pinned else self.saved
 
     @property
     def name(self) -> str:
@@ -161,6 +171,9 @@ class Operation:
         return self.kind in PRODUCTS
 
 
+BUFFER_WORDS = "tables beside the weights"
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """What a module holds beside its parameters, in each of its segment's repetitions."""
@@ -169,6 +182,7 @@ class Buffer:
     position: int
     """How many of the segment's parameters are declared before it."""
     num_bytes: int
+    words: str = BUFFER_WORDS
 
 
 class SegmentComponent(StrEnum):
@@ -254,6 +268,11 @@ class Segment:
         """Stretches that are recomputed on their own."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
+
+    @property
+    def pinned(self) -> frozenset[Storage]:
+        """What its operations' contexts hold by themselves."""
+        return frozenset(storage for each in self.operations for storage in each.pinned)
 
     @property
     def is_layer(self) -> bool:

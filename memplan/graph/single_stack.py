@@ -112,14 +112,14 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         t.parameter("vision_embed_tokens.bias", model.hidden_size).unused = True
     x = embedding_lookup(t, table, tokens)
     if spec.position_source is not None:
-        return decoder_embeddings(t, model, spec, x), table
+        return decoder_embeddings(t, model, spec, table, x), table
     if spec.unscaled_held:
-        t.embedded(x)
+        t.embedded(x, table)
         t.hold(x)
     if spec.scaled:
         x = t.scale(x)
     if not spec.unscaled_held:
-        t.embedded(x)
+        t.embedded(x, table)
         t.hold(x)
     if spec.num_positions:
         rows = t.options.seq_len

@@ -16,7 +16,8 @@ from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
-from memplan.graph.segments import RESULT, Buffer, Gradient, Operation, Segment
+from memplan.graph.overlay import BASE_LAYER, ORIGINAL
+from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
@@ -151,10 +152,14 @@ class Tape:
         self.hold(tensor)
         self.leaves.append(tensor)
 
-    def embedded(self, tensor: Tensor) -> None:
-        """Note that the input embeddings' module returns this: it may be made to require a gradient."""
+    def embedded(self, tensor: Tensor, table: Parameter) -> None:
+        """Note that the input embeddings' module returns this: it may be made to require a gradient.
+
+        Then that gradient reaches the module, though it stops there.
+        """
         if self.options.input_gradients and not tensor.requires_grad:
             self.leaf(tensor)
+            self.segment.left.append((0, table.module))
 
     def carry(self, tensor: Tensor) -> None:
         """Note that the model's own variable holds a tensor until the next layer has returned."""
@@ -209,6 +214,8 @@ class Tape:
             trainable &= name.endswith(".bias") and self.adaptation.trains_bias(
                 module, self.adapted
             )
+            wrapper = ORIGINAL if copied else BASE_LAYER if module in self.adapted else ""
+            name, module = f"{module}{wrapper}{name.removeprefix(module)}", module + wrapper
         made = Parameter(
             name,
             shape,
@@ -223,7 +230,7 @@ class Tape:
 
     def _trained_copy(self, original: Parameter) -> Parameter:
         """The copy that is trained in a weight's place (peft's ``ModulesToSaveWrapper``)."""
-        module = f"{original.module}.modules_to_save.default"
+        module = f"{original.module.removesuffix(ORIGINAL)}.modules_to_save.default"
         made = Parameter(
             f"{module}.{original.name.rpartition('.')[2]}", original.shape, original.dtype,
             module=module, trainable=not self.frozen, experts=original.experts, of_adapter=True,
@@ -231,15 +238,40 @@ class Tape:
         self.segment.parameters.append(made)
         return made
 
+    def matrix(
+        self, name: str, out_features: int, in_features: int, *, module: str = ""
+    ) -> Parameter:
+        """Declare the weight of a ``torch.nn.Linear``: packed where the base is quantized.
+
+        What a task adds stays as it is: the output matrix, and a head that is trained beside it
+        (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``).
+        """
+        whole = self.parameter(name, out_features, in_features, module=module)
+        quantizer = self.options.quantizer
+        stays = whole.of_adapter or self.segment.part is ModelPart.HEAD
+        if quantizer is None or stays or self._again is not None:
+            return whole
+        return quantizer.pack(self, whole)
+
+    def bias(self, name: str, weight: Parameter) -> Parameter:
+        """Declare a linear layer's bias; one beside codes is kept in the format of their product.
+
+        (bitsandbytes 0.50.2, ``Linear4bit.forward``: ``bias.data = bias.data.to(x.dtype)``)
+        """
+        dtype = None
+        if weight.packed is not None:
+            dtype = weight.packed.quantization.compute_dtype
+        return self.parameter(name, weight.matrix_shape[0], dtype=dtype)
+
     def buffer(self, numel: int, dtype: DType) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters."""
         storage = Storage(allocated_bytes(numel, dtype), -1, 0)
         self.hold_buffer(storage.num_bytes)
         return Tensor(numel, dtype, storage)
 
-    def hold_buffer(self, num_bytes: int) -> None:
+    def hold_buffer(self, num_bytes: int, words: str = BUFFER_WORDS) -> None:
         """Note a buffer of the present segment that no operation reads as it is."""
-        self.buffers.append(Buffer(self.segment, len(self.segment.parameters), num_bytes))
+        self.buffers.append(Buffer(self.segment, len(self.segment.parameters), num_bytes, words))
 
     # -- recording -------------------------------------------------------------------------------
 
@@ -261,6 +293,7 @@ class Tape:
         backward_scratch_bytes: int | Sequence[int] = 0,
         flops: int = 0,
         in_python: bool = False,
+        pins: Sequence[Tensor] = (),
     ) -> None:
         """Append an operation and settle what it keeps alive."""
         segment = self.segment
@@ -277,6 +310,7 @@ class Tape:
             elif storage.segment >= 0 and not self._is_input(storage):
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
+        pinned: list[Storage] = []
         saves_output = keeps_weight = False
         if differentiable:
             for tensor in outputs:
@@ -295,6 +329,12 @@ class Tape:
                         saves_output = True
                 else:
                     _note(segment.external_saves, storage)
+            for tensor in pins:
+                storage = tensor.storage
+                if storage.segment == index or self._is_input(storage):
+                    pinned.append(storage)
+                elif storage.segment >= 0:
+                    _note(segment.external_saves, storage)
         segment.operations.append(
             Operation(
                 kind, inputs, outputs, saved, gradients if differentiable else (),
@@ -302,6 +342,7 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
+                pinned=pinned,
             )
         )  # fmt: skip
 

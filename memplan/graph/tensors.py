@@ -4,8 +4,13 @@ Sizes are rounded up to ``ALLOCATION_ROUNDING``, the smallest block of torch's c
 (c10/core/AllocatorConfig.h, torch 2.13).
 """
 
+from typing import TYPE_CHECKING
+
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from memplan.training.quantization import Quantization
 
 ALLOCATION_ROUNDING = 512
 """Bytes to which torch's allocator rounds every block up."""
@@ -70,10 +75,32 @@ class ExpertShare:
     """Linear layers fused in it: 2 where gate and up are one."""
 
 
-class Parameter(Tensor):
-    """A weight: a leaf whose gradient outlives the backward pass."""
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """What the codes of a quantized weight stand for."""
 
-    __slots__ = ("experts", "gathered_as", "module", "name", "of_adapter", "shape", "unused")
+    shape: tuple[int, ...]
+    """Of the matrix: ``(out_features, in_features)``."""
+    quantization: "Quantization"
+    """How it is packed, every default filled in."""
+    loaded: DType
+    """What it was quantized from, and what 4-bit layers unpack it to in backward."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of the matrix."""
+        return self.shape[0] * self.shape[1]
+
+
+class Parameter(Tensor):
+    """A weight: a leaf whose gradient outlives the backward pass.
+
+    Shape, elements and format are those of the tensor in memory: of a quantized one, its codes.
+    """
+
+    __slots__ = (
+        "experts", "gathered_as", "module", "name", "of_adapter", "packed", "shape", "unused",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -85,6 +112,7 @@ class Parameter(Tensor):
         trainable: bool,
         experts: ExpertShare | None = None,
         of_adapter: bool = False,
+        packed: PackedMatrix | None = None,
     ) -> None:
         numel = 1
         for size in shape:
@@ -105,17 +133,29 @@ class Parameter(Tensor):
         """What it is when an engine has gathered it, where it is sharded."""
         self.unused = False
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
+        self.packed = packed
+        """Set where it holds the codes of a quantized matrix."""
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        """The shape of the weight that it is to the model."""
+        return self.shape if self.packed is None else self.packed.shape
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of the weight that it is to the model [elements]."""
+        return self.numel if self.packed is None else self.packed.numel
 
     @property
     def active_numel(self) -> int:
         """Elements that one token's computation uses [elements]."""
         if self.experts is None:
-            return self.numel
+            return self.num_weights
         return self.numel // self.experts.num_experts * self.experts.num_active
 
     @property
     def unfused_numel(self) -> int:
         """Elements of one expert's matrix, as a module of its own would hold it [elements]."""
         if self.experts is None:
-            return self.numel
+            return self.num_weights
         return self.numel // (self.experts.num_experts * self.experts.num_matrices)

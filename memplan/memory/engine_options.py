@@ -11,7 +11,12 @@ from memplan.text import shown
 from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import TrainingSetup, ZeroStage, coerce_enum
+from memplan.training.setup import (
+    QUANTIZATION_OPTIONS,
+    TrainingSetup,
+    ZeroStage,
+    coerce_enum,
+)
 
 _Kind = TypeVar("_Kind", bound=Enum)
 
@@ -30,7 +35,7 @@ class OptionReader:
         self.values = dict(setup.engine_options)
         names = list(known)
         for name in self.values:
-            if name not in names:
+            if name not in names and not says_quantization(name, setup):
                 msg = (
                     f"engine_options: {self.engine} has no option {shown(name)}."
                     f"{did_you_mean(name, names)} It has {', '.join(names)}"
@@ -85,6 +90,19 @@ class OptionReader:
 
     def _wrong(self, name: str, value: object, wanted: str) -> SetupError:
         return SetupError(f"engine_options: {name}: expected {wanted}, got {shown(value)}")
+
+
+def says_quantization(name: str, setup: TrainingSetup) -> bool:
+    """Whether an option says how the base is quantized; refused where nothing is.
+
+    Raises ``SetupError``.
+    """
+    if name not in QUANTIZATION_OPTIONS:
+        return False
+    if setup.chosen_quantization is None:
+        msg = f"engine_options: {name}: nothing is quantized; say quantize, such as nf4"
+        raise SetupError(msg)
+    return True
 
 
 def option_names(kind: Any) -> tuple[str, ...]:
@@ -183,9 +201,22 @@ def engine_autocast(setup: TrainingSetup) -> DType | None:
     """What an engine's ``autocast`` option turns matrix products into, on top of its own precision.
 
     accelerate adds it to FSDP1's mixed precision and not to FSDP2's (accelerate 1.15,
-    ``prepare_model`` and ``_prepare_fsdp2``). None where it is not asked for.
+    ``prepare_model`` and ``_prepare_fsdp2``). None where it is not asked for; beside an adapter
+    FSDP1's mixed precision has it.
+
+    Raises ``SetupError`` where an adapter needs it and it is switched off: its input is cast to fp32,
+    and its gathered weights are not.
     """
-    asked = dict(setup.engine_options).get("autocast", False)
-    if asked not in (True, "true", "True"):
+    formats = PRECISIONS[setup.chosen_precision]
+    mixed = setup.chosen_engine is Engine.FSDP1 and formats.compute is not formats.weights
+    needed = mixed and setup.adapter is not None
+    asked = dict(setup.engine_options).get("autocast")
+    if needed and str(asked).lower() == "false":
+        msg = (
+            "engine_options: autocast: FSDP1's mixed precision runs an adapter under autocast only, as "
+            "accelerate does: leave it out, or take the engine fsdp"
+        )
+        raise SetupError(msg)
+    if not needed and asked not in (True, "true", "True"):
         return None
-    return PRECISIONS[setup.chosen_precision].compute
+    return formats.compute

@@ -432,12 +432,12 @@ def backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:
 
 
 def _saved(segment: Segment) -> frozenset[Storage]:
-    return frozenset(storage for operation in segment.operations for storage in operation.saved)
+    return frozenset(storage for operation in segment.operations for storage in operation.held)
 
 
 def _kept(segment: Segment) -> frozenset[Storage]:
     """Storages that stay from a segment's forward pass to its backward pass."""
     if segment.checkpointed:
-        return segment.kept_outputs | segment.handed_in
+        return segment.kept_outputs | segment.handed_in | segment.pinned
     dropped = {storage for region in segment.regions for storage in region.dropped}
     return _saved(segment) - dropped

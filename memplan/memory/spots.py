@@ -162,7 +162,7 @@ class Folding:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.kept = {storage for each in segment.operations for storage in each.saved}
+        self.kept = {storage for each in segment.operations for storage in each.held}
         if segment.checkpointed and segment.input is not None:
             self.kept.add(segment.input.storage)
         self.sizes: dict[object, int] = {}

@@ -246,7 +246,7 @@ class StepWalk:
             reads = segment.input is not None and segment.input.storage is storage
             if reads and segment.checkpointed:
                 return True
-            if (own or reads) and any(storage in each.saved for each in segment.operations):
+            if (own or reads) and any(storage in each.held for each in segment.operations):
                 return True
         return False
 

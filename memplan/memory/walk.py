@@ -72,14 +72,17 @@ class ForwardWalk:
         self.saves: dict[Storage, int] = {}
         if keep:
             for operation in segment.operations:
-                for storage in operation.saved:
+                # What is pinned waits for one more than will ever let it go.
+                held = operation.saved if segment.checkpointed else operation.held
+                for storage in held:
                     self.saves[storage] = self.saves.get(storage, 0) + 1
 
     def run(self) -> ForwardProfile:
         """Walk all operations, as the forward pass does."""
         kept = self.saves
         if self.segment.checkpointed:
-            kept = dict.fromkeys(self.segment.kept_outputs | self.segment.handed_in, 1)
+            segment = self.segment
+            kept = dict.fromkeys(segment.kept_outputs | segment.handed_in | segment.pinned, 1)
         elif self.segment.regions:
             kept = self._outside_regions()
         return self._walk(self.segment.operations, kept, present=frozenset())

@@ -70,6 +70,8 @@ class ModelSpec(Displayed):
     """The same parts of the model without a task's head, where its class differs in them."""
     activations_left_out: str = ""
     """What of the activations is not in the figures, in words; empty when all of them are."""
+    quantization: tuple[tuple[str, object], ...] = ()
+    """The config's ``quantization_config``, key by key: how the checkpoint holds linear layers."""
     assumptions: tuple[str, ...] = ()
     """What of the shape is not the config's own word, and which keys that change memory were not
     read: ``num_hidden_layers 32: not in the config, LlamaConfig's default``. None for built-ins."""

@@ -66,7 +66,7 @@ class Pivot:
 _AXES = {
     "batch": "batch", "gpus": "GPUs", "seq-len": "tokens", "checkpointing": "checkpointing",
     "precision": "precision", "optimizer": "optimizer", "kernels": "kernels",
-    "dropout": "dropout", "freeze": "frozen", "accumulation": "accumulated",
+    "dropout": "dropout", "freeze": "frozen", "quantize": "base", "accumulation": "accumulated",
     "nodes": "nodes", "setup": "setup", "gpu": "gpu",
 }  # fmt: skip
 """What a matrix may be laid out by, as it is typed, and the column that says it."""

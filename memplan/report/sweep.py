@@ -42,6 +42,7 @@ COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "kernels": lambda setup: _kernels(setup),
     "dropout": lambda setup: "config" if setup.dropout is None else f"{setup.dropout:g}",
     "frozen": lambda setup: str(setup.freeze) or "nothing",
+    "base": lambda setup: _base(setup),
     "tokens": lambda setup: _tokens(setup),
     "checkpointing": checkpointing_label,
     "batch": lambda setup: str(setup.micro_batch_size),
@@ -52,20 +53,21 @@ COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "setup": setup_label,
 }
 """What a table can say of a setup; what never varies goes to the head."""
-_SECTION = 8
+_SECTION = 9
 """How many of the columns head a section, and are written once in it."""
 _ALWAYS = ("setup",)
 _NUMBERS = frozenset({"tokens", "batch", "accumulated", "nodes", "GPUs"})
 _HEAD_WORDS = {
     "tokens": "{} tokens", "batch": "micro-batch {}", "accumulated": "accumulated {} times",
     "checkpointing": "checkpointing {}", "precision": "{}", "optimizer": "{}",
-    "kernels": "kernels {}", "dropout": "dropout {}", "frozen": "frozen: {}", "GPUs": "{} GPUs",
+    "kernels": "kernels {}", "dropout": "dropout {}", "frozen": "frozen: {}", "base": "base {}", "GPUs": "{} GPUs",
     "nodes": "{} nodes", "parallel": "{}", "setup": "{}",
 }  # fmt: skip
 _SILENT = {
     "nodes": "1",
     "dropout": "config",
     "frozen": "nothing",
+    "base": "as loaded",
     "parallel": "",
     "accumulated": "1",
 }
@@ -86,6 +88,11 @@ def _said(name: str, result: SweepResult) -> str:
     """What a column says of a setup; cards without bf16 may run it in another precision."""
     column = COLUMNS[name]
     return " or ".join(dict.fromkeys(column(each.setup) for each in result.estimates))
+
+
+def _base(setup: TrainingSetup) -> str:
+    how = setup.chosen_quantization
+    return how.kind.value if how is not None else "as loaded"
 
 
 def _tokens(setup: TrainingSetup) -> str:

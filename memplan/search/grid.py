@@ -20,7 +20,7 @@ AxisValues = Mapping[str, object]
 """Field of ``TrainingSetup`` -> its value, or a list of values."""
 
 _NESTING = (
-    "kernels", "attention", "norm", "mlp", "rotary", "loss", "packing", "dropout", "freeze", "precision", "seq_len",
+    "kernels", "attention", "norm", "mlp", "rotary", "loss", "packing", "dropout", "freeze", "quantize", "precision", "seq_len",
     "target_seq_len", "checkpointing", "micro_batch_size", "gradient_accumulation_steps",
     "optimizer", "num_gpus", "num_nodes", "engine", "zero_stage", "fsdp_strategy",
     "offload_optimizer", "offload_param",
@@ -154,7 +154,7 @@ def _tuples(axes: AxisValues) -> dict[str, tuple[object, ...]]:
 
 _LONE_FIELDS = frozenset({
     "engine", "precision", "optimizer", "attention", "norm", "mlp", "rotary", "loss", "packing", "kernels",
-    "checkpointing", "dropout", "freeze", "offload_optimizer", "offload_param", "micro_batch_size",
+    "checkpointing", "dropout", "freeze", "quantize", "offload_optimizer", "offload_param", "micro_batch_size",
     "gradient_accumulation_steps", "seq_len", "target_seq_len",
 })  # fmt: skip
 """Fields whose value can be judged without the others."""

@@ -261,8 +261,11 @@ def _unmodelled(part: PartLog, *, source: str) -> Iterator[str]:
             continue
         shown = "" if isinstance(value, Mapping | list) else f" {value}"[:40]
         if key == "quantization_config" and isinstance(value, Mapping):
-            method = value.get("quant_method")
-            shown = f" ({method:.40})" if isinstance(method, str) else ""
+            from memplan.training.quantization_config import is_modelled, quantization_method
+
+            if is_modelled(value):
+                continue  # said with the answer: a setup decides what becomes of it
+            shown = f" ({quantization_method(value):.40})"
         yield f"{part.path}{key}{shown}: {meaning}"
     for key in ("dtype", "torch_dtype"):
         if part.config.get(key) is not None:

@@ -218,7 +218,26 @@ def _read_with(
         num_labels=asked.num_labels,
         log=log,
     )
-    return replace(spec, declared=declared_order(spec.family))
+    return replace(
+        spec,
+        declared=declared_order(spec.family),
+        quantization=_own_quantization(found.config),
+    )
+
+
+def _own_quantization(config: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+    """How the checkpoint is quantized, such that a model can be told from another by it."""
+    own = config.get("quantization_config")
+    if not isinstance(own, Mapping):
+        return ()
+    return tuple((str(key), _plain(value)) for key, value in own.items())
+
+
+def _plain(value: object) -> object:
+    """Lists as tuples; what is nested deeper is told by its text."""
+    if isinstance(value, list):
+        return tuple(each if isinstance(each, str) else str(each) for each in value)
+    return str(value) if isinstance(value, Mapping) else value
 
 
 def _check_keys(found: _Found, asked: _Asked, log: "ReadLog") -> list[str]:

@@ -160,7 +160,7 @@ def _checked(key: str, value: object, *, source: str, section: str) -> object:
         problem = "write a mapping of the engine's own settings"
     elif key == "engine_options" and isinstance(value, Mapping):
         problem = _option_problem(value)
-    elif isinstance(value, Mapping | list) and key not in ("engine_options", "adapter"):
+    elif isinstance(value, Mapping | list) and key not in ("engine_options", "adapter", "quantize"):
         problem = f"write one value, not {'a list' if isinstance(value, list) else 'a mapping'}"
     if problem:
         msg = f"{source}: {section}{key}: {problem}"

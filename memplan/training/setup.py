@@ -36,11 +36,17 @@ from memplan.training.precision import (
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
+    from memplan.training.quantization import Quantization
 
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
 MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
+QUANTIZATION_OPTIONS = (
+    "double_quant", "prepare_for_kbit", "compute_dtype", "quant_storage", "quant_block_size",
+    "quant_bits", "skip_modules",
+)  # fmt: skip
+"""Names under ``engine_options`` that say how the base is quantized, whatever the engine."""
 DEFAULT_SEQ_LEN_CAP = 2048
 """Without ``seq_len`` the model's context length is taken, but no more than this [tokens]."""
 
@@ -173,6 +179,9 @@ class TrainingSetup:
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights, which are frozen."""
+    quantize: "Quantization | str | None" = None
+    """How the frozen base is quantized: ``nf4``, ``fp4``, ``int8``, ``gptq``, ``awq``, or a
+    ``Quantization``; ``none``: not at all. None: as the model's own config says."""
     outputs_held: bool = False
     """The training loop keeps the model's outputs (the logits) until after backward."""
     upcast_outputs: bool = False
@@ -205,6 +214,8 @@ class TrainingSetup:
             from memplan.training.adapters import read_adapter  # only for adapters
 
             object.__setattr__(self, "adapter", read_adapter(self.adapter))
+        if self.quantize is not None:
+            object.__setattr__(self, "quantize", _quantization(self.quantize))
         if self.engine_options:
             object.__setattr__(self, "engine_options", _options(self.engine_options))
         elif self.engine_options != ():
@@ -212,6 +223,8 @@ class TrainingSetup:
         object.__setattr__(self, "left_out", _words(self.left_out))
         _check_sizes(self)
         _check_engine(self)
+        if self.quantize is not None:
+            _ = self.chosen_quantization
 
     @property
     def gpus_per_node(self) -> int:
@@ -255,6 +268,30 @@ class TrainingSetup:
             rotary=self.rotary or base.rotary,
             loss=self.loss or base.loss,
         )
+
+    @property
+    def chosen_quantization(self) -> "Quantization | None":
+        """How the base is quantized, with what ``engine_options`` say of it and its formats filled in."""
+        if self.quantize is None or isinstance(self.quantize, str):
+            return None
+        from memplan.training.quantization import filled_in  # only where something is quantized
+
+        formats = PRECISIONS[self.chosen_precision]
+        return filled_in(
+            self.quantize,
+            dict(self.engine_options),
+            half=formats.autocast or formats.compute,
+            sharded_by=self._sharded_by,
+            in_one_format=self.chosen_engine is Engine.FSDP1,
+        )
+
+    @property
+    def _sharded_by(self) -> str:
+        """What keeps a part of the parameters alone on each rank; empty where nothing does."""
+        engine = self.chosen_engine
+        if engine is Engine.DEEPSPEED:
+            return "ZeRO-3" if self.zero_stage is ZeroStage.PARAMETERS else ""
+        return engine.value if engine in (Engine.FSDP, Engine.FSDP1) else ""
 
     @property
     def data_parallel(self) -> int:
@@ -313,6 +350,12 @@ class TrainingSetup:
         if engine in (Engine.FSDP, Engine.FSDP1) and self.fsdp_strategy is None:
             return FsdpStrategy.FULL_SHARD
         return self.fsdp_strategy
+
+
+def _quantization(value: object) -> "Quantization | str | None":
+    from memplan.training.quantization import read_quantization  # only where something is quantized
+
+    return read_quantization(value)
 
 
 def _words(value: object) -> tuple[str, ...]:

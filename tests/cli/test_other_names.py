@@ -30,7 +30,7 @@ def test_what_is_named_is_there_and_what_is_renamed_is_not(options: tuple[str, .
     ("option", "words"),
     [
         ("--lora-rank", "It is called '--lora'"),
-        ("--load_in_4bit", "Quantized weights are not modelled"),
+        ("--load_in_4bit", "It is called '--quantize'"),
         ("--tensor-parallel", "Tensor parallelism is not modelled; the nearest that is: --engine"),
         ("--max-length", "It is called '--seq-len'"),
         ("--gradient-checkpointing", "It is called '--checkpointing full'"),

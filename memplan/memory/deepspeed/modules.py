@@ -223,6 +223,8 @@ class _Writer:
             if acts:
                 after[position] = acts
         end = [(Act.FETCH, module) for module in self.left.get(0, ())]
+        # Input embeddings that a gradient reaches, and no further: they go with the pass.
+        end += self._released(self.left.get(0, []))
         return _BackwardStops(before, after, end)
 
     def stops(self) -> Stops:

@@ -6,7 +6,9 @@ rank, but for what the optimizer keeps of each original parameter.
 
 from dataclasses import field
 
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options
@@ -28,6 +30,8 @@ class FlatUnit(Unit):
     padded_gradient_bytes: int = 0
     """A copy that is padded to a multiple of the ranks, where it has to be."""
     sharded: bool = True
+    mixed: bool = False
+    """It is computed with in another format than it is kept in."""
     shard_numel: int = 0
     """Elements of a rank's part, padding included."""
     compute_shard_bytes: int = 0
@@ -60,16 +64,44 @@ def find_flat_units(
             units.layers[segment.index] = unit
         copies = 1 if unit is not root else segment.num_copies
         for parameter in segment.parameters:
-            unit.parameters += [parameter] * copies
-            units.of_parameter[parameter] = unit
+            own = unit
+            if _is_wrapped_alone(tape, options, parameter):
+                own = _beside(units, segment, keeps_whole=keeps_whole, sharded=sharded)
+            own.parameters += [parameter] * (copies if own is root else 1)
+            units.of_parameter[parameter] = own
     for each in units.all():
         assert isinstance(each, FlatUnit)
         _measure(each, options, formats)
     return units
 
 
+def _is_wrapped_alone(tape: Tape, options: Fsdp1Options, parameter: Parameter) -> bool:
+    """Whether peft's policy wraps a weight's module by itself: one that is trained, beside an adapter."""
+    wrapped = tape.adaptation is not None and options.wrapping is AutoWrap.LAYERS
+    return wrapped and parameter.of_adapter and parameter.requires_grad
+
+
+def _beside(units: Units, segment: Segment, *, keeps_whole: bool, sharded: bool) -> FlatUnit:
+    """The unit of what is trained in a segment.
+
+    peft's policy makes one of each module; here they are gathered and reduced together, which is more by
+    at most the other adapters of one layer.
+    """
+    found = units.beside.get(segment.index)
+    if found is None:
+        found = FlatUnit(
+            f"{segment.name}, trained", reshard=not keeps_whole or not sharded,
+            num_copies=segment.num_copies, sharded=sharded,
+        )  # fmt: skip
+        units.beside[segment.index] = found
+    assert isinstance(found, FlatUnit)
+    return found
+
+
 def _measure(unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats) -> None:
-    degree, compute, kept, reduce = formats.degree, formats.compute, formats.kept, formats.reduce
+    degree, first = formats.degree, unit.parameters[0]
+    compute, kept = formats.compute_of(first), formats.kept_of(first)
+    reduce = formats.reduce_of(first)
     numels = [parameter.numel for parameter in unit.parameters]
     flat = sum(numels)
     if options.use_orig_params:
@@ -77,7 +109,7 @@ def _measure(unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats) -> Non
         flat = sum(round_up(numel, step) for numel in numels[:-1]) + numels[-1]
         flat = round_up(flat, degree)
     shard = ceil_div(flat, degree)
-    mixed = compute is not kept
+    mixed = unit.mixed = compute is not kept
     unit.shard_bytes = allocated_bytes(shard, kept)
     unit.shards = [shard * kept.num_bytes]
     unit.shard_numel = shard
@@ -101,6 +133,7 @@ def _measure(unit: FlatUnit, options: Fsdp1Options, formats: UnitFormats) -> Non
         unit.cast_gradient_bytes = allocated_bytes(flat, reduce)
     if flat % degree:
         unit.padded_gradient_bytes = allocated_bytes(shard * degree, reduce)
+    unit.casts_reduced = reduce is not kept
     unit.reduce_output_bytes = allocated_bytes(shard, reduce)
     unit.gradient_shard_bytes = allocated_bytes(shard, kept)
     unit.trained = _trained(unit, options, formats)
@@ -141,22 +174,22 @@ def own_states(units: Units, formats: UnitFormats) -> list[OwnStates]:
     """What each rank's optimizer keeps, ranks with the same in runs."""
     changes: dict[int, tuple[int, int]] = {0: (0, 0)}
 
-    def add(places: range, numel: int, copies: int) -> None:
-        size = allocated_bytes(numel, formats.states) * copies
+    def add(places: range, numel: int, copies: int, states: DType) -> None:
+        size = allocated_bytes(numel, states) * copies
         for place, sign in ((places.start, 1), (places.stop, -1)):
             before = changes.get(place, (0, 0))
             changes[place] = (before[0] + sign * size, before[1] + sign * copies)
 
     for unit in units.all():
         assert isinstance(unit, FlatUnit)
-        shard = unit.shard_numel
+        shard, states = unit.shard_numel, formats.states_of(unit.parameters[0])
         for begin, end in unit.trained:
             first, last = begin // shard, (end - 1) // shard
             for place in {first, last}:
                 piece = min(end, (place + 1) * shard) - max(begin, place * shard)
-                add(range(place, place + 1), piece, unit.num_copies)
+                add(range(place, place + 1), piece, unit.num_copies, states)
             if last - first > 1:
-                add(range(first + 1, last), shard, unit.num_copies)
+                add(range(first + 1, last), shard, unit.num_copies, states)
     found = []
     starts = sorted(place for place in changes if place < formats.degree)
     size = count = 0

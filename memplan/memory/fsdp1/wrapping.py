@@ -29,6 +29,7 @@ def wrap(given: RankInput) -> WrappedModel:
     formats = UnitFormats(
         degree=options.shard_degree(given.setup),
         kept=given.formats.weights,
+        frozen=given.formats.weights if given.setup.adapter is None else given.formats.compute,
         compute=given.formats.compute,
         reduce=options.reduce_dtype or given.formats.compute,
         states=given.formats.optimizer_states,

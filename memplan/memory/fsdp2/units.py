@@ -8,6 +8,7 @@ from dataclasses import field
 from math import prod
 
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
@@ -56,6 +57,8 @@ class Unit:
     gradient_shard_bytes: int = 0
     """The shards' gradients: views of one tensor."""
     num_trained: int = 0
+    casts_reduced: bool = False
+    """Reduced gradients are cast to the format that their shards are kept in."""
     shards: list[int] = field(default_factory=list)
     """Each parameter's shard as it is kept."""
 
@@ -67,6 +70,9 @@ class UnitFormats:
     degree: int
     """Ranks over which a parameter is spread."""
     kept: DType
+    frozen: DType
+    """Weights that are not trained. Beside an adapter they stay as they are loaded: accelerate casts to
+    fp32 what is trained alone (accelerate 1.15, ``fsdp2_prepare_model``, ``prepare_model``)."""
     compute: DType
     reduce: DType
     states: DType
@@ -79,11 +85,39 @@ class UnitFormats:
         return cls(
             degree=options.shard_degree(given.setup),
             kept=formats.weights,
+            frozen=formats.weights if given.setup.adapter is None else formats.compute,
             compute=formats.compute,
             reduce=options.reduce_dtype or formats.compute,
             states=formats.optimizer_states,
             offloaded=offloaded,
         )
+
+    def is_apart(self, parameter: Parameter) -> bool:
+        """Whether a weight keeps a format of its own: an adapter's, where no policy casts it."""
+        return parameter.of_adapter and self.kept is self.compute
+
+    def kept_of(self, parameter: Parameter) -> DType:
+        """What a weight's shard is kept in."""
+        if self.is_apart(parameter):
+            return parameter.dtype
+        return self.kept if parameter.requires_grad else self.frozen
+
+    def compute_of(self, parameter: Parameter) -> DType:
+        """What a weight's gradient is computed in, and the weight itself but for codes."""
+        return parameter.dtype if self.is_apart(parameter) else self.compute
+
+    def gathered_of(self, parameter: Parameter) -> DType:
+        """What a gathered weight is: the compute format, or codes."""
+        return DType.FP8 if parameter.gathered_as is DType.FP8 else self.compute_of(parameter)
+
+    def reduce_of(self, parameter: Parameter) -> DType:
+        """What a weight's gradient is reduced in."""
+        apart = self.is_apart(parameter) and self.reduce is self.compute
+        return parameter.dtype if apart else self.reduce
+
+    def states_of(self, parameter: Parameter) -> DType:
+        """What the optimizer's states of a weight are held in."""
+        return parameter.dtype if self.is_apart(parameter) else self.states
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,13 +142,17 @@ class Units:
     embedding: Unit | None = None
     tail: Unit | None = None
     """Final norm and output matrix; the tied embedding too."""
+    beside: dict[int, Unit] = field(default_factory=dict)
+    """What is trained of a segment whose other weights are frozen, by its index: FSDP1 wraps each such
+    module by itself (peft's ``fsdp_auto_wrap_policy``)."""
     tied: bool = False
     """The tail holds the embedding."""
     of_parameter: dict[Parameter, Unit] = field(default_factory=dict)
 
     def all(self) -> list[Unit]:
         """Those that own parameters, the root first."""
-        return [*self.single(), *(unit for unit in self.layers.values() if unit.parameters)]
+        wrapped = [*self.layers.values(), *self.beside.values()]
+        return [*self.single(), *(unit for unit in wrapped if unit.parameters)]
 
     def single(self) -> list[Unit]:
         """Those beside the layers that own parameters, in the order of the module tree."""
@@ -191,11 +229,10 @@ def is_tied(tape: Tape) -> bool:
 
 def _measure(unit: Unit, formats: UnitFormats) -> None:
     degree = formats.degree
-    kept, compute, reduce = formats.kept, formats.compute, formats.reduce
-    chunk_bytes = reduced = 0
+    chunk_bytes = cast_bytes = 0
     for parameter in unit.parameters:
         chunk = shard_numel(parameter, degree)
-        gathered_as = gathered_format(parameter, compute)
+        kept, gathered_as = formats.kept_of(parameter), formats.gathered_of(parameter)
         chunk_bytes += chunk * gathered_as.num_bytes
         unit.largest_cast_numel = max(
             unit.largest_cast_numel, chunk if gathered_as is DType.FP8 else 0
@@ -207,32 +244,49 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
         unit.whole_bytes += whole
         unit.largest_bytes = max(unit.largest_bytes, whole)
         unit.gathered_bytes += allocated_bytes(chunk * degree, gathered_as)
-        if formats.offloaded:
+        is_cast = formats.compute_of(parameter) is not kept
+        if is_cast or formats.offloaded:
+            cast_bytes += chunk * gathered_as.num_bytes
+        if is_cast and formats.offloaded:
             unit.upload_bytes = max(unit.upload_bytes, shard_bytes)
-        if parameter.requires_grad and not parameter.unused:
-            reduced += chunk
-            unit.num_trained += 1
-            unit.whole_gradient_bytes += allocated_bytes(parameter.numel, reduce)
-    if compute is not kept or formats.offloaded:
-        unit.copy_in_bytes = round_up(chunk_bytes, ALLOCATION_ROUNDING)
-    if compute is kept:
-        unit.upload_bytes = 0
+    unit.copy_in_bytes = round_up(cast_bytes, ALLOCATION_ROUNDING)
     unit.all_gather_bytes = round_up(chunk_bytes * degree, ALLOCATION_ROUNDING)
-    unit.reduce_input_bytes = allocated_bytes(reduced * degree, reduce)
+    _measure_gradients(unit, formats)
+
+
+def _measure_gradients(unit: Unit, formats: UnitFormats) -> None:
+    """What is reduced of a unit; its gradients are of one format.
+
+    Raises ``SetupError`` for trained weights of several (torch's ``_init_mp_dtypes``).
+    """
+    trained = [each for each in unit.parameters if each.requires_grad and not each.unused]
+    unit.num_trained = len(trained)
+    if not trained:
+        return
+    kept, reduce = formats.kept_of(trained[0]), formats.reduce_of(trained[0])
+    for each in trained:
+        if formats.kept_of(each) is not kept:
+            msg = (
+                f"adapter: FSDP2 trains one format in each unit, and {each.name} is "
+                f"{formats.kept_of(each).label} beside {kept.label}: give the adapter's dtype as "
+                f"{formats.compute.label}"
+            )
+            raise SetupError(msg)
+    unit.casts_reduced = reduce is not kept
+    unit.whole_gradient_bytes = sum(allocated_bytes(each.numel, reduce) for each in trained)
+    reduced = sum(shard_numel(each, formats.degree) for each in trained)
+    unit.reduce_input_bytes = allocated_bytes(reduced * formats.degree, reduce)
     unit.reduce_output_bytes = allocated_bytes(reduced, reduce)
     unit.gradient_shard_bytes = allocated_bytes(reduced, kept)
-
-
-def gathered_format(parameter: Parameter, compute: DType) -> DType:
-    """What a gathered parameter is: the compute format, or codes."""
-    return DType.FP8 if parameter.gathered_as is DType.FP8 else compute
 
 
 def _find_last_gradient(unit: Unit, formats: UnitFormats) -> None:
     """``foreach_reduce`` loops over the gradients only where there is more than one rank."""
     trained = [each for each in unit.parameters if each.requires_grad and not each.unused]
     if trained and formats.degree > 1:
-        unit.last_gradient_bytes = allocated_bytes(trained[-1].numel, formats.compute)
+        unit.last_gradient_bytes = allocated_bytes(
+            trained[-1].numel, formats.compute_of(trained[-1])
+        )
 
 
 def shard_numel(parameter: Parameter, degree: int) -> int:
@@ -279,7 +333,7 @@ def own_states(units: Units, formats: UnitFormats, places: range) -> OwnStates:
         for parameter in unit.parameters:
             if parameter.requires_grad and not parameter.unused:
                 own = own_numel(parameter, formats.degree, places.start)
-                size += allocated_bytes(own, formats.states) * unit.num_copies
+                size += allocated_bytes(own, formats.states_of(parameter)) * unit.num_copies
                 count += unit.num_copies
     return OwnStates(places=places, state_bytes=size, num_trained=count)
 

@@ -82,7 +82,6 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """Among the ranks over which the parameters are spread."""
         self.keeps_whole = wrapped.keeps_whole
         self.sharded = wrapped.formats.degree > 1
-        self.mixed = wrapped.formats.compute is not wrapped.formats.kept
         self.root = self._single(wrapped.units.root)
         self.begun = False
         """The first forward pass has begun."""
@@ -146,10 +145,13 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         )
 
     def _load_whole(self, use: FlatUse) -> list[Block]:
-        kept = self.formats.kept
+        formats = self.formats
         return [
             self.ledger.allocate(
-                allocated_bytes(parameter.numel, kept), 0, _GATHERED, (parameter, use.copy)
+                allocated_bytes(parameter.numel, formats.kept_of(parameter)),
+                0,
+                _GATHERED,
+                (parameter, use.copy),
             )
             for parameter in use.unit.parameters
         ]
@@ -159,11 +161,11 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         self.begun = True
         for use in [*self.singles.values(), *self._layer_uses()]:
             unit, ledger = use.unit, self.ledger
-            if self.mixed:
+            if unit.mixed:
                 ledger.use(unit.compute_shard_bytes, kind=_BUFFERS, name=_SHARD)
             if self.sharded:
                 ledger.use(unit.gathered_bytes, kind=_GATHERED, name=_WHOLE)
-                if self.mixed:
+                if unit.mixed:
                     ledger.use(unit.padded_bytes, kind=_GATHERED, name=_PADDED)
 
     # -- gathering -------------------------------------------------------------------------------
@@ -221,8 +223,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         if not self.entered and self.root is not None:
             self._pre_forward(self.root)
         self.entered = True
-        use = self._layer(segment, repetition)
-        if use is not None:
+        for use in self._uses_in(segment, repetition):
             self._pre_forward(use)
 
     def _pre_forward(self, use: FlatUse) -> None:
@@ -235,8 +236,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
 
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """Let the layer's parameters go."""
-        use = self._layer(segment, repetition)
-        if use is not None:
+        for use in reversed(self._uses_in(segment, repetition)):
             self._reshard(use, frees=not self.keeps_whole)
             self._end_forward_of(use)
 
@@ -260,9 +260,9 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
 
     def before_backward(self, segment: Segment, repetition: int) -> None:
         """Gather what the segment needs."""
-        use = self._layer(segment, repetition)
-        if use is not None and segment.output is not None and segment.output.requires_grad:
-            self._pre_backward(use)
+        if segment.output is not None and segment.output.requires_grad:
+            for use in self._uses_in(segment, repetition):
+                self._pre_backward(use)
 
     def _pre_backward(self, use: FlatUse) -> None:
         if not use.prefetched:
@@ -288,15 +288,13 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         Then a layer's views were made before the layer below it ran, and autograd, which goes back in
         the order of making, joins their gradients after that layer's.
         """
-        use = self._layer(segment, repetition)
-        if use is None:
-            return
-        if not (self.options.forward_prefetch and self.ran):
-            self._post_backward(use)
-            return
-        late, self.late = self.late, use
-        if late is not None:
-            self._post_backward(late)
+        for use in reversed(self._uses_in(segment, repetition)):
+            if not (self.options.forward_prefetch and self.ran):
+                self._post_backward(use)
+                continue
+            late, self.late = self.late, use
+            if late is not None:
+                self._post_backward(late)
 
     def end_backward(self) -> None:
         """The root's gradients are joined last; then offloaded ones let go."""
@@ -361,7 +359,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         ]
         size = unit.reduce_output_bytes
         shard = ledger.allocate(size, REDUCE_STREAM, _GRADIENTS, _REDUCED)
-        if self.formats.reduce is not self.formats.kept:
+        if unit.casts_reduced:
             replicas = self.options.data_parallel_replicate_degree > 1
             stream = REPLICA_STREAM if replicas else REDUCE_STREAM
             cast = ledger.allocate(unit.gradient_shard_bytes, stream, _GRADIENTS, _REDUCED)
@@ -409,7 +407,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """States of what this rank holds: flat shards, or its pieces of the original parameters."""
         if not self.formats.offloaded:
             shapes = [(numel,) for numel in self._stepped()]
-            states = self.formats.states
+            adapters = [use.unit.parameters[0] for uses in self.beside.values() for use in uses[:1]]
+            states = self.formats.states_of(adapters[0]) if adapters else self.formats.states
             step_optimizer(self.given, self.ledger, shapes, states, of="the shards", first=first)
 
     def _stepped(self) -> list[int]:

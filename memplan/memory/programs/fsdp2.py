@@ -18,7 +18,6 @@ from memplan.memory.fsdp2.units import (
     Unit,
     UnitFormats,
     find_units,
-    gathered_format,
     own_shape,
     own_states,
     shard_numel,
@@ -95,7 +94,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             self._load_units()
             return
         for weight in self.weights:
-            size = allocated_bytes(weight[0].numel, self.formats.kept)
+            size = allocated_bytes(weight[0].numel, self.formats.kept_of(weight[0]))
             whole = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
             self.load_shard(weight)
             ledger.free(whole)
@@ -127,10 +126,9 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
                 ledger.free(block)
 
     def _whole(self, use: UnitUse) -> list[Block]:
-        kept = self.formats.kept
         return [
             self.ledger.allocate(
-                allocated_bytes(parameter.numel, kept),
+                allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
                 0,
                 _GATHERED,
                 (parameter, use.copy),
@@ -140,7 +138,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def _shard_bytes(self, parameter: Parameter) -> int:
         chunk = shard_numel(parameter, self.formats.degree)
-        return allocated_bytes(chunk, self.formats.kept)
+        return allocated_bytes(chunk, self.formats.kept_of(parameter))
 
     def save(self) -> None:
         """A full checkpoint gathers tensor after tensor."""
@@ -170,13 +168,13 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         if self.offloaded:
             return
         degree = self.formats.degree
-        shapes = [
-            own_shape(parameter, degree, self.place)
-            for parameter, _ in self.weights
-            if is_trained(parameter)
-        ]
-        states = self.formats.states
-        step_optimizer(self.given, self.ledger, shapes, states, of="the shards", first=first)
+        shapes: dict[DType, list[tuple[int, ...]]] = {}
+        for parameter, _ in self.weights:
+            if is_trained(parameter):
+                own = own_shape(parameter, degree, self.place)
+                shapes.setdefault(self.formats.states_of(parameter), []).append(own)
+        for states, stepped in shapes.items():
+            step_optimizer(self.given, self.ledger, stepped, states, of="the shards", first=first)
 
     def zero_grad(self) -> None:
         """A unit's shards are views of one tensor, which goes with the last of them."""
@@ -214,9 +212,9 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             ledger.free(block)
 
     def _copy_out(self, use: UnitUse) -> None:
-        compute, degree = self.formats.compute, self.formats.degree
+        degree = self.formats.degree
         for parameter in use.unit.parameters:
-            made = gathered_format(parameter, compute)
+            made = self.formats.gathered_of(parameter)
             size = allocated_bytes(shard_numel(parameter, degree) * degree, made)
             weight = parameter, use.copy
             use.gathered.append(self.ledger.allocate(size, 0, _GATHERED, weight))
@@ -403,12 +401,12 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         """Under ``no_sync`` gradients are cast to the format they are reduced in, and added."""
         if self.reduces and not use.whole:
             return
-        if self.formats.reduce is self.formats.compute:
+        formats, ledger = self.formats, self.ledger
+        if all(formats.reduce_of(each) is formats.compute_of(each) for each in use.gradients):
             return
-        ledger = self.ledger
         for parameter, block in list(use.gradients.items()):
             if parameter not in use.whole:
-                size = allocated_bytes(parameter.numel, self.formats.reduce)
+                size = allocated_bytes(parameter.numel, formats.reduce_of(parameter))
                 weight = parameter, use.copy
                 use.whole[parameter] = ledger.allocate(size, 0, ComponentKind.GRADIENTS, weight)
             ledger.free(block)
@@ -420,7 +418,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         gradients = ComponentKind.GRADIENTS
         name = "reduced gradients"
         reduced = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM, gradients, name)
-        if self.formats.reduce is not self.formats.kept:
+        if unit.casts_reduced:
             stream = REPLICA_STREAM if self.replicated else REDUCE_STREAM
             cast = ledger.allocate(unit.gradient_shard_bytes, stream, gradients, name)
             if self.replicated:

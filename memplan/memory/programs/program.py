@@ -30,8 +30,6 @@ Weight = tuple[Parameter, int]
 COUNTER_BYTES = ALLOCATION_ROUNDING
 """A scalar, as the allocator rounds it up."""
 
-BUFFER_WORDS = "tables beside the weights"
-
 MAX_MICRO_BATCHES = 4
 """Of a step that are played out: the first, the last, and two of those between, which ask for the same
 blocks again and again. More of them changed neither the reserved peak nor the least capacity of GPT-2
@@ -125,12 +123,18 @@ class Program:
     def load(self) -> None:
         """Every weight, and each buffer where its module stands among them."""
         places = buffers_before(self.given.tape)
+        options = self.given.tape.options
+        if options.quantization is not None:
+            from memplan.memory.programs.quantized import load_quantized  # only then
+
+            load_quantized(self.ledger, self.weights, places, options)
+            return
         if not places:
             self.load_weights()
             return
         for weight in (*self.weights, None):
-            for size in places.get(weight, ()):
-                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, BUFFER_WORDS)
+            for size, words in places.get(weight, ()):
+                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
             if weight is not None:
                 size = weight[0].storage.num_bytes
                 self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
@@ -145,7 +149,7 @@ class Program:
         """Tables that the model keeps beside its weights."""
         for each in self.given.tape.buffers:
             for _ in range(each.segment.repeat):
-                self.ledger.allocate(each.num_bytes, 0, ComponentKind.BUFFERS, BUFFER_WORDS)
+                self.ledger.allocate(each.num_bytes, 0, ComponentKind.BUFFERS, each.words)
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
         """Forward and backward once."""
@@ -232,14 +236,14 @@ def weights_of(given: RankInput) -> Iterable[Weight]:
                 yield parameter, copy
 
 
-def buffers_before(tape: Tape) -> dict[Weight | None, list[int]]:
-    """The bytes of the buffers that stand before each weight; None: behind all of them."""
-    found: dict[Weight | None, list[int]] = {}
+def buffers_before(tape: Tape) -> dict[Weight | None, list[tuple[int, str]]]:
+    """The buffers that stand before each weight, their bytes and words; None: behind all of them."""
+    found: dict[Weight | None, list[tuple[int, str]]] = {}
     for each in tape.buffers:
         segment = each.segment
         for copy in range(segment.repeat):
             anchor = _next_weight(tape, segment, copy, each.position)
-            found.setdefault(anchor, []).append(each.num_bytes)
+            found.setdefault(anchor, []).append((each.num_bytes, each.words))
     return found
 
 

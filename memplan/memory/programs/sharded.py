@@ -55,8 +55,12 @@ class ShardedProgram(Program, Generic[UseT]):
             for index, unit in units.layers.items()
             if unit.parameters
         }
+        self.beside = {
+            index: [make_use(unit, copy) for copy in range(unit.num_copies)]
+            for index, unit in units.beside.items()
+        }
         self.uses_of_unit = {
-            id(self.layers[index][0].unit): self.layers[index] for index in self.layers
+            id(uses[0].unit): uses for uses in (*self.layers.values(), *self.beside.values())
         }
         self.order: list[UseT] = []
         """Uses in the order in which their forward pass ended."""
@@ -67,12 +71,21 @@ class ShardedProgram(Program, Generic[UseT]):
         return None if unit is None else self.singles.get(id(unit))
 
     def _layer_uses(self) -> Iterator[UseT]:
-        for uses in self.layers.values():
+        for uses in (*self.layers.values(), *self.beside.values()):
             yield from uses
 
     def _uses(self) -> Iterator[UseT]:
         yield from self.singles.values()
         yield from self._layer_uses()
+
+    def _uses_in(self, segment: Segment, repetition: int) -> list[UseT]:
+        """The layer's own use, and that of what is trained in it."""
+        found = []
+        for table in (self.layers, self.beside):
+            uses = table.get(segment.index)
+            if uses is not None:
+                found.append(uses[repetition % len(uses)])
+        return found
 
     def _layer(self, segment: Segment, repetition: int) -> UseT | None:
         uses = self.layers.get(segment.index)

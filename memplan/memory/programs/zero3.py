@@ -212,6 +212,11 @@ class ShardedParametersProgram(DeepSpeedProgram):
                 self.unreleased.update(dict.fromkeys(members))
             else:
                 self.coordinator.leave(members)
+            if act == Act.RELEASE and self.in_backward:
+                # A frozen weight has no gradient that says when its product is through.
+                for each in members:
+                    if not self.job.sizes.trainable[each]:
+                        self.coordinator.free_detached(each)
 
     def _modules(self, segment: Segment, repetition: int) -> list[list[int]]:
         """What each module needs."""

@@ -1,0 +1,163 @@
+"""Quantized bases: what is kept, what passes, what a config says, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError
+from memplan.estimator import estimate
+from memplan.estimator.estimate import Estimate
+from memplan.graph.model import record_model
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
+from memplan.sources.models import load_model
+from memplan.training.quantization import Quantization, QuantizationKind
+from memplan.training.setup import TrainingSetup
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+ADAPTER = {"lora": {"rank": 8, "targets": "all-linear"}}
+
+
+def answer(config: dict[str, Any] = LLAMA, **settings: Any) -> Estimate:
+    settings = {"adapter": ADAPTER, "seq_len": 512, **settings}
+    return estimate(load_model(config), TrainingSetup(**settings))
+
+
+def tape(kind: str, *, checkpointed: float = 0.0, **fields: Any) -> Tape:
+    how = Quantization(kind=QuantizationKind(kind), **fields)
+    options = TapeOptions(
+        seq_len=512, compute=DType.BF16, quantization=how, quantized_from=DType.BF16,
+        checkpointed_layers=checkpointed,
+    )  # fmt: skip
+    return record_model(load_model(LLAMA), options)
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    plain, packed = answer(), answer(quantize="nf4")
+    assert plain.num_params == packed.num_params
+    assert plain.trainable_params == packed.trainable_params
+
+
+def test_what_is_stored() -> None:
+    found = {
+        name: answer(quantize=name).phases["load"].components["parameters"]
+        for name in ("none", "nf4", "int8")
+    }
+    linear = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
+    assert found["none"] - found["nf4"] == 2 * linear - linear // 2
+    assert found["none"] - found["int8"] == linear
+
+
+def test_the_head_and_the_embedding_stay() -> None:
+    packed = {
+        parameter.name
+        for segment in tape("nf4", compute_dtype="bf16").segments
+        for parameter in segment.parameters
+        if parameter.packed is not None
+    }
+    assert "lm_head.weight" not in packed
+    assert len(packed) == 7
+
+
+def test_four_bit_products_keep_nothing() -> None:
+    for segment in tape("nf4", compute_dtype="bf16").segments:
+        for operation in segment.operations:
+            if operation.kind is OperationKind.LINEAR_4BIT:
+                assert not operation.saved
+                assert not operation.keeps
+
+
+def test_int8_holds_its_inputs_past_checkpointing() -> None:
+    """``ctx.tensors`` is out of reach of the hooks of a checkpoint."""
+    plain = answer(quantize="nf4", checkpointing="full")
+    held = answer(quantize="int8", checkpointing="full")
+    # Of each layer two normed inputs, attention's output and the gate's product, in 16 bits.
+    inputs = 512 * (3 * 256 + 512) * 2
+    assert held.activations_bytes - plain.activations_bytes >= 4 * inputs
+
+
+def test_gptq_keeps_unpacked_weights_unless_checkpointed() -> None:
+    held = answer(quantize="gptq").activations_bytes
+    less = answer(quantize="nf4").activations_bytes
+    linear = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256
+    assert held - less >= 3 * 2 * linear
+
+
+def test_loading_passes_each_weight_in_full() -> None:
+    config = {**LLAMA, "num_hidden_layers": 1, "intermediate_size": 4096, "vocab_size": 8}
+    load = answer(config, quantize="fp4").phases["load"]
+    stored = answer({**config, "quantization_config": {"load_in_4bit": True}}).phases["load"]
+    assert load.peak_bytes - stored.peak_bytes > 256 * 4096
+    assert load.components["temporaries"] == 2 * 256 * 4096
+
+
+def test_kbit_preparation_is_in_fp32() -> None:
+    plain = answer(quantize="nf4").phases["load"].components["parameters"]
+    options = {"prepare_for_kbit": True}
+    prepared = (
+        answer(quantize="nf4", engine_options=options).held_bytes
+        - answer(quantize="nf4").held_bytes
+    )
+    rest = 2 * 1000 * 256 + 9 * 256
+    assert prepared == 2 * rest
+    assert plain
+
+
+def test_the_model_s_own_config_counts() -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    found = answer(config)
+    assert any("as the config's quantization_config says" in each for each in found.assumptions)
+    assert found.held_bytes < answer().held_bytes
+    kept = answer(config, quantize="none")
+    assert kept.held_bytes == answer().held_bytes
+
+
+def test_without_an_adapter_its_weights_are_counted_unpacked() -> None:
+    config = {**LLAMA, "quantization_config": {"load_in_8bit": True}}
+    found = answer(config, adapter=None)
+    assert found.held_bytes == answer(adapter=None).held_bytes
+    assert any("counted unpacked" in each for each in found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"quantize": "nf4", "adapter": None}, "cannot be trained"),
+        ({"engine_options": {"double_quant": True}}, "nothing is quantized"),
+        (
+            {"quantize": "nf4", "engine_options": {"skip_modules": "q_prj"}},
+            "no module 'q_prj'. Did you mean 'q_proj'?",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SetupError) as error:
+        answer(**settings)
+    assert words in str(error.value)
+
+
+def test_a_format_that_is_not_modelled_is_refused_under_an_adapter() -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(SetupError, match="stored in mxfp4"):
+        answer(config)
+    assert answer(config, quantize="nf4").held_bytes == answer(quantize="nf4").held_bytes
+    assert answer(config, adapter=None).held_bytes == answer(adapter=None).held_bytes
+
+
+def test_a_frozen_base_under_a_trained_head() -> None:
+    found = answer(quantize="nf4", adapter=None, freeze="embeddings,layers,norm")
+    assert found.trainable_params == 1000 * 256
+
+
+def test_named_modules_stay() -> None:
+    less = answer(quantize="nf4", engine_options={"skip_modules": "down_proj"})
+    more = less.phases["load"].components["parameters"]
+    all_packed = answer(quantize="nf4").phases["load"].components["parameters"]
+    assert more - all_packed == 4 * (2 * 512 * 256 - 512 * 256 // 2)
