@@ -74,8 +74,8 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     ),
     SettingOption(
         flag="--kernels", field="kernels", default="hf",
-        help_text="Whose kernels: hf, torchtitan, megatron or liger.",
-        axis_help="hf, torchtitan, megatron, liger.",
+        help_text="Whose kernels: hf, torchtitan, megatron, liger or unsloth.",
+        axis_help="hf, torchtitan, megatron, liger, unsloth.",
     ),
     SettingOption(
         flag="--attention", field="attention", kind=str | None,
@@ -92,13 +92,13 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     ),
     SettingOption(
         flag="--rotary", field="rotary", kind=str | None,
-        help_text="Rotary kernel: eager, liger (in place) or complex (torchtitan's).",
+        help_text="Rotary kernel: eager, liger (in place), unsloth or complex (torchtitan's).",
     ),
     SettingOption(
         flag="--loss", field="loss", kind=str | None,
         help_text="Loss kernel: eager, shifted, shifted_uncast, fused (Megatron's), liger, "
         "flash_attn, foak, unsloth; or one that is given the output matrix: fused_linear (Liger's), "
-        "cut (Apple's), chunked (torchtitan's), torchtune.",
+        "unsloth_fused, cut (Apple's), chunked (torchtitan's), trl, torchtune.",
         axis_help="eager, fused_linear, liger, cut, chunked, foak, ...",
     ),
     SettingOption(

@@ -264,7 +264,7 @@ def _passes(operation: Operation, unit: Fraction) -> tuple[Fraction, Fraction]:
         for tensor, kind in zip(operation.inputs, operation.gradients, strict=True)
     ]
     if operation.kind in OUTPUT_LOSSES:
-        return unit / 3, sum(needed[:2]) * unit / 3
+        return unit / 3, sum(each.requires_grad for each in operation.inputs[:2]) * unit / 3
     if operation.kind in ATTENTION_KERNELS:
         return unit, unit * _attention_factor(operation, needed)
     return unit, unit * sum(needed[:2])

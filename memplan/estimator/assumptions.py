@@ -171,6 +171,11 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
         from memplan.training.liger import liger_note  # only where Liger is asked for
 
         notes += [note for note in [liger_note(model.family)] if note]
+    if setup.kernels is KernelPreset.UNSLOTH:
+        notes.append(
+            "Unsloth's loss is counted in pieces of its whole budget, 4 GiB less both gradients, and "
+            "its functions over adapters as peft's: upper bounds"
+        )
     if setup.packing is not Packing.NONE and not setup.chosen_kernels.attention.is_package:
         tokens = setup.seq_len or 1
         if setup.packing is Packing.PADDING_FREE:

@@ -9,18 +9,16 @@ from collections.abc import Callable
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import causal_lm_loss, cross_entropy, matmul_weight, next_token_labels
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.training.kernels import LossKernel
 from memplan.training.losses import LOSS_FORMS, LossForm, LossGradient, MatrixLoss
+from memplan.units import GIB, ceil_div, round_up
 
 NUM_CHUNKS = 8
-"""Pieces of torchtitan's chunked loss (``ChunkedCELoss.Config.num_chunks``) and of torchtune's
+"""Pieces of torchtitan's chunked loss (``ChunkedLossWrapper.Config.num_chunks``) and of torchtune's
 (``CEWithChunkedOutputLoss.num_output_chunks``)."""
-LOSS_BYTES_PER_LOGIT = 12
-"""Three fp32 tensors of logits' size alive at once in backward: log-probabilities, their gradient,
-the logits' gradient."""
 
 Project = Callable[[Tensor], Tensor]
 """The output matrix with what the model does to its logits."""
@@ -137,7 +135,6 @@ def fused_linear_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
         OperationKind.FUSED_LINEAR_CROSS_ENTROPY,
         x,
         weight,
-        gradient_dtype=x.dtype,
         scratch=scratch,
         cached=cached,
     )
@@ -163,23 +160,87 @@ def liger_chunk_rows(tokens: int, *, vocab_size: int, hidden_size: int) -> int:
     return min(tokens, 1 << (wanted - 1).bit_length())
 
 
+UNSLOTH_BYTES_PER_LOGIT = 16
+"""What Unsloth reckons a logit of a piece to take (``_CE_BYTES_PER_LOGIT``)."""
+UNSLOTH_BUDGET_BYTES = 4 * GIB
+"""For a piece and what cannot be cut (``_CE_TARGET_GB_CAP``); half of what is free where that is less,
+which a tape does not know."""
+
+
+def budgeted_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Unsloth's: both gradients in the forward pass, over pieces that a budget is enough for.
+
+    What a piece takes is what Unsloth itself reckons: an upper bound of what its compiled function
+    does. Each piece's gradient of the matrix is a tensor of its own.
+    """
+    vocab_size, width = weight.shape
+    tokens = x.numel // width
+    head = (weight.storage.num_bytes,) if weight.requires_grad else ()
+    rows = unsloth_chunk_rows(
+        tokens, vocab_size=vocab_size, fixed_bytes=x.numel * x.dtype.num_bytes + 2 * sum(head)
+    )
+    piece = round_up(rows * vocab_size * UNSLOTH_BYTES_PER_LOGIT, ALLOCATION_ROUNDING)
+    kind = OperationKind.FUSED_LINEAR_CROSS_ENTROPY
+    return _gradients_in_forward(t, kind, x, weight, scratch=(piece, *head))
+
+
+def unsloth_chunk_rows(tokens: int, *, vocab_size: int, fixed_bytes: int) -> int:
+    """Rows of a piece: one piece, or a multiple of four of them (``get_chunk_size``).
+
+    >>> unsloth_chunk_rows(16384, vocab_size=128256, fixed_bytes=2 * 2**30)
+    1024
+    """
+    budget = UNSLOTH_BUDGET_BYTES
+    if fixed_bytes < budget:
+        budget -= fixed_bytes
+    needed = tokens * vocab_size * UNSLOTH_BYTES_PER_LOGIT
+    pieces = 1 if needed <= budget else 4 * ceil_div(needed, 4 * budget)
+    return ceil_div(tokens, min(pieces, tokens))
+
+
 def chunked_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     """torchtitan's: head, loss and their backward pass over an eighth of the sequence at a time.
 
-    The gradient of the hidden states is gathered in fp32, that of the matrix in place.
+    The gradient of the hidden states is gathered in fp32 and cast in the end; that of the matrix is
+    there from the first piece on, and each further piece adds a tensor of its own to it
+    (``ChunkedLossWrapper``, ``GradAccumulator``).
     """
     vocab_size, width = weight.shape
-    rows = -(-(x.numel // width) // NUM_CHUNKS)
     half = t.autocast or x.dtype
-    logits = 0 if half is DType.FP32 else allocated_bytes(rows * vocab_size, half)
-    return _gradients_in_forward(
-        t,
-        OperationKind.CHUNKED_CROSS_ENTROPY,
-        x,
-        weight,
-        gradient_dtype=DType.FP32,
-        scratch=(rows * vocab_size * LOSS_BYTES_PER_LOGIT + logits,),
-    )
+    logits = -(-(x.numel // width) // NUM_CHUNKS) * vocab_size
+    wide = allocated_bytes(logits, DType.FP32)
+    # Log-probabilities, their gradient, the logits' own; then the product's.
+    scratch: tuple[int, ...] = (wide, wide, wide, wide, ~2, ~1)
+    if half is not DType.FP32:
+        kept = allocated_bytes(logits, half)
+        scratch = (kept, wide, wide, ~1, wide, wide, ~4, ~2, kept, ~5)
+    scratch += _matrix_gradients(weight, half)
+    cached = (_cached_copy(t, weight, half),) if weight.dtype is not half else ()
+    gathered = t.tensor(x.numel, DType.FP32)
+    made = [t.tensor(weight.numel, weight.dtype)] if weight.requires_grad else []
+    total, loss = t.tensor(1, DType.FP32), t.tensor(1, DType.FP32)
+    t.record(
+        OperationKind.CHUNKED_CROSS_ENTROPY, (x, weight), (total, gathered, *made, *cached),
+        saves=made, gradients=(Gradient.NONE, Gradient.SAVED if made else Gradient.NONE),
+        forward_scratch_bytes=scratch, flops=6 * x.numel * vocab_size,
+    )  # fmt: skip
+    for tensor in (gathered, *made, *cached):
+        tensor.requires_grad = False
+    gradient = t.tensor(x.numel, x.dtype)
+    t.record(
+        OperationKind.TO, (x, total, gathered), (loss, gradient), saves=(gradient,),
+        gradients=(Gradient.SAVED, Gradient.ALIAS, Gradient.NONE), in_python=True,
+    )  # fmt: skip
+    gradient.requires_grad = False
+    return loss
+
+
+def _matrix_gradients(weight: Parameter, dtype: DType) -> tuple[int, ...]:
+    """A piece's gradient of the matrix, and its copy in the matrix's own dtype, where that is another."""
+    if not weight.requires_grad:
+        return ()
+    product = allocated_bytes(weight.numel, dtype)
+    return (product,) if weight.dtype is dtype else (product, weight.storage.num_bytes)
 
 
 def cut_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
@@ -199,6 +260,47 @@ def cut_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
         saves=(given, weight, statistic, average), gradients=(Gradient.FRESH, Gradient.FRESH),
         backward_scratch_bytes=allocated_bytes(weight.numel, given.dtype) if narrow else 0,
         flops=2 * x.numel * vocab_size, in_python=True,
+    )  # fmt: skip
+    t.touch(x)
+    return loss
+
+
+TRL_TILE = (4096, 32768)
+"""Tokens and words of a tile (``TOKEN_CHUNK_SIZE``, ``_CHUNKED_LOGPROB_CHUNK_SIZE``)."""
+
+
+def tiled_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """TRL's: tokens that have a label are copied out; each pass has one tile of logits.
+
+    Both gradients are gathered in fp32 and cast in the end. Every token but the last of a sequence is
+    taken to have a label.
+    """
+    vocab_size, width = weight.shape
+    tokens = max(x.numel // width - t.options.batch_size, 1)
+    half = t.autocast or x.dtype
+    cut = t.slice(x, tokens * width)
+    labelled = t.tensor(tokens * width, x.dtype)
+    t.record(OperationKind.INDEX, (cut,), (labelled,), gradients=(Gradient.FRESH,))
+    rows, words = TRL_TILE
+    rows = min(tokens, rows)
+    tile = allocated_bytes(rows * words, half)
+    casts = tuple(
+        allocated_bytes(count * width, half)
+        for tensor, count in ((labelled, rows), (weight, min(words, vocab_size)))
+        if tensor.dtype is not half
+    )
+    gathered = tuple(
+        allocated_bytes(tensor.numel, DType.FP32)
+        for tensor in (labelled, weight)
+        if tensor.requires_grad and tensor.dtype is not DType.FP32
+    )
+    statistic, loss = t.tensor(tokens, DType.FP32), t.tensor(1, DType.FP32)
+    t.record(
+        OperationKind.TILED_CROSS_ENTROPY, (labelled, weight), (loss, statistic),
+        saves=(labelled, weight, statistic), gradients=(Gradient.FRESH, Gradient.FRESH),
+        forward_scratch_bytes=(tile, *casts),
+        backward_scratch_bytes=(*gathered, tile, *casts, RESULT) if gathered else (tile, *casts),
+        flops=2 * tokens * width * vocab_size, in_python=True,
     )  # fmt: skip
     t.touch(x)
     return loss
@@ -233,7 +335,6 @@ def _gradients_in_forward(
     x: Tensor,
     weight: Parameter,
     *,
-    gradient_dtype: DType,
     scratch: tuple[int, ...],
     cached: tuple[Tensor, ...] = (),
 ) -> Tensor:
@@ -241,7 +342,7 @@ def _gradients_in_forward(
 
     ``scratch`` are its blocks at the fullest moment; ``cached`` are copies that autocast keeps.
     """
-    input_gradient = t.tensor(x.numel, gradient_dtype)
+    input_gradient = t.tensor(x.numel, x.dtype)
     saves = [input_gradient]
     gradients = [Gradient.SAVED, Gradient.NONE]
     if weight.requires_grad:
@@ -259,7 +360,9 @@ def _gradients_in_forward(
 
 _MATRIX_LOSSES: dict[MatrixLoss, Callable[[Tape, Tensor, Parameter], Tensor]] = {
     MatrixLoss.FORWARD_GRADIENTS: fused_linear_cross_entropy,
+    MatrixLoss.BUDGETED_GRADIENTS: budgeted_cross_entropy,
     MatrixLoss.BACKWARD_BY_PIECE: chunked_cross_entropy,
     MatrixLoss.CUT: cut_cross_entropy,
+    MatrixLoss.TILES: tiled_cross_entropy,
     MatrixLoss.PIECES: cross_entropy_in_pieces,
 }

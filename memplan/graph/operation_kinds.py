@@ -130,6 +130,7 @@ class OperationKind(StrEnum):
     SUB = "sub"
     SUM = "sum"
     TANH = "tanh"
+    TILED_CROSS_ENTROPY = "tiled_cross_entropy"
     TO = "to"
     TOPK = "topk"
     TRANSPOSE = "transpose"
@@ -181,7 +182,8 @@ EXTERN_KERNELS = frozenset(
         OperationKind.CROSS_ENTROPY, OperationKind.CUMSUM, OperationKind.CUT_CROSS_ENTROPY,
         OperationKind.FUSED_GATE, OperationKind.FUSED_SOFTMAX,
         OperationKind.GROUPED_MM, OperationKind.HISTC, OperationKind.ROTARY, OperationKind.SCATTER,
-        OperationKind.SOLVE_TRIANGULAR, OperationKind.SORT, OperationKind.TOPK,
+        OperationKind.SOLVE_TRIANGULAR, OperationKind.SORT, OperationKind.TILED_CROSS_ENTROPY,
+        OperationKind.TOPK,
         OperationKind.VOCAB_PARALLEL_CROSS_ENTROPY,
     }
 )  # fmt: skip

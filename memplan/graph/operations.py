@@ -15,7 +15,7 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, alloca
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.training.fp8 import Fp8Recipe
-from memplan.training.kernels import LossKernel, NormKernel
+from memplan.training.kernels import FeedForwardKernel, LossKernel, NormKernel
 
 
 def linear(
@@ -418,6 +418,9 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
         return gelu_fast(t, x)
     if kind is Activation.QUICK_GELU:
         return t.mul(x, t.elementwise(OperationKind.SIGMOID, t.scale(x), saves_output=True))
+    if kind is Activation.RELU_SQUARED and t.kernels.feed_forward is FeedForwardKernel.FUSED:
+        # liger_kernel 0.8.5, ops/relu_squared.py
+        return t.elementwise(OperationKind.RELU2, x, saves_input=True)
     if kind is Activation.RELU_SQUARED:
         rectified = t.elementwise(OperationKind.RELU, x, saves_output=True)
         out = t.square(rectified if t.autocast is None else t.cast(rectified, DType.FP32))

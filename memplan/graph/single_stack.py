@@ -42,7 +42,7 @@ from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
 from memplan.model.layers import StackSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.kernels import AttentionKernel, RotaryKernel
+from memplan.training.kernels import AttentionKernel, Packing, RotaryKernel
 
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
 """Attention that adds a bias made for the whole stack."""
@@ -155,18 +155,22 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
         tables = complex_tables if by_complex else rotary_tables
-        positions = context.seq_len
+        # Rows of several documents have position ids of their own.
+        rows = context.batch if t.options.packing is Packing.DOCUMENTS else 1
+        positions = context.seq_len * rows
         if rotary.sections:
             from memplan.graph.attention.rotary import sectioned_tables  # only for Qwen3.5
 
-            tables, positions = sectioned_tables, positions * context.batch
+            tables, positions = sectioned_tables, context.seq_len * context.batch
         dtype = DType.FP32 if rotary.full_tables else t.compute
         width = rotary.dim // 2 if rotary.halved else rotary.dim
         context.cos, context.sin = tables(t, positions, width, dtype)
         t.enter("rotary_emb")
         local = _local_rotary(stack)
         if local is not None:
-            context.local_cos, context.local_sin = tables(t, context.seq_len, local.dim, dtype)
+            context.local_cos, context.local_sin = tables(
+                t, context.seq_len * rows, local.dim, dtype
+            )
     if any(spec.form in DIRECT_FORMS for spec in attentions(stack)):
         from memplan.graph.falcon import direct_masks  # only for Falcon
 

@@ -56,6 +56,8 @@ class RotaryKernel(Enum):
     """Written out in Python, as the model's class has it."""
     LIGER = "liger"
     """Where they lie, by one kernel that keeps the tables; its backward pass too: Liger's."""
+    UNSLOTH = "unsloth"
+    """The same in forward; in backward into new tensors: Unsloth's."""
     COMPLEX = "complex"
     """As complex numbers in fp32, cast back: torchtitan's."""
 
@@ -83,10 +85,14 @@ class LossKernel(Enum):
     """fms-acceleration's: a shifted fp32 copy, which backward writes over."""
     UNSLOTH = "unsloth"
     """Unsloth's fast cross-entropy: the logits' own dtype, a new tensor for their gradient."""
+    UNSLOTH_FUSED = "unsloth_fused"
+    """Unsloth's fused one: piece by piece with both gradients, as many as 4 GiB are enough for."""
     CUT = "cut"
     """Apple's cut cross-entropy: no logits at all."""
     TORCHTUNE = "torchtune"
     """torchtune's: logits of all pieces, each widened to fp32 on its own."""
+    TRL = "trl"
+    """TRL's fused head: tiles of the logits in both passes, gradients gathered in fp32."""
 
 
 class Packing(Enum):
@@ -119,6 +125,7 @@ class KernelPreset(Enum):
     TORCHTITAN = "torchtitan"
     MEGATRON = "megatron"
     LIGER = "liger"
+    UNSLOTH = "unsloth"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,5 +161,10 @@ KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
         loss=LossKernel.FUSED_LINEAR,
         rotary=RotaryKernel.LIGER,
     ),
+    # Its networks are transformers' own, but for its functions over adapters.
+    KernelPreset.UNSLOTH: Kernels(
+        norm=NormKernel.LIGER, loss=LossKernel.UNSLOTH_FUSED, rotary=RotaryKernel.UNSLOTH
+    ),
 }
-"""Sources: transformers 5.23, torchtitan 0.3.0, Megatron-core 0.16.1, liger-kernel 0.8.5."""
+"""Sources: transformers 5.23, torchtitan 0.3.0, Megatron-core 0.16.1, liger-kernel 0.8.5,
+unsloth 2026.10."""

@@ -26,10 +26,14 @@ class MatrixLoss(Enum):
 
     FORWARD_GRADIENTS = "forward_gradients"
     """Piece by piece, with both gradients, in the forward pass (Liger)."""
+    BUDGETED_GRADIENTS = "budgeted_gradients"
+    """The same in fewer pieces, as a budget of memory allows (Unsloth)."""
     BACKWARD_BY_PIECE = "backward_by_piece"
     """Piece by piece, each with a backward pass of its own, in the forward pass (torchtitan)."""
     CUT = "cut"
     """Tiles of the logits in registers: one number a row is kept (Apple)."""
+    TILES = "tiles"
+    """Tiles of the logits, made again in backward, whose gradients are gathered in fp32 (TRL)."""
     PIECES = "pieces"
     """Piece by piece through torch's own operations, all kept (torchtune)."""
 
@@ -84,12 +88,20 @@ LOSS_FORMS: dict[LossKernel, LossForm] = {
         source="liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py",
         matrix=MatrixLoss.FORWARD_GRADIENTS,
     ),
+    LossKernel.UNSLOTH_FUSED: LossForm(
+        source="unsloth_zoo 2026.10, fused_losses/cross_entropy_loss.py, UnslothFusedLoss",
+        matrix=MatrixLoss.BUDGETED_GRADIENTS,
+    ),
     LossKernel.CHUNKED: LossForm(
-        source="torchtitan 0.3.0, components/loss.py, ChunkedCELoss",
+        source="torchtitan 0.3.0, components/loss.py, ChunkedLossWrapper",
         matrix=MatrixLoss.BACKWARD_BY_PIECE,
     ),
     LossKernel.CUT: LossForm(
         source="cut-cross-entropy 25.1, cce.py, LinearCrossEntropyFunction", matrix=MatrixLoss.CUT
+    ),
+    LossKernel.TRL: LossForm(
+        source="trl 1.16, kernels/chunked_logprob.py, ChunkedLogProbFunction",
+        matrix=MatrixLoss.TILES,
     ),
     LossKernel.TORCHTUNE: LossForm(
         source="torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, CEWithChunkedOutputLoss",

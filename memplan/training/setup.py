@@ -426,7 +426,7 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
     },
     LossKernel: {
         **dict.fromkeys(("cce", "cut_cross_entropy", "cut_ce"), "'cut'"),
-        **dict.fromkeys(("fused_linear_cross_entropy", "flce", "lce", "unsloth_fused"),
+        **dict.fromkeys(("fused_linear_cross_entropy", "flce", "lce"),
                         "'fused_linear'"),
         **dict.fromkeys(("liger_cross_entropy", "cross_entropy"), "'liger'"),
         **dict.fromkeys(("fused_crossentropy", "flash", "inplace_backward", "in_place"),

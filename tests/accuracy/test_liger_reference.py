@@ -20,7 +20,7 @@ from tests.accuracy.comparison import Comparison, read_records, remember
 
 BARS = {
     "bytes_before": 0.002,
-    "activations": 0.0005,
+    "activations": 0.001,
     "peak_forward": 0.002,
     "peak_backward": 0.002,
     "requested_peak": 0.0001,
@@ -39,19 +39,21 @@ def setup_of(record: dict[str, Any]) -> TrainingSetup:
     if settings.get("liger") is not None:
         arguments |= {"use_liger_kernel": True, "liger_kernel_config": settings["liger"]}
     kernels = setup_from_arguments(arguments, source=record["id"])
-    attention = "eager" if record["model_type"] in EAGER_ONLY else "sdpa"
+    attention = settings.get("attn", "eager" if record["model_type"] in EAGER_ONLY else "sdpa")
+    beside = {name: settings[name] for name in ("loss", "packing") if name in settings}
+    if settings.get("rope") == "torchtitan":
+        beside["rotary"] = "complex"
     return TrainingSetup(
         engine="ddp",  # type: ignore[arg-type]
         precision=PRECISIONS[settings["precision"]],  # type: ignore[arg-type]
         micro_batch_size=settings["b"],
         seq_len=settings["s"],
-        attention=attention,  # type: ignore[arg-type]
+        attention=attention,
         checkpointing="full" if settings.get("ckpt") else "none",  # type: ignore[arg-type]
         kernels=kernels.kernels,
         norm=kernels.norm,
         mlp=kernels.mlp,
-        rotary=kernels.rotary,
-        loss=kernels.loss,
+        **{"rotary": kernels.rotary, "loss": kernels.loss, **beside},
     )
 
 
@@ -78,9 +80,20 @@ def compare(records: list[dict[str, Any]]) -> Comparison:
     return comparison
 
 
-def check(comparison: Comparison) -> None:
+OTHER_BARS = {
+    "bytes_before": 0.0005,
+    "activations": 0.0005,
+    "peak_forward": 0.0035,
+    "peak_backward": 0.0002,
+    "requested_peak": 0.003,
+}
+"""Of other code bases' losses, of packing and torchtitan's rotary embeddings: torchtitan's and torchtune's
+pieces are as high as that of the middle ones, to a hidden state or two."""
+
+
+def check(comparison: Comparison, bars: dict[str, float]) -> None:
     assert not comparison.refused
-    for name, bar in BARS.items():
+    for name, bar in bars.items():
         assert comparison.worst(name)[0] <= bar, (name, comparison.worst(name))
 
 
@@ -91,7 +104,7 @@ def test_liger(
     comparison = compare(list(read_records(reference_dir / "liger.jsonl")))
     with capsys.disabled():
         sys.stdout.write(f"\nliger.jsonl: {comparison.table()}\n")
-    check(comparison)
+    check(comparison, BARS)
     names = ("bytes_before", "activations", "requested_peak", "reserved_peak")
     remember(
         "Liger's kernels",
@@ -100,14 +113,29 @@ def test_liger(
     )
 
 
-def test_representative_records(checkout: Path) -> None:
-    """Some of them, for users without the reference folder."""
+def records_of(checkout: Path, name: str) -> list[dict[str, Any]]:
+    """Runs of the same oracle, for users without the reference folder."""
     data = json.loads((checkout / "tests" / "data" / "liger.json").read_text())
-    records = [
-        {**run, "config": data["models"][run["model"]], "task": "causal", "real": run["figures"]}
-        for run in data["runs"]
+    return [
+        {
+            **run,
+            "config": data["models"][run["model"]],
+            "model_type": data["models"][run["model"]]["model_type"],
+            "task": "causal",
+            "real": run["figures"],
+        }
+        for run in data[name]
     ]
-    for record in records:
-        record["model_type"] = record["config"]["model_type"]
-    assert len(records) >= 10
-    check(compare(records))
+
+
+def test_representative_records(checkout: Path) -> None:
+    records = records_of(checkout, "runs")
+    assert len(records) >= 20
+    check(compare(records), BARS)
+
+
+def test_other_kernels(checkout: Path) -> None:
+    """Losses in place, in pieces and cut; several sequences in one row; heads turned in complex numbers."""
+    records = records_of(checkout, "other_kernels")
+    assert len(records) >= 15
+    check(compare(records), OTHER_BARS)

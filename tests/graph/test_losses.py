@@ -100,6 +100,34 @@ def test_what_a_training_loop_adds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("loss", "after", "backward"),
+    [
+        # bytes a logit: kept after forward, and at the highest point of backward
+        pytest.param(LossKernel.LIGER, 4, 6, id="Liger's: fp32, then the 16-bit gradient"),
+        pytest.param(LossKernel.FLASH_ATTENTION, 2, 2, id="flash-attention's: in place"),
+        pytest.param(LossKernel.FOAK, 4, 8, id="FOAK's: gradients of the cut and of the whole"),
+        pytest.param(LossKernel.UNSLOTH, 2, 4, id="Unsloth's: a new gradient"),
+        pytest.param(LossKernel.TORCHTUNE, 4, 5.25, id="torchtune's: one piece's gradients"),
+    ],
+)
+def test_one_kernel(loss: LossKernel, after: float, backward: float) -> None:
+    found = step(loss)
+    assert per_logit(found.after_forward.loss_bytes) == pytest.approx(after, abs=0.1)
+    assert per_logit(found.backward_peak.loss_bytes) == pytest.approx(backward, abs=0.6)
+
+
+@pytest.mark.parametrize("loss", [LossKernel.CUT, LossKernel.TRL])
+def test_no_logits_at_all(loss: LossKernel) -> None:
+    """Both gradients are made in backward: TRL gathers them in fp32, and has one tile of logits."""
+    found = step(loss)
+    assert per_logit(found.after_forward.loss_bytes) < 0.05
+    matrix = VOCAB * HIDDEN
+    gathered = 6 * (matrix + TOKENS * HIDDEN) + 2 * TOKENS * 32_768
+    most = gathered if loss is LossKernel.TRL else 2 * matrix
+    assert found.backward_peak.loss_bytes <= 1.1 * most + 10 * TOKENS * HIDDEN
+
+
+@pytest.mark.parametrize(
     ("tokens", "vocab_size", "hidden_size", "rows"),
     [(8192, 128_256, 4096, 256), (16_384, 32_000, 4096, 2048), (4, 50_000, 64, 1)],
 )

@@ -102,6 +102,10 @@ def test_accelerate(fields: dict[str, Any], tmp_path: Path) -> None:
         *[each for each in DEEPSPEED if each.id != "SGD"],
         *FSDP,
         pytest.param({"engine": "ddp", "kernels": "liger", "checkpointing": "full"}, id="DDP"),
+        pytest.param(
+            {"engine": "ddp", "kernels": "liger", "norm": "eager", "loss": "liger"},
+            id="some of Liger's kernels",
+        ),
         pytest.param({"num_gpus": 1, "precision": "fp16-amp", "optimizer": "sgd"}, id="one GPU"),
     ],
 )
@@ -146,6 +150,8 @@ def test_torchtitan_offloads_with_a_flag_without_a_value() -> None:
         ),
         pytest.param("training-args", {"zero_stage": 2, "checkpointing": 0.5}, "all", id="share"),
         pytest.param("training-args", {"kernels": "megatron"}, "liger", id="kernels"),
+        pytest.param("training-args", {"loss": "cut"}, "liger", id="another loss"),
+        pytest.param("training-args", {"packing": "documents"}, "do not pack", id="packing"),
         pytest.param(
             "training-args", {"optimizer": "sgd-momentum"}, "sgd-momentum", id="optimizer"
         ),

@@ -177,6 +177,55 @@ def test_sft_has_its_own_defaults() -> None:
     assert off.chosen_precision.value == "fp32"
 
 
+@pytest.mark.parametrize(
+    ("config", "chosen"),
+    [
+        pytest.param({}, (None, None, None, None), id="all of them"),
+        pytest.param({"rope": False, "rms_norm": False}, ("eager", None, "eager", None), id="two"),
+        pytest.param({"geglu": False}, (None, "eager", None, None), id="Gemma's network"),
+        pytest.param(
+            {"fused_linear_cross_entropy": False}, (None, None, None, "eager"), id="no loss"
+        ),
+        pytest.param(
+            {"fused_linear_cross_entropy": False, "cross_entropy": True},
+            (None, None, None, "liger"), id="loss of the logits",
+        ),
+    ],
+)  # fmt: skip
+def test_liger_kernel_config(config: dict[str, bool], chosen: tuple[str | None, ...]) -> None:
+    values = {"use_liger_kernel": True, "liger_kernel_config": config}
+    assert tuple(fields(values, "norm", "mlp", "rotary", "loss")) == chosen
+    assert fields(values, "kernels") == ["liger"]
+
+
+def test_liger_kernel_config_alone_does_nothing() -> None:
+    found = read({"liger_kernel_config": {"rope": False}})
+    assert found.setup.rotary is None
+    assert "liger_kernel_config does nothing without use_liger_kernel" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("values", "packing"),
+    [
+        pytest.param({"packing": True}, "padding_free", id="by best fit"),
+        pytest.param({"packing": True, "packing_strategy": "wrapped"}, "none", id="wrapped"),
+        pytest.param({"packing": False, "padding_free": True}, "padding_free", id="no padding"),
+        pytest.param({"packing": False}, "none", id="padded"),
+    ],
+)
+def test_packing(values: dict[str, Any], packing: str) -> None:
+    assert fields(values, "packing") == [packing]
+
+
+@pytest.mark.parametrize(
+    ("named", "kernel"),
+    [("eager", "eager"), ("flash_attention_2", "flash"), ("flash_attention_3", "flash3")],
+)
+def test_attn_implementation(named: str, kernel: str) -> None:
+    values = {"packing": True, "model_init_kwargs": {"attn_implementation": named}}
+    assert fields(values, "attention") == [kernel]
+
+
 def test_pairs_are_two_sequences() -> None:
     found = read({"f_divergence_type": "reverse_kl", "per_device_train_batch_size": 3})
     assert (found.setup.micro_batch_size, found.setup.dropout) == (6, 0.0)
@@ -238,6 +287,21 @@ def test_what_does_nothing_is_not_left_out() -> None:
             id="nested",
         ),
         pytest.param({"fsdp": True, "fsdp_config": {"reshard": True}}, "no such key", id="fsdp"),
+        pytest.param(
+            {"use_liger_kernel": True, "liger_kernel_config": {"rms_nrom": True}},
+            "Did you mean 'rms_norm'", id="Liger's kernels",
+        ),
+        pytest.param(
+            {"use_liger_kernel": True, "liger_kernel_config": {"cross_entropy": True}},
+            "fused_linear_cross_entropy: false beside it", id="two of Liger's losses",
+        ),
+        pytest.param(
+            {"packing": True, "packing_strategy": "bdf"}, "Did you mean 'bfd'", id="strategy"
+        ),
+        pytest.param(
+            {"packing": True, "model_init_kwargs": {"attn_implementation": "flex_attention"}},
+            "is not modelled; there are eager", id="attention",
+        ),
         pytest.param({"max_length": "2k"}, "max_length: write a whole number", id="length"),
         pytest.param({"deepspeed": "{"}, "deepspeed: write a mapping", id="JSON text"),
         pytest.param(

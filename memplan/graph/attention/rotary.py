@@ -68,9 +68,12 @@ def turns_heads(t: Tape, spec: AttentionSpec) -> bool:
     return spec.rotary is not None and t.kernels.rotary is RotaryKernel.EAGER
 
 
+_IN_PLACE = frozenset({RotaryKernel.LIGER, RotaryKernel.UNSLOTH})
+
+
 def turned_in_place(t: Tape, spec: AttentionSpec) -> bool:
     """Whether a kernel turns queries and keys and lays their gradients row after row."""
-    return spec.rotary is not None and t.kernels.rotary is RotaryKernel.LIGER
+    return spec.rotary is not None and t.kernels.rotary in _IN_PLACE
 
 
 def _by_kernel(
@@ -84,8 +87,8 @@ def _by_kernel(
 ) -> tuple[Tensor, Tensor]:
     """Another code base's function in the place of the class's own, in all its steps."""
     sources = (query, key)
-    if t.kernels.rotary is RotaryKernel.LIGER:
-        by_row = not splits_heads(t, spec)
+    if t.kernels.rotary in _IN_PLACE:
+        by_row = t.kernels.rotary is RotaryKernel.LIGER and not splits_heads(t, spec)
         query, key = (rotary_in_place(t, x, cos, sin, by_row=by_row) for x in sources)
     else:
         cut = _cut_both(t, [query, key], form, spec.head_dim)

@@ -33,7 +33,8 @@ _DEGREES = {
     "tensor_parallel_size": "tensor_parallel", "context_parallel_size": "context_parallel",
 }  # fmt: skip
 _LIGER = {
-    "liger_rms_norm": ("norm", "fused"), "liger_glu_activation": ("mlp", "fused"),
+    "liger_rope": ("rotary", "liger"), "liger_rms_norm": ("norm", "liger"),
+    "liger_glu_activation": ("mlp", "fused"), "liger_cross_entropy": ("loss", "liger"),
     "liger_fused_linear_cross_entropy": ("loss", "fused_linear"),
 }  # fmt: skip
 
@@ -146,9 +147,8 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     named = [str(each) for each in plugins] if isinstance(plugins, list) else []
     cut = keys.take("cut_cross_entropy")
     if cut is True or (cut is None and any("CutCrossEntropy" in each for each in named)):
-        found.fields["loss"] = "fused_linear"
-        found.notes.append("cut_cross_entropy is counted as fused_linear, an upper bound")
-    for key in ("liger_rope", "liger_layer_norm", "liger_rms_norm_gated", "liger_cross_entropy"):
+        found.fields["loss"] = "cut"
+    for key in ("liger_layer_norm", "liger_rms_norm_gated"):
         if keys.flag(key):
             found.notes.append(f"{key} is not modelled: the figures are upper bounds")
 

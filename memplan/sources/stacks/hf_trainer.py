@@ -22,9 +22,9 @@ _CONFIGS = {
 """Preset -> the class of arguments."""
 _JOBS = {"trl-dpo": "dpo", "trl-grpo": "grpo"}
 _ATTENTION = {
-    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash",
-    "kernels-community/flash-attn2": "flash", "kernels-community/flash-attn3": "flash",
-    "kernels-community/vllm-flash-attn3": "flash", "kernels-community/flash-attn": "flash",
+    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
+    "kernels-community/flash-attn2": "flash", "kernels-community/flash-attn3": "flash3",
+    "kernels-community/vllm-flash-attn3": "flash3", "kernels-community/flash-attn": "flash",
 }  # fmt: skip
 
 

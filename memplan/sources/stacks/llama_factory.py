@@ -19,7 +19,7 @@ _MARKS = frozenset({"finetuning_type", "cutoff_len", "template", "stage", "lora_
 _JOBS = {
     "pt": None, "sft": None, "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo",
 }  # fmt: skip
-_ATTENTION = {"auto": None, "disabled": "eager", "sdpa": "sdpa", "fa2": "flash", "fa3": "flash"}
+_ATTENTION = {"auto": None, "disabled": "eager", "sdpa": "sdpa", "fa2": "flash", "fa3": "flash3"}
 _OPTIMIZERS = {
     "use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam",
     "use_adam_mini": "adam_mini", "use_muon": "muon",
