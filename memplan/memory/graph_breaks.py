@@ -57,7 +57,5 @@ def unseen_of_compilation(setup: TrainingSetup, tape: Tape) -> tuple[str, ...]:
 
 def _has_any(tape: Tape, kinds: frozenset[OperationKind]) -> bool:
     return any(
-        operation.kind in kinds
-        for segment in tape.segments
-        for operation in segment.operations
+        operation.kind in kinds for segment in tape.segments for operation in segment.operations
     )
