@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from memplan.estimator.estimate import Estimate, Verdict
     from memplan.hardware.gpu import GpuSpec
     from memplan.model.spec import ModelSpec
+    from memplan.search.goal import Goal
     from memplan.search.grid import Grid
-    from memplan.search.planner import Goal
     from memplan.sources.catalog import load_gpu
     from memplan.sources.models import load_model
     from memplan.training.adapters import Lora
@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Estimate": "memplan.estimator.estimate",
-    "Goal": "memplan.search.planner",
+    "Goal": "memplan.search.goal",
     "GpuSpec": "memplan.hardware.gpu",
     "Grid": "memplan.search.grid",
     "Lora": "memplan.training.adapters",

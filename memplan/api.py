@@ -12,8 +12,8 @@ from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
+    from memplan.search.goal import Goal, Plan
     from memplan.search.grid import Grid
-    from memplan.search.planner import Goal, Plan
     from memplan.search.sweep import Sweep
 
 Model = str | os.PathLike[str] | Mapping[str, object] | ModelSpec
@@ -109,7 +109,7 @@ def plan(model: Model, goal: "Goal | None" = None, *, gpu: str | GpuSpec = "h100
     >>> best.setup.checkpointing.value, best.setup.micro_batch_size
     ('none', 6)
     """
-    from memplan.search.planner import Goal
+    from memplan.search.goal import Goal
     from memplan.search.planner import plan as plan_setups
     from memplan.sources.models import load_model
 

@@ -82,6 +82,15 @@ def test_every_command_has_its_page() -> None:
         assert f"## memplan {name}\n" in text
 
 
+def test_every_kernel_is_documented() -> None:
+    made = module("kernels")
+    text = (DOCS / "kernels.md").read_text(encoding="utf-8")
+    assert made.document() in text
+    for kind in (*made.CHOICES.values(), made.LossKernel):
+        for value, said in made.docstrings(kind).items():
+            assert len(said) > 10, value
+
+
 def test_every_engine_option_is_documented() -> None:
     made = module("engine_options")
     text = (DOCS / "engine-options.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import memplan
 from memplan.errors import MemplanError
-from memplan.search.planner import Objective
+from memplan.search.goal import Objective
 from memplan.sources.catalog import all_gpus, load_gpu
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import Recomputation

@@ -1,11 +1,12 @@
 """``memplan estimate``."""
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memplan.cli.compared_setups import compared_setups, is_of
+from memplan.cli.estimate_output import prepare_tables, show, show_ranks
 from memplan.cli.option_table import Values
 from memplan.cli.options import (
     OUTPUT_PANEL,
@@ -43,7 +44,6 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
 )
-from memplan.cli.terminal import say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     DeepSpeedConfigOption,
@@ -61,11 +61,7 @@ from memplan.cli.training_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from memplan.cli.setup_files import BaseSetup
-    from memplan.estimator import Estimate
-    from memplan.training.setup import Offload, TrainingSetup
+    from memplan.training.setup import TrainingSetup
 
 DEEPSPEED_PANEL = "DeepSpeed's own tables"
 
@@ -252,14 +248,14 @@ def estimate(
     setups = [
         setup
         for each in engines
-        for setup in _setups(
+        for setup in compared_setups(
             bases[each],
             precision=precision,
             engine=each,
-            zero=zero if _is_of(each, "deepspeed", engines) else None,
+            zero=zero if is_of(each, "deepspeed", engines) else None,
             offload=offload,
             offload_param=offload_param,
-            fsdp_strategy=fsdp_strategy if _is_of(each, "fsdp", engines) else None,
+            fsdp_strategy=fsdp_strategy if is_of(each, "fsdp", engines) else None,
         )
     ]
     if global_batch_size is not None:
@@ -282,16 +278,16 @@ def estimate(
         exact=exact,
         says_least=exact or output_format in (OutputFormat.JSON, OutputFormat.CSV),
     )
-    rows = compared.rows(meanwhile=_prepare_tables if output_format is OutputFormat.TABLE else None)
+    rows = compared.rows(meanwhile=prepare_tables if output_format is OutputFormat.TABLE else None)
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
         emit_only([row[0] for row in rows], emit, output)
     elif per_rank:
-        _show_ranks(rows, output_format)
+        show_ranks(rows, output_format)
     else:
         everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
-        _show(
+        show(
             rows,
             output_format,
             everywhere=everywhere,
@@ -340,49 +336,6 @@ def given_fields(ctx: typer.Context, fields: "dict[str, object]") -> "dict[str, 
     return found
 
 
-def _setups(
-    given: "BaseSetup",
-    *,
-    precision: str | None,
-    engine: str | None,
-    zero: str | None,
-    offload: str | None,
-    offload_param: str | None,
-    fsdp_strategy: str | None,
-) -> "list[TrainingSetup]":
-    """The setups to show: one where engine and stage are named, else all that are compared."""
-    from memplan.cli.ranges import parse_range
-    from memplan.search.comparison import Wanted, comparison_setups
-    from memplan.training.precision import Engine
-    from memplan.training.setup import ZeroStage, coerce_enum
-
-    base = _with_named(given.setup, precision, engine, fsdp_strategy)
-    stages = None
-    if zero is not None:
-        stages = tuple(
-            coerce_enum("zero", stage, ZeroStage) for stage in parse_range(zero, option="--zero")
-        )
-    wanted = Wanted(
-        engine=coerce_enum("engine", engine, Engine) if engine is not None else None,
-        stages=stages,
-        offload=_place("offload", offload),
-        offload_param=_place("offload_param", offload_param),
-    )
-    if given.engine_fixed and engine is None:
-        # A file's engine and stage stay, unless another one is named beside it.
-        if wanted.is_open:
-            return [base]
-        kept = (base.zero_stage,) if stages is None and base.zero_stage is not None else stages
-        wanted = replace(wanted, engine=base.chosen_engine, stages=kept)
-    return comparison_setups(base, wanted)
-
-
-def _is_of(engine: str | None, owner: str, engines: "Sequence[str | None]") -> bool:
-    """Whether an option of ``owner``'s is for this engine: of several, it is for the owner alone."""
-    named = [each for each in engines if each is not None and each.startswith(owner)]
-    return engine in named or not named
-
-
 def _with_global_batch(
     ctx: typer.Context, setups: "list[TrainingSetup]", global_batch_size: int
 ) -> "list[TrainingSetup]":
@@ -393,127 +346,3 @@ def _with_global_batch(
     if given_fields(ctx, {"gradient_accumulation_steps": None}):
         refuse("--global-batch-size", ["--gradient-accumulation, which follows from it"])
     return [with_global_batch(each, global_batch_size) for each in setups]
-
-
-def _place(name: str, text: str | None) -> "Offload | None":
-    from memplan.training.setup import Offload, coerce_enum
-
-    return coerce_enum(name, text, Offload) if text is not None else None
-
-
-def _with_named(
-    base: "TrainingSetup", precision: str | None, engine: str | None, fsdp_strategy: str | None
-) -> "TrainingSetup":
-    """The base in the precision and with the FSDP strategy named, under an engine that has both."""
-    from memplan.training.precision import Engine, Precision, engines_with
-    from memplan.training.setup import FsdpStrategy, coerce_enum
-
-    changes: dict[str, Any] = {}
-    if fsdp_strategy is not None:
-        changes["fsdp_strategy"] = coerce_enum("fsdp_strategy", fsdp_strategy, FsdpStrategy)
-        changes["engine"] = engine or Engine.FSDP
-    if precision is not None:
-        chosen = changes["precision"] = coerce_enum("precision", precision, Precision)
-        engines = engines_with(chosen)
-        if "engine" not in changes and (engine is not None or base.chosen_engine not in engines):
-            changes["engine"] = engine or min(engines, key=lambda each: each.value)
-    return replace(base, **changes) if changes else base
-
-
-def _show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
-    """Write every distinct rank of the rows."""
-    from memplan.report.ranks import MARKDOWN_COLUMNS, print_ranks, rank_rows
-
-    if output_format is not OutputFormat.TABLE:
-        flat = list(rank_rows([each for row in rows for each in row]))
-        _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
-        return
-    from memplan.report.console import TerminalConsole
-
-    print_ranks(TerminalConsole(), rows)
-
-
-def _write_flat(
-    flat: "list[dict[str, object]]",
-    rows: "Sequence[Sequence[Estimate]]",
-    output_format: OutputFormat,
-    markdown_columns: tuple[str, ...],
-    *,
-    hints: "list[dict[str, object]] | None" = None,
-) -> None:
-    """Write flat rows in a format for scripts, with what was assumed for any of them."""
-    from memplan.cli.checking import about
-    from memplan.estimator.estimate import SCHEMA_VERSION
-    from memplan.report.rows import rows_csv, rows_json, rows_markdown
-
-    if output_format is OutputFormat.JSON:
-        said = (text for row in rows for each in row for text in (*each.assumptions, *each.notes))
-        say(
-            rows_json(
-                flat,
-                schema_version=SCHEMA_VERSION,
-                assumptions=list(dict.fromkeys(said)),
-                about=about(rows[0][0].model),
-                hints=hints,
-            )
-        )
-    elif output_format is OutputFormat.CSV:
-        say(rows_csv(flat))
-    else:
-        say(rows_markdown(flat, markdown_columns))
-
-
-def _prepare_tables() -> None:
-    """Import what a table is drawn with, which takes as long as two rows."""
-    import memplan.report.console
-    import memplan.report.estimate
-    import memplan.search.advice  # noqa: F401
-
-
-def _show(
-    rows: "Sequence[Sequence[Estimate]]",
-    output_format: OutputFormat,
-    *,
-    everywhere: bool,
-    exact: bool,
-    legend: bool,
-    reserved: bool,
-) -> None:
-    """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
-    if output_format is not OutputFormat.TABLE:
-        if output_format is OutputFormat.MARKDOWN:
-            _show_markdown(rows, everywhere=everywhere, exact=exact)
-            return
-        from memplan.report.hints import hint_rows, hinted_rows
-        from memplan.search.advice import hints_for
-
-        found = hints_for(rows[0][0].model, rows)
-        flat = hinted_rows(rows, found)
-        _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
-        return
-    from memplan.report.answer import best_places, simplest_first
-    from memplan.report.console import TerminalConsole
-    from memplan.report.estimate import print_account, print_comparison
-    from memplan.search.advice import hints_for
-
-    console = TerminalConsole()
-    rows = simplest_first(rows)
-    # Where no GPU is named there are three, and to search every row would take longer than the
-    # table itself.
-    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
-    if len(rows) == 1:
-        print_account(console, rows[0], hints, legend=legend, reserved=reserved)
-    else:
-        print_comparison(console, rows, hints, exact=exact, legend=legend, reserved=reserved)
-
-
-def _show_markdown(rows: "Sequence[Sequence[Estimate]]", *, everywhere: bool, exact: bool) -> None:
-    """Write the answer for people who read it elsewhere."""
-    from memplan import __version__
-    from memplan.report.answer import best_places, simplest_first
-    from memplan.report.markdown import estimate_markdown
-    from memplan.search.advice import hints_for
-
-    rows = simplest_first(rows)
-    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
-    say(estimate_markdown(rows, hints, exact=exact, version=__version__))

@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from memplan.model.spec import ModelSpec
-    from memplan.search.planner import Objective, Plan, PlannedSetup
+    from memplan.search.concessions import Concession
+    from memplan.search.goal import Objective, Plan, PlannedSetup
     from memplan.training.precision import Engine, Precision
     from memplan.training.setup import Checkpointing, TrainingSetup, ZeroStage
 
@@ -95,6 +96,16 @@ def plan(
             rich_help_panel=PLAN_PANEL,
         ),
     ] = 1,
+    allow: Annotated[
+        str | None,
+        axis_option(
+            "--allow",
+            "What may be given up to make it fit, the least of it first: 8bit (the optimizer's "
+            "states), lora, qlora.",
+            "NAMES",
+            PLAN_PANEL,
+        ),
+    ] = None,
     headroom: Annotated[
         str,
         axis_option("--headroom", "Memory to keep free besides, such as 5%.", "SHARE", PLAN_PANEL),
@@ -145,7 +156,7 @@ def plan(
     else:
         refuse_without(ctx, {"output"}, "--emit")
     from memplan.cli.hardware import chosen_gpus, node_memory
-    from memplan.search.planner import Goal, Objective
+    from memplan.search.goal import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
 
@@ -169,6 +180,7 @@ def plan(
         zero_stages=_stages(zero),
         precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(checkpointing),
+        allow=_concessions(allow),
         limit=limit,
         node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
         exact=exact,
@@ -234,7 +246,7 @@ def _counts(text: str | None, base: "TrainingSetup") -> tuple[int, ...]:
 def _objective(ctx: typer.Context, objective: str, maximize: str | None) -> "Objective":
     """What comes first. Raises ``UsageError`` where that is said twice."""
     from memplan.cli.unused import given_options, refuse
-    from memplan.search.planner import Objective
+    from memplan.search.goal import Objective
     from memplan.training.setup import coerce_enum
 
     if maximize is None:
@@ -275,6 +287,13 @@ def _precisions(text: str | None) -> "tuple[Precision, ...]":
     from memplan.training.setup import coerce_enum
 
     return tuple(coerce_enum("precision", each, Precision) for each in _parts(text))
+
+
+def _concessions(text: str | None) -> "tuple[Concession, ...]":
+    from memplan.search.concessions import Concession
+    from memplan.training.setup import coerce_enum
+
+    return tuple(coerce_enum("allow", each, Concession) for each in _parts(text))
 
 
 def _policies(text: str | None) -> "tuple[Checkpointing, ...]":

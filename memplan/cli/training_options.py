@@ -53,8 +53,8 @@ SetupFileOption = Annotated[
     str | None,
     _option(
         "--setup",
-        "A YAML file that holds a whole training setup, or a stack's own: axolotl, LLaMA-Factory, "
-        "TRL.",
+        "A YAML file that holds a whole training setup, or a training stack's own file: axolotl, "
+        "LLaMA-Factory, Lightning, NeMo, prime-rl, torchtitan, torchtune, TRL, verl.",
         "FILE",
     ),
 ]
@@ -62,8 +62,8 @@ PresetOption = Annotated[
     str | None,
     _option(
         "--preset",
-        "What a training stack does by default: axolotl, hf-trainer, llama-factory, trl-dpo, "
-        "trl-grpo, trl-sft.",
+        "What a training stack does by default: axolotl, hf-trainer, lightning, llama-factory, "
+        "nanogpt, nemo, prime-rl, torchtitan, torchtune, trl-dpo, trl-grpo, trl-sft, unsloth, verl.",
     ),
 ]
 TrainingArgumentsOption = Annotated[

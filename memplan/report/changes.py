@@ -3,7 +3,7 @@
 from memplan.estimator import Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.advice import Advice
-from memplan.training.precision import Engine, carried_precision
+from memplan.training.precision import Engine, carried_precision, engine_precision
 from memplan.training.setup import (
     AllocatorKind,
     FsdpStrategy,
@@ -91,6 +91,12 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(f"micro-batch {before.micro_batch_size} -> {after.micro_batch_size}")
     if before.checkpointing != after.checkpointing:
         parts.append(_CHECKPOINTING.get(checkpointing_label(after), "partial checkpointing"))
+    if before.adapter != after.adapter and after.adapter is not None:
+        parts.append(str(after.adapter))
+    if before.quantize != after.quantize and after.quantize is not None:
+        parts.append(f"a base in {after.quantize}")
+    if before.optimizer is not after.optimizer:
+        parts.append(f"optimizer {after.optimizer.value}")
     if engine_label(before) != engine_label(after) and engine_label(after) != ONE_GPU:
         parts.append(engine_label(after))
     same_stage = before.zero_stage is after.zero_stage
@@ -102,8 +108,10 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(f"{gpus_label(after)} instead of {before.num_gpus}")
     if before.allocator is not after.allocator:
         parts.append(_ALLOCATORS[after.allocator])
+    usual = engine_precision(None, after.chosen_engine, is_frozen=after.adapter is not None)
     carried = carried_precision(before.chosen_precision, after.chosen_engine)
-    if after.chosen_precision is not carried:
+    follows = before.adapter != after.adapter and after.chosen_precision is usual
+    if not follows and after.chosen_precision is not carried:
         parts.append(f"precision {after.chosen_precision.value}")
     if len(parts) < 2:
         return "".join(parts)

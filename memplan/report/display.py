@@ -12,7 +12,7 @@ from rich.text import Text
 
 from memplan.estimator import Estimate
 from memplan.model.spec import ModelSpec
-from memplan.search.planner import Plan
+from memplan.search.goal import Plan
 from memplan.search.sweep import Sweep
 
 NOTEBOOK_COLUMNS = 110

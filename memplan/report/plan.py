@@ -15,14 +15,9 @@ from memplan.report.changes import (
     setup_label,
 )
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
-from memplan.search.planner import (
-    MAX_LAYERS,
-    SEQ_LEN_STEP,
-    Objective,
-    Plan,
-    PlannedSetup,
-    Shortfall,
-)
+from memplan.search.concessions import CONCESSIONS, Concession
+from memplan.search.goal import Objective, Plan, PlannedSetup, Shortfall
+from memplan.search.planner import MAX_LAYERS, SEQ_LEN_STEP
 from memplan.units import GIB, format_count, format_gib
 
 if TYPE_CHECKING:
@@ -36,7 +31,7 @@ if TYPE_CHECKING:
 MAX_SHORTFALLS = 8
 """Setups that do not fit and are written out; the rest are counted."""
 MARKDOWN_COLUMNS = (
-    "rank", "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer",
+    "rank", "given_up", "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer",
     "offload_param", "precision", "checkpointing", "micro_batch_size",
     "gradient_accumulation_steps", "seq_len", "gpu", "peak_bytes", "headroom_bytes",
     "relative_speed", "verdict",
@@ -55,6 +50,7 @@ def plan_rows(plan: Plan) -> Iterator[dict[str, object]]:
     for rank, each in enumerate(plan.setups, start=1):
         yield {
             "rank": rank,
+            "given_up": each.given_up.value,
             **each.estimate.to_dict(),
             "headroom_bytes": each.headroom_bytes,
             "num_layers": each.estimate.model.num_layers,
@@ -131,6 +127,8 @@ def answer_text(plan: Plan) -> str:
     if setup.gradient_accumulation_steps > 1:
         batch += f" x {setup.gradient_accumulation_steps}"
     kept = f"checkpointing {checkpointing_label(setup)}"
+    if plan.goal.allow:
+        kept += f"; given up: {CONCESSIONS[best.given_up].label}"
     lead = _OBJECTIVES[plan.goal.objective].removesuffix(" first")
     return f"{lead}: {found}, {batch}, {setup.chosen_precision.value}, {kept}"
 
@@ -158,7 +156,7 @@ def plan_lines(width: int, plan: Plan) -> "Iterator[Text]":
     return print_blocks(width, label, others, before=[ranks, gpus])
 
 
-_WORDS = (("setup",), ("precision",), ("check-", "pointing"))
+_WORDS = (("setup",), ("given up",), ("precision",), ("check-", "pointing"))
 """Columns that are set to the left."""
 _BOLD = (("tokens",), ("layers",), ("params",))
 """What was looked for."""
@@ -171,6 +169,7 @@ def _columns(plan: Plan) -> "dict[tuple[str, ...], Callable[[PlannedSetup], str]
     found: dict[tuple[str, ...], Callable[[PlannedSetup], str]] = {
         ("GPUs",): lambda each: str(each.setup.num_gpus),
         ("setup",): lambda each: setup_label(each.setup),
+        ("given up",): lambda each: CONCESSIONS[each.given_up].label,
         ("precision",): lambda each: each.setup.chosen_precision.value,
         ("check-", "pointing"): lambda each: checkpointing_label(each.setup),
         **_STRETCHED.get(plan.goal.objective, {}),
@@ -181,6 +180,8 @@ def _columns(plan: Plan) -> "dict[tuple[str, ...], Callable[[PlannedSetup], str]
         ("CPU", "GiB"): lambda each: f"{each.estimate.host_bytes / GIB:,.1f}",
         ("speed",): lambda each: f"{100 * each.total_speed / best:.0f} %",
     }
+    if not plan.goal.allow:
+        del found[("given up",)]
     if not _shows_cpu(plan):
         del found[("CPU", "GiB")]
     if not accumulates:
@@ -200,10 +201,10 @@ def _fastest(plan: Plan) -> float:
 
 def shortfall_lines(plan: Plan) -> list[str]:
     """What does not fit, each with the nearest change that would make it fit."""
-    least: dict[tuple[int, str], Shortfall] = {}
+    least: dict[tuple[Concession, int, str], Shortfall] = {}
     for each in plan.shortfalls:
         setup = each.estimate.setup
-        key = (setup.num_gpus, setup_label(setup))
+        key = (each.given_up, setup.num_gpus, setup_label(setup))
         if key not in least or (each.tier, each.missing_bytes) < (
             least[key].tier,
             least[key].missing_bytes,
@@ -241,7 +242,9 @@ def shortfall_text(shortfall: Shortfall) -> str:
     """One setup that does not fit, in one line."""
     setup = shortfall.estimate.setup
     engine = [setup_label(setup)] if setup_label(setup) != ONE_GPU else []
-    parts = [gpus_label(setup), *engine, setup.chosen_precision.value]
+    lost = CONCESSIONS[shortfall.given_up].label
+    given_up = [lost] if shortfall.given_up is not Concession.NONE else []
+    parts = [gpus_label(setup), *engine, *given_up, setup.chosen_precision.value]
     label = f"  {', '.join(parts)}, checkpointing {checkpointing_label(setup)}"
     if deciding := deciding_text(shortfall.estimate):
         label += f" ({deciding})"

@@ -8,7 +8,6 @@ Parallel degrees are those of the goal's base setup.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import Enum
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, least_bytes, settled
@@ -18,9 +17,11 @@ from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, fits_within, largest_of, surely_fits
+from memplan.search.concessions import Concession, conceded, order_of
 from memplan.search.depth import with_layers
+from memplan.search.goal import EngineVariant, Goal, Objective, Plan, PlannedSetup, Shortfall
 from memplan.search.grid import with_global_batch
-from memplan.search.speed import ASSUMPTIONS, RelativeSpeed, relative_speed
+from memplan.search.speed import ASSUMPTIONS, relative_speed
 from memplan.training.kernels import KernelPreset
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import (
@@ -29,277 +30,17 @@ from memplan.training.precision import (
     Precision,
     engine_precision,
     engines_with,
-    refuse_unmodelled,
 )
-from memplan.training.setup import (
-    Checkpointing,
-    FsdpStrategy,
-    Offload,
-    Recomputation,
-    TrainingSetup,
-    ZeroStage,
-    coerce_enum,
-)
-from memplan.upward import Displayed
+from memplan.training.setup import Checkpointing, Recomputation, TrainingSetup
 
 EQUAL_SPEED = 0.02
 """Setups whose speeds differ by less are equals, and the simplest of them comes first."""
-DEFAULT_LIMIT = 20
-"""Setups that are returned, unless a goal says otherwise."""
-
-
-class Objective(Enum):
-    """What makes one setup better than another."""
-
-    SPEED = "speed"
-    """All GPUs together."""
-    GPUS = "gpus"
-    """As few GPUs as possible."""
-    BATCH = "batch"
-    """As large a micro-batch, over all GPUs, as possible."""
-    SEQ_LEN = "seq-len"
-    """As long a sequence as possible, the micro-batch being the base's."""
-    LAYERS = "layers"
-    """As many layers in each stack as possible, the micro-batch being the base's."""
-
-
 SEQ_LEN_STEP = 128
 """Sequences are lengthened by so many tokens: kernels work on blocks of them."""
 MAX_SEQ_LEN = 2**24
 """Beyond which nobody looks [tokens]."""
 MAX_LAYERS = 1000
 """Beyond which nobody looks."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineVariant:
-    """One way to hold a model: an engine, what it shards and what it offloads."""
-
-    engine: Engine
-    zero_stage: ZeroStage | None = None
-    fsdp_strategy: FsdpStrategy | None = None
-    offload_optimizer: Offload = Offload.NONE
-    offload_param: Offload = Offload.NONE
-
-    @property
-    def offloads(self) -> bool:
-        """Whether anything is kept on the host."""
-        return Offload.CPU in (self.offload_optimizer, self.offload_param)
-
-    def options(self, base: TrainingSetup) -> dict[str, object]:
-        """The engine's own settings: the base's."""
-        return dict(base.engine_options)
-
-
-VARIANTS: tuple[EngineVariant, ...] = (
-    EngineVariant(engine=Engine.DDP),
-    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.OPTIMIZER),
-    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS),
-    EngineVariant(engine=Engine.FSDP, fsdp_strategy=FsdpStrategy.SHARD_GRAD_OP),
-    EngineVariant(engine=Engine.FSDP, fsdp_strategy=FsdpStrategy.FULL_SHARD),
-    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS),
-    EngineVariant(
-        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, offload_optimizer=Offload.CPU
-    ),
-    EngineVariant(
-        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS, offload_optimizer=Offload.CPU
-    ),
-    EngineVariant(
-        engine=Engine.FSDP, fsdp_strategy=FsdpStrategy.FULL_SHARD,
-        offload_optimizer=Offload.CPU, offload_param=Offload.CPU,
-    ),
-    EngineVariant(
-        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS,
-        offload_optimizer=Offload.CPU, offload_param=Offload.CPU,
-    ),
-)  # fmt: skip
-"""What a plan tries, simplest first: the order decides among equals."""
-
-
-ASKED_FOR: tuple[EngineVariant, ...] = (
-    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.NONE),
-    *(replace(each, engine=Engine.FSDP1) for each in VARIANTS if each.engine is Engine.FSDP),
-)
-"""What is tried only where it is named: it holds what others here do, and more."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Goal:
-    """What a plan is for.
-
-    Enums accept their string values, and a single value stands for a tuple of one. Raises ``SetupError`` for values that make no sense.
-    """
-
-    num_gpus: tuple[int, ...] = (8,)
-    """Numbers of GPUs to consider."""
-    global_batch_size: int | None = None
-    """Sequences of one optimizer step over all ranks; None: whatever one micro-batch gives."""
-    headroom: float = 0.0
-    """Share of the GPU's memory to keep free, beside what the range of the total allows for."""
-    objective: Objective = Objective.SPEED
-    base: TrainingSetup = TrainingSetup()
-    """Sequence length, optimizer, kernels, degrees: what the plan does not choose."""
-    engines: tuple[Engine, ...] = ()
-    """Engines to consider; empty: ddp, deepspeed and fsdp."""
-    zero_stages: tuple[ZeroStage, ...] = ()
-    """DeepSpeed's stages to consider, which alone then is; empty: 1 to 3."""
-    precisions: tuple[Precision, ...] = ()
-    """Precisions to consider; empty: each engine's usual one, then bf16 without fp32 states."""
-    checkpointing: tuple[Checkpointing, ...] = ()
-    """Policies to consider; empty: none and full, with kernels that have it also selective."""
-    limit: int = DEFAULT_LIMIT
-    """Setups to return."""
-    node_memory_bytes: int | None = None
-    """CPU RAM of one node; None: there is enough [bytes]."""
-    exact: bool = False
-    """Replay runs where bounds leave open whether they fit; without, what may fit is no setup."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.num_gpus, int):
-            object.__setattr__(self, "num_gpus", (self.num_gpus,))
-        for name, kind in (
-            ("engines", Engine),
-            ("precisions", Precision),
-            ("zero_stages", ZeroStage),
-        ):
-            object.__setattr__(self, name, _members(name, getattr(self, name), kind))
-        object.__setattr__(self, "checkpointing", _policies(self.checkpointing))
-        if not self.num_gpus or min(self.num_gpus) < 1:
-            msg = "num_gpus: name at least one number of GPUs, each at least 1"
-            raise SetupError(msg)
-        if not 0 <= self.headroom < 1:
-            msg = f"headroom: must be from 0 to below 1 (5 % is 0.05), got {self.headroom}"
-            raise SetupError(msg)
-        if self.global_batch_size is not None and self.global_batch_size < 1:
-            msg = f"global_batch_size: must be at least 1, got {self.global_batch_size}"
-            raise SetupError(msg)
-        object.__setattr__(self, "num_gpus", tuple(sorted(set(self.num_gpus))))
-        for each in self.engines:
-            refuse_unmodelled(each)
-        object.__setattr__(self, "objective", coerce_enum("objective", self.objective, Objective))
-        if self.zero_stages:
-            self._check_stages()
-
-    def _check_stages(self) -> None:
-        if self.engines and Engine.DEEPSPEED not in self.engines:
-            named = ", ".join(each.value for each in self.engines)
-            msg = f"zero_stages: only deepspeed has ZeRO stages, and the engines are {named}"
-            raise SetupError(msg)
-
-    @property
-    def variants(self) -> tuple["EngineVariant", ...]:
-        """The ways to hold a model that are tried, simplest first."""
-        stages = self.zero_stages
-        usual = (Engine.DEEPSPEED,) if stages else (Engine.DDP, Engine.DEEPSPEED, Engine.FSDP)
-        engines = self.engines or usual
-        return tuple(
-            each
-            for each in (*ASKED_FOR, *VARIANTS)
-            if each.engine in engines
-            and (
-                each.zero_stage in stages
-                if stages and each.zero_stage is not None
-                else each.zero_stage is not ZeroStage.NONE
-            )
-        )
-
-
-def _members(name: str, values: object, kind: type[Enum]) -> tuple[Enum, ...]:
-    """Members of an enum, which may be given by their values, or one alone."""
-    given = values if isinstance(values, tuple | list) else (values,)
-    return tuple(coerce_enum(name, each, kind) for each in given)
-
-
-def _policies(values: object) -> tuple[Checkpointing, ...]:
-    given = values if isinstance(values, tuple | list) else (values,)
-    return tuple(TrainingSetup(checkpointing=each).checkpointing for each in given)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedSetup:
-    """One setup that fits, with the largest micro-batch that does."""
-
-    estimate: Estimate
-    speed: RelativeSpeed
-    tier: int
-    """0 with fp32 optimizer states; 1 without."""
-    simplicity: int
-    """Its place among the ways to train; smaller is simpler."""
-
-    @property
-    def setup(self) -> TrainingSetup:
-        """The setup, with every default filled in."""
-        return self.estimate.setup
-
-    @property
-    def headroom_bytes(self) -> int:
-        """What is left of the GPU at the high end of the range [bytes]."""
-        gpu = self.estimate.gpu
-        capacity = gpu.capacity_bytes if gpu is not None else 0
-        return capacity - self.estimate.total_bytes.high
-
-    @property
-    def total_speed(self) -> float:
-        """Of all GPUs together, in full-speed GPUs."""
-        return self.speed.per_gpu * self.setup.num_gpus
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shortfall:
-    """A setup that does not fit even with the smallest micro-batch."""
-
-    estimate: Estimate
-    missing_bytes: int
-    """How much the high end of the range exceeds what may be used [bytes]."""
-    tier: int
-    """Of its precision: 0 where optimizer states are in fp32."""
-    better: Estimate | None
-    """The nearest setup of the plan that fits."""
-
-    @property
-    def saved_bytes(self) -> int:
-        """What that one saves, at the high end [bytes]."""
-        if self.better is None:
-            return 0
-        return self.estimate.total_bytes.high - self.better.total_bytes.high
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan(Displayed):
-    """The answer to a goal."""
-
-    goal: Goal
-    gpu: GpuSpec
-    setups: tuple[PlannedSetup, ...]
-    """What fits, best first."""
-    num_fitting: int
-    """All that fit, those beyond the goal's limit included."""
-    shortfalls: tuple[Shortfall, ...]
-    """What does not, in the order it was tried."""
-    overfilling: tuple[Estimate, ...] = ()
-    """What a node's CPU RAM is not enough for, with the smallest size."""
-    refused: tuple[str, ...]
-    """Why combinations were not tried at all, each reason once."""
-    assumptions: tuple[str, ...] = ASSUMPTIONS
-    """What the model's shape and the relative speeds rest on."""
-
-    @property
-    def some(self) -> Estimate:
-        """Any estimate: of what fits, or of what does not."""
-        if self.setups:
-            return self.setups[0].estimate
-        return self.shortfalls[0].estimate if self.shortfalls else self.overfilling[0]
-
-    def rows(self) -> list[dict[str, object]]:
-        """The setups that fit as flat rows, best first, for a table of pandas' or polars'."""
-        return [each.estimate.to_dict() for each in self.setups]
-
-    def __repr__(self) -> str:
-        some = self.some
-        best = f", the best {some!r}" if self.setups else ""
-        return (
-            f"Plan({some.model.name} on {self.gpu.short_name}: {self.num_fitting} setups fit{best})"
-        )
 
 
 def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec) -> Plan:
@@ -316,6 +57,7 @@ class _Candidate:
 
     setup: TrainingSetup
     variant: EngineVariant
+    given_up: Concession
     simplicity: int
     tier: int
 
@@ -351,7 +93,7 @@ class Planner:
                 key = _without_offload(candidate)
                 if candidate.variant.offloads and key in fitting and not self.stretches:
                     continue
-                own = (candidate.variant, candidate.setup.precision)
+                own = (candidate.variant, candidate.given_up, candidate.setup.precision)
                 if own in hopeless:
                     continue
                 if self._try(candidate):
@@ -375,16 +117,27 @@ class Planner:
     # -- the space -------------------------------------------------------------------------------
 
     def _candidates(self, num_gpus: int) -> Iterator[_Candidate]:
+        for given_up in self.goal.concessions:
+            try:
+                base = conceded(self.goal.base, given_up)
+            except SetupError as error:
+                self.refused[str(error)] = None
+                continue
+            yield from self._candidates_of(base, given_up, num_gpus)
+
+    def _candidates_of(
+        self, base: TrainingSetup, given_up: Concession, num_gpus: int
+    ) -> Iterator[_Candidate]:
         variants = self.goal.variants
         engines = tuple({each.engine for each in variants})
         for simplicity, variant in enumerate(variants):
             if not _is_sensible(variant, num_gpus, engines):
                 continue
-            for tier, precision in self._precisions(variant.engine):
+            for tier, precision in self._precisions(base, variant.engine):
                 for checkpointing in sorted(self._policies(), key=_saving, reverse=True):
                     try:
                         setup = replace(
-                            self.goal.base,
+                            base,
                             num_gpus=num_gpus,
                             num_nodes=None,
                             engine=variant.engine,
@@ -394,23 +147,28 @@ class Planner:
                             offload_param=variant.offload_param,
                             precision=precision,
                             checkpointing=checkpointing,
-                            engine_options=variant.options(self.goal.base),
+                            engine_options=variant.options(base),
                         )
                     except SetupError as error:
                         self.refused[str(error)] = None
                         continue
-                    yield _Candidate(setup, variant, simplicity, tier)
+                    yield _Candidate(setup, variant, given_up, simplicity, tier)
 
-    def _precisions(self, engine: Engine) -> list[tuple[int, Precision]]:
-        """The precisions to try with an engine, and the tier of each."""
+    def _precisions(self, base: TrainingSetup, engine: Engine) -> list[tuple[int, Precision]]:
+        """The precisions to try with an engine, and the tier of each.
+
+        An adapter's states are in its own format, whatever the frozen weights are in.
+        """
+        is_frozen = base.adapter is not None
         if self.goal.precisions:
             asked = [each for each in self.goal.precisions if engine in engines_with(each)]
             chosen = [engine_precision(each, engine) for each in asked]
         else:
-            chosen = [engine_precision(None, engine, has_bf16=self.gpu.has_bf16)]
-            if self.gpu.has_bf16 and engine in PRECISIONS[Precision.BF16].engines:
+            has_bf16 = self.gpu.has_bf16
+            chosen = [engine_precision(None, engine, has_bf16=has_bf16, is_frozen=is_frozen)]
+            if has_bf16 and not is_frozen and engine in PRECISIONS[Precision.BF16].engines:
                 chosen.append(Precision.BF16)
-        return [(_tier(each), each) for each in chosen]
+        return [(0 if is_frozen else _tier(each), each) for each in chosen]
 
     def _policies(self) -> tuple[Checkpointing, ...]:
         if self.goal.checkpointing:
@@ -453,7 +211,11 @@ class Planner:
         speed = relative_speed(answer, active_params=self.active_params)
         self.found.append(
             PlannedSetup(
-                estimate=answer, speed=speed, tier=candidate.tier, simplicity=candidate.simplicity
+                estimate=answer,
+                speed=speed,
+                given_up=candidate.given_up,
+                tier=candidate.tier,
+                simplicity=candidate.simplicity,
             )
         )
         return True
@@ -474,7 +236,10 @@ class Planner:
                 # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
                 return sizes[-1]
             return largest_of(sizes, lambda size: self._size_fits(setup, size))
-        key = (candidate.variant, candidate.tier, setup.precision, setup.checkpointing)
+        key = (
+            candidate.variant, candidate.given_up, candidate.tier, setup.precision,
+            setup.checkpointing,
+        )  # fmt: skip
         search = SizeSearch(
             lambda size: self._known(self._estimate(setup, size)),
             self.limit_bytes,
@@ -555,19 +320,20 @@ class Planner:
     # -- the order -------------------------------------------------------------------------------
 
     def _rank(self, each: PlannedSetup) -> tuple[float, ...]:
+        lost = (order_of(each.given_up), each.tier)
         objective = self.goal.objective
         setup = each.setup
         batch = setup.micro_batch_size * setup.data_parallel
         simple = (each.simplicity, _recomputed(setup), -setup.micro_batch_size)
         if objective is Objective.GPUS:
-            return (each.tier, setup.num_gpus, _bucket(each.speed.per_gpu), *simple)
+            return (*lost, setup.num_gpus, _bucket(each.speed.per_gpu), *simple)
         if objective is Objective.BATCH:
-            return (each.tier, -batch, _bucket(each.total_speed), *simple)
+            return (*lost, -batch, _bucket(each.total_speed), *simple)
         if objective is Objective.SEQ_LEN:
-            return (each.tier, -(setup.seq_len or 0), _bucket(each.total_speed), *simple)
+            return (*lost, -(setup.seq_len or 0), _bucket(each.total_speed), *simple)
         if objective is Objective.LAYERS:
-            return (each.tier, -each.estimate.model.num_layers, _bucket(each.total_speed), *simple)
-        return (each.tier, _bucket(each.total_speed), setup.num_gpus, *simple)
+            return (*lost, -each.estimate.model.num_layers, _bucket(each.total_speed), *simple)
+        return (*lost, _bucket(each.total_speed), setup.num_gpus, *simple)
 
     def _shortfall(
         self, candidate: _Candidate, answer: Estimate, ranked: list[PlannedSetup]
@@ -580,6 +346,7 @@ class Planner:
         return Shortfall(
             estimate=shown,
             missing_bytes=max(0, shown.total_bytes.high - self.limit_bytes),
+            given_up=candidate.given_up,
             tier=candidate.tier,
             better=better,
         )
@@ -595,7 +362,8 @@ class Planner:
 
 def _without_offload(candidate: _Candidate) -> tuple[object, ...]:
     """What two candidates share that differ only in what they offload, or in checkpointing."""
-    return (candidate.variant.engine, candidate.variant.zero_stage, candidate.setup.precision)
+    variant = candidate.variant
+    return (variant.engine, variant.zero_stage, candidate.given_up, candidate.setup.precision)
 
 
 def _is_sensible(variant: EngineVariant, num_gpus: int, engines: tuple[Engine, ...]) -> bool:
@@ -640,6 +408,7 @@ def _distance(candidate: _Candidate, fitting: PlannedSetup) -> tuple[float, ...]
         + 2.0 * (one.offload_optimizer is not other.offload_optimizer)
         + 2.0 * (one.offload_param is not other.offload_param)
         + 3.0 * (candidate.tier != fitting.tier)
+        + 3.0 * abs(order_of(candidate.given_up) - order_of(fitting.given_up))
         + 4.0 * (one.num_gpus != other.num_gpus)
     )
     return (changes, other.num_gpus, fitting.simplicity)

@@ -30,6 +30,7 @@ MAX_DEPTH = 100
 tens of thousands crash libyaml's."""
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
+TOML_SUFFIX = ".toml"
 
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 _KINDS: dict[type, str] = {
@@ -39,15 +40,18 @@ _KINDS: dict[type, str] = {
 
 
 def read_mapping(path: str | Path) -> dict[str, object]:
-    """Read a YAML file (``.yaml`` or ``.yml``) or a JSON file (any other suffix).
+    """Read a YAML file (``.yaml`` or ``.yml``), a TOML file (``.toml``) or a JSON file (any other suffix).
 
     Raises ``ConfigError`` when the file cannot be read, is too large, is not what its suffix says,
     or holds anything but a mapping with text as keys, each given once, and finite numbers.
     """
-    if Path(path).suffix.lower() not in YAML_SUFFIXES:
+    suffix = Path(path).suffix.lower()
+    if suffix not in (*YAML_SUFFIXES, TOML_SUFFIX):
         return read_json_mapping(path)
     label = str(path)
     text = _read_text(Path(path), label=label, max_bytes=MAX_YAML_BYTES)
+    if suffix == TOML_SUFFIX:
+        return _check_mapping(_parse_toml(text, label=label), label=label, kind="keys and values")
     return _check_mapping(_parse_yaml(text, label=label), label=label, kind="keys and values")
 
 
@@ -155,6 +159,18 @@ def _to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
                 raise _RepeatedKeyError(key)
             seen.add(key)
     return found
+
+
+def _parse_toml(text: str, *, label: str) -> object:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        _refuse(label, f"is not TOML: {error}")
+    except (ValueError, RecursionError):
+        # Python refuses integers of more than 4300 digits, and nesting of some thousand levels.
+        _refuse(label, "is not TOML: a value does not have the form that its type asks for")
 
 
 def _parse_yaml(text: str, *, label: str) -> object:

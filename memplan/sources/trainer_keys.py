@@ -97,7 +97,8 @@ def trl_config(values: Mapping[str, object], *, source: str) -> str | None:
 _READ = frozenset({
     "activation_offloading", "auto_find_batch_size", "beta", "ddp_broadcast_buffers",
     "ddp_find_unused_parameters", "ddp_static_graph", "disable_dropout", "loss_type",
-    "max_completion_length", "model_init_kwargs", "num_generations", "optim_target_modules",
+    "liger_kernel_config", "max_completion_length", "model_init_kwargs", "num_generations",
+    "packing_strategy", "padding_free", "optim_target_modules",
     "parallelism_config", "precompute_ref_log_probs", "torch_compile_backend",
     "torch_compile_mode", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization", "vllm_mode",
 })  # fmt: skip

@@ -45,6 +45,7 @@ class FeedForwardKernel(Enum):
     """How a gated feed-forward network multiplies its two halves."""
 
     EAGER = "eager"
+    """Activation and product as torch's own operations."""
     FUSED = "fused"
     """One kernel that keeps gate and up and writes their gradients over them: Liger's SwiGLU and GeGLU."""
 

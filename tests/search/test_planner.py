@@ -8,10 +8,13 @@ from memplan.errors import SetupError
 from memplan.estimator import Verdict, estimate, settled
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import describe_change, engine_label
-from memplan.report.plan import shortfall_lines
-from memplan.search.planner import Goal, Objective, Plan, active_parameters, plan
+from memplan.report.plan import plan_rows, shortfall_lines
+from memplan.search.concessions import Concession
+from memplan.search.goal import Goal, Objective, Plan
+from memplan.search.planner import active_parameters, plan
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.adapters import Lora
 from memplan.training.precision import Engine, Precision, carried_precision
 from memplan.training.setup import Recomputation, TrainingSetup, ZeroStage
 
@@ -214,3 +217,35 @@ def test_a_mixture_computes_with_a_share_of_its_parameters() -> None:
     answer = estimate(mixture, TrainingSetup(seq_len=16))
     assert 12e9 < active_parameters(mixture) < 14e9 < answer.num_params
     assert active_parameters(MODEL) == estimate(MODEL, BASE).num_params
+
+
+def test_the_least_is_given_up_that_makes_it_fit() -> None:
+    narrow = TrainingSetup(seq_len=512)
+    card = replace(load_gpu("4090"), torch_total_bytes=9 * 2**30)
+    one = {"num_gpus": 1, "engines": "ddp", "base": narrow, "limit": 100}
+    assert not plan(MODEL, Goal(**one), card).setups  # type: ignore[arg-type]
+    allowed = plan(MODEL, Goal(**one, allow="lora"), card)  # type: ignore[arg-type]
+    assert {each.given_up for each in allowed.setups} == {Concession.LORA}
+    assert all(each.setup.adapter is not None for each in allowed.setups)
+    assert Concession.NONE in {each.given_up for each in allowed.shortfalls}
+    told = "".join(shortfall_lines(allowed))
+    assert "LoRA" in told
+    roomy = plan(MODEL, Goal(**one, allow="lora"), H100)  # type: ignore[arg-type]
+    order = [list(Concession).index(each.given_up) for each in roomy.setups]
+    assert order == sorted(order)
+    assert order[0] == 0
+    assert {row["given_up"] for row in plan_rows(roomy)} == {"none", "lora"}
+
+
+def test_an_adapter_of_ones_own_stays() -> None:
+    own = TrainingSetup(seq_len=512, adapter=Lora(rank=4, targets="all-linear"))
+    found = made(num_gpus=1, engines="ddp", base=own, allow="lora")
+    assert {each.setup.adapter for each in found.setups} == {own.adapter}
+
+
+def test_a_base_in_four_bits_is_given_up_last() -> None:
+    card = replace(load_gpu("4090"), torch_total_bytes=4 * 2**30)
+    narrow = TrainingSetup(seq_len=512)
+    found = plan(MODEL, Goal(num_gpus=1, engines="ddp", base=narrow, allow=("qlora", "lora")), card)
+    assert {each.given_up for each in found.setups} == {Concession.QLORA}
+    assert "a base in nf4" in "".join(shortfall_lines(found))

@@ -16,7 +16,7 @@ from memplan.training.setup import SETUP_FIELDS, Recomputation
 
 CODE = Path(__file__).parent.parent.parent / "memplan" / "sources" / "stacks"
 FIELDS = {
-    *SETUP_FIELDS, "quantize", "optimizer_options", "packing", "job", "compile",
+    *SETUP_FIELDS, "quantization", "optimizer_options", "optimizer_in_backward", "job", "compile",
 }  # fmt: skip
 """Fields that a default may name."""
 
@@ -32,7 +32,56 @@ FACTORY: dict[str, Any] = {
 TRL: dict[str, Any] = {
     "model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_name": "a", "max_length": 512,
 }  # fmt: skip
-EXAMPLES = {"axolotl": AXOLOTL, "llama_factory": FACTORY, "hf_trainer": TRL}
+TORCHTUNE: dict[str, Any] = {
+    "model": {"_component_": "torchtune.models.llama3_1.lora_llama3_1_8b", "lora_rank": 8,
+              "lora_attn_modules": ["q_proj", "output_proj"], "apply_lora_to_mlp": True},
+    "batch_size": 2, "enable_activation_checkpointing": True, "dtype": "bf16",
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 4096},
+    "optimizer": {"_component_": "torch.optim.AdamW", "fused": True},
+}  # fmt: skip
+TORCHTITAN: dict[str, Any] = {
+    "model": {"name": "llama3", "flavor": "8B"},
+    "training": {"local_batch_size": 1, "seq_len": 8192, "steps": 10},
+    "activation_checkpoint": {"mode": "full"},
+}  # fmt: skip
+NEMO: dict[str, Any] = {
+    "step_scheduler": {"local_batch_size": 2, "global_batch_size": 16},
+    "model": {"pretrained_model_name_or_path": "meta-llama/Llama-3.2-1B", "torch_dtype": "bf16"},
+    "distributed": {"strategy": "fsdp2", "activation_checkpointing": True},
+    "dataset": {"seq_length": 2048},
+    "optimizer": {"_target_": "torch.optim.Adam", "lr": 1e-5},
+}  # fmt: skip
+PRIME: dict[str, Any] = {
+    "model": {"name": "Qwen/Qwen3-8B"}, "orchestrator": {"batch_size": 128}, "seq_len": 4096,
+    "deployment": {"num_train_gpus": 4, "num_infer_gpus": 4}, "trainer": {"optim": {"lr": 1e-6}},
+}  # fmt: skip
+VERL: dict[str, Any] = {
+    "data": {"max_prompt_length": 1024, "max_response_length": 3072},
+    "actor_rollout_ref": {
+        "model": {"path": "Qwen/Qwen2.5-7B", "lora_rank": 0},
+        "actor": {"ppo_micro_batch_size_per_gpu": 2, "strategy": "fsdp2", "use_kl_loss": True},
+        "rollout": {"name": "vllm", "gpu_memory_utilization": 0.6},
+    },
+    "algorithm": {"adv_estimator": "grpo"},
+    "trainer": {"n_gpus_per_node": 8, "nnodes": 2},
+}  # fmt: skip
+LIGHTNING: dict[str, Any] = {
+    "seed_everything": 1,
+    "trainer": {"precision": "bf16-mixed", "devices": 4, "accumulate_grad_batches": 2},
+    "model": {"class_path": "mine.Model", "init_args": {"model_name_or_path": "openai-community/gpt2"}},
+    "data": {"class_path": "mine.Data", "init_args": {"batch_size": 3}},
+}  # fmt: skip
+EXAMPLES = {
+    "axolotl": AXOLOTL, "llama_factory": FACTORY, "hf_trainer": TRL, "torchtune": TORCHTUNE,
+    "torchtitan": TORCHTITAN, "nemo": NEMO, "prime_rl": PRIME, "verl": VERL, "lightning": LIGHTNING,
+}  # fmt: skip
+SLIPS = {
+    "axolotl": "sequence_len", "llama_factory": "finetuning_type", "hf_trainer": "dataset_name",
+    "torchtune": "gradient_accumulation_steps", "torchtitan": "training.seq_len",
+    "nemo": "distributed.strategy", "prime_rl": "deployment.num_train_gpus",
+    "verl": "actor_rollout_ref.actor.strategy", "lightning": "trainer.precision",
+}  # fmt: skip
+"""A key of each stack's."""
 
 
 def read(values: dict[str, Any], **given: Any) -> Any:
@@ -91,7 +140,8 @@ def test_every_key_that_is_read_is_in_the_reader(stack: str) -> None:
     code = (CODE / f"{stack}.py").read_text() + (CODE / "arguments.py").read_text()
     arguments = known_arguments()
     for key in key_table(stack).read:
-        assert f'"{key}"' in code or key in arguments or f'"{key.rpartition(".")[2]}"' in code, key
+        last = key.rpartition(".")[2]
+        assert key in arguments or any(f'{before}{last}"' in code for before in ('"', ".")), key
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -104,17 +154,22 @@ def test_a_file_is_known_by_its_keys(stack: str) -> None:
 
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_an_unknown_key_is_refused_with_the_nearest(stack: str) -> None:
-    key = list(EXAMPLES[stack])[2]
+    key = SLIPS[stack]
     slipped = f"{key[:-1]}{key[-2]}x"
     with pytest.raises(ConfigError, match=rf"^file.yaml: {slipped}: .*Did you mean '{key}'"):
         read({**EXAMPLES[stack], slipped: 1})
 
 
-@pytest.mark.parametrize("stack", EXAMPLES)
-def test_keys_that_change_nothing_are_said(stack: str) -> None:
-    found = read({**EXAMPLES[stack], "learning_rate": 1e-4})
+@pytest.mark.parametrize(
+    ("stack", "key"),
+    [("axolotl", "learning_rate"), ("llama_factory", "learning_rate"), ("hf_trainer", "seed"),
+     ("torchtune", "epochs"), ("torchtitan", "metrics.log_freq"), ("nemo", "wandb.project"),
+     ("prime_rl", "max_steps"), ("verl", "trainer.logger"), ("lightning", "trainer.max_epochs")],
+)  # fmt: skip
+def test_keys_that_change_nothing_are_said(stack: str, key: str) -> None:
+    found = read({**EXAMPLES[stack], key: 1})
     (line,) = [note for note in found.notes if note.startswith("do not change memory: ")]
-    assert "learning_rate" in line
+    assert key in line
 
 
 def test_axolotl() -> None:
@@ -177,6 +232,103 @@ def test_a_trl_file_belongs_to_the_trainer_that_has_its_keys() -> None:
     assert any("DPOConfig" in note for note in found.notes)
 
 
+def test_torchtune() -> None:
+    found = read(TORCHTUNE, num_gpus=8)
+    assert found.model == "llama-3.1-8b"
+    setup = found.setup
+    assert (setup.chosen_engine, setup.precision) == (Engine.FSDP, Precision.BF16)
+    assert (setup.micro_batch_size, setup.seq_len) == (2, 4096)
+    assert "q_proj, o_proj, gate_proj, up_proj, down_proj" in str(setup.adapter)
+    assert read(TORCHTUNE).setup.chosen_engine is Engine.DDP
+
+
+def test_torchtitan() -> None:
+    found = read(TORCHTITAN, num_gpus=8)
+    assert found.model == "llama-3.1-8b"
+    setup = found.setup
+    assert (setup.engine, setup.precision) == (Engine.FSDP, Precision.BF16_MIXED)
+    assert (setup.micro_batch_size, setup.seq_len) == (1, 8192)
+    assert setup.checkpointing is Recomputation.FULL
+    assert dict(setup.engine_options)["wrapping"] == "torchtitan"
+
+
+def test_torchtitan_shares_a_global_batch_out() -> None:
+    values = {**TORCHTITAN, "training.global_batch_size": 32}
+    assert read(values, num_gpus=8).setup.gradient_accumulation_steps == 4
+    with pytest.raises(ConfigError, match="global_batch_size: 32 sequences are no whole number"):
+        read(values, num_gpus=6)
+
+
+def test_degrees_without_gpus_ask_for_the_fewest() -> None:
+    found = read({**TORCHTITAN, "parallelism.tensor_parallel_degree": 4})
+    assert found.setup.num_gpus == 4
+    assert any(note.startswith("4 GPUs, the fewest") for note in found.notes)
+
+
+def test_nemo() -> None:
+    found = read(NEMO, num_gpus=2)
+    assert found.model == "meta-llama/Llama-3.2-1B"
+    setup = found.setup
+    assert (setup.engine, setup.precision) == (Engine.FSDP, Precision.BF16)
+    assert (setup.micro_batch_size, setup.gradient_accumulation_steps) == (2, 4)
+    with pytest.raises(ConfigError, match="Megatron models are not modelled"):
+        read({"trainer": {"devices": 8}, "model": {"micro_batch_size": 4}})
+
+
+def test_prime_rl_counts_the_trainers_gpus() -> None:
+    found = read(PRIME)
+    assert found.model == "Qwen/Qwen3-8B"
+    assert (found.setup.num_gpus, found.setup.seq_len) == (4, 4096)
+    assert found.setup.precision is Precision.BF16_MIXED
+
+
+def test_verl() -> None:
+    found = read(VERL)
+    assert found.model == "Qwen/Qwen2.5-7B"
+    setup = found.setup
+    assert (setup.num_gpus, setup.nodes, setup.engine) == (16, 2, Engine.FSDP)
+    assert (setup.micro_batch_size, setup.seq_len) == (2, 4096)
+
+
+def test_verl_counts_micro_batches_by_tokens() -> None:
+    actor = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 16384, "strategy": "fsdp"}
+    values = {**VERL, "actor_rollout_ref": {"model": {"path": "gpt2"}, "actor": actor}}
+    setup = read(values).setup
+    assert (setup.micro_batch_size, setup.engine) == (4, Engine.FSDP1)
+
+
+def test_lightning() -> None:
+    found = read(LIGHTNING)
+    assert found.model == "openai-community/gpt2"
+    setup = found.setup
+    assert (setup.num_gpus, setup.micro_batch_size, setup.gradient_accumulation_steps) == (4, 3, 2)
+    assert setup.precision is Precision.BF16_AMP
+
+
+@pytest.mark.parametrize(
+    ("strategy", "engine", "precision"),
+    [
+        ("fsdp", Engine.FSDP1, Precision.BF16_MIXED),
+        ("deepspeed_stage_3", Engine.DEEPSPEED, Precision.BF16_MASTER),
+        ({"class_path": "lightning.pytorch.strategies.ModelParallelStrategy"}, Engine.FSDP,
+         Precision.BF16_MIXED),
+    ],
+)  # fmt: skip
+def test_lightnings_strategies(strategy: Any, engine: Engine, precision: Precision) -> None:
+    trainer = {**LIGHTNING["trainer"], "strategy": strategy}
+    setup = read({**LIGHTNING, "trainer": trainer}).setup
+    assert (setup.engine, setup.precision) == (engine, precision)
+
+
+def test_toml_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 4096\n')
+    assert read_setup_file(path).setup.seq_len == 4096
+    path.write_text("[model\n")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_setup_file(path)
+
+
 def test_references_between_keys_are_filled_in() -> None:
     found = read({**AXOLOTL, "sequence_len": "${micro_batch_size}"})
     assert found.setup.seq_len == 2
@@ -215,3 +367,30 @@ def test_a_slip_in_a_setup_of_memplans_own_is_still_one(tmp_path: Path) -> None:
     path.write_text("num_gpus: 4\nmicro_batch_sice: 1\n")
     with pytest.raises(ConfigError, match="Did you mean 'micro_batch_size'"):
         read_setup_file(path)
+
+
+# -- quantized bases and adapters ----------------------------------------------------------------
+
+
+def test_axolotl_quantizes_twice() -> None:
+    found = read({**AXOLOTL, "adapter": "qlora", "load_in_4bit": True, "lora_r": 4, "lora_alpha": 8,
+                  "lora_target_linear": True})  # fmt: skip
+    assert "nf4" in str(found.setup.quantize)
+    assert dict(found.setup.engine_options)["double_quant"] is True
+    assert "rank 4 on all-linear" in str(found.setup.adapter)
+    assert found.setup.left_out == ()
+
+
+def test_trl_holds_adapters_of_a_quantized_base_in_bf16() -> None:
+    values = {**TRL, "use_peft": True, "load_in_4bit": True, "lora_target_modules": "all-linear"}
+    setup = read(values).setup
+    assert "bf16" in str(setup.adapter)
+    assert dict(setup.engine_options)["compute_dtype"] == "fp32"
+    assert "bf16" not in str(read({**values, "load_in_4bit": False}).setup.adapter)
+
+
+def test_what_is_asked_for_beside_a_preset_takes_its_quantization_away() -> None:
+    setup = read_preset("unsloth", {"quantize": "none"}).setup
+    assert setup.quantize in (None, "none")
+    assert setup.engine_options == ()
+    assert dict(read_preset("unsloth").setup.engine_options) == {"double_quant": True}

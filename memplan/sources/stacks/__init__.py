@@ -19,7 +19,17 @@ from memplan.sources.stacks.presets import Preset, load_preset
 
 __all__ = ["STACKS", "StackSetup", "read_preset", "read_stack", "stack_of"]
 
-STACKS = ("axolotl", "llama_factory", "hf_trainer")
+STACKS = (
+    "axolotl",
+    "llama_factory",
+    "torchtune",
+    "torchtitan",
+    "nemo",
+    "prime_rl",
+    "verl",
+    "lightning",
+    "hf_trainer",
+)
 """Stacks whose files are read, in the order in which they are looked for."""
 
 
@@ -94,6 +104,7 @@ def _read(
     keys = Keys(values, key_table(preset.stack), preset, source=source, folder=folder)
     beside = {name: value for name, value in given.items() if value is not None}
     found = Found(fields=preset.fields())
+    found.quantization |= _options(found.fields.pop("quantization", None))
     _reader(preset.stack).read(keys, found, beside)
     leftovers = keys.finish(found.quiet)
     found.left_out += leftovers.left_out
@@ -101,6 +112,10 @@ def _read(
     found.notes += preset.said(beside, keys.taken)
     setup = make_setup(found, beside, source=source, folder=folder)
     return StackSetup(setup=setup, model=found.model, notes=tuple(dict.fromkeys(found.notes)))
+
+
+def _options(value: object) -> dict[str, object]:
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _reader(stack: str) -> Reader:

@@ -20,9 +20,9 @@ _JOBS = {
     "gdpo": "grpo", "ebft": "ebft",
 }  # fmt: skip
 _ATTENTION = {
-    "flash_attention_2": "flash", "flash_attention_3": "flash", "flash_attention_4": "flash",
+    "flash_attention_2": "flash", "flash_attention_3": "flash3", "flash_attention_4": "flash",
     "xformers": "flash", "sdpa": "sdpa", "eager": "eager", "flex_attention": None, "sage": "flash",
-    "s2": "flash", "kernels-community/vllm-flash-attn3": "flash", "kernels-community/flash-attn3": "flash",
+    "s2": "flash", "kernels-community/vllm-flash-attn3": "flash3", "kernels-community/flash-attn3": "flash",
 }  # fmt: skip
 _FLAGS = {
     "flash_attention": "flash", "sdp_attention": "sdpa", "eager_attention": "eager",

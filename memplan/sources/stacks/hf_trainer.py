@@ -67,15 +67,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
             dora=keys.flag("use_dora"),
             dtype=adapter_dtype(halves=quantized),
         )
-    if keys.values.get("padding_free") is True or _is_packed_without_padding(keys):
-        found.fields["packing"] = "padding_free"
     pass_arguments(keys, found, given)
-
-
-def _is_packed_without_padding(keys: Keys) -> bool:
-    """``packing`` with the strategies that fill rows with whole sequences, ``bfd`` by default."""
-    strategy = str(keys.values.get("packing_strategy") or "bfd")
-    return keys.values.get("packing") is True and strategy.startswith("bfd")
 
 
 def _is_half(keys: Keys) -> bool:
@@ -91,6 +83,7 @@ def _read_quantization(keys: Keys, found: Found) -> bool:
     if keys.flag("load_in_4bit"):
         found.fields["quantize"] = keys.text("bnb_4bit_quant_type") or "nf4"
         found.quantization["double_quant"] = keys.flag("use_bnb_nested_quant")
+        found.quantization["compute_dtype"] = "bf16" if _is_half(keys) else "fp32"
     elif keys.flag("load_in_8bit"):
         found.fields["quantize"] = "int8"
     return "quantize" in found.fields

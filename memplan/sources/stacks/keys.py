@@ -24,7 +24,8 @@ OFF: tuple[object, ...] = (None, False, "", 0, 0.0, "no", "none", "None", "null"
 """Values with which a key does nothing."""
 MAX_REFERENCES = 20
 """How many values may refer to one another in a row."""
-_REFERENCE = re.compile(r"\$\{([\w.\-]+)\}")
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.\-]+)(?:,\s*([^{}]*))?\}")
+"""``${model.name}``, and with what stands for it where it is not there ``${oc.select:model.name, none}``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,6 +275,8 @@ class Keys:
             if whole and whole[1] in self.values:
                 value = self.values[whole[1]]
                 continue
+            if whole and whole[2] is not None:
+                return _plain(whole[2])
             filled = _REFERENCE.sub(self._referred, value)
             if filled == value:
                 return value
@@ -281,8 +284,7 @@ class Keys:
         return value
 
     def _referred(self, match: re.Match[str]) -> str:
-        value = self.values.get(match[1], match[0])
-        return str(value)
+        return str(self.values.get(match[1], match[0]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,6 +306,18 @@ def flattened(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[
             yield from flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _plain(text: str) -> object:
+    """A value as YAML has it.
+
+    >>> _plain("512"), _plain("false"), _plain("null"), _plain("vllm")
+    (512, False, None, 'vllm')
+    """
+    words = {"true": True, "false": False, "null": None, "": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    return int(text) if text.isdecimal() else text
 
 
 def _put(mapping: dict[str, object], place: list[str], value: object) -> None:

@@ -56,7 +56,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_optimizer(keys, found)
     _read_lengths(keys, found, given)
     if keys.flag("upcast_layernorm"):
-        found.quantization["prepare_for_kbit"] = "norms"
+        found.notes.append("upcast_layernorm: norms are counted in the compute dtype")
     if keys.flag("upcast_lmhead_output"):
         found.left_out.append("upcast_lmhead_output (the logits in fp32)")
     if keys.on("fp8"):

@@ -8,8 +8,6 @@ from memplan.errors import ConfigError, SetupError
 from memplan.sources.stacks.found import Found
 from memplan.training.setup import SETUP_FIELDS, TrainingSetup
 
-_HELD = ("packing",)
-"""Fields that the length of a sequence stands for, until there are some."""
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 """Fields whose product divides the number of GPUs."""
 
@@ -22,13 +20,15 @@ def make_setup(
     What ``TrainingSetup`` cannot say yet is named as left out. Raises ``ConfigError``.
     """
     fields = {**found.fields, **{name: given[name] for name in SETUP_FIELDS if name in given}}
-    if "quantize" in SETUP_FIELDS:
+    if fields.get("quantize") not in (None, "none"):
         found.options.update(found.quantization)
+    if "num_gpus" in given and "num_nodes" not in given:
+        fields.pop("num_nodes", None)
     options = {**found.options, **dict(_pairs(given.get("engine_options")))}
     left_out = list(found.left_out)
     for name in [name for name in fields if name not in SETUP_FIELDS]:
         value = fields.pop(name)
-        if value not in (None, "none", False) and name not in _HELD:
+        if value not in (None, "none", False):
             left_out.append(f"{name} {_words(value)}")
     fields["left_out"] = tuple(left_out)
     try:

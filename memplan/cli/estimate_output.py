@@ -1,0 +1,110 @@
+"""Writing what ``memplan estimate`` found: for people, and for scripts."""
+
+from typing import TYPE_CHECKING
+
+from memplan.cli.options import OutputFormat
+from memplan.cli.terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memplan.estimator import Estimate
+
+
+def show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
+    """Write every distinct rank of the rows."""
+    from memplan.report.ranks import MARKDOWN_COLUMNS, print_ranks, rank_rows
+
+    if output_format is not OutputFormat.TABLE:
+        flat = list(rank_rows([each for row in rows for each in row]))
+        _write_flat(flat, rows, output_format, MARKDOWN_COLUMNS)
+        return
+    from memplan.report.console import TerminalConsole
+
+    print_ranks(TerminalConsole(), rows)
+
+
+def _write_flat(
+    flat: "list[dict[str, object]]",
+    rows: "Sequence[Sequence[Estimate]]",
+    output_format: OutputFormat,
+    markdown_columns: tuple[str, ...],
+    *,
+    hints: "list[dict[str, object]] | None" = None,
+) -> None:
+    """Write flat rows in a format for scripts, with what was assumed for any of them."""
+    from memplan.cli.checking import about
+    from memplan.estimator.estimate import SCHEMA_VERSION
+    from memplan.report.rows import rows_csv, rows_json, rows_markdown
+
+    if output_format is OutputFormat.JSON:
+        said = (text for row in rows for each in row for text in (*each.assumptions, *each.notes))
+        say(
+            rows_json(
+                flat,
+                schema_version=SCHEMA_VERSION,
+                assumptions=list(dict.fromkeys(said)),
+                about=about(rows[0][0].model),
+                hints=hints,
+            )
+        )
+    elif output_format is OutputFormat.CSV:
+        say(rows_csv(flat))
+    else:
+        say(rows_markdown(flat, markdown_columns))
+
+
+def prepare_tables() -> None:
+    """Import what a table is drawn with, which takes as long as two rows."""
+    import memplan.report.console
+    import memplan.report.estimate
+    import memplan.search.advice  # noqa: F401
+
+
+def show(
+    rows: "Sequence[Sequence[Estimate]]",
+    output_format: OutputFormat,
+    *,
+    everywhere: bool,
+    exact: bool,
+    legend: bool,
+    reserved: bool,
+) -> None:
+    """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
+    if output_format is not OutputFormat.TABLE:
+        if output_format is OutputFormat.MARKDOWN:
+            _show_markdown(rows, everywhere=everywhere, exact=exact)
+            return
+        from memplan.report.hints import hint_rows, hinted_rows
+        from memplan.search.advice import hints_for
+
+        found = hints_for(rows[0][0].model, rows)
+        flat = hinted_rows(rows, found)
+        _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
+        return
+    from memplan.report.answer import best_places, simplest_first
+    from memplan.report.console import TerminalConsole
+    from memplan.report.estimate import print_account, print_comparison
+    from memplan.search.advice import hints_for
+
+    console = TerminalConsole()
+    rows = simplest_first(rows)
+    # Where no GPU is named there are three, and to search every row would take longer than the
+    # table itself.
+    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
+    if len(rows) == 1:
+        print_account(console, rows[0], hints, legend=legend, reserved=reserved)
+    else:
+        print_comparison(console, rows, hints, exact=exact, legend=legend, reserved=reserved)
+
+
+def _show_markdown(rows: "Sequence[Sequence[Estimate]]", *, everywhere: bool, exact: bool) -> None:
+    """Write the answer for people who read it elsewhere."""
+    from memplan import __version__
+    from memplan.report.answer import best_places, simplest_first
+    from memplan.report.markdown import estimate_markdown
+    from memplan.search.advice import hints_for
+
+    rows = simplest_first(rows)
+    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
+    say(estimate_markdown(rows, hints, exact=exact, version=__version__))

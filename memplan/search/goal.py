@@ -1,0 +1,281 @@
+"""What a plan is asked for, and what it answers: the goal, the ways to hold a model, what fits and what not."""
+
+from dataclasses import replace
+from enum import Enum
+
+from memplan.errors import SetupError
+from memplan.estimator import Estimate
+from memplan.fast_dataclass import dataclass
+from memplan.hardware.gpu import GpuSpec
+from memplan.search.concessions import Concession
+from memplan.search.speed import ASSUMPTIONS, RelativeSpeed
+from memplan.training.precision import Engine, Precision, refuse_unmodelled
+from memplan.training.setup import (
+    Checkpointing,
+    FsdpStrategy,
+    Offload,
+    TrainingSetup,
+    ZeroStage,
+    coerce_enum,
+)
+from memplan.upward import Displayed
+
+DEFAULT_LIMIT = 20
+"""Setups that are returned, unless a goal says otherwise."""
+
+
+class Objective(Enum):
+    """What makes one setup better than another."""
+
+    SPEED = "speed"
+    """All GPUs together."""
+    GPUS = "gpus"
+    """As few GPUs as possible."""
+    BATCH = "batch"
+    """As large a micro-batch, over all GPUs, as possible."""
+    SEQ_LEN = "seq-len"
+    """As long a sequence as possible, the micro-batch being the base's."""
+    LAYERS = "layers"
+    """As many layers in each stack as possible, the micro-batch being the base's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineVariant:
+    """One way to hold a model: an engine, what it shards and what it offloads."""
+
+    engine: Engine
+    zero_stage: ZeroStage | None = None
+    fsdp_strategy: FsdpStrategy | None = None
+    offload_optimizer: Offload = Offload.NONE
+    offload_param: Offload = Offload.NONE
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything is kept on the host."""
+        return Offload.CPU in (self.offload_optimizer, self.offload_param)
+
+    def options(self, base: TrainingSetup) -> dict[str, object]:
+        """The engine's own settings: the base's."""
+        return dict(base.engine_options)
+
+
+VARIANTS: tuple[EngineVariant, ...] = (
+    EngineVariant(engine=Engine.DDP),
+    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.OPTIMIZER),
+    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS),
+    EngineVariant(engine=Engine.FSDP, fsdp_strategy=FsdpStrategy.SHARD_GRAD_OP),
+    EngineVariant(engine=Engine.FSDP, fsdp_strategy=FsdpStrategy.FULL_SHARD),
+    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS),
+    EngineVariant(
+        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, offload_optimizer=Offload.CPU
+    ),
+    EngineVariant(
+        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS, offload_optimizer=Offload.CPU
+    ),
+    EngineVariant(
+        engine=Engine.FSDP, fsdp_strategy=FsdpStrategy.FULL_SHARD,
+        offload_optimizer=Offload.CPU, offload_param=Offload.CPU,
+    ),
+    EngineVariant(
+        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS,
+        offload_optimizer=Offload.CPU, offload_param=Offload.CPU,
+    ),
+)  # fmt: skip
+"""What a plan tries, simplest first: the order decides among equals."""
+
+
+ASKED_FOR: tuple[EngineVariant, ...] = (
+    EngineVariant(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.NONE),
+    *(replace(each, engine=Engine.FSDP1) for each in VARIANTS if each.engine is Engine.FSDP),
+)
+"""What is tried only where it is named: it holds what others here do, and more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """What a plan is for.
+
+    Enums accept their string values, and a single value stands for a tuple of one. Raises ``SetupError`` for values that make no sense.
+    """
+
+    num_gpus: tuple[int, ...] = (8,)
+    """Numbers of GPUs to consider."""
+    global_batch_size: int | None = None
+    """Sequences of one optimizer step over all ranks; None: whatever one micro-batch gives."""
+    headroom: float = 0.0
+    """Share of the GPU's memory to keep free, beside what the range of the total allows for."""
+    objective: Objective = Objective.SPEED
+    base: TrainingSetup = TrainingSetup()
+    """Sequence length, optimizer, kernels, degrees: what the plan does not choose."""
+    engines: tuple[Engine, ...] = ()
+    """Engines to consider; empty: ddp, deepspeed and fsdp."""
+    zero_stages: tuple[ZeroStage, ...] = ()
+    """DeepSpeed's stages to consider, which alone then is; empty: 1 to 3."""
+    precisions: tuple[Precision, ...] = ()
+    """Precisions to consider; empty: each engine's usual one, then bf16 without fp32 states."""
+    checkpointing: tuple[Checkpointing, ...] = ()
+    """Policies to consider; empty: none and full, with kernels that have it also selective."""
+    allow: tuple[Concession, ...] = ()
+    """What may be given up beside precision, so that the model fits; empty: nothing."""
+    limit: int = DEFAULT_LIMIT
+    """Setups to return."""
+    node_memory_bytes: int | None = None
+    """CPU RAM of one node; None: there is enough [bytes]."""
+    exact: bool = False
+    """Replay runs where bounds leave open whether they fit; without, what may fit is no setup."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.num_gpus, int):
+            object.__setattr__(self, "num_gpus", (self.num_gpus,))
+        for name, kind in (
+            ("engines", Engine),
+            ("precisions", Precision),
+            ("zero_stages", ZeroStage),
+            ("allow", Concession),
+        ):
+            object.__setattr__(self, name, _members(name, getattr(self, name), kind))
+        object.__setattr__(self, "checkpointing", _policies(self.checkpointing))
+        if not self.num_gpus or min(self.num_gpus) < 1:
+            msg = "num_gpus: name at least one number of GPUs, each at least 1"
+            raise SetupError(msg)
+        if not 0 <= self.headroom < 1:
+            msg = f"headroom: must be from 0 to below 1 (5 % is 0.05), got {self.headroom}"
+            raise SetupError(msg)
+        if self.global_batch_size is not None and self.global_batch_size < 1:
+            msg = f"global_batch_size: must be at least 1, got {self.global_batch_size}"
+            raise SetupError(msg)
+        object.__setattr__(self, "num_gpus", tuple(sorted(set(self.num_gpus))))
+        for each in self.engines:
+            refuse_unmodelled(each)
+        object.__setattr__(self, "objective", coerce_enum("objective", self.objective, Objective))
+        if self.zero_stages:
+            self._check_stages()
+
+    def _check_stages(self) -> None:
+        if self.engines and Engine.DEEPSPEED not in self.engines:
+            named = ", ".join(each.value for each in self.engines)
+            msg = f"zero_stages: only deepspeed has ZeRO stages, and the engines are {named}"
+            raise SetupError(msg)
+
+    @property
+    def concessions(self) -> tuple[Concession, ...]:
+        """What is given up, the least first: nothing, then what is allowed."""
+        allowed = {Concession.NONE, *self.allow}
+        return tuple(each for each in Concession if each in allowed)
+
+    @property
+    def variants(self) -> tuple["EngineVariant", ...]:
+        """The ways to hold a model that are tried, simplest first."""
+        stages = self.zero_stages
+        usual = (Engine.DEEPSPEED,) if stages else (Engine.DDP, Engine.DEEPSPEED, Engine.FSDP)
+        engines = self.engines or usual
+        return tuple(
+            each
+            for each in (*ASKED_FOR, *VARIANTS)
+            if each.engine in engines
+            and (
+                each.zero_stage in stages
+                if stages and each.zero_stage is not None
+                else each.zero_stage is not ZeroStage.NONE
+            )
+        )
+
+
+def _members(name: str, values: object, kind: type[Enum]) -> tuple[Enum, ...]:
+    """Members of an enum, which may be given by their values, or one alone."""
+    given = values if isinstance(values, tuple | list) else (values,)
+    return tuple(coerce_enum(name, each, kind) for each in given)
+
+
+def _policies(values: object) -> tuple[Checkpointing, ...]:
+    given = values if isinstance(values, tuple | list) else (values,)
+    return tuple(TrainingSetup(checkpointing=each).checkpointing for each in given)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedSetup:
+    """One setup that fits, with the largest micro-batch that does."""
+
+    estimate: Estimate
+    speed: RelativeSpeed
+    given_up: Concession
+    tier: int
+    """0 with fp32 optimizer states; 1 without."""
+    simplicity: int
+    """Its place among the ways to train; smaller is simpler."""
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """The setup, with every default filled in."""
+        return self.estimate.setup
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What is left of the GPU at the high end of the range [bytes]."""
+        gpu = self.estimate.gpu
+        capacity = gpu.capacity_bytes if gpu is not None else 0
+        return capacity - self.estimate.total_bytes.high
+
+    @property
+    def total_speed(self) -> float:
+        """Of all GPUs together, in full-speed GPUs."""
+        return self.speed.per_gpu * self.setup.num_gpus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortfall:
+    """A setup that does not fit even with the smallest micro-batch."""
+
+    estimate: Estimate
+    missing_bytes: int
+    """How much the high end of the range exceeds what may be used [bytes]."""
+    given_up: Concession
+    tier: int
+    """Of its precision: 0 where optimizer states are in fp32."""
+    better: Estimate | None
+    """The nearest setup of the plan that fits."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """What that one saves, at the high end [bytes]."""
+        if self.better is None:
+            return 0
+        return self.estimate.total_bytes.high - self.better.total_bytes.high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan(Displayed):
+    """The answer to a goal."""
+
+    goal: Goal
+    gpu: GpuSpec
+    setups: tuple[PlannedSetup, ...]
+    """What fits, best first."""
+    num_fitting: int
+    """All that fit, those beyond the goal's limit included."""
+    shortfalls: tuple[Shortfall, ...]
+    """What does not, in the order it was tried."""
+    overfilling: tuple[Estimate, ...] = ()
+    """What a node's CPU RAM is not enough for, with the smallest size."""
+    refused: tuple[str, ...]
+    """Why combinations were not tried at all, each reason once."""
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+    """What the model's shape and the relative speeds rest on."""
+
+    @property
+    def some(self) -> Estimate:
+        """Any estimate: of what fits, or of what does not."""
+        if self.setups:
+            return self.setups[0].estimate
+        return self.shortfalls[0].estimate if self.shortfalls else self.overfilling[0]
+
+    def rows(self) -> list[dict[str, object]]:
+        """The setups that fit as flat rows, best first, for a table of pandas' or polars'."""
+        return [each.estimate.to_dict() for each in self.setups]
+
+    def __repr__(self) -> str:
+        some = self.some
+        best = f", the best {some!r}" if self.setups else ""
+        return (
+            f"Plan({some.model.name} on {self.gpu.short_name}: {self.num_fitting} setups fit{best})"
+        )

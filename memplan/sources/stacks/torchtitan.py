@@ -1,0 +1,165 @@
+"""torchtitan's TOML files, which it read until February 2026 (0.3.0 has Python configurations instead).
+
+Defaults are its ``JobConfig``'s: fp32 shards with bf16 compute and fp32 reduction under FSDP2, and
+selective checkpointing. Embedding and head are units of their own (``models/llama3/infra/parallelize.py``).
+"""
+
+from collections.abc import Mapping
+
+from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.models import torchtitan_model
+from memplan.sources.stacks.optimizer import add_named_optimizer
+
+NAME = "torchtitan"
+
+_DEGREES = {
+    "parallelism.tensor_parallel_degree": "tensor_parallel",
+    "parallelism.context_parallel_degree": "context_parallel",
+    "parallelism.expert_parallel_degree": "expert_parallel",
+}  # fmt: skip
+_SCHEDULES = {
+    "gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved-1f1b",
+    "loopedbfs": "looped-bfs", "interleavedzerobubble": "interleaved-zero-bubble",
+    "zbvzerobubble": "zbv", "dualpipev": "dualpipev",
+}  # fmt: skip
+_PRECISIONS = {
+    ("float32", "bfloat16"): "bf16-mixed", ("float32", "float32"): "fp32",
+    ("bfloat16", "bfloat16"): "bf16",
+}  # fmt: skip
+_RESHARDING = {"default": True, "always": True, "never": False}
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+_RECIPES = {
+    "tensorwise": "torchao-tensorwise", "rowwise": "torchao-rowwise",
+    "rowwise_with_gw_hp": "torchao-rowwise-with-gw-hp",
+}  # fmt: skip
+_MODES = ("none", "selective", "full", "memory_budget")
+
+
+def looks_like(values: Mapping[str, object]) -> bool:
+    """Whether it names a model by its flavor, or has torchtitan's sections."""
+    model = values.get("model")
+    has_flavor = isinstance(model, Mapping) and "flavor" in model
+    return has_flavor or {"job", "training"} <= values.keys()
+
+
+def preset_for(_values: Mapping[str, object]) -> str:
+    """It has one set of defaults."""
+    return "torchtitan"
+
+
+def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """Put what the keys say into ``found``."""
+    name, flavor = keys.text("model.name"), keys.text("model.flavor")
+    if name is not None and flavor is not None:
+        found.model = torchtitan_model(name, flavor)
+    _read_parallelism(keys, found)
+    _read_sizes(keys, found, given)
+    _read_precision(keys, found)
+    _read_checkpointing(keys, found)
+    form = keys.text("optimizer.implementation") or "fused"
+    add_named_optimizer(keys, "optimizer.name", found, given, form=form)
+    found.fields["optimizer_in_backward"] = keys.flag("optimizer.early_step_in_backward")
+    if keys.flag("training.enable_cpu_offload"):
+        found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
+    _read_compilation(keys, found)
+    _read_fp8(keys, found)
+    found.fields["engine"] = "fsdp"
+    found.options["init_device"] = "meta"
+    found.options["wrapping"] = "torchtitan"
+
+
+def _read_parallelism(keys: Keys, found: Found) -> None:
+    for key, field in _DEGREES.items():
+        degree = keys.count(key)
+        if degree not in (None, 1):
+            found.fields[field] = degree
+    stages = keys.count("parallelism.pipeline_parallel_degree")
+    schedule = keys.text("parallelism.pipeline_parallel_schedule")
+    if stages not in (None, 1):
+        found.fields["pipeline_parallel"] = stages
+        word = (schedule or "1f1b").lower()
+        if word not in _SCHEDULES:
+            keys.refuse(
+                "parallelism.pipeline_parallel_schedule", f"{schedule!r:.40} is not modelled"
+            )
+        found.fields["pipeline_schedule"] = _SCHEDULES[word]
+    if found.fields.get("tensor_parallel"):
+        found.fields["sequence_parallel"] = True
+        found.fields["loss_parallel"] = not keys.flag("parallelism.disable_loss_parallel")
+    replicas = keys.count("parallelism.data_parallel_replicate_degree")
+    keys.take("parallelism.data_parallel_shard_degree")
+    if replicas not in (None, 1):
+        found.options["data_parallel_replicate_degree"] = replicas
+    reshards = keys.choice("parallelism.fsdp_reshard_after_forward", _RESHARDING)
+    if reshards is False:
+        found.options["reshard_after_forward"] = False
+
+
+def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    micro = keys.count("training.local_batch_size") or 8
+    found.fields["micro_batch_size"] = micro
+    found.fields["seq_len"] = keys.count("training.seq_len")
+    whole = keys.take("training.global_batch_size")
+    gpus = given.get("num_gpus", 1)
+    if isinstance(whole, int) and whole > 0 and isinstance(gpus, int):
+        degrees = [
+            found.fields.get(field, 1) for field in _DEGREES.values() if "expert" not in field
+        ]
+        ranks = gpus
+        for degree in (*degrees, found.fields.get("pipeline_parallel", 1)):
+            assert isinstance(degree, int)
+            ranks = max(1, ranks // degree)
+        if whole % (micro * ranks):
+            keys.refuse(
+                "training.global_batch_size",
+                f"{whole} sequences are no whole number of {micro} x {ranks} ranks; give --gpus",
+            )
+        found.fields["gradient_accumulation_steps"] = whole // (micro * ranks)
+
+
+def _read_precision(keys: Keys, found: Found) -> None:
+    dtype = keys.text("training.dtype") or "float32"
+    compute = keys.text("training.mixed_precision_param") or "bfloat16"
+    if (dtype, compute) not in _PRECISIONS:
+        keys.refuse("training.dtype", f"{dtype!r:.20} with {compute!r:.20} compute is not modelled")
+    found.fields["precision"] = _PRECISIONS[(dtype, compute)]
+    found.options["reduce_dtype"] = keys.choice("training.mixed_precision_reduce", _DTYPES)
+
+
+def _read_checkpointing(keys: Keys, found: Found) -> None:
+    mode = keys.text("activation_checkpoint.mode") or "selective"
+    option = keys.text("activation_checkpoint.selective_ac_option") or "op"
+    if mode not in _MODES:
+        keys.refuse("activation_checkpoint.mode", f"{mode!r:.30} is none of {', '.join(_MODES)}")
+    if mode == "selective" and option.isdecimal():
+        found.fields["checkpointing"] = 1 / int(option)
+        found.notes.append(f"selective_ac_option {option}: every {option}th layer is checkpointed")
+        return
+    if mode == "memory_budget":
+        found.notes.append(
+            "activation_checkpoint.mode memory_budget is counted as none, an upper bound"
+        )
+        mode = "none"
+    found.fields["checkpointing"] = mode
+
+
+def _read_compilation(keys: Keys, found: Found) -> None:
+    parts = keys.names("compile.components")
+    asked = keys.flag("compile.enable") and (not parts or "model" in parts)
+    found.fields["compile"] = "layer" if asked else "none"
+
+
+def _read_fp8(keys: Keys, found: Found) -> None:
+    converters = keys.names("model.converters")
+    recipe = keys.text("quantize.linear.float8.recipe_name") or "tensorwise"
+    gathers = keys.flag("quantize.linear.float8.enable_fsdp_float8_all_gather")
+    if any("mx" in each for each in converters):
+        found.notes.append("model.converters mx: MXFP8 is counted as torchao's fp8 by rows")
+        found.fields["fp8"] = "torchao-rowwise"
+    elif any("float8" in each for each in converters):
+        if recipe not in _RECIPES:
+            keys.refuse("quantize.linear.float8.recipe_name", f"{recipe!r:.30} is not modelled")
+        found.fields["fp8"] = _RECIPES[recipe]
+        if gathers:
+            found.options["enable_fsdp_float8_all_gather"] = True

@@ -1,0 +1,154 @@
+"""torchtune's YAML: components by their import paths, and the recipe's own keys.
+
+A recipe is named on the command line and not in its file: on several GPUs the distributed ones run, with
+FSDP2, else the single-device ones. ``dtype: bf16`` is bf16 everywhere, without autocast.
+"""
+
+from collections.abc import Mapping
+
+from memplan.sources.stacks.found import Found, of_given
+from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.models import torchtune_model
+from memplan.sources.stacks.optimizer import add_named_optimizer
+from memplan.sources.stacks.wording import lora
+
+NAME = "torchtune"
+
+_PRECISIONS = {"bf16": "bf16", "fp32": "fp32", "bfloat16": "bf16", "float32": "fp32"}
+_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_JOBS = {
+    "DPOLoss": "dpo", "RSOLoss": "dpo", "SimPOLoss": "simpo", "PPOLoss": "ppo",
+    "GRPOSimpleLoss": "grpo", "GRPOLoss": "grpo", "GRPOCompletionLoss": "grpo",
+}  # fmt: skip
+_CHUNKED = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
+_DEGREES = {
+    "tensor_parallel_dim": "tensor_parallel", "context_parallel_dim": "context_parallel",
+}  # fmt: skip
+
+
+def looks_like(values: Mapping[str, object]) -> bool:
+    """Whether components of torchtune's stand in it."""
+    parts = [part for part in values.values() if isinstance(part, Mapping)]
+    named = [str(part.get("_component_", "")) for part in parts]
+    return any(name.startswith("torchtune.") for name in named)
+
+
+def preset_for(_values: Mapping[str, object]) -> str:
+    """It has one set of defaults."""
+    return "torchtune"
+
+
+def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """Put what the keys say into ``found``."""
+    component = keys.text("model._component_")
+    if component is None:
+        if keys.values:
+            keys.refuse("model._component_", "is missing: this file trains no model of torchtune's")
+    else:
+        _read_model(keys, found, component)
+    found.fields["micro_batch_size"] = keys.count("batch_size") or 1
+    found.fields["gradient_accumulation_steps"] = keys.count("gradient_accumulation_steps") or 1
+    _read_lengths(keys, found, given)
+    found.fields["precision"] = keys.choice("dtype", _PRECISIONS)
+    _read_engine(keys, found, given)
+    _read_checkpointing(keys, found)
+    _read_compilation(keys, found)
+    form = "fused" if keys.flag("optimizer.fused") else "foreach"
+    add_named_optimizer(keys, "optimizer._component_", found, given, form=form)
+    found.fields["optimizer_in_backward"] = keys.flag("optimizer_in_bwd")
+    _read_loss(keys, found)
+
+
+def _read_model(keys: Keys, found: Found, component: str) -> None:
+    builder = component.rpartition(".")[2]
+    found.model = torchtune_model(builder)
+    adapted = builder.startswith(("lora_", "qlora_"))
+    if builder.startswith("qlora_") or keys.flag("model.quantize_base"):
+        found.fields["quantize"] = "nf4"
+        found.quantization["double_quant"] = True
+    names = keys.names("model.lora_attn_modules")
+    targets = tuple(_ATTENTION.get(name, name) for name in names)
+    in_mlp, in_head = keys.flag("model.apply_lora_to_mlp"), keys.flag("model.apply_lora_to_output")
+    rank, alpha = keys.count("model.lora_rank"), keys.number("model.lora_alpha")
+    dropout, dora = keys.number("model.lora_dropout"), keys.flag("model.use_dora")
+    if not adapted:
+        return
+    found.fields["adapter"] = lora(
+        rank=rank or 8, alpha=alpha, dropout=dropout, dora=dora,
+        targets=(*targets, *(_MLP if in_mlp else ()), *(("lm_head",) if in_head else ())),
+        dtype="bf16" if keys.choice("dtype", _PRECISIONS) == "bf16" else "fp32",
+    )  # fmt: skip
+
+
+def _read_lengths(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    length = keys.count("tokenizer.max_seq_len")
+    if keys.flag("dataset.packed"):
+        found.fields["packing"] = "documents"
+    found.fields["seq_len"] = length
+    if "seq_len" in given:
+        return
+    if length is None:
+        found.notes.append(
+            "tokenizer.max_seq_len is not set: sequences are not cut; give --seq-len"
+        )
+    else:
+        found.notes.append(
+            f"tokenizer.max_seq_len {length} is taken for the length of every sequence"
+        )
+
+
+def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    for key, field in _DEGREES.items():
+        degree = keys.count(key)
+        if degree not in (None, 1):
+            found.fields[field] = degree
+    count = given.get("num_gpus", 1)
+    sharded = isinstance(count, int) and count > 1
+    engine = of_given(given, "engine") or ("fsdp" if sharded else "ddp")
+    found.fields["engine"] = engine
+    offload = keys.flag("fsdp_cpu_offload")
+    reshard = keys.take("fsdp_reshard_after_forward")
+    replicas = keys.count("data_parallel_replicate_dim")
+    keys.take("data_parallel_shard_dim")
+    layers = keys.names("custom_sharded_layers")
+    if engine != "fsdp":
+        return
+    if offload:
+        found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
+    if reshard is False:
+        found.options["reshard_after_forward"] = False
+    if replicas not in (None, 1):
+        found.options["data_parallel_replicate_degree"] = replicas
+    found.options["init_device"] = "meta"
+    if {*layers} == {"tok_embeddings", "output"}:
+        found.options["wrapping"] = "torchtitan"
+
+
+def _read_checkpointing(keys: Keys, found: Found) -> None:
+    full = keys.flag("enable_activation_checkpointing")
+    mode = keys.text("ac_mode")
+    keys.take("ac_option")
+    if not full and mode is not None:
+        full = mode == "full"
+        if mode == "selective":
+            found.fields["checkpointing"] = "selective"
+            return
+    found.fields["checkpointing"] = "full" if full else "none"
+
+
+def _read_compilation(keys: Keys, found: Found) -> None:
+    section = keys.section("compile")
+    asked = bool(section.get("model", True)) if section is not None else keys.flag("compile")
+    found.fields["compile"] = "layer" if asked else "none"
+
+
+def _read_loss(keys: Keys, found: Found) -> None:
+    name = (keys.text("loss._component_") or "").rpartition(".")[2]
+    if name in _JOBS:
+        found.fields["job"] = _JOBS[name]
+    elif name in _CHUNKED:
+        found.fields["loss"] = "torchtune"
+    if keys.has("teacher_model._component_"):
+        keys.text("teacher_model._component_")
+        found.fields["job"] = "distillation"
