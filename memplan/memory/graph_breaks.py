@@ -43,12 +43,12 @@ def unseen_of_compilation(setup: TrainingSetup, tape: Tape) -> tuple[str, ...]:
         found.append("what torch.compile keeps where ZeRO-3's hooks break its graphs")
     if engine is Engine.DDP and setup.num_gpus > 1:
         found.append("what torch.compile keeps where DDP's buckets cut its graphs")
-    if engine in (Engine.FSDP, Engine.FSDP1) and setup.compile is Compilation.MODEL:
-        found.append("what torch.compile keeps where FSDP's hooks break the model's graph")
+    if engine is Engine.FSDP1:
+        found.append("what torch.compile keeps where FSDP1's hooks break its graphs")
     if setup.fp8 is not Fp8Recipe.NONE:
         found.append("what torch.compile makes of linear layers in fp8")
-    if setup.quantize is not None:
-        found.append("what torch.compile keeps of unpacked weights")
+    if setup.quantize is not None and setup.compile is Compilation.MODEL:
+        found.append("what torch.compile keeps of the whole model's unpacked weights")
     uncertain = UNCOUNTED_KINDS if setup.compile is Compilation.LAYER else ROUTING_KINDS
     if _has_any(tape, uncertain):
         found.append("what torch.compile keeps where routed or counted parts break its graphs")
