@@ -19,6 +19,8 @@ class SettingOption:
     field: str
     """Of ``TrainingSetup``."""
     help_text: str
+    also: tuple[str, ...] = ()
+    """Other names that it is typed by."""
     metavar: str | None = "NAME"
     kind: Any = str
     """What one value is; with ``| None`` where there is a default to look for elsewhere."""

@@ -52,7 +52,7 @@ RENAMED = {
         ("gradient-checkpointing", "activation-checkpointing", "recompute"), "--checkpointing full"
     ),
     **dict.fromkeys(("zero-stage", "stage"), "--zero"),
-    **dict.fromkeys(("optim", "optimiser"), "--optimizer"),
+    **dict.fromkeys(("optimiser",), "--optimizer"),
     **dict.fromkeys(("dtype", "mixed-precision", "torch-dtype"), "--precision"),
     **dict.fromkeys(("bf16", "bfloat16"), "--precision bf16-amp"),
     **dict.fromkeys(("fp16", "float16", "half"), "--precision fp16-amp"),

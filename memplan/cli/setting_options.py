@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from memplan.cli.adapter_options import ADAPTERS
+from memplan.cli.job_options import JOBS
+from memplan.cli.optimizer_options import OPTIMIZER_ARGUMENTS
 from memplan.cli.option_table import OptionGroup, SettingOption, Values
 
 NO_SETTINGS: Values = {}
@@ -63,9 +65,15 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="none, torchao-tensorwise, torchao-rowwise, te-delayed, te-mxfp8, ...",
     ),
     SettingOption(
-        flag="--optimizer", field="optimizer", default="adamw-fused",
-        help_text="adamw-fused, adamw-foreach, sgd or sgd-momentum.",
-        axis_help="adamw-fused, adamw-foreach, sgd, sgd-momentum.",
+        flag="--optimizer", also=("--optim",), field="optimizer", default="adamw-fused",
+        help_text="adamw-fused, adamw-foreach, sgd, adafactor, muon, bnb-adamw-8bit, ..., or a name "
+        "of TrainingArguments.optim (docs/optimizers.md).",
+        axis_help="adamw-fused, sgd, adafactor, bnb-adamw-8bit, paged_adamw_8bit, ...",
+    ),
+    SettingOption(
+        flag="--optimizer-in-backward", field="optimizer_in_backward", kind=bool, default=False,
+        metavar=None,
+        help_text="Step each gradient as soon as it is there, and let it go.",
     ),
     SettingOption(
         flag="--checkpointing", field="checkpointing", default="none", metavar="WHAT",
@@ -146,7 +154,7 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
 )  # fmt: skip
 """Every option that is one field's value, in the order of the help."""
 
-OPTION_GROUPS: tuple[OptionGroup, ...] = (ADAPTERS,)
+OPTION_GROUPS: tuple[OptionGroup, ...] = (ADAPTERS, OPTIMIZER_ARGUMENTS, *JOBS)
 """Options of which several make one field; a sweep takes one value of each."""
 
 _GROUPED = tuple(option for group in OPTION_GROUPS for option in group.options)
@@ -221,6 +229,7 @@ def changed_fields(given: Values, settings: Values) -> dict[str, object]:
 def _single(option: SettingOption) -> inspect.Parameter:
     info = typer.Option(
         option.flag,
+        *option.also,
         metavar=option.metavar,
         help=option.help_text,
         rich_help_panel=option.panel,
@@ -237,6 +246,7 @@ def _single(option: SettingOption) -> inspect.Parameter:
 def _axis(option: SettingOption) -> inspect.Parameter:
     info = typer.Option(
         option.flag,
+        *option.also,
         metavar="LIST" if option.metavar == "N" else "NAMES",
         help=option.axis_help,
         rich_help_panel=option.panel,

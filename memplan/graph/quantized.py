@@ -27,9 +27,6 @@ from memplan.training.adapters import Lora
 from memplan.training.quantization import Quantization, QuantizedProduct
 from memplan.units import ceil_div
 
-STATE_WORDS = "scales of quantized weights"
-
-
 KEPT_MODULES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("t5", "mt5", "umt5", "udop", "pop2piano"), ("mlp.down_proj",)),
 }
@@ -65,7 +62,7 @@ class PackedBase:
         )  # fmt: skip
         t.segment.parameters[-1] = codes
         for state in self.how.format.states(out_features, in_features, self.how):
-            t.hold_buffer(allocated_bytes(state.numel, state.dtype), STATE_WORDS)
+            t.hold_buffer(allocated_bytes(state.numel, state.dtype), self.how.scale_words)
         return codes
 
     def product(self, t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
@@ -83,10 +80,17 @@ def _names(name: str, full: str) -> bool:
 
 
 def check_skipped(tape: Tape, how: Quantization, model: str) -> None:
-    """Refuse modules to leave alone that the model does not have.
+    """Refuse modules to leave alone that the model does not have, and a base of which nothing is packed.
 
     Those that a checkpoint's own config names are the checkpoint's business.
     """
+    parameters = [each for segment in tape.segments for each in segment.parameters]
+    if not any(each.packed is not None for each in parameters):
+        msg = (
+            f"quantize: transformers quantizes no layer of {model}: all of its matrices are of classes "
+            "of its own, or named to stay"
+        )
+        raise SetupError(msg)
     if how.prequantized:
         return
     modules = {

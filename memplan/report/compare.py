@@ -43,7 +43,9 @@ from memplan.model.spec import ModelSpec
 from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import common_layer, formula_shape, shape_notes
-from memplan.training.optimizers import OPTIMIZERS
+from memplan.training.optimizers.script import Stepped, TensorRole
+from memplan.training.optimizers.script import state_bytes as optimizer_bytes
+from memplan.training.optimizers.table import chosen
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import Recomputation, TrainingSetup
 from memplan.units import GB, GIB, format_count
@@ -459,7 +461,7 @@ def assumed_bytes_line(setup: TrainingSetup) -> str:
         "weights": formats.weights.num_bytes,
         "gradients": formats.gradients.num_bytes,
         "master weights": DType.FP32.num_bytes if formats.master_weights else 0,
-        "optimizer": OPTIMIZERS[setup.optimizer].num_states * formats.optimizer_states.num_bytes,
+        "optimizer": _bytes_of_states(setup, formats.optimizer_states),
     }
     total = sum(parts.values())
     if total == sum(num_bytes for _, num_bytes in MIXED_STATES):
@@ -469,6 +471,13 @@ def assumed_bytes_line(setup: TrainingSetup) -> str:
         f"The methods assume 16 bytes a parameter or more; {setup.chosen_precision.value} with "
         f"{setup.optimizer.value} holds {total}: {words}."
     )
+
+
+def _bytes_of_states(setup: TrainingSetup, dtype: DType) -> int:
+    """The optimizer's states of one element of a large matrix, wherever they are [bytes]."""
+    row, options = chosen(setup.optimizer, setup.optimizer_options)
+    matrix = Stepped((4096, 4096), dtype, TensorRole.LINEAR, "mlp.up_proj")
+    return optimizer_bytes(row, options, matrix) // matrix.numel
 
 
 def _footnotes(setup: TrainingSetup) -> tuple[str, ...]:

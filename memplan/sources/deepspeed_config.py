@@ -27,6 +27,7 @@ from memplan.sources.deepspeed_keys import (
     coerce,
     is_comment,
 )
+from memplan.training.optimizers.spellings import DEEPSPEED, DEEPSPEED_UNMODELLED
 
 AUTO = "auto"
 VERSION = "0.19.8"
@@ -48,9 +49,6 @@ _REFUSED = (
 
 _REMOVED_AT = {"": tuple(REMOVED), "zero_optimization.": REMOVED_FROM_ZERO}
 """Keys that are passed over, by where they stand: ``_pass_over_removed`` speaks of them."""
-
-_OPTIMIZERS = {"adam": "adamw-fused", "adamw": "adamw-fused", "sgd": "sgd"}
-"""DeepSpeed's optimizers, by ``optimizer.type`` in lower case."""
 
 _HALF_OPTIONS = {
     "bf16": ("immediate_grad_update", "bf16_master_weights_and_grads", "bf16_optimizer_states"),
@@ -285,10 +283,7 @@ class _Reader:
                 # The training loop then brings PyTorch's own, which stage 0 wraps in another way.
                 self.options["torch_adam"] = True
             return
-        name = _OPTIMIZERS.get(str(kind).lower())
-        if name is None:
-            known = "Adam, AdamW and SGD are"
-            self._fail("optimizer.type", f"{kind} is not modelled; {known}")
+        name = self._optimizer_name(str(kind))
         params = self._nested(OPTIMIZER_PARAMS, section.get("params") or {}, "optimizer.params")
         assert isinstance(params, Mapping)
         for key, usual in (("amsgrad", False), ("fp32_optimizer_states", True)):
@@ -299,6 +294,18 @@ class _Reader:
         if name == "adamw-fused" and params.get("torch_adam") is True:
             name = "adamw-foreach"
         self._set("optimizer", name, "optimizer.type")
+
+    def _optimizer_name(self, kind: str) -> str:
+        """The optimizer that DeepSpeed makes of a type, or the one of torch's that is called so."""
+        found = DEEPSPEED.get(kind.lower())
+        if found is None:
+            guess = did_you_mean(kind.lower(), list(DEEPSPEED))
+            problem = f"{_short(kind)} is not modelled.{guess}"
+            unmodelled = DEEPSPEED_UNMODELLED.get(kind.lower())
+            if unmodelled is not None:
+                problem = f"{kind}: {unmodelled}"
+            self._fail("optimizer.type", problem)
+        return found.value
 
     def _read_batch(self) -> None:
         micro = self._count("train_micro_batch_size_per_gpu")

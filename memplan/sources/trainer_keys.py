@@ -98,7 +98,7 @@ _READ = frozenset({
     "activation_offloading", "auto_find_batch_size", "beta", "ddp_broadcast_buffers",
     "ddp_find_unused_parameters", "ddp_static_graph", "disable_dropout", "loss_type",
     "liger_kernel_config", "max_completion_length", "model_init_kwargs", "num_generations",
-    "packing_strategy", "padding_free", "optim_target_modules",
+    "packing_strategy", "padding_free", "optim_args", "optim_target_modules",
     "parallelism_config", "precompute_ref_log_probs", "torch_compile_backend",
     "torch_compile_mode", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization", "vllm_mode",
 })  # fmt: skip
@@ -131,7 +131,6 @@ _UPPER = "which is not modelled: the figures are upper bounds"
 
 REMARKS: Mapping[str, Remark] = {
     "full_determinism": Remark(text=f"makes cuBLAS workspaces smaller, {_UPPER}"),
-    "optim_args": Remark(text="is passed over", off=(None, "", {})),
     "eval_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
     "evaluation_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
     "eval_on_start": Remark(text="evaluation is not counted"),
@@ -219,7 +218,6 @@ STOPPED: Mapping[str, str] = {
     "split_batches": "is not modelled; write the batch of one GPU and leave it out",
     "fsdp_min_num_params": "units by size are not modelled; leave it out",
     "auto_find_batch_size": "changes memory and is not modelled; leave it out",
-    "optim_target_modules": "changes memory and is not modelled; leave it out",
     "parallelism_config": "changes memory and is not modelled; leave it out",
 }
 """Arguments, of today and of older versions, that cannot be passed over unless they are off."""

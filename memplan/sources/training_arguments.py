@@ -38,14 +38,11 @@ from memplan.training.kernels import (
     RotaryKernel,
 )
 from memplan.training.optimizers import Optimizer
+from memplan.training.optimizers.spellings import TRANSFORMERS, UNMODELLED
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import Recomputation, TrainingSetup, coerce_enum
 
-OPTIMIZERS = {
-    "adamw_torch_fused": Optimizer.ADAMW_FUSED,
-    "adamw_torch": Optimizer.ADAMW_FOREACH,
-    "sgd": Optimizer.SGD,
-}
+OPTIMIZERS = TRANSFORMERS
 """transformers' names of the optimizers that are modelled."""
 _PRECISIONS = {
     ("bf16", Engine.DDP): Precision.BF16_AMP,
@@ -78,6 +75,7 @@ _LIGER_FIELDS: dict[str, tuple[str, object]] = {
 }
 """What ``liger_kernel_config`` calls a kernel -> the field of a setup, and what it is without."""
 _LIGER_OPTIONS = (*_LIGER_FIELDS, "layer_norm", "cross_entropy", "fused_linear_cross_entropy")
+_LOADED_IN = ("load_in_4bit", "load_in_8bit")
 _ATTENTIONS = {
     "eager": AttentionKernel.EAGER,
     "sdpa": AttentionKernel.SDPA,
@@ -226,7 +224,7 @@ class _Arguments:
             "gradient_accumulation_steps": self._accumulation(),
         }
         found["checkpointing"] = self._checkpointing()
-        found["optimizer"] = self._optimizer()
+        found |= self._optimizer()
         found |= self._liger()
         if self._compiles():
             found["compile"] = self._compilation()
@@ -311,12 +309,29 @@ class _Arguments:
         packed = self.trl == "SFTConfig" and self._flag("packing")
         self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
 
+    def _read_quantization(self, found: dict[str, object], options: Mapping[str, object]) -> None:
+        """How ``from_pretrained`` packs the weights: a ``BitsAndBytesConfig``, or flags of one."""
+        config = options.get("quantization_config")
+        flags = {key: options[key] for key in _LOADED_IN if options.get(key)}
+        if not config and not flags:
+            return
+        from memplan.training.quantization_config import read_quantization_config
+
+        key = "model_init_kwargs.quantization_config"
+        if config and not isinstance(config, Mapping):
+            self._refuse(key, f"write a mapping, not {config!r}")
+        try:
+            how = read_quantization_config(config if isinstance(config, Mapping) else flags)
+        except SetupError as error:
+            self._refuse(key, str(error))
+        if how is None:
+            self._refuse(key, "is not modelled; bitsandbytes', GPTQ's and AWQ's are")
+        found["quantize"] = replace(how, prequantized=how.format.is_calibrated)
+
     def _read_loading(self, found: dict[str, object]) -> None:
         """``model_init_kwargs``: how the trainer loads the model, where it does."""
         options = self._nested("model_init_kwargs") or {}
-        for key in ("quantization_config", "load_in_4bit", "load_in_8bit"):
-            if options.get(key):
-                self._refuse(f"model_init_kwargs.{key}", "quantized weights are not modelled")
+        self._read_quantization(found, options)
         named = options.get("attn_implementation")
         if named is not None:
             kernel = _ATTENTIONS.get(str(named))
@@ -388,6 +403,9 @@ class _Arguments:
             given["precision"] = precision
         read = deepspeed_fields(file.values, given, source=file.source)
         self.notes += read.notes
+        if "optimizer" in file.values:
+            for name in ("optimizer_options", "optimizer_in_backward"):
+                found.pop(name, None)
         made = {**found, "precision": precision, **read.fields}
         made["micro_batch_size"] = found["micro_batch_size"]
         return self._made(made, dict(read.fields["engine_options"]))  # type: ignore[call-overload]
@@ -551,14 +569,73 @@ class _Arguments:
             return Precision.BF16_AUTOCAST if halves else Precision.BF16
         return _PRECISIONS[(halves[0], engine)] if halves else Precision.FP32
 
-    def _optimizer(self) -> Optimizer:
+    def _optimizer(self) -> dict[str, object]:
+        """``optim``, ``optim_args`` and ``optim_target_modules``."""
         name = self.values.get("optim", "adamw_torch_fused")
-        if isinstance(name, str) and name in OPTIMIZERS:
-            return OPTIMIZERS[name]
-        known = list(OPTIMIZERS)
-        hint = did_you_mean(str(name), known)
-        msg = f"{self.source}: optim: {name!r} is not modelled.{hint} There are: {', '.join(known)}"
-        raise ConfigError(msg)
+        spelling = OPTIMIZERS.get(name) if isinstance(name, str) else None
+        if spelling is None:
+            if isinstance(name, str) and name in UNMODELLED:
+                self._refuse("optim", f"{name}: {UNMODELLED[name]}")
+            known = list(OPTIMIZERS)
+            hint = did_you_mean(str(name), known)
+            msg = f"{self.source}: optim: {str(name)[:60]!r} is not modelled.{hint}"
+            raise ConfigError(msg)
+        found: dict[str, object] = {"optimizer": spelling.optimizer}
+        options = {**dict(spelling.options), **self._optimizer_options(spelling.optimizer)}
+        if options:
+            found["optimizer_options"] = options
+        if spelling.in_backward:
+            found["optimizer_in_backward"] = True
+        return found
+
+    def _optimizer_options(self, optimizer: Optimizer) -> dict[str, object]:
+        """The settings that move memory; others are passed over, as the Trainer does."""
+        from memplan.training.optimizers.table import row_of
+
+        known = row_of(optimizer).options
+        given = self._optimizer_arguments()
+        idle = [key for key in given if key not in known]
+        if idle:
+            self.notes.append(f"optim_args: {', '.join(idle)} moves no memory of {optimizer.value}")
+        found = {key: value for key, value in given.items() if key in known}
+        targets = self._targets()
+        if "target_modules" not in known:
+            if targets:
+                self.notes.append("optim_target_modules does nothing with this optimizer")
+        elif targets:
+            found["target_modules"] = targets
+        else:
+            usual = known["target_modules"]
+            self.notes.append(f"{optimizer.value} needs optim_target_modules: counted as {usual}")
+        return found
+
+    def _optimizer_arguments(self) -> dict[str, object]:
+        """``optim_args``: text, or a mapping."""
+        from memplan.training.optimizers.arguments import parse_arguments
+
+        key = "optim_args"
+        given = self.values.get(key)
+        if given in (None, "", {}):
+            return {}
+        if isinstance(given, Mapping):
+            return {str(name): value for name, value in given.items()}
+        if not isinstance(given, str):
+            raise self._wrong(key, "text such as rank=64,update_proj_gap=100")
+        try:
+            return parse_arguments(given)
+        except ValueError as error:
+            self._refuse(key, str(error))
+
+    def _targets(self) -> str:
+        """``optim_target_modules``: names, or one pattern."""
+        key = "optim_target_modules"
+        given = self.values.get(key)
+        if given in (None, "", []):
+            return ""
+        names = [given] if isinstance(given, str) else given
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+            raise self._wrong(key, "names, a pattern or all-linear")
+        return ",".join(names)
 
     def _flag(self, key: str, *, default: bool = False) -> bool:
         value = self.values.get(key, default)

@@ -12,6 +12,7 @@ from memplan.text import shown
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
+from memplan.training.jobs import PLAIN, Job
 from memplan.training.kernels import (
     KERNEL_PRESETS,
     AttentionKernel,
@@ -36,6 +37,8 @@ from memplan.training.precision import (
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
+    from memplan.training.averaging import Ema
+    from memplan.training.lengths import Lengths
     from memplan.training.quantization import Quantization
 
 GPUS_PER_NODE = 8
@@ -145,6 +148,11 @@ class TrainingSetup:
     fp8: Fp8Recipe = Fp8Recipe.NONE
     """What linear layers multiply in, where it is less than 16 bits."""
     optimizer: Optimizer = Optimizer.ADAMW_FUSED
+    """Also by the names that transformers' ``TrainingArguments`` has for it."""
+    optimizer_options: Mapping[str, object] | tuple[tuple[str, object], ...] = ()
+    """The optimizer's own settings, as far as they move memory: ``rank``, ``momentum``, ``block_size``."""
+    optimizer_in_backward: bool = False
+    """Each gradient is stepped and let go as soon as it is there."""
     checkpointing: Checkpointing = Recomputation.NONE
     """A ``Recomputation``, or the layers that are recomputed in full: a share of them up to 1, a number
     of the first ones from 2 on, or their numbers (``0-7,12``)."""
@@ -179,6 +187,13 @@ class TrainingSetup:
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights, which are frozen."""
+    job: Job = PLAIN
+    """What is trained for, and which other models take part: ``dpo``, ``grpo:rollout=vllm``, …"""
+    ema: "Ema | None" = None
+    """An exponential average of the weights beside them: ``weights``, ``fp32``, ``bf16@cpu``."""
+    lengths: "Lengths | None" = None
+    """Sequences of unequal lengths: the figures are those of the worst batch. ``seq_len`` is then what
+    longer ones are cut to, or the length of a packed row."""
     quantize: "Quantization | str | None" = None
     """How the frozen base is quantized: ``nf4``, ``fp4``, ``int8``, ``gptq``, ``awq``, or a
     ``Quantization``; ``none``: not at all. None: as the model's own config says."""
@@ -199,6 +214,7 @@ class TrainingSetup:
     compares with records of fake tensors, which have neither."""
 
     def __post_init__(self) -> None:
+        _spell_optimizer(self)
         for name, kind in _ENUM_FIELDS.items():
             object.__setattr__(self, name, _coerce(name, getattr(self, name), kind))
         object.__setattr__(self, "checkpointing", _checkpointing(self.checkpointing))
@@ -214,6 +230,16 @@ class TrainingSetup:
             from memplan.training.adapters import read_adapter  # only for adapters
 
             object.__setattr__(self, "adapter", read_adapter(self.adapter))
+        if self.job is not PLAIN:
+            object.__setattr__(self, "job", _job(self.job))
+        if self.ema is not None:
+            from memplan.training.averaging import Ema  # only where weights are averaged
+
+            object.__setattr__(self, "ema", Ema.read(self.ema))
+        if self.lengths is not None:
+            from memplan.training.lengths import Lengths  # only where they are unequal
+
+            object.__setattr__(self, "lengths", Lengths.read(self.lengths))
         if self.quantize is not None:
             object.__setattr__(self, "quantize", _quantization(self.quantize))
         if self.engine_options:
@@ -221,8 +247,21 @@ class TrainingSetup:
         elif self.engine_options != ():
             object.__setattr__(self, "engine_options", ())
         object.__setattr__(self, "left_out", _words(self.left_out))
+        if self.optimizer_options:
+            options = _options(self.optimizer_options, "optimizer_options")
+            object.__setattr__(self, "optimizer_options", options)
+        elif self.optimizer_options != ():
+            object.__setattr__(self, "optimizer_options", ())
         _check_sizes(self)
         _check_engine(self)
+        if (
+            self.optimizer not in PLAIN_OPTIMIZERS
+            or self.optimizer_options
+            or self.optimizer_in_backward
+        ):
+            from memplan.training.optimizers.engines import check_optimizer
+
+            check_optimizer(self)
         if self.quantize is not None:
             _ = self.chosen_quantization
 
@@ -282,7 +321,7 @@ class TrainingSetup:
             dict(self.engine_options),
             half=formats.autocast or formats.compute,
             sharded_by=self._sharded_by,
-            in_one_format=self.chosen_engine is Engine.FSDP1,
+            cast_by="" if self.chosen_engine is Engine.DDP else self.chosen_engine.value,
         )
 
     @property
@@ -316,6 +355,8 @@ class TrainingSetup:
         engine = self.chosen_engine
         has_bf16 = has_bf16 or self.fp8 is not Fp8Recipe.NONE
         seq_len = self.seq_len
+        if self.lengths is not None:
+            seq_len = self._worst_length(seq_len)
         if seq_len is None and context_length is not None:
             seq_len = min(context_length, DEFAULT_SEQ_LEN_CAP)
         return replace(
@@ -341,6 +382,16 @@ class TrainingSetup:
         choices = liger_overrides(family)
         return {name: each for name, each in choices.items() if getattr(self, name) is None}
 
+    def _worst_length(self, seq_len: int | None) -> int | None:
+        """Of a batch of unequal lengths; a packed row is full whatever they are."""
+        from memplan.training.lengths import Batching  # only where they are unequal
+
+        assert self.lengths is not None
+        if self.lengths.batching is Batching.PACKED:
+            return seq_len
+        longest = self.lengths.longest
+        return self.lengths.padded(longest if seq_len is None else min(longest, seq_len))
+
     def _default_stage(self, engine: Engine) -> ZeroStage | None:
         if engine is Engine.DEEPSPEED and self.zero_stage is None:
             return ZeroStage.GRADIENTS
@@ -350,6 +401,46 @@ class TrainingSetup:
         if engine in (Engine.FSDP, Engine.FSDP1) and self.fsdp_strategy is None:
             return FsdpStrategy.FULL_SHARD
         return self.fsdp_strategy
+
+
+def _job(value: object) -> Job:
+    """A job; of one that is null, the model's own task."""
+    return PLAIN if value is None else Job.read(value)
+
+
+PLAIN_OPTIMIZERS = (
+    Optimizer.ADAMW_FUSED,
+    Optimizer.ADAMW_FOREACH,
+    Optimizer.SGD,
+    Optimizer.SGD_MOMENTUM,
+)
+"""Optimizers that run under every engine, as long as nothing else is said of them."""
+
+
+def _spell_optimizer(setup: TrainingSetup) -> None:
+    """A name of transformers' may say more than which optimizer it is."""
+    name = setup.optimizer
+    if not isinstance(name, str) or name in _OPTIMIZER_NAMES:
+        return
+    from memplan.training.optimizers.spellings import UNMODELLED, spelled
+
+    refused = UNMODELLED.get(name.lower().replace("-", "_"))
+    if refused is not None:
+        msg = f"optimizer: {name}: {refused}"
+        raise SetupError(msg)
+    found = spelled(name)
+    if found is None:
+        return
+    object.__setattr__(setup, "optimizer", found.optimizer)
+    if found.in_backward:
+        object.__setattr__(setup, "optimizer_in_backward", True)
+    if found.options:
+        given = setup.optimizer_options
+        pairs = given.items() if isinstance(given, Mapping) else given
+        object.__setattr__(setup, "optimizer_options", {**dict(found.options), **dict(pairs)})
+
+
+_OPTIMIZER_NAMES = frozenset(each.value for each in Optimizer)
 
 
 def _quantization(value: object) -> "Quantization | str | None":
@@ -401,9 +492,15 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
     known = [str(member.value) for member in kind if member not in UNMODELLED_ENGINES]
     meant = _MEANT.get(kind, {}).get(str(value).lower().replace("-", "_"))
     hint = f" Did you mean {meant}?" if meant else did_you_mean(str(value), known)
-    msg = f"{name}: {shown(value)} is not one of {', '.join(known)}.{hint}"
+    listed = ", ".join(known)
+    if len(known) > MOST_LISTED:
+        listed = f"{len(known)} that there are ({', '.join(known[:MOST_LISTED])}, ...)"
+    msg = f"{name}: {shown(value)} is not one of {listed}.{hint}"
     raise SetupError(msg)
 
+
+MOST_LISTED = 12
+"""Of the values that a message lists; docs/optimizers.md has the longer list."""
 
 _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
     Recomputation: {
@@ -519,17 +616,18 @@ MAX_OPTION_DEPTH = 10
 """How deeply the value of an engine's option may be nested."""
 
 
-def _options(options: object) -> tuple[tuple[str, object], ...]:
-    """The engine's options as pairs in order, their values such that equal setups are found equal."""
+def _options(options: object, field: str = "engine_options") -> tuple[tuple[str, object], ...]:
+    """A part's options as pairs in order, their values such that equal setups are found equal."""
+    owner = field.partition("_")[0]
     pairs = options.items() if isinstance(options, Mapping) else options
     found: dict[str, object] = {}
     for pair in pairs if isinstance(pairs, Iterable) else (pairs,):
         if not isinstance(pair, tuple) or len(pair) != 2:
-            msg = f"engine_options: expected a mapping of the engine's own names, got {shown(options)}"
+            msg = f"{field}: expected a mapping of the {owner}'s own names, got {shown(options)}"
             raise SetupError(msg)
         name, value = pair
         if not isinstance(name, str):
-            msg = f"engine_options: the key {shown(name)} is not text: put it in quotes"
+            msg = f"{field}: the key {shown(name)} is not text: put it in quotes"
             raise SetupError(msg)
         found[name] = _frozen(value, name=name, depth=0)
     return tuple(sorted(found.items()))
@@ -591,6 +689,7 @@ def _check_sizes(setup: TrainingSetup) -> None:
 
 _FLAGS = (
     "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
+    "optimizer_in_backward",
 )  # fmt: skip
 
 
@@ -618,6 +717,9 @@ def _check_engine(setup: TrainingSetup) -> None:
 
 
 def _check_fp8(setup: TrainingSetup, engine: Engine) -> None:
+    if setup.fp8 is not Fp8Recipe.NONE and setup.adapter is not None:
+        msg = "fp8: adapters beside linear layers in fp8 are not modelled: leave one of the two out"
+        raise SetupError(msg)
     if setup.fp8 is Fp8Recipe.NONE:
         return
     formats = PRECISIONS[setup.chosen_precision]

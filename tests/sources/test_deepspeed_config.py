@@ -143,7 +143,9 @@ def test_stage_0_without_an_optimizer_section_brings_its_own() -> None:
         pytest.param({"zero_optimization": {"stage": 4}}, {}, "must be 0, 1, 2 or 3", id="stage"),
         pytest.param({"zero_optimization": 3}, {}, "expected a mapping", id="not a section"),
         pytest.param({"tensor_parallel": {"autotp_size": 2}}, {}, "not modelled", id="AutoTP"),
-        pytest.param({"optimizer": {"type": "Lamb"}}, {}, "Lamb is not modelled", id="optimizer"),
+        pytest.param({"optimizer": {"type": "Lamp"}}, {}, "Did you mean 'lamb'", id="optimizer"),
+        pytest.param({"optimizer": {"type": "OneBitAdam"}}, {}, "nearest is Adam", id="removed"),
+        pytest.param({"optimizer": {"type": "Muon"}}, {}, "nearest is AdamW", id="Muon"),
         pytest.param(
             {"bf16": {"enabled": True}, "fp16": {"enabled": True}}, {}, "takes one", id="both"
         ),

@@ -152,9 +152,7 @@ def test_torchtitan_offloads_with_a_flag_without_a_value() -> None:
         pytest.param("training-args", {"kernels": "megatron"}, "liger", id="kernels"),
         pytest.param("training-args", {"loss": "cut"}, "liger", id="another loss"),
         pytest.param("training-args", {"packing": "documents"}, "do not pack", id="packing"),
-        pytest.param(
-            "training-args", {"optimizer": "sgd-momentum"}, "sgd-momentum", id="optimizer"
-        ),
+        pytest.param("training-args", {"optimizer": "lion-fused"}, "lion-fused", id="optimizer"),
         pytest.param(
             "training-args", {"engine": "ddp", "precision": "bf16"}, "loaded", id="bf16 weights"
         ),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import memplan
+from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.estimator import estimate
 from memplan.memory.fsdp1 import Fsdp1Options
@@ -48,6 +49,32 @@ def fields(values: dict[str, Any], *names: str) -> list[Any]:
             id="checkpointing by its new name",
         ),
         pytest.param({"optim": "adamw_torch"}, {"optimizer": "adamw-foreach"}, id="optimizer"),
+        pytest.param(
+            {"optim": "paged_adamw_8bit"}, {"optimizer": "bnb-paged-adamw-8bit"}, id="paged"
+        ),
+        pytest.param(
+            {
+                "optim": "galore_adamw_layerwise",
+                "optim_args": "rank=64, scale=0.5",
+                "optim_target_modules": ["attn", "mlp"],
+                "gradient_accumulation_steps": 1,
+            },
+            {
+                "optimizer": "galore-adamw",
+                "optimizer_in_backward": True,
+                "optimizer_options": (
+                    ("rank", 64),
+                    ("scale", 0.5),
+                    ("target_modules", "attn,mlp"),
+                ),
+            },
+            id="layer by layer",
+        ),
+        pytest.param(
+            {"optim": "adamw_torch_4bit"},
+            {"optimizer": "torchao-adamw-4bit", "optimizer_options": (("block_size", 256),)},
+            id="4 bits",
+        ),
         pytest.param({"use_liger_kernel": True}, {"kernels": "liger"}, id="liger"),
         pytest.param({"torch_compile": True}, {"compile": "model"}, id="compiled"),
         pytest.param(
@@ -103,7 +130,13 @@ def test_arguments(values: dict[str, Any], expected: dict[str, Any]) -> None:
         pytest.param({"bf16": "yes"}, "bf16: write true or false", id="flag"),
         pytest.param({"per_device_train_batch_size": 0}, "whole number from 1", id="batch"),
         pytest.param({"optim": "adamw_troch"}, "Did you mean 'adamw_torch'", id="optimizer"),
-        pytest.param({"optim_target_modules": ["q"]}, "not modelled", id="unmodelled"),
+        pytest.param({"optim": "adamw_torch_xla"}, "on a GPU the nearest is", id="unmodelled"),
+        pytest.param({"optim_args": "rank"}, "optim_args: write key=value", id="optim_args"),
+        pytest.param(
+            {"optim": "galore_adamw", "optim_target_modules": 3},
+            "optim_target_modules",
+            id="targets",
+        ),
         pytest.param(
             {
                 "activation_checkpointing": True,
@@ -305,7 +338,11 @@ def test_what_does_nothing_is_not_left_out() -> None:
         pytest.param({"max_length": "2k"}, "max_length: write a whole number", id="length"),
         pytest.param({"deepspeed": "{"}, "deepspeed: write a mapping", id="JSON text"),
         pytest.param(
-            {"packing": True, "model_init_kwargs": {"load_in_4bit": True}}, "quantized", id="4 bits"
+            {
+                "packing": True,
+                "model_init_kwargs": {"quantization_config": {"quant_method": "hqq"}},
+            },
+            "quantization_config: is not modelled", id="a base in a format of its own",
         ),
     ],
 )  # fmt: skip
@@ -313,6 +350,15 @@ def test_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(values)
     assert message in str(caught.value)
+
+
+def test_a_quantized_base() -> None:
+    config = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    for kwargs in ({"quantization_config": config}, {"load_in_4bit": True}):
+        how = read({"packing": True, "model_init_kwargs": kwargs}).setup.chosen_quantization
+        assert how is not None
+        assert how.compute_dtype is DType.FP32
+        assert not how.prequantized
 
 
 def test_the_engine_and_the_precision_beside_it_decide_what_flags_mean() -> None:

@@ -99,7 +99,7 @@ def test_what_an_engine_cannot_shard_is_refused() -> None:
             TrainingSetup(
                 num_gpus=8, quantize="nf4", engine_options={"quant_storage": "uint8"}, **engine
             )  # type: ignore[arg-type]
-    with pytest.raises(SetupError, match="prepare_for_kbit: fsdp1"):
+    with pytest.raises(SetupError, match="prepare_for_kbit: fsdp1 casts"):
         TrainingSetup(
             num_gpus=8, engine="fsdp1", quantize="nf4",  # type: ignore[arg-type]
             engine_options={"prepare_for_kbit": True},

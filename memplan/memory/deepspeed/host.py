@@ -42,7 +42,7 @@ def replicated_host(job: Job, *, part_numel: int, accumulated_bytes: int) -> Hos
     largest = lock.bytes_of(width * job.weights.largest_trained, pinned=pinned)
     ready = 2 * master + staging + largest
     copies = (MASTER_BYTES + width) * part_numel if pinned else 0
-    states = job.num_states * MASTER_BYTES * part_numel
+    states = job.state_bytes(part_numel)
     held = ready + states + accumulated_bytes
     return HostMemory(
         held_bytes=held,
@@ -112,7 +112,7 @@ def _optimizer(job: Job, lock: PageLock, groups: Sequence[int]) -> tuple[int, in
     accumulated = job.gradient_bytes * total
     ready = master + made + lock.bytes_of(accumulated, pinned=pinned)
     peak = max(peak, ready + (accumulated if pinned else 0))
-    return ready + job.num_states * MASTER_BYTES * total, peak
+    return ready + job.state_bytes(total), peak
 
 
 def _swapping(job: Job, lock: PageLock, groups: Sequence[int]) -> tuple[int, int]:

@@ -14,7 +14,9 @@ from memplan.memory.deepspeed.partition import (
     model_weights,
 )
 from memplan.memory.rank import RankInput
-from memplan.training.optimizers import OPTIMIZERS, Optimizer
+from memplan.training.optimizers import Optimizer
+from memplan.training.optimizers.script import Stepped, state_bytes
+from memplan.training.optimizers.table import chosen
 from memplan.training.setup import Offload, ZeroStage
 
 MASTER_BYTES = 4
@@ -73,10 +75,11 @@ class Job:
         """More than one micro-step before the optimizer's."""
         return self.given.setup.gradient_accumulation_steps > 1
 
-    @property
-    def num_states(self) -> int:
-        """The optimizer's states for each element."""
-        return OPTIMIZERS[self.given.setup.optimizer].num_states
+    def state_bytes(self, numel: int) -> int:
+        """The optimizer's states of so many elements of fp32 masters [bytes]."""
+        setup = self.given.setup
+        row, options = chosen(setup.optimizer, setup.optimizer_options)
+        return state_bytes(row, options, Stepped((numel,), DType.FP32))
 
     @property
     def master_bytes(self) -> int:

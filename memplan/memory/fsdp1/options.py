@@ -83,7 +83,7 @@ class Fsdp1Options:
                 "sync_each_batch", default=reduces_each_micro_batch(setup)
             ),
             autocast=read.boolean("autocast", default=False),
-            init_device=read.member("init_device", InitDevice.CPU),
+            init_device=read.member("init_device", _usual_place(setup)),
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
             data_parallel_replicate_degree=read.positive(
                 "data_parallel_replicate_degree", setup.nodes if hybrid else 1
@@ -116,3 +116,9 @@ def _check(setup: TrainingSetup, options: Fsdp1Options) -> None:
     if setup.offload_param is Offload.CPU and options.shard_degree(setup) == 1:
         msg = "offload_param: FSDP1 does not offload whole parameters; shard over more GPUs"
         raise SetupError(msg)
+
+
+def _usual_place(setup: TrainingSetup) -> InitDevice:
+    """Where the model lies: a quantized one on the GPU, where it is packed (transformers 5.23,
+    ``Bnb4BitHfQuantizer.update_device_map``)."""
+    return InitDevice.CPU if setup.chosen_quantization is None else InitDevice.CUDA

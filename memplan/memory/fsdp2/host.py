@@ -6,7 +6,8 @@ from memplan.memory.fsdp2.options import InitDevice, StateDictType
 from memplan.memory.fsdp2.units import OwnStates, Units
 from memplan.memory.host import pinned_bytes
 from memplan.memory.rank import RankInput
-from memplan.training.optimizers import OPTIMIZERS
+from memplan.training.optimizers.script import ActKind, Stepped, states_of
+from memplan.training.optimizers.table import chosen
 from memplan.units import ceil_div
 
 
@@ -47,13 +48,16 @@ def _offloaded_bytes(units: Units, *, pinned: bool) -> int:
 
 
 def optimizer_bytes(given: RankInput, own: OwnStates) -> int:
-    """The optimizer's states and step counters of a rank's shards [bytes]."""
-    optimizer = OPTIMIZERS[given.setup.optimizer]
-    counters = 0
-    if optimizer.has_step_counter:
-        each = allocated_bytes(1, given.formats.optimizer_states)
-        counters = each * own.num_trained
-    return optimizer.num_states * own.state_bytes + counters
+    """The optimizer's states and step counters of a rank's shards [bytes].
+
+    Only optimizers that step element by element run on the CPU: each state is as large as its shard.
+    """
+    setup, dtype = given.setup, given.formats.optimizer_states
+    row, options = chosen(setup.optimizer, setup.optimizer_options)
+    states = states_of(row, options, Stepped((1,), dtype))
+    counters = [act for act in states if act.kind is ActKind.COUNTER]
+    alike = len(states) - len(counters)
+    return alike * own.state_bytes + len(counters) * allocated_bytes(1, dtype) * own.num_trained
 
 
 def total_of(units: Units, name: str) -> int:

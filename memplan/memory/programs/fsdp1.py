@@ -23,9 +23,10 @@ from memplan.memory.fsdp2.host import host_memory
 from memplan.memory.fsdp2.options import InitDevice, StateDictType
 from memplan.memory.fsdp2.units import ROOT, Unit
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Weight, is_trained, step_optimizer
+from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
+from memplan.training.optimizers.script import Stepped
 
 SHARD_STREAM, GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3, 4
 _PARAMETERS, _GATHERED = ComponentKind.PARAMETERS, ComponentKind.GATHERED_PARAMETERS
@@ -147,11 +148,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
     def _load_whole(self, use: FlatUse) -> list[Block]:
         formats = self.formats
         return [
-            self.ledger.allocate(
-                allocated_bytes(parameter.numel, formats.kept_of(parameter)),
-                0,
-                _GATHERED,
-                (parameter, use.copy),
+            self.load_whole(
+                (parameter, use.copy), allocated_bytes(parameter.numel, formats.kept_of(parameter))
             )
             for parameter in use.unit.parameters
         ]
@@ -250,6 +248,14 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
     def _end_forward_of(self, use: FlatUse) -> None:
         self.order.append(use)
         use.awaits_backward = True
+
+    def end_pass(self) -> None:
+        """Without a backward pass the root goes, and the order of this one is of no use."""
+        if self.root is not None:
+            self._reshard(self.root, frees=not self.keeps_whole)
+        for use in self.order:
+            use.awaits_backward = False
+        self.order.clear()
 
     # -- backward --------------------------------------------------------------------------------
 
@@ -406,10 +412,10 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
     def optimizer_step(self, *, first: bool) -> None:
         """States of what this rank holds: flat shards, or its pieces of the original parameters."""
         if not self.formats.offloaded:
-            shapes = [(numel,) for numel in self._stepped()]
             adapters = [use.unit.parameters[0] for uses in self.beside.values() for use in uses[:1]]
             states = self.formats.states_of(adapters[0]) if adapters else self.formats.states
-            step_optimizer(self.given, self.ledger, shapes, states, of="the shards", first=first)
+            shards = [Stepped((numel,), states) for numel in self._stepped()]
+            self.optimizer.step(shards, of="the shards", first=first)
 
     def _stepped(self) -> list[int]:
         """Elements of each tensor that the optimizer is handed."""

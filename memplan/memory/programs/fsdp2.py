@@ -8,6 +8,8 @@ of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward`
 ``_fsdp_state.py`` (``_root_post_backward_final_callback``).
 """
 
+from typing import TYPE_CHECKING
+
 from memplan.dtypes import DType
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
@@ -24,11 +26,15 @@ from memplan.memory.fsdp2.units import (
 )
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import Acts, Stops
-from memplan.memory.programs.program import Weight, is_trained, step_optimizer
+from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
+from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
 from memplan.model.parameters import ModelPart
 from memplan.training.setup import Offload
+
+if TYPE_CHECKING:
+    from memplan.training.optimizers.script import Stepped
 
 GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
 _TAIL_HOOK = (0, 0)
@@ -127,11 +133,9 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def _whole(self, use: UnitUse) -> list[Block]:
         return [
-            self.ledger.allocate(
-                allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
-                0,
-                _GATHERED,
+            self.load_whole(
                 (parameter, use.copy),
+                allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
             )
             for parameter in use.unit.parameters
         ]
@@ -168,13 +172,13 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         if self.offloaded:
             return
         degree = self.formats.degree
-        shapes: dict[DType, list[tuple[int, ...]]] = {}
+        known: dict[Parameter, Stepped] = {}
         for parameter, _ in self.weights:
-            if is_trained(parameter):
-                own = own_shape(parameter, degree, self.place)
-                shapes.setdefault(self.formats.states_of(parameter), []).append(own)
-        for states, stepped in shapes.items():
-            step_optimizer(self.given, self.ledger, stepped, states, of="the shards", first=first)
+            if parameter not in known and is_trained(parameter):
+                shape = own_shape(parameter, degree, self.place)
+                known[parameter] = stepped(parameter, shape, self.formats.states_of(parameter))
+        shards = [known[parameter] for parameter, _ in self.weights if parameter in known]
+        self.optimizer.step(shards, of="the shards", first=first)
 
     def zero_grad(self) -> None:
         """A unit's shards are views of one tensor, which goes with the last of them."""
@@ -274,6 +278,14 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             if use is not None:
                 self._post_forward(use)
         self._drop_kept()
+
+    def end_pass(self) -> None:
+        """Without a backward pass the order of this one is of no use."""
+        self.order.clear()
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """A chunk of each."""
+        return shard_numel(parameter, self.formats.degree)
 
     # -- backward --------------------------------------------------------------------------------
 

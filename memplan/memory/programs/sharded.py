@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.units import Unit, Units
-from memplan.memory.ledger import Ledger
+from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
 
@@ -66,6 +66,19 @@ class ShardedProgram(Program, Generic[UseT]):
         """Uses in the order in which their forward pass ended."""
         self.reduces = True
         """This micro-batch reduces its gradients."""
+
+    def make_optimizer(self) -> None:
+        """States come with the first step."""
+
+    def load_whole(self, weight: Weight, num_bytes: int) -> Block:
+        """A weight as it lies on the GPU before it is sharded; one that is packed passes in full."""
+        how = self.given.tape.options.quantization
+        kind = ComponentKind.GATHERED_PARAMETERS
+        if how is None or weight[0].packed is None or how.prequantized:
+            return self.ledger.allocate(num_bytes, 0, kind, weight)
+        from memplan.memory.programs.quantized import pack  # only then
+
+        return pack(self.ledger, weight, how, kind)
 
     def _single(self, unit: Unit | None) -> UseT | None:
         return None if unit is None else self.singles.get(id(unit))

@@ -8,7 +8,8 @@ from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.programs.program import Program, Weight, step_optimizer
+from memplan.memory.programs.program import Program, Weight
+from memplan.training.optimizers.script import Stepped
 
 
 class DeepSpeedProgram(Program):
@@ -28,6 +29,9 @@ class DeepSpeedProgram(Program):
     def number(self, weight: Weight) -> int:
         """Where a weight stands among all parameters."""
         return self.job.weights.number(*weight)
+
+    def make_optimizer(self) -> None:
+        """States are of master weights, which come later than the optimizer."""
 
     @property
     def trained(self) -> list[Weight]:
@@ -80,8 +84,8 @@ class DeepSpeedProgram(Program):
     def step_masters(self, numels: Sequence[int], *, of: str, first: bool) -> None:
         """One step over flat masters of these sizes [elements]."""
         dtype = DType.BF16 if self.job.options.bf16_masters else DType.FP32
-        shapes = [(numel,) for numel in numels]
-        step_optimizer(self.given, self.ledger, shapes, dtype, of=of, first=first)
+        shards = [Stepped((numel,), dtype) for numel in numels]
+        self.optimizer.step(shards, of=of, first=first)
 
     def copied(self, weight: Weight) -> int:
         """A copy of a weight in its own dtype [bytes]."""

@@ -28,6 +28,9 @@ _OPTIMIZERS: dict[Optimizer, dict[str, object]] = {
     Optimizer.ADAMW_FOREACH: {"type": "AdamW", "params": {"torch_adam": True}},
     Optimizer.SGD: {"type": "SGD", "params": {}},
     Optimizer.SGD_MOMENTUM: {"type": "SGD", "params": {"momentum": 0.9}},
+    Optimizer.LION_FUSED: {"type": "Lion", "params": {}},
+    Optimizer.LAMB: {"type": "Lamb", "params": {}},
+    Optimizer.ADAGRAD: {"type": "Adagrad", "params": {}},
 }
 
 
@@ -54,7 +57,15 @@ def config(setup: TrainingSetup) -> dict[str, object]:
         values[section] = {"enabled": True, **extras}
     if "grad_accum_dtype" in options:
         values["data_types"] = {"grad_accum_dtype": options["grad_accum_dtype"]}
-    values["optimizer"] = _OPTIMIZERS[setup.optimizer]
+    optimizer = _OPTIMIZERS.get(setup.optimizer)
+    if optimizer is None or setup.optimizer_options:
+        more = " with optimizer_options" if setup.optimizer_options else ""
+        known = ", ".join(each.value for each in _OPTIMIZERS)
+        msg = (
+            f"a ds_config.json is not written for {setup.optimizer.value}{more}; it is for {known}"
+        )
+        raise refuse(msg)
+    values["optimizer"] = optimizer
     values["zero_optimization"] = _zero(setup, options)
     return values
 

@@ -20,15 +20,10 @@ from memplan.training.kernels import (
     RotaryKernel,
 )
 from memplan.training.optimizers import Optimizer
+from memplan.training.optimizers.spellings import TRANSFORMERS
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import Recomputation, TrainingSetup, checkpointing_text
 
-OPTIMIZERS = {
-    Optimizer.ADAMW_FUSED: "adamw_torch_fused",
-    Optimizer.ADAMW_FOREACH: "adamw_torch",
-    Optimizer.SGD: "sgd",
-}
-"""transformers' names (``training_args.py``, ``OptimizerNames``)."""
 PRECISION_FLAGS: dict[Precision, dict[str, bool]] = {
     Precision.FP32: {},
     Precision.BF16_AMP: {"bf16": True},
@@ -54,7 +49,7 @@ def emit(setup: TrainingSetup) -> Emitted:
         "per_device_train_batch_size": setup.micro_batch_size,
         "gradient_accumulation_steps": setup.gradient_accumulation_steps,
         "gradient_checkpointing": _checkpointing(setup),
-        "optim": _optimizer(setup),
+        **_optimizer(setup),
         **_precision(setup),
     }
     values |= _kernels(setup)
@@ -123,13 +118,31 @@ def _checkpointing(setup: TrainingSetup) -> bool:
     raise refuse(msg)
 
 
-def _optimizer(setup: TrainingSetup) -> str:
-    name = OPTIMIZERS.get(setup.optimizer)
-    if name is None:
-        known = ", ".join(each.value for each in OPTIMIZERS)
-        msg = f"the Trainer cannot be told {setup.optimizer.value}; it has {known}"
-        raise refuse(msg)
-    return name
+def _optimizer(setup: TrainingSetup) -> dict[str, object]:
+    """``optim`` and what goes with it."""
+    name = _optimizer_name(setup)
+    options = dict(setup.optimizer_options)
+    if setup.optimizer is Optimizer.SGD_MOMENTUM:
+        options.setdefault("momentum", 0.9)
+    values: dict[str, object] = {"optim": name}
+    targets = options.pop("target_modules", None)
+    if targets is not None:
+        values["optim_target_modules"] = str(targets).split(",")
+    if options:
+        values["optim_args"] = ",".join(f"{key}={value}" for key, value in options.items())
+    return values
+
+
+def _optimizer_name(setup: TrainingSetup) -> str:
+    optimizer = setup.optimizer
+    if optimizer is Optimizer.SGD_MOMENTUM:
+        optimizer = Optimizer.SGD
+    for name, spelling in TRANSFORMERS.items():
+        if (spelling.optimizer, spelling.in_backward) == (optimizer, setup.optimizer_in_backward):
+            return name
+    how = " in backward" if setup.optimizer_in_backward else ""
+    msg = f"the Trainer cannot be told {setup.optimizer.value}{how}; the nearest that it has is adamw_torch"
+    raise refuse(msg)
 
 
 def _precision(setup: TrainingSetup) -> dict[str, bool]:

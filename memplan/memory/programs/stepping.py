@@ -1,0 +1,236 @@
+"""An optimizer's step, written into a ledger: its rows' scripts (``memplan.training.optimizers``) played."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from memplan.dtypes import DType
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
+from memplan.memory.account import ComponentKind
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.rank import RankInput
+from memplan.memory.reduction import Multiprocessors, column_sum_scratch
+from memplan.training.optimizers.script import (
+    Act,
+    ActKind,
+    Made,
+    Script,
+    Stepped,
+    TensorRole,
+    acts_of,
+    nothing,
+    one_group,
+)
+from memplan.training.optimizers.table import chosen
+from memplan.units import round_up
+
+Replace = Callable[[int, ActKind, Block | None], None]
+"""Lets the gradient of a tensor of the step go, by its number, or the tensor itself, and takes what
+comes in its place."""
+
+MOVED = "weights where the optimizer has put them"
+COUNTER = "a step counter for each tensor"
+_STATES, _TEMPORARIES = ComponentKind.OPTIMIZER_STATES, ComponentKind.TEMPORARIES
+_PARAMETERS = ComponentKind.PARAMETERS
+_SCRATCH = "scratch of a mean over rows"
+
+
+class Stepper:
+    """One rank's optimizer."""
+
+    def __init__(self, given: RankInput, ledger: Ledger) -> None:
+        setup = given.setup
+        self.row, self.options = chosen(setup.optimizer, setup.optimizer_options)
+        self.ledger = ledger
+        options = given.tape.options
+        self.device = None
+        """None: scratch inside kernels is left out."""
+        if not given.tape.decomposed:
+            self.device = Multiprocessors(
+                options.multiprocessors, options.threads_per_multiprocessor
+            )
+        self.in_backward = setup.optimizer_in_backward or self.row.in_backward
+        self.off_gpu_bytes = 0
+        """States that are not on the GPU."""
+        self.is_made = False
+        """States came when the optimizer was made."""
+        self.shared: set[str] = set()
+        self.takes_gradients = self.row.on_cpu and bool(dict(self.options)["offload_gradients"])
+        """Gradients leave the GPU as soon as they are there."""
+
+    def construct(self, tensors: Sequence[Stepped], *, of: str) -> None:
+        """Make the optimizer; most make their states in the first step."""
+        if self.row.made is Made.CONSTRUCTION:
+            self.is_made = True
+            self._make(tensors, of)
+
+    def step(
+        self,
+        tensors: Sequence[Stepped],
+        *,
+        of: str,
+        first: bool,
+        replace: Replace | None = None,
+    ) -> None:
+        """One step over these tensors; ``of`` says in words what they are."""
+        row = self.row
+        first = first and not self.is_made
+        script = Script(self.options, first=first)
+        numbers: Sequence[int] = range(len(tensors))
+        if row.group is not one_group:
+            numbers = sorted(numbers, key=lambda each: row.group(script, tensors[each]))
+        makes_each = first and row.made is Made.EACH
+        if first and not makes_each:
+            self._make([tensors[number] for number in numbers], of)
+            if row.on_cpu:
+                self._count_off_gpu(tensors)
+        names: dict[str, Block] = {}
+        if row.update_all is not None:
+            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+                row.update_all(script, [each for each in tensors if each.dtype is dtype])
+            self._play(script.acts, names, "", 0, replace)
+        elif makes_each or row.update is not nothing:
+            for number in numbers:
+                tensor = tensors[number]
+                acts = acts_of(row, self.options, tensor, init=makes_each, update=True, first=first)
+                self._play(acts, names, self._line(tensor, of), number, replace)
+        self.ledger.free_all(reversed(names.values()))
+
+    def takes_gradient(self, tensor: Stepped) -> bool:
+        """Whether this one's does."""
+        acts = acts_of(self.row, self.options, tensor, init=True, update=False, first=True)
+        return any(act.kind is ActKind.HOST for act in acts)
+
+    def _line(self, tensor: Stepped, of: str) -> str:
+        return f"{self.row.words.format(dtype=tensor.dtype.label)} of {of}"
+
+    def _make(self, tensors: Sequence[Stepped], of: str) -> None:
+        """All states at once; copies of a layer are stepped as one object."""
+        sizes: list[tuple[int, object]] = []
+        known: dict[int, list[tuple[int, object]]] = {}
+        for tensor in tensors:
+            found = known.get(id(tensor))
+            if found is None:
+                found = known[id(tensor)] = self._states(tensor, of)
+            sizes += found
+        self.ledger.allocate_all(sizes, _STATES)
+
+    def _states(self, tensor: Stepped, of: str) -> list[tuple[int, object]]:
+        """Blocks of one tensor's states, each with its line."""
+        line, found = self._line(tensor, of), list[tuple[int, object]]()
+        for act in acts_of(self.row, self.options, tensor, init=True, update=False, first=True):
+            if act.kind is ActKind.COUNTER:
+                found.append((ALLOCATION_ROUNDING, COUNTER))
+            elif act.kind is ActKind.STATE and act.num_bytes:
+                found.append((round_up(act.num_bytes, ALLOCATION_ROUNDING), line))
+        return found
+
+    def _count_off_gpu(self, tensors: Sequence[Stepped]) -> None:
+        """States that live elsewhere, where they are all made at once."""
+        for tensor in tensors:
+            acts = acts_of(self.row, self.options, tensor, init=True, update=False, first=True)
+            places = (ActKind.MANAGED, ActKind.HOST)
+            self.off_gpu_bytes += sum(act.num_bytes for act in acts if act.kind in places)
+
+    def _is_there(self, act: Act) -> bool:
+        """Whether a state that all tensors share came before; from now on it has."""
+        if act.kind is not ActKind.SHARED:
+            return False
+        found = act.name in self.shared
+        self.shared.add(act.name)
+        return found
+
+    def _play(
+        self,
+        acts: Sequence[Act],
+        names: dict[str, Block],
+        line: str,
+        number: int,
+        replace: Replace | None,
+    ) -> None:
+        ledger, temporaries = self.ledger, self.row.temporaries
+        for act in acts:
+            kind = act.kind
+            if kind in (ActKind.LET, ActKind.LET_WEIGHT):
+                old = names.pop(act.name, None)
+                if act.num_bytes:
+                    size = round_up(act.num_bytes, ALLOCATION_ROUNDING)
+                    stays = kind is ActKind.LET_WEIGHT
+                    component, words = (
+                        (_PARAMETERS, MOVED) if stays else (_TEMPORARIES, temporaries)
+                    )
+                    names[act.name] = ledger.allocate(size, 0, component, words)
+                if old is not None:
+                    ledger.free(old)
+            elif kind is ActKind.DROP:
+                old = names.pop(act.name, None)
+                if old is not None:
+                    ledger.free(old)
+            elif kind is ActKind.RENAME:
+                name, _, new = act.name.partition(">")
+                old = names.pop(new, None)
+                if name in names:
+                    names[new] = names.pop(name)
+                if old is not None:
+                    ledger.free(old)
+            elif kind in (ActKind.GRADIENT, ActKind.WEIGHT):
+                block = names.pop(act.name, None)
+                if replace is not None:
+                    replace(number, kind, block)
+                elif block is not None:
+                    ledger.free(block)
+            elif kind is ActKind.COLUMN_MEAN:
+                self._reduce(act)
+            elif kind in (ActKind.MANAGED, ActKind.HOST):
+                self.off_gpu_bytes += act.num_bytes
+            elif act.num_bytes and not self._is_there(act):
+                size = round_up(act.num_bytes, ALLOCATION_ROUNDING)
+                counts = kind is ActKind.COUNTER
+                ledger.allocate(size, 0, _STATES, COUNTER if counts else line)
+
+    def _reduce(self, act: Act) -> None:
+        """What a mean over rows needs inside its kernel."""
+        if self.device is None:
+            return
+        launches = column_sum_scratch(act.num_columns, act.num_rows, act.num_bytes, self.device)
+        for blocks in launches:
+            self.ledger.use(*blocks, kind=ComponentKind.KERNEL_SCRATCH, name=_SCRATCH)
+
+
+def stepped(
+    parameter: Parameter, shape: tuple[int, ...] | None = None, dtype: DType | None = None
+) -> Stepped:
+    """A parameter, or a rank's rows of it, as an optimizer sees it."""
+    return Stepped(
+        parameter.shape if shape is None else shape,
+        parameter.dtype if dtype is None else dtype,
+        role_of(parameter),
+        parameter.module,
+    )
+
+
+_EMBEDDINGS = ("embed", "relative_attention", "position", "wte", "wpe", "shared")
+
+
+def role_of(parameter: Parameter) -> TensorRole:
+    """What a parameter is to an optimizer, as its module is called."""
+    if len(parameter.shape) != 2:
+        return TensorRole.OTHER
+    last = parameter.module.rpartition(".")[2] or parameter.name.rpartition(".")[0]
+    if last.startswith("lm_head"):
+        return TensorRole.HEAD
+    if any(part in last for part in _EMBEDDINGS):
+        return TensorRole.EMBEDDING
+    if last in ("q_proj", "k_proj"):
+        return TensorRole.QUERY_KEY
+    return TensorRole.LINEAR
+
+
+def stepped_all(parameters: Iterable[Parameter]) -> list[Stepped]:
+    """The same for the parameters of all copies of a layer, which are one object."""
+    known: dict[Parameter, Stepped] = {}
+    found = []
+    for parameter in parameters:
+        tensor = known.get(parameter)
+        if tensor is None:
+            tensor = known[parameter] = stepped(parameter)
+        found.append(tensor)
+    return found
