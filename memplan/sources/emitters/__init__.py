@@ -51,11 +51,15 @@ def emit(setup: TrainingSetup, framework: Framework) -> Emitted:
     module = import_module(f"memplan.sources.emitters.{_MODULES[framework]}")
     write = cast("Callable[[TrainingSetup], Emitted]", module.emit)
     resolved = setup.resolve()
+    said: tuple[str, ...] = ()
+    if setup.adapter is not None:
+        said += (f"give the model its adapter, {setup.adapter}, in the script: no key here does",)
     how = resolved.chosen_quantization
-    if how is None:
-        return write(resolved)
-    # The base is the script's own business: what says how it is packed is none of the engine's options.
-    options = dict(resolved.engine_options)
-    others = {name: options[name] for name in options if name not in QUANTIZATION_OPTIONS}
-    made = write(replace(resolved, quantize=how, engine_options=others))
-    return replace(made, notes=(*made.notes, f"load the base quantized: {how}"))
+    if how is not None:
+        # The base is the script's own business: what says how it is packed is none of the engine's options.
+        options = dict(resolved.engine_options)
+        others = {name: options[name] for name in options if name not in QUANTIZATION_OPTIONS}
+        resolved = replace(resolved, quantize=how, engine_options=others)
+        said += (f"load the base quantized: {how}",)
+    made = write(resolved)
+    return replace(made, notes=(*made.notes, *said)) if said else made
