@@ -7,6 +7,7 @@ from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
+from memplan.training.jobs import PLAIN
 from memplan.training.kernels import KernelPreset, Packing
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
@@ -33,15 +34,33 @@ def assumptions_of(
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
-        f"optimizer {resolved.optimizer.value}",
+        _optimizer(resolved),
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
         *_adapter(resolved),
+        *_job(resolved),
         *base_words(model, asked, resolved),
         *_loading(asked, resolved),
         *_overrides(resolved),
     )
+
+
+def _job(resolved: TrainingSetup) -> tuple[str, ...]:
+    """What else takes part, and what it was taken to be."""
+    if resolved.job is PLAIN and resolved.ema is None and resolved.lengths is None:
+        return ()
+    from memplan.estimator.job_words import job_words  # only for jobs beside sft
+
+    return job_words(resolved)
+
+
+def _optimizer(resolved: TrainingSetup) -> str:
+    """With its own settings, as they were given."""
+    given = ", ".join(f"{key} {value}" for key, value in dict(resolved.optimizer_options).items())
+    words = f" ({given})" if given else ""
+    when = " within backward" if resolved.optimizer_in_backward else ""
+    return f"optimizer {resolved.optimizer.value}{words}{when}"
 
 
 def _adapter(resolved: TrainingSetup) -> tuple[str, ...]:

@@ -40,12 +40,14 @@ def matmul_weight(
 
     ``module`` is called so where it is not the weight's own: a tied output matrix.
     """
+    if t.adaptation is None:
+        return base_product(t, x, weight, bias)
+    adapted = module or weight.module.removesuffix(BASE_LAYER)
+    if adapted not in t.adapted:
+        return base_product(t, x, weight, bias)
+    x = t.adaptation.before_linear(t, x, weight.shape[-1], adapted)
     out = base_product(t, x, weight, bias)
-    if t.adaptation is not None:
-        adapted = module or weight.module.removesuffix(BASE_LAYER)
-        if adapted in t.adapted:
-            return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
-    return out
+    return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
 
 
 def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
@@ -304,6 +306,10 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
         OperationKind.EMBEDDING, inputs, (out,), saves=inputs[1:], gradients=gradients,
         backward_scratch_bytes=scratch,
     )  # fmt: skip
+    if t.adaptation is not None:
+        adapted = weight.module.removesuffix(BASE_LAYER)
+        if adapted in t.adapted:
+            return t.adaptation.beside_embedding(t, out, weight, ids, adapted)
     return out
 
 

@@ -82,7 +82,7 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
         t.linger(x)
     if spec.tied:
         bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
-        logits = matmul_weight(t, x, table, bias, module="lm_head")
+        logits = matmul_weight(t, x, t.own_copy(table, "lm_head"), bias, module="lm_head")
     else:
         logits = linear(t, x, "lm_head", width, model.num_outputs, bias=spec.bias)
     if spec.softcap:

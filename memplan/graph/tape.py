@@ -34,7 +34,7 @@ class Tape:
         self.compute = options.compute
         self.kernels = options.kernels
         self.decomposed = options.decomposed
-        self.frozen = False
+        self.frozen = options.without_gradients
         """Parameters declared from here on are not trained."""
         self.adaptation = options.adaptation
         """The adapter in whose place the model's own weights are frozen."""
@@ -62,6 +62,8 @@ class Tape:
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
         self._touches = 0
+        self.joined_at: int | None = None
+        """The segment before which passes of other models run, whose results it takes."""
         self.cached: list[tuple[Tensor, int]] = []
         """Keys and values that the outputs hold, and how many layers have made them."""
 
@@ -88,7 +90,7 @@ class Tape:
         With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
         """
         self._again = again
-        self.frozen = frozen
+        self.frozen = frozen or self.options.without_gradients
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
@@ -96,7 +98,8 @@ class Tape:
         if self.adaptation is not None:
             earlier = (each.repeat for each in self.segments if each.name == name)
             self._repetition = sum(earlier)
-            self.adapted = self.adaptation.at(name, self._repetition)
+            if again is None:
+                self.adapted = self.adaptation.at(name, self._repetition)
         self.segments.append(self.segment)
 
     def end(self, output: Tensor) -> None:
@@ -148,6 +151,8 @@ class Tape:
 
     def leaf(self, tensor: Tensor) -> None:
         """Let a made tensor require a gradient: both stay until the backward pass is over."""
+        if self.options.without_gradients:
+            return
         tensor.requires_grad = True
         self.hold(tensor)
         self.leaves.append(tensor)
@@ -198,7 +203,8 @@ class Tape:
         Beside an adapter the model's own are frozen, but for those that it trains too.
         """
         if self._again is not None:
-            return next(each for each in self._again.parameters if each.name == name)
+            wrapped = f"{name.rpartition('.')[0]}{BASE_LAYER}.{name.rpartition('.')[2]}"
+            return next(each for each in self._again.parameters if each.name in (name, wrapped))
         if any(size < 1 for size in shape):
             sizes = " x ".join(str(size) for size in shape)
             msg = (
@@ -227,6 +233,19 @@ class Tape:
         )
         self.segment.parameters.append(made)
         return self._trained_copy(made) if copied else made
+
+    def own_copy(self, weight: Parameter, module: str) -> Parameter:
+        """An earlier segment's weight, or the copy that a module of this one trains in its place."""
+        if self.adaptation is None:
+            return weight
+        if not self.adaptation.saves(self.segment.name, self._repetition, module):
+            return weight
+        made = Parameter(
+            f"{module}.modules_to_save.default.weight", weight.shape, weight.dtype,
+            module=f"{module}.modules_to_save.default", trainable=not self.frozen, of_adapter=True,
+        )  # fmt: skip
+        self.segment.parameters.append(made)
+        return made
 
     def _usual_dtype(self, module: str, shape: tuple[int, ...]) -> DType:
         norms = self.options.norms

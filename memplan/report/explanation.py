@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
-from memplan.estimator.recording import record_and_walk, tape_options
+from memplan.estimator.recording import kept_dtype, record_and_walk, tape_options
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import QUANTIZED_PRODUCTS, OperationKind
 from memplan.graph.segments import Operation, Segment, SegmentComponent
@@ -18,6 +19,9 @@ from memplan.report.shape import scores_of
 from memplan.report.timeline import LIFETIME_WORDS
 from memplan.training.precision import PRECISIONS
 
+if TYPE_CHECKING:
+    from memplan.dtypes import DType
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
@@ -28,6 +32,8 @@ class Node:
     formula: str = ""
     source: str = ""
     children: tuple["Node", ...] = ()
+    stands_out: bool = False
+    """It is shown however small it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,19 +167,42 @@ def _per_parameter(entry: Entry, found: Estimate) -> str:
 
 
 def parameter_nodes(tape: Tape) -> tuple[Node, ...]:
-    """Weights by segment, equal layers together."""
-    return tuple(
-        Node(
-            name=_times(segment.name, segment.num_copies),
-            num_bytes=segment.num_copies
-            * sum(parameter.storage.num_bytes for parameter in segment.parameters),
-            children=tuple(
-                _parameter_node(parameter, segment.num_copies) for parameter in segment.parameters
-            ),
-        )
-        for segment in tape.segments
-        if segment.parameters
+    """Weights by segment, equal layers together; an adapter's apart from the model's own."""
+    found = _segment_nodes(tape, of_adapter=False)
+    adapter = _segment_nodes(tape, of_adapter=True)
+    if not adapter:
+        return found
+    counts: Counter[DType] = Counter()
+    for segment in tape.segments:
+        for each in segment.parameters:
+            if each.of_adapter:
+                counts[each.dtype] += each.numel * segment.num_copies
+    whole = Node(
+        name="what is trained beside them",
+        num_bytes=sum(node.num_bytes for node in adapter),
+        formula=" + ".join(
+            f"{count:,} x {dtype.num_bytes} B ({dtype.label})" for dtype, count in counts.items()
+        ),
+        stands_out=True,
+        children=adapter,
     )
+    return (*found, whole)
+
+
+def _segment_nodes(tape: Tape, *, of_adapter: bool) -> tuple[Node, ...]:
+    found = []
+    for segment in tape.segments:
+        own = [each for each in segment.parameters if each.of_adapter is of_adapter]
+        if own:
+            copies = segment.num_copies
+            found.append(
+                Node(
+                    name=_times(segment.name, copies),
+                    num_bytes=copies * sum(each.storage.num_bytes for each in own),
+                    children=tuple(_parameter_node(each, copies) for each in own),
+                )
+            )
+    return tuple(found)
 
 
 def _parameter_node(parameter: Parameter, copies: int) -> Node:
@@ -412,11 +441,14 @@ class _SizeNames:
 def states_line(found: Estimate) -> str:
     """The formats that parameters, gradients and states are held in."""
     formats = PRECISIONS[found.setup.chosen_precision]
-    parts = [
-        f"weights {formats.weights.label}",
-        f"gradients {formats.gradients.label}",
-        f"optimizer states {formats.optimizer_states.label}",
-    ]
+    gradients, states = formats.gradients, formats.optimizer_states
+    weights = f"weights {formats.weights.label}"
+    if found.setup.adapter is not None:
+        frozen, kept = formats.compute, kept_dtype(found.setup)
+        weights = f"frozen weights {frozen.label}, trained ones {kept.label}"
+        if not formats.master_weights:
+            gradients = states = kept
+    parts = [weights, f"gradients {gradients.label}", f"optimizer states {states.label}"]
     if formats.master_weights:
         parts.append("master weights fp32")
     return ", ".join(parts)

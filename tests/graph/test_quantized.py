@@ -210,7 +210,8 @@ def test_experts_stay_and_it_is_said() -> None:
         **LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
         "num_local_experts": 4, "num_experts_per_tok": 2,
     }  # fmt: skip
-    found = answer(config, quantize="nf4")
+    attention = {"lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}}
+    found = answer(config, quantize="nf4", adapter=attention)
     assert any("experts are no linear layers" in note for note in found.notes)
     experts = 4 * 4 * 3 * 512 * 256
     assert found.phases["load"].components["parameters"] > 2 * experts

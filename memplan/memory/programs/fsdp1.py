@@ -249,6 +249,14 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         self.order.append(use)
         use.awaits_backward = True
 
+    def end_pass(self) -> None:
+        """Without a backward pass the root goes, and the order of this one is of no use."""
+        if self.root is not None:
+            self._reshard(self.root, frees=not self.keeps_whole)
+        for use in self.order:
+            use.awaits_backward = False
+        self.order.clear()
+
     # -- backward --------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:

@@ -279,6 +279,14 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
                 self._post_forward(use)
         self._drop_kept()
 
+    def end_pass(self) -> None:
+        """Without a backward pass the order of this one is of no use."""
+        self.order.clear()
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """A chunk of each."""
+        return shard_numel(parameter, self.formats.degree)
+
     # -- backward --------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:

@@ -22,11 +22,14 @@ from memplan.training.optimizers.script import (
 from memplan.training.optimizers.table import chosen
 from memplan.units import round_up
 
-Gradients = Callable[[int, Block | None], None]
-"""Lets the gradient of a tensor of the step go, by its number, and takes what comes in its place."""
+Replace = Callable[[int, ActKind, Block | None], None]
+"""Lets the gradient of a tensor of the step go, by its number, or the tensor itself, and takes what
+comes in its place."""
 
+MOVED = "weights where the optimizer has put them"
 COUNTER = "a step counter for each tensor"
 _STATES, _TEMPORARIES = ComponentKind.OPTIMIZER_STATES, ComponentKind.TEMPORARIES
+_PARAMETERS = ComponentKind.PARAMETERS
 _SCRATCH = "scratch of a mean over rows"
 
 
@@ -65,7 +68,7 @@ class Stepper:
         *,
         of: str,
         first: bool,
-        gradients: Gradients | None = None,
+        replace: Replace | None = None,
     ) -> None:
         """One step over these tensors; ``of`` says in words what they are."""
         row = self.row
@@ -83,12 +86,12 @@ class Stepper:
         if row.update_all is not None:
             for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
                 row.update_all(script, [each for each in tensors if each.dtype is dtype])
-            self._play(script.acts, names, "", 0, gradients)
+            self._play(script.acts, names, "", 0, replace)
         elif makes_each or row.update is not nothing:
             for number in numbers:
                 tensor = tensors[number]
                 acts = acts_of(row, self.options, tensor, init=makes_each, update=True, first=first)
-                self._play(acts, names, self._line(tensor, of), number, gradients)
+                self._play(acts, names, self._line(tensor, of), number, replace)
         self.ledger.free_all(reversed(names.values()))
 
     def takes_gradient(self, tensor: Stepped) -> bool:
@@ -141,16 +144,20 @@ class Stepper:
         names: dict[str, Block],
         line: str,
         number: int,
-        gradients: Gradients | None,
+        replace: Replace | None,
     ) -> None:
         ledger, temporaries = self.ledger, self.row.temporaries
         for act in acts:
             kind = act.kind
-            if kind is ActKind.LET:
+            if kind in (ActKind.LET, ActKind.LET_WEIGHT):
                 old = names.pop(act.name, None)
                 if act.num_bytes:
                     size = round_up(act.num_bytes, ALLOCATION_ROUNDING)
-                    names[act.name] = ledger.allocate(size, 0, _TEMPORARIES, temporaries)
+                    stays = kind is ActKind.LET_WEIGHT
+                    component, words = (
+                        (_PARAMETERS, MOVED) if stays else (_TEMPORARIES, temporaries)
+                    )
+                    names[act.name] = ledger.allocate(size, 0, component, words)
                 if old is not None:
                     ledger.free(old)
             elif kind is ActKind.DROP:
@@ -164,10 +171,10 @@ class Stepper:
                     names[new] = names.pop(name)
                 if old is not None:
                     ledger.free(old)
-            elif kind is ActKind.GRADIENT:
+            elif kind in (ActKind.GRADIENT, ActKind.WEIGHT):
                 block = names.pop(act.name, None)
-                if gradients is not None:
-                    gradients(number, block)
+                if replace is not None:
+                    replace(number, kind, block)
                 elif block is not None:
                     ledger.free(block)
             elif kind is ActKind.COLUMN_MEAN:
