@@ -38,7 +38,7 @@ def assumptions_of(
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
-        *_adapter(resolved),
+        *_adapter(model, resolved),
         *_job(resolved),
         *base_words(model, asked, resolved),
         *_loading(asked, resolved),
@@ -63,13 +63,19 @@ def _optimizer(resolved: TrainingSetup) -> str:
     return f"optimizer {resolved.optimizer.value}{words}{when}"
 
 
-def _adapter(resolved: TrainingSetup) -> tuple[str, ...]:
+def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """What is trained in place of the model's weights, and in which format it is held."""
-    if resolved.adapter is None:
+    adapter = resolved.adapter
+    if adapter is None:
         return ()
-    return (
-        f"adapter {resolved.adapter}, {kept_dtype(resolved).label} weights, the model's frozen",
-    )
+    text = str(adapter)
+    if getattr(adapter, "targets", "") is None:
+        from memplan.graph.adaptation import usual_targets  # only for adapters
+        from memplan.training.adapters import targets_text
+
+        named = targets_text(usual_targets(model, adapter))
+        text = text.replace(targets_text(None), f"{named} (peft's choice)")
+    return (f"adapter {text}, {kept_dtype(resolved).label} weights, the model's frozen",)
 
 
 def _loading(asked: TrainingSetup, resolved: TrainingSetup) -> tuple[str, ...]:

@@ -340,8 +340,7 @@ def default_targets(
 
     Raises ``SetupError`` for a type it has none for.
     """
-    table = IA3_TARGETS if isinstance(adapter, Ia3) else DEFAULT_TARGETS
-    found = table.get(model.family)
+    found = usual_targets(model, adapter)
     if found is None:
         known = sorted(
             {each.name.rpartition(".")[2] for each in modules if each.kind is ModuleKind.LINEAR}
@@ -352,6 +351,12 @@ def default_targets(
         )
         raise SetupError(msg)
     return found
+
+
+def usual_targets(model: ModelSpec, adapter: object) -> tuple[str, ...] | None:
+    """The modules that peft adapts where none are named; None where it has none for the type."""
+    table = IA3_TARGETS if isinstance(adapter, Ia3) else DEFAULT_TARGETS
+    return table.get(model.family)
 
 
 _QUERY_VALUE = ("q_proj", "v_proj")

@@ -149,7 +149,9 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         formats = self.formats
         return [
             self.load_whole(
-                (parameter, use.copy), allocated_bytes(parameter.numel, formats.kept_of(parameter))
+                (parameter, use.copy),
+                allocated_bytes(parameter.numel, formats.kept_of(parameter)),
+                packs=self.options.init_device is InitDevice.CUDA,
             )
             for parameter in use.unit.parameters
         ]

@@ -136,6 +136,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             self.load_whole(
                 (parameter, use.copy),
                 allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
+                packs=self.options.init_device is InitDevice.CUDA,
             )
             for parameter in use.unit.parameters
         ]
