@@ -90,7 +90,7 @@ class Adaptation:
         if isinstance(adapter, Ia3):
             if _place(t, module) in self.scaled_inputs:
                 return out
-            return multiplied_by(t, out, self.dtype, module, weight.shape[-2])
+            return multiplied_by(t, out, self.dtype, module, weight.matrix_shape[-2])
         down, up = low_rank(t, adapter, self.dtype, module, weight, t.adapted[module])
         if weight.packed is not None:
             from memplan.graph.quantized import beside_packed  # only where something is quantized
@@ -121,7 +121,7 @@ class Adaptation:
         """Declare the adapter of a module that is counted, not written down."""
         adapter = self.adapter
         if isinstance(adapter, Ia3):
-            width = weight.shape[-1 if _place(t, module) in self.scaled_inputs else -2]
+            width = weight.matrix_shape[-1 if _place(t, module) in self.scaled_inputs else -2]
             name = f"{module}.ia3_l.default"
             t.parameter(name, width, dtype=self.dtype, module=module, of_adapter=True)
             return

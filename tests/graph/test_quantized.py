@@ -235,3 +235,11 @@ def test_what_is_written_for_a_framework_says_how_to_load_the_base() -> None:
     made = emit(setup, Framework.ACCELERATE)
     assert any("load the base quantized: nf4" in note for note in made.notes)
     assert made.setup.chosen_quantization == setup.chosen_quantization
+
+
+@pytest.mark.parametrize("kind", ["ia3", "prompt"])
+@pytest.mark.parametrize("base", ["nf4", "int8", "gptq"])
+def test_other_adapters_are_of_the_same_size(kind: str, base: str) -> None:
+    plain, packed = (answer(adapter=kind, quantize=name) for name in ("none", base))
+    assert plain.trainable_params == packed.trainable_params
+    assert plain.num_params == packed.num_params
