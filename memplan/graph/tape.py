@@ -205,6 +205,11 @@ class Tape:
         if self._again is not None:
             wrapped = f"{name.rpartition('.')[0]}{BASE_LAYER}.{name.rpartition('.')[2]}"
             return next(each for each in self._again.parameters if each.name in (name, wrapped))
+        if of_adapter:
+            # A module that is called twice has one adapter.
+            for each in self.segment.parameters:
+                if each.name == name:
+                    return each
         if any(size < 1 for size in shape):
             sizes = " x ".join(str(size) for size in shape)
             msg = (

@@ -119,3 +119,13 @@ def test_what_is_merely_counted_is_adapted_too() -> None:
     setup = TrainingSetup(adapter=Lora(rank=1, targets=("q_proj",)))
     # Two towers of two layers each.
     assert estimate(load_model(config), setup).trainable_params == 2 * 2 * (64 + 64)
+
+
+def test_a_module_that_is_called_twice_has_one_adapter() -> None:
+    config = {
+        "model_type": "deberta-v2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 100, "relative_attention": True, "share_att_key": True,
+        "pos_att_type": ["c2p", "p2c"], "position_buckets": 8,
+    }  # fmt: skip
+    setup = TrainingSetup(adapter=Lora(rank=1, targets=("query_proj",)), seq_len=64)
+    assert estimate(load_model(config), setup).trainable_params == 2 * (64 + 64)
