@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memplan.sources.catalog import load_gpu
     from memplan.sources.models import load_model
     from memplan.training.adapters import Ia3, Lora, PromptTuning
+    from memplan.training.quantization import Quantization
     from memplan.training.setup import TrainingSetup
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ _HOMES = {
     "MemplanError": "memplan.errors",
     "ModelSpec": "memplan.model.spec",
     "PromptTuning": "memplan.training.adapters",
+    "Quantization": "memplan.training.quantization",
     "TrainingSetup": "memplan.training.setup",
     "Verdict": "memplan.estimator.estimate",
     "estimate": "memplan.api",
@@ -53,6 +55,7 @@ __all__ = [
     "MemplanError",
     "ModelSpec",
     "PromptTuning",
+    "Quantization",
     "TrainingSetup",
     "Verdict",
     "__version__",

@@ -7,6 +7,7 @@ from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
+from memplan.training.jobs import PLAIN
 from memplan.training.kernels import KernelPreset, Packing
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
@@ -37,11 +38,21 @@ def assumptions_of(
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
-        *_adapter(resolved),
+        *_adapter(model, resolved),
+        *_job(resolved),
         *base_words(model, asked, resolved),
         *_loading(asked, resolved),
         *_overrides(resolved),
     )
+
+
+def _job(resolved: TrainingSetup) -> tuple[str, ...]:
+    """What else takes part, and what it was taken to be."""
+    if resolved.job is PLAIN and resolved.ema is None and resolved.lengths is None:
+        return ()
+    from memplan.estimator.job_words import job_words  # only for jobs beside sft
+
+    return job_words(resolved)
 
 
 def _optimizer(resolved: TrainingSetup) -> str:
@@ -52,13 +63,19 @@ def _optimizer(resolved: TrainingSetup) -> str:
     return f"optimizer {resolved.optimizer.value}{words}{when}"
 
 
-def _adapter(resolved: TrainingSetup) -> tuple[str, ...]:
+def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """What is trained in place of the model's weights, and in which format it is held."""
-    if resolved.adapter is None:
+    adapter = resolved.adapter
+    if adapter is None:
         return ()
-    return (
-        f"adapter {resolved.adapter}, {kept_dtype(resolved).label} weights, the model's frozen",
-    )
+    text = str(adapter)
+    if getattr(adapter, "targets", "") is None:
+        from memplan.graph.adaptation import usual_targets  # only for adapters
+        from memplan.training.adapters import targets_text
+
+        named = targets_text(usual_targets(model, adapter))
+        text = text.replace(targets_text(None), f"{named} (peft's choice)")
+    return (f"adapter {text}, {kept_dtype(resolved).label} weights, the model's frozen",)
 
 
 def _loading(asked: TrainingSetup, resolved: TrainingSetup) -> tuple[str, ...]:
@@ -123,7 +140,7 @@ def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -
     text = f"{resolved.seq_len} tokens"
     if resolved.target_seq_len != resolved.seq_len:
         text += f" in, {resolved.target_seq_len} out"
-    if asked.seq_len is not None:
+    if asked.seq_len is not None or resolved.lengths is not None:
         return text
     if model.context_length > DEFAULT_SEQ_LEN_CAP:
         return f"{text} (default: context {model.context_length}, capped)"

@@ -343,7 +343,9 @@ def num_communicators(setup: TrainingSetup) -> int:
     return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID)
 
 
-PHASE_NAMES = ("load", "first step", "forward", "backward", "step", "save")
+PHASE_NAMES = (
+    "load", "first step", "generation", "forward", "backward", "step", "evaluation", "save",
+)  # fmt: skip
 """Every phase a report may name, in order."""
 
 

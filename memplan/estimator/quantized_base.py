@@ -93,6 +93,12 @@ def base_notes(model: ModelSpec, setup: TrainingSetup) -> list[str]:
             "LLM.int8 holds the input of every linear layer until backward is over, checkpointed or "
             "not (bitsandbytes' MatMul8bitLt keeps it in its context): nf4 does not"
         )
+    on_cpu = dict(setup.engine_options).get("init_device") == "cpu"
+    if how.storage_dtype is not None and how.storage_dtype.is_floating and not on_cpu:
+        notes.append(
+            "the quantized base lies whole on each GPU before it is sharded, as transformers loads it; "
+            "from the CPU (device_map cpu): engine option init_device=cpu with FSDP"
+        )
     if any(_has_experts(run.layer) for stack in model.stacks for run in stack.runs):
         rest = "fp32" if how.upcast.value == "all" else "16 bits"
         notes.append(

@@ -90,7 +90,7 @@ class Adaptation:
         if isinstance(adapter, Ia3):
             if _place(t, module) in self.scaled_inputs:
                 return out
-            return multiplied_by(t, out, self.dtype, module, weight.shape[-2])
+            return multiplied_by(t, out, self.dtype, module, weight.matrix_shape[-2])
         down, up = low_rank(t, adapter, self.dtype, module, weight, t.adapted[module])
         if weight.packed is not None:
             from memplan.graph.quantized import beside_packed  # only where something is quantized
@@ -121,7 +121,7 @@ class Adaptation:
         """Declare the adapter of a module that is counted, not written down."""
         adapter = self.adapter
         if isinstance(adapter, Ia3):
-            width = weight.shape[-1 if _place(t, module) in self.scaled_inputs else -2]
+            width = weight.matrix_shape[-1 if _place(t, module) in self.scaled_inputs else -2]
             name = f"{module}.ia3_l.default"
             t.parameter(name, width, dtype=self.dtype, module=module, of_adapter=True)
             return
@@ -340,8 +340,7 @@ def default_targets(
 
     Raises ``SetupError`` for a type it has none for.
     """
-    table = IA3_TARGETS if isinstance(adapter, Ia3) else DEFAULT_TARGETS
-    found = table.get(model.family)
+    found = usual_targets(model, adapter)
     if found is None:
         known = sorted(
             {each.name.rpartition(".")[2] for each in modules if each.kind is ModuleKind.LINEAR}
@@ -352,6 +351,12 @@ def default_targets(
         )
         raise SetupError(msg)
     return found
+
+
+def usual_targets(model: ModelSpec, adapter: object) -> tuple[str, ...] | None:
+    """The modules that peft adapts where none are named; None where it has none for the type."""
+    table = IA3_TARGETS if isinstance(adapter, Ia3) else DEFAULT_TARGETS
+    return table.get(model.family)
 
 
 _QUERY_VALUE = ("q_proj", "v_proj")

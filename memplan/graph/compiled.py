@@ -275,21 +275,38 @@ class _Region:
         return value
 
     def _repeats(self, operation: Operation, read: list[_Value]) -> bool:
-        """Whether it makes what is there already: a second cast, or a copy of what an attention kernel
-        can lay out as it is wanted. Its output stands for the other then."""
+        """Whether it makes what is there already: a second cast, or a copy of what attention has laid
+        out as it is wanted. Its output stands for the other then."""
         out = operation.outputs[0] if operation.outputs else None
         if out is None or out.storage.segment != self.segment.index:
             return False
-        if operation.kind is OperationKind.CLONE and read:
-            maker = read[0].position
-            if maker >= 0 and self.segment.operations[maker].kind in ATTENTION_KERNELS:
-                self.current[out.storage] = read[0]
-                return True
+        if operation.kind is OperationKind.CLONE and read and self._lies_in_rows(read[0]):
+            self.current[out.storage] = read[0]
+            return True
         key = self._cast_key(operation, read)
         if key not in self.casts:
             return False
         self.current[out.storage] = self.casts[key]
         return True
+
+    def _lies_in_rows(self, value: _Value) -> bool:
+        """Whether it is what attention made of queries that were joined with nothing.
+
+        Eager ``cat`` lays them out anew, head by head, and attention's output with them; inductor passes
+        over empty parts (torch 2.13, _inductor/decomposition.py, ``cat``).
+        """
+        operations = self.segment.operations
+        if value.position < 0 or operations[value.position].kind not in ATTENTION_KERNELS:
+            return False
+        query: _Value | None = value.makers[0] if value.makers else None
+        while query is not None and query.position >= 0:
+            operation = operations[query.position]
+            if operation.kind is OperationKind.CAT:
+                return sum(tensor.numel > 0 for tensor in operation.inputs) == 1
+            if operation.kind is not OperationKind.TO:
+                return False
+            query = query.makers[0] if query.makers else None
+        return False
 
     def _cast_key(
         self, operation: Operation, read: list[_Value]

@@ -65,7 +65,7 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
 
 def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
     if each.of_linear and not idle:
-        return _declared(t, each)
+        return _adapted(t, _declared(t, each))
     made = t.parameter(
         f"{each.module}.{each.name}",
         *each.shape,

@@ -14,6 +14,9 @@ from memplan.model.spec import ModelSpec
 OUTPUT_MATRIX = "lm_head"
 """The module that gives the logits, on the tape; its weight may be the token table."""
 
+MASKED_OUTPUT = "decoder"
+"""The same of a masked language model that owns it."""
+
 
 class ModuleKind(Enum):
     """What a module is to an adapter."""
@@ -62,7 +65,7 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
                 NamedModule(
                     full_name(names.get(segment.name), segment, module, repetition), segment.name,
                     repetition, module, kind,
-                    segment.part is ModelPart.HEAD and module == OUTPUT_MATRIX,
+                    segment.part is ModelPart.HEAD and module in (OUTPUT_MATRIX, MASKED_OUTPUT),
                 )
                 for module, kind in kinds.items()
             ]  # fmt: skip

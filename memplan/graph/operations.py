@@ -45,7 +45,7 @@ def matmul_weight(
     adapted = module or weight.module.removesuffix(BASE_LAYER)
     if adapted not in t.adapted:
         return base_product(t, x, weight, bias)
-    x = t.adaptation.before_linear(t, x, weight.shape[-1], adapted)
+    x = t.adaptation.before_linear(t, x, weight.matrix_shape[-1], adapted)
     out = base_product(t, x, weight, bias)
     return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
 

@@ -43,6 +43,7 @@ from memplan.model.layers import StackSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.kernels import AttentionKernel, Packing, RotaryKernel
+from memplan.training.objectives import JOINED, Objective
 
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
 """Attention that adds a bias made for the whole stack."""
@@ -307,10 +308,18 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     t.release_cache()
     t.leave(WHOLE_MODEL)
     t.end(loss)
+    if t.options.objective in JOINED and not t.options.without_gradients:
+        from memplan.graph.joint_losses import joint_loss  # only for jobs of several models
+
+        joint_loss(t, loss, model.num_outputs)
 
 
 def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     """The loss of a decoder, by the kernels' way to it."""
+    if t.options.objective is not Objective.TASK:
+        from memplan.graph.joint_losses import objective_outputs  # only for jobs beside sft
+
+        return objective_outputs(t, model, x, table)
     if model.head.router_loss:
         from memplan.graph.experts.router_loss import (
             router_loss,  # only for mixtures that ask for it

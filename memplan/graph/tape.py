@@ -34,7 +34,7 @@ class Tape:
         self.compute = options.compute
         self.kernels = options.kernels
         self.decomposed = options.decomposed
-        self.frozen = False
+        self.frozen = options.without_gradients
         """Parameters declared from here on are not trained."""
         self.adaptation = options.adaptation
         """The adapter in whose place the model's own weights are frozen."""
@@ -62,6 +62,8 @@ class Tape:
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
         self._touches = 0
+        self.joined_at: int | None = None
+        """The segment before which passes of other models run, whose results it takes."""
         self.cached: list[tuple[Tensor, Segment]] = []
         """Keys and values that the outputs hold, with the segment each repetition of which does."""
 
@@ -88,7 +90,7 @@ class Tape:
         With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
         """
         self._again = again
-        self.frozen = frozen
+        self.frozen = frozen or self.options.without_gradients
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
@@ -154,6 +156,8 @@ class Tape:
 
     def leaf(self, tensor: Tensor) -> None:
         """Let a made tensor require a gradient: both stay until the backward pass is over."""
+        if self.options.without_gradients:
+            return
         tensor.requires_grad = True
         self.hold(tensor)
         self.leaves.append(tensor)
@@ -206,6 +210,11 @@ class Tape:
         if self._again is not None:
             wrapped = f"{name.rpartition('.')[0]}{BASE_LAYER}.{name.rpartition('.')[2]}"
             return next(each for each in self._again.parameters if each.name in (name, wrapped))
+        if of_adapter:
+            # A module that is called twice has one adapter.
+            for each in self.segment.parameters:
+                if each.name == name:
+                    return each
         if any(size < 1 for size in shape):
             sizes = " x ".join(str(size) for size in shape)
             msg = (

@@ -73,6 +73,9 @@ class Engine(Protocol):
     def gradient_ready(self, weight: tuple[Parameter, int], block: Block) -> None:
         """A gradient is finished, and the engine's."""
 
+    def run_joined(self) -> None:
+        """Passes of other models run whose results the loss takes."""
+
     def stops(self, segment: Segment) -> Stops | None:
         """Where it takes part within a segment; None: nowhere."""
 
@@ -127,7 +130,10 @@ class Playback:
         self.casts: list[Place] = []
         self.carried: Place | None = None
         self.output: Place | None = None
+        joined_at = self.tape.joined_at
         for each in self.passes.forward:
+            if joined_at == each.segment.index:
+                self.engine.run_joined()
             self._forward(each)
         self._let_go_of_carried()
 

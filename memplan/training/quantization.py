@@ -111,6 +111,8 @@ class Quantization:
     (``convert_and_load_state_dict_in_model``)."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, QuantizationKind):
+            self._set("kind", _kind(self.kind))
         row = QUANTIZED_FORMATS[self.kind]
         self._set("double_quant", _flag("double_quant", self.double_quant))
         self._set("keeps_inputs", _flag("quant_keeps_inputs", self.keeps_inputs))

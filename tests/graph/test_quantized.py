@@ -12,6 +12,7 @@ from memplan.graph.model import record_model
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
+from memplan.sources.emitters import Framework, emit
 from memplan.sources.models import load_model
 from memplan.training.quantization import Quantization, QuantizationKind
 from memplan.training.setup import TrainingSetup
@@ -238,3 +239,21 @@ def test_a_model_without_linear_layers_of_torch_is_refused() -> None:
     }  # fmt: skip
     with pytest.raises(SetupError, match="quantizes no layer of"):
         answer(config, quantize="nf4", adapter=None, freeze="embeddings,layers,norm")
+
+
+def test_what_is_written_for_a_framework_says_how_to_load_the_base() -> None:
+    setup = TrainingSetup(
+        num_gpus=2, engine="fsdp", quantize="nf4", adapter=ADAPTER,  # type: ignore[arg-type]
+        engine_options={"double_quant": True},
+    )  # fmt: skip
+    made = emit(setup, Framework.ACCELERATE)
+    assert any("load the base quantized: nf4" in note for note in made.notes)
+    assert made.setup.chosen_quantization == setup.chosen_quantization
+
+
+@pytest.mark.parametrize("kind", ["ia3", "prompt"])
+@pytest.mark.parametrize("base", ["nf4", "int8", "gptq"])
+def test_other_adapters_are_of_the_same_size(kind: str, base: str) -> None:
+    plain, packed = (answer(adapter=kind, quantize=name) for name in ("none", base))
+    assert plain.trainable_params == packed.trainable_params
+    assert plain.num_params == packed.num_params

@@ -292,3 +292,13 @@ def test_stepping_in_backward_never_holds_all_gradients() -> None:
     assert gradients not in parts.phases["step"].components
     assert parts.phases["backward"].components[gradients] < 1.1 * largest
     assert parts.held_bytes == whole.held_bytes
+
+
+def test_targets_that_no_layer_is_called_by_are_refused() -> None:
+    setup = TrainingSetup(
+        engine="ddp",  # type: ignore[arg-type]
+        optimizer="galore-adamw",  # type: ignore[arg-type]
+        optimizer_options={"target_modules": "c_atn"},
+    )
+    with pytest.raises(SetupError, match=r"no linear layer's name has c_atn; there are self_attn"):
+        estimate(load_model("gpt2"), setup, None)

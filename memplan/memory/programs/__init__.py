@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.graph.tape import Tape
+from memplan.memory.beside import ALONE, SideModel
 from memplan.memory.engine_options import has_module_hooks
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program
@@ -25,6 +26,19 @@ def program_of(
 
     ``capacity_bytes`` of the GPU, where it is known, decides how DeepSpeed loads.
     """
+    program = _program_of(
+        given, ledger, workspace_bytes=workspace_bytes, rank=rank, capacity_bytes=capacity_bytes
+    )
+    if given.beside is not ALONE:
+        from memplan.memory.programs.others import OtherModels  # only for jobs of several models
+
+        program.company = OtherModels(given.beside, ledger)
+    return program
+
+
+def _program_of(
+    given: RankInput, ledger: Ledger, *, workspace_bytes: int, rank: int, capacity_bytes: int | None
+) -> Program:
     engine = given.setup.chosen_engine
     if engine is Engine.FSDP:
         from memplan.memory.programs.fsdp2 import Fsdp2Program
@@ -52,7 +66,7 @@ def program_of(
     return DdpProgram(given, ledger, workspace_bytes=workspace_bytes)
 
 
-def stops_of(given: RankInput) -> "StopsWithin | None":
+def stops_of(given: RankInput | SideModel) -> "StopsWithin | None":
     """Where a setup's engine takes part within segments; None: nowhere."""
     return _stops_at_modules(given.tape) if has_module_hooks(given.setup) else None
 

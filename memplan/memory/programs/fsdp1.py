@@ -151,7 +151,9 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         formats = self.formats
         return [
             self.load_whole(
-                (parameter, use.copy), allocated_bytes(parameter.numel, formats.kept_of(parameter))
+                (parameter, use.copy),
+                allocated_bytes(parameter.numel, formats.kept_of(parameter)),
+                packs=self.options.init_device is InitDevice.CUDA,
             )
             for parameter in use.unit.parameters
         ]
@@ -255,6 +257,14 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
     def _end_forward_of(self, use: FlatUse, *, is_graded: bool) -> None:
         self.order.append(use)
         use.awaits_backward = is_graded
+
+    def end_pass(self) -> None:
+        """Without a backward pass the root goes, and the order of this one is of no use."""
+        if self.root is not None:
+            self._reshard(self.root, frees=not self.keeps_whole)
+        for use in self.order:
+            use.awaits_backward = False
+        self.order.clear()
 
     # -- backward --------------------------------------------------------------------------------
 

@@ -136,6 +136,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             self.load_whole(
                 (parameter, use.copy),
                 allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
+                packs=self.options.init_device is InitDevice.CUDA,
             )
             for parameter in use.unit.parameters
         ]
@@ -278,6 +279,14 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             if use is not None:
                 self._post_forward(use)
         self._drop_kept()
+
+    def end_pass(self) -> None:
+        """Without a backward pass the order of this one is of no use."""
+        self.order.clear()
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """A chunk of each."""
+        return shard_numel(parameter, self.formats.degree)
 
     # -- backward --------------------------------------------------------------------------------
 

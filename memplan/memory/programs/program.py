@@ -10,8 +10,9 @@ from typing import Protocol
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.beside import SideLedger, When
 from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Playback, Stops
@@ -19,7 +20,7 @@ from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.optimizers.script import ActKind
-from memplan.units import ceil_div
+from memplan.units import ceil_div, round_up
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
@@ -50,6 +51,25 @@ class Player(Protocol):
         """The loss goes, and what its graph still holds."""
 
 
+class Company(Protocol):
+    """A job's other models, and what they do when."""
+
+    def load(self) -> None:
+        """Everything of theirs that stays."""
+
+    def settle(self, *, num_micro_batches: int) -> None:
+        """Those that are trained come to where every further step is like the last."""
+
+    def before_step(self, step: int, *, num_micro_batches: int) -> None:
+        """What comes before the trained model's part of a step."""
+
+    def run(self, when: When) -> None:
+        """Passes that run at a point of it."""
+
+    def evaluate(self, step: int) -> None:
+        """What runs between steps."""
+
+
 class Program:
     """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
 
@@ -71,8 +91,9 @@ class Program:
         self.ledger = ledger
         self.takes_all_at_once = returns_all_at_once(given.setup)
         self.playback: Player
-        if isinstance(ledger, Tally):
-            self.playback = TallyPlayback(given.tape, given.passes, ledger, self)
+        tally = ledger.ledger if isinstance(ledger, SideLedger) else ledger
+        if isinstance(tally, Tally):
+            self.playback = TallyPlayback(given.tape, given.passes, tally, self)
         else:
             self.playback = Playback(
                 given.tape, given.passes, ledger, self, workspace_bytes=workspace_bytes
@@ -91,6 +112,8 @@ class Program:
         """What is not modelled, in words."""
         self.unsaved: tuple[str, ...] = ()
         """Settings that save memory and are not modelled, in words."""
+        self.company: Company | None = None
+        """The job's other models; None: there are none."""
 
     # -- a run -----------------------------------------------------------------------------------
 
@@ -100,22 +123,35 @@ class Program:
         for step in range(num_steps or self.num_steps):
             steps = self.given.setup.gradient_accumulation_steps
             self.train(step, num_micro_batches=min(steps, MAX_MICRO_BATCHES))
+            self.evaluate(step)
 
     def start(self) -> None:
         """Load, and fetch the first batch."""
         self.ledger.enter(Part.LOAD)
         self.load()
         self.make_optimizer()
+        if self.company is not None:
+            self.company.load()
+            self.load_average()
         self.ledger.enter(Part.FORWARD)
         self.playback.fetch_batch()
 
-    def settle(self, *, num_micro_batches: int) -> None:  # noqa: ARG002
+    def settle(self, *, num_micro_batches: int) -> None:
         """Come to where every further step is like the last: here, to where there are states."""
+        if self.company is not None:
+            self.company.settle(num_micro_batches=num_micro_batches)
         self.ledger.enter(Part.STEP)
         self.optimizer_step(first=True)
 
+    def evaluate(self, step: int) -> None:
+        """What runs between steps."""
+        if self.company is not None:
+            self.company.evaluate(step)
+
     def train(self, step: int, *, num_micro_batches: int) -> None:
         """One step: every micro-batch, and the update."""
+        if self.company is not None:
+            self.company.before_step(step, num_micro_batches=num_micro_batches)
         for micro_batch in range(num_micro_batches):
             last = micro_batch == num_micro_batches - 1
             self.micro_batch(step, first=not micro_batch, last=last)
@@ -154,6 +190,22 @@ class Program:
         blocks = self.ledger.allocate_all(sizes, ComponentKind.PARAMETERS)
         return dict(zip(self.weights, blocks, strict=True))
 
+    def load_average(self) -> None:
+        """A running average of what this rank keeps of each weight, as ``AveragedModel`` copies it."""
+        num_bytes = self.given.beside.averaged_bytes
+        if num_bytes:
+            self.ledger.allocate_all(
+                [
+                    (round_up(self.kept_numel(parameter) * num_bytes, ALLOCATION_ROUNDING), AVERAGE)
+                    for parameter, _ in self.weights
+                ],
+                ComponentKind.AVERAGED_WEIGHTS,
+            )
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """Elements of a weight that this rank keeps between steps."""
+        return parameter.numel
+
     def load_buffers(self) -> None:
         """Tables that the model keeps beside its weights."""
         for each in self.given.tape.buffers:
@@ -163,6 +215,8 @@ class Program:
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
         """Forward and backward once."""
         self.ledger.enter(Part.FORWARD, step)
+        if self.company is not None:
+            self.company.run(When.FIRST)
         self.playback.forward()
         self.end_forward()
         self.playback.return_loss()
@@ -271,6 +325,17 @@ class Program:
             waiting, self.unstepped = self.unstepped, None
             self._step_alone(*waiting)
 
+    def run_joined(self) -> None:
+        """Passes of other models whose results the loss takes."""
+        if self.company is not None:
+            self.company.run(When.JOINED)
+
+    def begin_pass(self) -> None:
+        """A pass without gradients begins."""
+
+    def end_pass(self) -> None:
+        """It has ended."""
+
     def stops(self, segment: Segment) -> Stops | None:  # noqa: ARG002
         """Where it takes part within a segment; None: nowhere."""
         return None
@@ -323,4 +388,5 @@ def is_trained(parameter: Parameter) -> bool:
     return parameter.requires_grad and not parameter.unused
 
 
+AVERAGE = "a copy of each weight"
 TRAINED = "every trained parameter"

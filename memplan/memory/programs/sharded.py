@@ -70,11 +70,14 @@ class ShardedProgram(Program, Generic[UseT]):
     def make_optimizer(self) -> None:
         """States come with the first step."""
 
-    def load_whole(self, weight: Weight, num_bytes: int) -> Block:
-        """A weight as it lies on the GPU before it is sharded; one that is packed passes in full."""
+    def load_whole(self, weight: Weight, num_bytes: int, *, packs: bool) -> Block:
+        """A weight as it lies on the GPU before it is sharded.
+
+        One that is packed passes in full where the GPU ``packs``: where the model is loaded there.
+        """
         how = self.given.tape.options.quantization
         kind = ComponentKind.GATHERED_PARAMETERS
-        if how is None or weight[0].packed is None or how.prequantized:
+        if how is None or weight[0].packed is None or how.prequantized or not packs:
             return self.ledger.allocate(num_bytes, 0, kind, weight)
         from memplan.memory.programs.quantized import pack  # only then
 

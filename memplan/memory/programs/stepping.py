@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
@@ -26,6 +27,8 @@ Replace = Callable[[int, ActKind, Block | None], None]
 """Lets the gradient of a tensor of the step go, by its number, or the tensor itself, and takes what
 comes in its place."""
 
+NO_TARGETS = "none"
+"""``target_modules`` of a model without linear layers: everything is stepped as it is."""
 MOVED = "weights where the optimizer has put them"
 COUNTER = "a step counter for each tensor"
 _STATES, _TEMPORARIES = ComponentKind.OPTIMIZER_STATES, ComponentKind.TEMPORARIES
@@ -58,9 +61,24 @@ class Stepper:
 
     def construct(self, tensors: Sequence[Stepped], *, of: str) -> None:
         """Make the optimizer; most make their states in the first step."""
+        self._check_targets(tensors)
         if self.row.made is Made.CONSTRUCTION:
             self.is_made = True
             self._make(tensors, of)
+
+    def _check_targets(self, tensors: Sequence[Stepped]) -> None:
+        """Raise ``SetupError`` where the names of what is projected are no layer's."""
+        targets = str(dict(self.options).get("target_modules", NO_TARGETS))
+        script = Script(self.options, first=True)
+        if targets == NO_TARGETS or any(self.row.group(script, each) for each in tensors):
+            return
+        linear = (TensorRole.LINEAR, TensorRole.QUERY_KEY)
+        names = dict.fromkeys(each.module for each in tensors if each.role in linear)
+        msg = (
+            f"optimizer_options: target_modules: no linear layer's name has {targets}; "
+            f"there are {', '.join(names)}"
+        )
+        raise SetupError(msg)
 
     def step(
         self,

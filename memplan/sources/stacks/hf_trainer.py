@@ -20,7 +20,6 @@ _CONFIGS = {
     "trl-sft": "SFTConfig", "trl-dpo": "DPOConfig", "trl-grpo": "GRPOConfig", "hf-trainer": None,
 }  # fmt: skip
 """Preset -> the class of arguments."""
-_JOBS = {"trl-dpo": "dpo", "trl-grpo": "grpo"}
 _ATTENTION = {
     "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
     "kernels-community/flash-attn2": "flash", "kernels-community/flash-attn3": "flash3",
