@@ -28,7 +28,8 @@ VERL_CITED = (
 def verl(record: Record) -> Run:
     """GRPO over FSDP1 with fp32 shards, a frozen reference in CPU memory, vLLM on the same cards.
 
-    Rows are packed without padding, so that the tokens of a micro-batch are stated instead of its rows.
+    ``free_cache_engine`` is its default: vLLM sleeps while the model is trained. Rows are packed without
+    padding, so that the tokens of a micro-batch are stated instead of its rows.
     """
     share = 0.6
     setup = basics(record) | {
@@ -36,7 +37,7 @@ def verl(record: Record) -> Run:
         "precision": "bf16-mixed",
         "optimizer": "adamw-foreach",
         "packing": "padding_free",
-        "job": f"grpo:reference=same,rollout=vllm,gpu_memory_utilization={share}",
+        "job": f"grpo:reference=same,rollout=vllm,gpu_memory_utilization={share},sleep=1",
     }
     if "CPU" in record["offload"]:
         setup |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
