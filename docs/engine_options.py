@@ -11,6 +11,7 @@ from memplan.memory import ddp
 from memplan.memory.deepspeed import options as deepspeed
 from memplan.memory.fsdp1 import options as fsdp1
 from memplan.memory.fsdp2 import options as fsdp2
+from memplan.training import quantization
 
 ENGINES: dict[str, tuple[str, ModuleType, Any]] = {
     "ddp": ("DDP, and one GPU", ddp, ddp.DdpOptions),
@@ -24,6 +25,7 @@ def document() -> str:
     """All of it, as Markdown."""
     parts = [_section(title, rows(kind)) for title, _, kind in ENGINES.values()]
     parts.append(_section("DeepSpeed", deepspeed_rows()))
+    parts.append(_section("A quantized base (`quantize`), with any engine", quantization_rows()))
     parts.append(
         "Taken, and without effect on memory worth counting: "
         + ", ".join(f"`{name}`" for name in sorted(deepspeed.WITHOUT_EFFECT))
@@ -50,6 +52,12 @@ def deepspeed_rows() -> dict[str, tuple[str, str]]:
     """The same under DeepSpeed's names."""
     known = rows(deepspeed.DeepSpeedOptions)
     return {name: known[field] for name, (field, _) in deepspeed.MODELLED.items()}
+
+
+def quantization_rows() -> dict[str, tuple[str, str]]:
+    """Those that say how a base is quantized."""
+    known = rows(quantization.Quantization)
+    return {name: known[field] for name, field in quantization.OPTION_FIELDS.items()}
 
 
 def documented(kind: Any) -> dict[str, str]:

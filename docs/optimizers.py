@@ -76,7 +76,7 @@ def _most(acts: "tuple[Act, ...] | list[Act]") -> int:
     held: dict[str, int] = {}
     highest = 0
     for act in acts:
-        if act.kind is ActKind.LET:
+        if act.kind in (ActKind.LET, ActKind.LET_WEIGHT):
             highest = max(highest, sum(held.values()) + act.num_bytes)
             held[act.name] = act.num_bytes
         elif act.kind is ActKind.DROP:
@@ -84,7 +84,7 @@ def _most(acts: "tuple[Act, ...] | list[Act]") -> int:
         elif act.kind is ActKind.RENAME:
             name, _, new = act.name.partition(">")
             held[new] = held.pop(name, 0)
-        elif act.kind is ActKind.GRADIENT:
+        elif act.kind in (ActKind.GRADIENT, ActKind.WEIGHT):
             held.pop(act.name, None)
     return highest
 

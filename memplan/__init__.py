@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from memplan.search.grid import Grid
     from memplan.sources.catalog import load_gpu
     from memplan.sources.models import load_model
-    from memplan.training.adapters import Lora
+    from memplan.training.adapters import Ia3, Lora, PromptTuning
+    from memplan.training.quantization import Quantization
     from memplan.training.setup import TrainingSetup
 
 __version__ = "0.1.0"
@@ -28,9 +29,12 @@ _HOMES = {
     "Goal": "memplan.search.goal",
     "GpuSpec": "memplan.hardware.gpu",
     "Grid": "memplan.search.grid",
+    "Ia3": "memplan.training.adapters",
     "Lora": "memplan.training.adapters",
     "MemplanError": "memplan.errors",
     "ModelSpec": "memplan.model.spec",
+    "PromptTuning": "memplan.training.adapters",
+    "Quantization": "memplan.training.quantization",
     "TrainingSetup": "memplan.training.setup",
     "Verdict": "memplan.estimator.estimate",
     "estimate": "memplan.api",
@@ -46,9 +50,12 @@ __all__ = [
     "Goal",
     "GpuSpec",
     "Grid",
+    "Ia3",
     "Lora",
     "MemplanError",
     "ModelSpec",
+    "PromptTuning",
+    "Quantization",
     "TrainingSetup",
     "Verdict",
     "__version__",

@@ -46,8 +46,18 @@ def estimate(
 
     spec = load_model(model)
     card = _card(gpu) if gpu is not None else None
-    answer = estimate_memory(spec, setup or TrainingSetup(), card, rank=rank)
-    return replace(answer, is_replayed=True, node_memory_bytes=_size(cpu_memory))
+    asked = setup or TrainingSetup()
+    if asked.job.names:
+        from memplan.sources.job_models import looked_up
+
+        asked = looked_up(asked)
+    answer = estimate_memory(spec, asked, card, rank=rank)
+    answer = replace(answer, is_replayed=True, node_memory_bytes=_size(cpu_memory))
+    if asked.lengths is None:
+        return answer
+    from memplan.search.lengths import with_batches
+
+    return with_batches(answer)
 
 
 def sweep(

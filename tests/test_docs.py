@@ -17,6 +17,7 @@ import yaml
 import memplan
 from memplan.cli.commands import COMMANDS
 from memplan.memory.deepspeed.options import OPTION_NAMES
+from memplan.sources.stacks.presets import preset_names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -104,6 +105,13 @@ def test_every_engine_option_is_documented() -> None:
     for name in OPTION_NAMES:
         assert f"`{name}`" in text
     assert "| `zero_init` | true | The model is built inside `deepspeed.zero.Init`" in text
+
+
+def test_every_preset_is_documented() -> None:
+    text = (DOCS / "presets.md").read_text(encoding="utf-8")
+    assert module("presets").document() in text
+    for name in preset_names():
+        assert f"\n## {name}\n" in text
 
 
 # -- ten jobs --------------------------------------------------------------------------------------

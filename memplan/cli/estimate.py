@@ -279,6 +279,10 @@ def estimate(
         says_least=exact or output_format in (OutputFormat.JSON, OutputFormat.CSV),
     )
     rows = compared.rows(meanwhile=prepare_tables if output_format is OutputFormat.TABLE else None)
+    if any(each.lengths is not None for each in setups):
+        from memplan.search.lengths import with_batches
+
+        rows = [[with_batches(each, exact=exact) for each in row] for row in rows]
     if emit is not None:
         from memplan.cli.emitting import emit_only
 

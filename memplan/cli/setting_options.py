@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from memplan.cli.adapter_options import ADAPTERS
+from memplan.cli.job_options import JOBS
 from memplan.cli.optimizer_options import OPTIMIZER_ARGUMENTS
 from memplan.cli.option_table import OptionGroup, SettingOption, Values
 
@@ -169,7 +170,7 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
 )  # fmt: skip
 """Every option that is one field's value, in the order of the help."""
 
-OPTION_GROUPS: tuple[OptionGroup, ...] = (ADAPTERS, OPTIMIZER_ARGUMENTS)
+OPTION_GROUPS: tuple[OptionGroup, ...] = (ADAPTERS, OPTIMIZER_ARGUMENTS, *JOBS)
 """Options of which several make one field; a sweep takes one value of each."""
 
 _GROUPED = tuple(option for group in OPTION_GROUPS for option in group.options)

@@ -1,12 +1,13 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
-from memplan.estimator.quantized_base import base_words
+from memplan.estimator.quantized_base import base_notes, base_words
 from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
+from memplan.training.jobs import PLAIN
 from memplan.training.kernels import KernelPreset, Packing
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
@@ -33,12 +34,13 @@ def assumptions_of(
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
-        f"optimizer {resolved.optimizer.value}",
+        _optimizer(resolved),
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
         *_split(resolved),
-        *_adapter(resolved),
+        *_adapter(model, resolved),
+        *_job(resolved),
         *base_words(model, asked, resolved),
         *_loading(asked, resolved),
         *_overrides(resolved),
@@ -51,13 +53,36 @@ def _split(resolved: TrainingSetup) -> tuple[str, ...]:
     return () if group is None else (group.words,)
 
 
-def _adapter(resolved: TrainingSetup) -> tuple[str, ...]:
-    """What is trained in place of the model's weights, and in which format it is held."""
-    if resolved.adapter is None:
+def _job(resolved: TrainingSetup) -> tuple[str, ...]:
+    """What else takes part, and what it was taken to be."""
+    if resolved.job is PLAIN and resolved.ema is None and resolved.lengths is None:
         return ()
-    return (
-        f"adapter {resolved.adapter}, {kept_dtype(resolved).label} weights, the model's frozen",
-    )
+    from memplan.estimator.job_words import job_words  # only for jobs beside sft
+
+    return job_words(resolved)
+
+
+def _optimizer(resolved: TrainingSetup) -> str:
+    """With its own settings, as they were given."""
+    given = ", ".join(f"{key} {value}" for key, value in dict(resolved.optimizer_options).items())
+    words = f" ({given})" if given else ""
+    when = " within backward" if resolved.optimizer_in_backward else ""
+    return f"optimizer {resolved.optimizer.value}{words}{when}"
+
+
+def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """What is trained in place of the model's weights, and in which format it is held."""
+    adapter = resolved.adapter
+    if adapter is None:
+        return ()
+    text = str(adapter)
+    if getattr(adapter, "targets", "") is None:
+        from memplan.graph.adaptation import usual_targets  # only for adapters
+        from memplan.training.adapters import targets_text
+
+        named = targets_text(usual_targets(model, adapter))
+        text = text.replace(targets_text(None), f"{named} (peft's choice)")
+    return (f"adapter {text}, {kept_dtype(resolved).label} weights, the model's frozen",)
 
 
 def _loading(asked: TrainingSetup, resolved: TrainingSetup) -> tuple[str, ...]:
@@ -122,7 +147,7 @@ def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -
     text = f"{resolved.seq_len} tokens"
     if resolved.target_seq_len != resolved.seq_len:
         text += f" in, {resolved.target_seq_len} out"
-    if asked.seq_len is not None:
+    if asked.seq_len is not None or resolved.lengths is not None:
         return text
     if model.context_length > DEFAULT_SEQ_LEN_CAP:
         return f"{text} (default: context {model.context_length}, capped)"
@@ -207,6 +232,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             "encoder-decoder"
         )
     notes += _fp8_notes(setup, gpu)
+    notes += base_notes(model, setup)
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:

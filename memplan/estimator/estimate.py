@@ -344,7 +344,9 @@ def num_communicators(setup: TrainingSetup) -> int:
     return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too
 
 
-PHASE_NAMES = ("load", "first step", "forward", "backward", "step", "save")
+PHASE_NAMES = (
+    "load", "first step", "generation", "forward", "backward", "step", "evaluation", "save",
+)  # fmt: skip
 """Every phase a report may name, in order."""
 
 
@@ -394,7 +396,7 @@ def other_settings(setup: TrainingSetup) -> str:
         value = getattr(setup, name)
         if value == default:
             continue
-        if name == "engine_options":
+        if name in ("engine_options", "optimizer_options"):
             found += [f"{key}={_plain(each)}" for key, each in value]
         else:
             found.append(f"{name}={_plain(value)}")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 from memplan.errors import SetupError
 from memplan.estimator.quantized_base import on_its_base
@@ -13,15 +14,18 @@ from memplan.estimator.recording import (
 )
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.masks import attentions
+from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
+from memplan.memory.beside import ALONE, Beside
 from memplan.memory.engine_options import engine_autocast
 from memplan.memory.programs import rank_kinds
 from memplan.memory.rank import RankInput, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
+from memplan.training.jobs import PLAIN
 from memplan.training.kernels import AttentionKernel, Packing
 from memplan.training.precision import PRECISIONS, refuse_unmodelled
 from memplan.training.setup import TrainingSetup
@@ -50,8 +54,8 @@ class Job:
             check_split(resolved)
         _refuse_kernels(resolved, gpu)
         _refuse_packing(resolved, model)
-        walked = walked_on_card(model, tape_options(resolved, gpu))
-        return cls(walked=walked, gpu=gpu, given=walked.trained_as(resolved))
+        given = prepared(model, resolved, gpu)
+        return cls(walked=given.walked, gpu=gpu, given=given.rank_input)
 
     @property
     def setup(self) -> TrainingSetup:
@@ -61,22 +65,26 @@ class Job:
     def account(self, *, rank: int | None) -> RankAccount:
         """One rank's account, or the worst one's, on this GPU."""
         if rank is None:
-            account = worst_account(self.walked, self.setup)
+            account = worst_account(self.walked, self.setup, self.given.beside)
         else:
             account = rank_account(self.given, rank=rank)
         gpu = self.gpu
         if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
             account = rank_account(self.given, rank=account.rank, capacity_bytes=gpu.capacity_bytes)
         account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
-        if self.walked.model.activations_left_out:
-            left_out = (*account.left_out, self.walked.model.activations_left_out)
-            account = replace(account, left_out=left_out)
+        left_out = [*filter(None, (self.walked.model.activations_left_out,))]
+        if self.setup.job.rollout_share and gpu is None:
+            left_out.append(
+                f"the share of the card that {self.setup.job.chosen_rollout.value} takes: name a GPU"
+            )
+        if left_out:
+            account = replace(account, left_out=(*account.left_out, *left_out))
         return account
 
     def run_source(self, account: RankAccount) -> RunSource:
         """From which that rank's run is played out."""
         return RunSource(
-            record=partial(record_and_walk, self.walked.model, self.walked.options),
+            record=partial(_recorded, self.walked.model, self.walked.options, self.setup, self.gpu),
             setup=self.setup,
             rank=account.rank,
             workspace_bytes=_scratch_bytes(self.setup, self.gpu) // NUM_HANDLES,
@@ -91,6 +99,35 @@ class Job:
         return gpu.capacity_bytes
 
 
+class Prepared(NamedTuple):
+    """A model recorded and walked, and all that its job has beside it."""
+
+    walked: Walked
+    rank_input: RankInput
+
+
+def prepared(model: ModelSpec, resolved: TrainingSetup, gpu: GpuSpec | None) -> Prepared:
+    """Record what a resolved setup trains, and what runs beside it."""
+    if resolved.job is PLAIN and resolved.ema is None:
+        walked = walked_on_card(model, tape_options(resolved, gpu))
+        return Prepared(walked, walked.trained_as(resolved))
+    from memplan.estimator.others import beside, trained_model  # only for jobs beside sft
+
+    trained = trained_model(model, resolved.job)
+    walked = walked_on_card(trained, tape_options(resolved, gpu))
+    return Prepared(walked, walked.trained_as(resolved, beside(walked, resolved, gpu)))
+
+
+def _recorded(
+    model: ModelSpec, options: TapeOptions, resolved: TrainingSetup, gpu: GpuSpec | None
+) -> RankInput:
+    """A run's tapes, recorded and walked again where they are not remembered."""
+    if resolved.job is PLAIN and resolved.ema is None:
+        tape, passes = record_and_walk(model, options)
+        return RankInput(tape=tape, passes=passes, setup=resolved)
+    return prepared(model, resolved, gpu).rank_input
+
+
 def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
     if not setup.kernel_scratch:
         return 0
@@ -98,9 +135,9 @@ def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
 
 
 @lru_cache(maxsize=256)
-def worst_account(walked: Walked, resolved: TrainingSetup) -> RankAccount:
+def worst_account(walked: Walked, resolved: TrainingSetup, beside: Beside = ALONE) -> RankAccount:
     """The worst rank's account on a GPU with room to load; remembered, since GPUs share it."""
-    return rank_account(walked.trained_as(resolved))
+    return rank_account(walked.trained_as(resolved, beside))
 
 
 def with_workspaces(account: RankAccount, num_bytes: int) -> RankAccount:

@@ -1,20 +1,17 @@
 """An estimate's run played out, each of its blocks with a name: for snapshots."""
 
 from memplan.estimator.estimate import Estimate
-from memplan.estimator.recording import record_and_walk, shared_options, tape_options
+from memplan.estimator.job import prepared
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.named import NamedRun, play_named
-from memplan.memory.rank import RankInput
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.training.setup import TrainingSetup
 
 
 def named_run(found: Estimate) -> NamedRun:
     """Play the estimate's run, on a card with room."""
-    options = shared_options(found.model, tape_options(found.setup, found.gpu))
-    tape, passes = record_and_walk(found.model, options)
     return play_named(
-        RankInput(tape=tape, passes=passes, setup=found.setup),
+        prepared(found.model, found.setup, found.gpu).rank_input,
         workspace_bytes=_workspace_bytes(found.setup, found.gpu),
         rank=found.account.rank,
     )

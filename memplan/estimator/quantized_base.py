@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 from memplan.errors import SetupError
 from memplan.memory.engine_options import says_quantization
+from memplan.model.layers import LayerSpec
+from memplan.model.mixtures import MixtureSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.freezing import ALL_LAYERS
-from memplan.training.setup import TrainingSetup
+from memplan.training.setup import Recomputation, TrainingSetup
 
 if TYPE_CHECKING:
     from memplan.training.quantization import Quantization
@@ -68,8 +70,9 @@ def base_words(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) 
         given = "compute_dtype" in dict(asked.engine_options) or asked.quantize is None
         said = "" if given else " by default, where BitsAndBytesConfig's own is fp32"
         parts.append(f"computed in {how.compute_dtype.label}{said}")
-    if how.prepared:
-        parts.append("the rest in fp32 (prepare_model_for_kbit_training)")
+    if how.upcast.value != "none":
+        rest = "the rest" if how.upcast.value == "all" else "norms"
+        parts.append(f"{rest} in fp32 (prepare_model_for_kbit_training)")
     elif how.format.is_prepared:
         parts.append("the rest as loaded (no prepare_model_for_kbit_training)")
     if asked.quantize is None:
@@ -77,6 +80,36 @@ def base_words(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) 
     elif model.quantization:
         parts.append("in place of the config's quantization_config")
     return ("; ".join(parts),)
+
+
+def base_notes(model: ModelSpec, setup: TrainingSetup) -> list[str]:
+    """What a quantized base does that nobody expects of it."""
+    how = setup.chosen_quantization
+    if how is None:
+        return []
+    notes = []
+    if how.kind.value == "int8" and setup.checkpointing is not Recomputation.NONE:
+        notes.append(
+            "LLM.int8 holds the input of every linear layer until backward is over, checkpointed or "
+            "not (bitsandbytes' MatMul8bitLt keeps it in its context): nf4 does not"
+        )
+    on_cpu = dict(setup.engine_options).get("init_device") == "cpu"
+    if how.storage_dtype is not None and how.storage_dtype.is_floating and not on_cpu:
+        notes.append(
+            "the quantized base lies whole on each GPU before it is sharded, as transformers loads it; "
+            "from the CPU (device_map cpu): engine option init_device=cpu with FSDP"
+        )
+    if any(_has_experts(run.layer) for stack in model.stacks for run in stack.runs):
+        rest = "fp32" if how.upcast.value == "all" else "16 bits"
+        notes.append(
+            f"{model.name}'s experts are no linear layers to transformers 5: they are not quantized, "
+            f"and held in {rest}"
+        )
+    return notes
+
+
+def _has_experts(layer: LayerSpec) -> bool:
+    return isinstance(layer.feed_forward, MixtureSpec)
 
 
 def _unpacked(model: ModelSpec, asked: TrainingSetup) -> tuple[str, ...]:

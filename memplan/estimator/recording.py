@@ -14,6 +14,7 @@ from memplan.hardware.gpu import (
     num_multiprocessors,
     threads_per_multiprocessor,
 )
+from memplan.memory.beside import ALONE, Beside
 from memplan.memory.engine_options import (
     casts_inputs,
     casts_weights_again,
@@ -26,8 +27,9 @@ from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
 from memplan.training.fp8 import Fp8Recipe
-from memplan.training.kernels import Packing, SelectivePolicy
+from memplan.training.kernels import LossKernel, Packing, SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.objectives import LogProbabilities
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.sdpa import (
     SDPA_SUPPORT,
@@ -62,9 +64,9 @@ class Walked:
     tape: Tape
     passes: StepPasses
 
-    def trained_as(self, resolved: TrainingSetup) -> RankInput:
-        """With a setup whose tape this is."""
-        return RankInput(tape=self.tape, passes=self.passes, setup=resolved)
+    def trained_as(self, resolved: TrainingSetup, beside: Beside = ALONE) -> RankInput:
+        """With a setup whose tape this is, and what its job has beside the model."""
+        return RankInput(tape=self.tape, passes=self.passes, setup=resolved, beside=beside)
 
 
 @lru_cache(maxsize=256)
@@ -104,20 +106,21 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     """How the tape has to be written for a setup with every default filled in."""
     formats = PRECISIONS[setup.chosen_precision]
-    rows, seq_len = setup.micro_batch_size, setup.seq_len or 1
+    sequences = setup.micro_batch_size * setup.job.sequences_per_example
+    rows, seq_len = sequences, setup.seq_len or 1
     if setup.packing is Packing.PADDING_FREE:
         rows, seq_len = 1, rows * seq_len
     options = TapeOptions(
         batch_size=rows,
         seq_len=seq_len,
         packing=setup.packing,
-        num_sequences=setup.micro_batch_size,
+        num_sequences=sequences,
         target_seq_len=setup.target_seq_len or seq_len,
         weights=formats.weights,
         compute=formats.compute,
         autocast=formats.autocast or engine_autocast(setup),
         kernels=setup.chosen_kernels,
-        dropout=setup.dropout,
+        dropout=_dropout(setup),
         decomposed=not setup.kernel_scratch,
         sdpa=sdpa_support(gpu),
         multiprocessors=num_multiprocessors(gpu),
@@ -139,6 +142,9 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         casts_weights_again=casts_weights_again(setup),
         adapter=setup.adapter,
         adapter_dtype=adapter_dtype(setup),
+        objective=setup.job.objective,
+        log_probabilities=_log_probabilities(setup),
+        kept_logits=completion_length(setup) if setup.job.generates else None,
         adapter_input=_adapter_input(setup),
     )
     how = setup.chosen_quantization
@@ -147,10 +153,36 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
 
 def _quantized(options: TapeOptions, how: "Quantization") -> TapeOptions:
     """Over a packed base: what peft's preparation leaves is in fp32, and the residual stream with it."""
+    from memplan.training.quantization import Upcast  # only where something is quantized
+
     options = replace(options, quantization=how, quantized_from=options.weights)
-    if how.prepared and how.format.is_prepared:
+    if how.upcast is Upcast.ALL:
         return replace(options, weights=DType.FP32, compute=DType.FP32)
+    if how.upcast is Upcast.NORMS:
+        return replace(options, norms=DType.FP32)
     return options
+
+
+def _log_probabilities(setup: TrainingSetup) -> LogProbabilities:
+    """TRL's fused head is a kernel of the loss too."""
+    if setup.chosen_kernels.loss is LossKernel.TRL:
+        return LogProbabilities.FUSED
+    return setup.job.log_probabilities
+
+
+def _dropout(setup: TrainingSetup) -> float | None:
+    """Trainers that compare with a reference switch dropout off (TRL 1.16, ``disable_dropout``)."""
+    if setup.dropout is None and setup.job.switches_dropout_off:
+        return 0.0
+    return setup.dropout
+
+
+def completion_length(setup: TrainingSetup) -> int:
+    """Tokens of a sequence that were generated, the default filled in."""
+    length = setup.seq_len or 1
+    if setup.job.completion_length is not None:
+        return min(setup.job.completion_length, length)
+    return length // 2
 
 
 def adapter_dtype(setup: TrainingSetup) -> DType:

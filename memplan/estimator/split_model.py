@@ -3,6 +3,7 @@
 from memplan.errors import SetupError
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
+from memplan.training.jobs import PLAIN
 from memplan.training.kernels import LossKernel, Packing
 from memplan.training.losses import LOSS_FORMS, LossGradient
 from memplan.training.precision import Engine
@@ -53,6 +54,9 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
     plain = "leave it out"
     return (
         ("adapter", setup.adapter is not None, plain),
+        ("job", setup.job is not PLAIN, plain),
+        ("ema", setup.ema is not None, plain),
+        ("lengths", setup.lengths is not None, plain),
         ("quantize", setup.chosen_quantization is not None, plain),
         ("fp8", setup.fp8 is not Fp8Recipe.NONE, plain),
         ("compile", setup.compile is not Compilation.NONE, plain),

@@ -11,13 +11,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from memplan.dtypes import DType
 from memplan.errors import SetupError, nearest
 from memplan.fast_dataclass import dataclass
-from memplan.graph.adapters import beside_linear, beside_linear_dora, low_rank
+from memplan.graph.adapters import (
+    beside_embedding,
+    beside_linear,
+    beside_linear_dora,
+    low_rank,
+    multiplied_by,
+    scaled_by,
+)
 from memplan.graph.module_names import ModuleKind, NamedModule, named_modules
 from memplan.graph.overlay import Ranks
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.spec import ModelSpec
-from memplan.training.adapters import ALL_LINEAR, Adapter, TrainedBias
+from memplan.model.spec import ModelSpec, Task
+from memplan.training.adapters import (
+    ALL_LINEAR,
+    Ia3,
+    Lora,
+    ModuleAdapter,
+    TrainedBias,
+    targets_text,
+)
 
 NO_RANKS: Ranks = {}
 
@@ -26,13 +40,24 @@ NO_RANKS: Ranks = {}
 class Adaptation:
     """An adapter laid over a model."""
 
-    adapter: Adapter
+    adapter: ModuleAdapter
     dtype: DType
     """Of its weights."""
+    scaled_inputs: frozenset[str]
+    """Modules whose input IA3 multiplies, by segment and name."""
     ranks: Mapping[str, tuple[Ranks, ...]]
     """For each segment's name, what is adapted in each of its repetitions."""
     saved: Mapping[str, tuple[frozenset[str], ...]]
     """For each segment's name, the modules of which a copy is trained."""
+
+    @property
+    def num_prompts(self) -> int:
+        """It has none."""
+        return 0
+
+    def prompted(self, t: Tape, x: Tensor) -> Tensor:  # noqa: ARG002
+        """Tokens as they are."""
+        return x
 
     def at(self, name: str, repetition: int) -> Ranks:
         """What is adapted in one repetition of the segments of a name."""
@@ -48,7 +73,7 @@ class Adaptation:
 
     def trains_bias(self, module: str, ranks: Ranks) -> bool:
         """Whether a module's own bias is trained."""
-        bias = self.adapter.bias
+        bias = self.adapter.bias if isinstance(self.adapter, Lora) else TrainedBias.NONE
         return bias is TrainedBias.ALL or (bias is TrainedBias.LORA_ONLY and module in ranks)
 
     def beside_linear(
@@ -61,15 +86,46 @@ class Adaptation:
         module: str,
     ) -> Tensor:
         """Record what an adapted linear layer does with its result."""
-        lora = self.adapter
-        down, up = low_rank(t, lora, self.dtype, module, weight, t.adapted[module])
+        adapter = self.adapter
+        if isinstance(adapter, Ia3):
+            if _place(t, module) in self.scaled_inputs:
+                return out
+            return multiplied_by(t, out, self.dtype, module, weight.matrix_shape[-2])
+        down, up = low_rank(t, adapter, self.dtype, module, weight, t.adapted[module])
         if weight.packed is not None:
             from memplan.graph.quantized import beside_packed  # only where something is quantized
 
-            return beside_packed(t, lora, x, out, weight, bias, (down, up))
-        if lora.dora:
-            return beside_linear_dora(t, lora, x, out, weight, bias, down, up)
-        return beside_linear(t, lora, x, out, down, up)
+            return beside_packed(t, adapter, x, out, weight, bias, (down, up))
+        if adapter.dora:
+            return beside_linear_dora(t, adapter, x, out, weight, bias, down, up)
+        return beside_linear(t, adapter, x, out, down, up)
+
+    def before_linear(self, t: Tape, x: Tensor, width: int, module: str) -> Tensor:
+        """Record what an adapted linear layer does with its input."""
+        if _place(t, module) not in self.scaled_inputs:
+            return x
+        return scaled_by(t, x, self.dtype, module, width)
+
+    def beside_embedding(
+        self, t: Tape, out: Tensor, weight: Parameter, ids: Tensor | None, module: str
+    ) -> Tensor:
+        """Record what an adapted embedding does with its result."""
+        if isinstance(self.adapter, Ia3) or self.adapter.dora:
+            msg = f"adapter: {module}: an embedding has LoRA alone; leave it out of the targets"
+            raise SetupError(msg)
+        return beside_embedding(
+            t, self.dtype, out, weight, ids, module=module, rank=t.adapted[module]
+        )
+
+    def declare(self, t: Tape, weight: Parameter, module: str) -> None:
+        """Declare the adapter of a module that is counted, not written down."""
+        adapter = self.adapter
+        if isinstance(adapter, Ia3):
+            width = weight.matrix_shape[-1 if _place(t, module) in self.scaled_inputs else -2]
+            name = f"{module}.ia3_l.default"
+            t.parameter(name, width, dtype=self.dtype, module=module, of_adapter=True)
+            return
+        low_rank(t, adapter, self.dtype, module, weight, t.adapted[module])
 
     def cuts(self, name: str) -> set[int]:
         """Numbers of repetitions that are not adapted as the one before."""
@@ -82,20 +138,23 @@ class Adaptation:
         }
 
 
-def adapt(model: ModelSpec, plain: Tape, adapter: Adapter, dtype: DType) -> Adaptation:
+def adapt(model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType) -> Adaptation:
     """Lay an adapter over a model; ``plain`` is its tape without one.
 
     Raises ``SetupError`` for modules that the model does not have, or that cannot be adapted.
     """
+    if isinstance(adapter, Lora):
+        _check_experts(model, adapter)
     modules = named_modules(model, plain)
     chosen = list(_chosen(model, adapter, modules))
-    saved = [each for each in modules if _is_saved(each, adapter)]
+    saved = [each for each in modules if _is_saved(model, each, adapter)]
     _check_saved(model, adapter, modules, saved)
     for each in chosen:
         _check_kind(model, each)
     return Adaptation(
         adapter=adapter,
         dtype=dtype,
+        scaled_inputs=_scaled_inputs(model, adapter, chosen),
         ranks={
             name: tuple({each.module: _rank_of(each, adapter) for each in row} for row in rows)
             for name, rows in _by_repetition(chosen).items()
@@ -121,12 +180,12 @@ def _by_repetition(modules: Iterable[NamedModule]) -> dict[str, list[list[NamedM
 
 
 def _chosen(
-    model: ModelSpec, adapter: Adapter, modules: tuple[NamedModule, ...]
+    model: ModelSpec, adapter: ModuleAdapter, modules: tuple[NamedModule, ...]
 ) -> Iterator[NamedModule]:
     """The modules that the adapter stands on."""
     targets = adapter.targets
     if targets is None:
-        targets = default_targets(model, modules)
+        targets = default_targets(model, modules, adapter)
     if targets == ALL_LINEAR:
         wanted = [each for each in modules if each.kind is ModuleKind.LINEAR and not each.is_output]
     elif isinstance(targets, str):
@@ -139,7 +198,7 @@ def _chosen(
             if not any(_ends(each.name, target) for each in modules):
                 raise _unknown(model, target, modules, "targets")
         wanted = [each for each in modules if any(_ends(each.name, name) for name in targets)]
-    wanted = [each for each in wanted if not _is_left_alone(each, adapter)]
+    wanted = [each for each in wanted if not _is_left_alone(model, each, adapter)]
     if adapter.layers and not isinstance(adapter.targets, str):
         wanted = [each for each in wanted if _layer_of(each.name) in adapter.layers]
     if not wanted:
@@ -160,26 +219,32 @@ def _matches(pattern: str, name: str, field: str) -> bool:
         raise SetupError(msg) from error
 
 
-def _is_left_alone(each: NamedModule, adapter: Adapter) -> bool:
+def _is_left_alone(model: ModelSpec, each: NamedModule, adapter: ModuleAdapter) -> bool:
     exclude = adapter.exclude
     if isinstance(exclude, str):
         excluded = _matches(exclude, each.name, "exclude")
     else:
         excluded = any(_ends(each.name, name) for name in exclude)
-    return excluded or _is_saved(each, adapter)
+    return excluded or _is_saved(model, each, adapter)
 
 
-def _is_saved(each: NamedModule, adapter: Adapter) -> bool:
+TASK_HEADS: Mapping[Task, tuple[str, ...]] = {
+    Task.SEQUENCE_CLASSIFICATION: ("classifier", "score"),
+    Task.TOKEN_CLASSIFICATION: ("classifier", "score"),
+    Task.QUESTION_ANSWERING: ("qa_outputs",),
+}
+"""Heads that peft trains whole beside every adapter (``peft_model.py``, ``PeftModelFor...``)."""
+
+
+def _is_saved(model: ModelSpec, each: NamedModule, adapter: ModuleAdapter) -> bool:
     """It is, or stands in, a module of which a copy is trained."""
-    return any(
-        re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", each.name)
-        for name in adapter.modules_to_save
-    )
+    names = (*adapter.modules_to_save, *TASK_HEADS.get(model.task, ()))
+    return any(re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", each.name) for name in names)
 
 
 def _check_saved(
     model: ModelSpec,
-    adapter: Adapter,
+    adapter: ModuleAdapter,
     modules: tuple[NamedModule, ...],
     saved: list[NamedModule],
 ) -> None:
@@ -194,12 +259,34 @@ def _layer_of(name: str) -> int | None:
     return int(found["number"]) if found else None
 
 
-def _rank_of(each: NamedModule, adapter: Adapter) -> int:
+def _rank_of(each: NamedModule, adapter: ModuleAdapter) -> int:
     """The rank of the first pattern that ends its name (``get_pattern_key``)."""
+    if isinstance(adapter, Ia3):
+        return 1
     for pattern, rank in dict(adapter.rank_pattern).items():
         if re.match(rf"(.*\.)?({pattern})$", each.name):
             return rank
     return adapter.rank
+
+
+def _scaled_inputs(
+    model: ModelSpec, adapter: ModuleAdapter, chosen: list[NamedModule]
+) -> frozenset[str]:
+    """IA3's feed-forward modules (``IA3Model._check_target_module_feedforward``)."""
+    if not isinstance(adapter, Ia3):
+        return frozenset()
+    names = adapter.feedforward
+    if names is None:
+        names = IA3_FEEDFORWARD.get(model.family, ())
+    return frozenset(
+        f"{each.segment} {each.module}"
+        for each in chosen
+        if any(_ends(each.name, name) for name in names)
+    )
+
+
+def _place(t: Tape, module: str) -> str:
+    return f"{t.segment.name} {module}"
 
 
 def _unknown(
@@ -213,18 +300,47 @@ def _unknown(
     )
 
 
+EXPERT_TYPES = frozenset({
+    "afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe",
+    "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa",
+    "hunyuan_v1_moe", "longcat_flash", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen2_moe",
+    "qwen3_moe", "qwen3_next", "qwen3_omni_moe", "solar_open",
+})  # fmt: skip
+"""Types whose experts peft adapts where their matrices' old names are targets
+(``peft/utils/transformers_weight_conversion.py``, ``_convert_peft_config_moe``)."""
+EXPERT_NAMES = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+
+
+def _check_experts(model: ModelSpec, adapter: Lora) -> None:
+    """Refuse what peft turns into adapters of all routed experts, whose matrices transformers 5 stacks."""
+    targets = adapter.targets or ()
+    if model.family not in EXPERT_TYPES:
+        return
+    if targets == ALL_LINEAR or any(
+        name.rpartition(".")[2] in EXPERT_NAMES for name in targets if not isinstance(targets, str)
+    ):
+        msg = (
+            f"adapter: targets: with {targets_text(targets)} peft adapts every routed expert of "
+            f"{model.name}, which is not modelled: name attention's modules alone, as "
+            "q_proj,k_proj,v_proj,o_proj"
+        )
+        raise SetupError(msg)
+
+
 def _check_kind(model: ModelSpec, each: NamedModule) -> None:
     if not each.kind.adaptable:
         msg = f"adapter: targets: {each.name} of {model.name} is neither a linear layer nor an embedding"
         raise SetupError(msg)
 
 
-def default_targets(model: ModelSpec, modules: tuple[NamedModule, ...]) -> tuple[str, ...] | str:
+def default_targets(
+    model: ModelSpec, modules: tuple[NamedModule, ...], adapter: ModuleAdapter
+) -> tuple[str, ...] | str:
     """peft's own targets for a model's type.
 
     Raises ``SetupError`` for a type it has none for.
     """
-    found = DEFAULT_TARGETS.get(model.family)
+    found = usual_targets(model, adapter)
     if found is None:
         known = sorted(
             {each.name.rpartition(".")[2] for each in modules if each.kind is ModuleKind.LINEAR}
@@ -235,6 +351,12 @@ def default_targets(model: ModelSpec, modules: tuple[NamedModule, ...]) -> tuple
         )
         raise SetupError(msg)
     return found
+
+
+def usual_targets(model: ModelSpec, adapter: object) -> tuple[str, ...] | None:
+    """The modules that peft adapts where none are named; None where it has none for the type."""
+    table = IA3_TARGETS if isinstance(adapter, Ia3) else DEFAULT_TARGETS
+    return table.get(model.family)
 
 
 _QUERY_VALUE = ("q_proj", "v_proj")
@@ -255,3 +377,33 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     "rwkv": ("key", "value", "receptance", "output"),
 }  # fmt: skip
 """Targets that peft 0.21 takes where none are named (``peft/utils/constants.py``)."""
+
+IA3_FEEDFORWARD: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("llama", "llama4", "mistral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"),
+        ("down_proj",),
+    ),
+    **dict.fromkeys(("opt", "bart", "phi"), ("fc2",)),
+    **dict.fromkeys(("roberta", "bert", "deberta-v2", "deberta"), ("output.dense",)),
+    **dict.fromkeys(("gpt_neox", "falcon"), ("dense_4h_to_h",)),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("mlp.c_proj",)),
+    "t5": ("wo",), "mt5": (), "bloom": ("mlp.dense_4h_to_h",), "gptj": ("fc_out",),
+    "gpt_neo": ("c_proj",),
+}  # fmt: skip
+"""Those of IA3's targets whose input is multiplied, where none are named."""
+IA3_TARGETS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama", "mistral"), ("k_proj", "v_proj", "down_proj")),
+    **dict.fromkeys(
+        ("llama4", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"),
+        ("q_proj", "v_proj", "down_proj"),
+    ),
+    **dict.fromkeys(("roberta", "bert"), ("key", "value", "output.dense")),
+    **dict.fromkeys(("gpt_neox", "falcon"), ("query_key_value", "dense_4h_to_h")),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn", "mlp.c_proj")),
+    "t5": ("k", "v", "wo"), "mt5": ("k", "v", "wi_1"),
+    "bloom": ("query_key_value", "mlp.dense_4h_to_h"), "opt": ("q_proj", "k_proj", "fc2"),
+    "gptj": ("q_proj", "v_proj", "fc_out"), "gpt_neo": ("q_proj", "v_proj", "c_proj"),
+    "bart": ("q_proj", "v_proj", "fc2"), "deberta-v2": ("key_proj", "value_proj", "output.dense"),
+    "deberta": ("in_proj", "output.dense"), "phi": ("q_proj", "v_proj", "fc2"),
+}  # fmt: skip
+"""IA3's targets where none are named (``peft/utils/constants.py``)."""

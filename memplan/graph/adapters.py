@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import drop, matmul_weight
+from memplan.graph.operations import drop, embedding_backward_scratch, matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
@@ -152,3 +152,50 @@ def _product(t: Tape, x: Tensor, weight: Parameter, factor: Tensor) -> Tensor:
         gradients=(Gradient.VIEW, Gradient.VIEW), flops=2 * rows * in_features * out_features,
     )  # fmt: skip
     return out
+
+
+def beside_embedding(
+    t: Tape,
+    dtype: DType,
+    out: Tensor,
+    weight: Parameter,
+    ids: Tensor | None,
+    *,
+    module: str,
+    rank: int,
+) -> Tensor:
+    """``result + embedding(x, A.T) @ B.T * scaling`` (``peft.tuners.lora.layer.Embedding``)."""
+    rows, width = weight.shape[-2:]
+    table = t.parameter(
+        f"{module}.lora_embedding_A.default", rank, rows, dtype=dtype, of_adapter=True
+    )
+    up = t.parameter(
+        f"{module}.lora_embedding_B.default", width, rank, dtype=dtype, of_adapter=True
+    )
+    num_ids = out.numel // width
+    low = t.tensor(num_ids * rank, dtype)
+    inputs: tuple[Tensor, ...] = (table,) if ids is None else (table, ids)
+    gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.NONE)[: len(inputs)]
+    t.record(
+        OperationKind.EMBEDDING, inputs, (low,), saves=inputs[1:], gradients=gradients,
+        backward_scratch_bytes=() if t.decomposed else embedding_backward_scratch(num_ids, rows, rank),
+    )  # fmt: skip
+    scaled = t.scale(matmul_weight(t, low, up))
+    return t.cast(t.add(out, scaled), out.dtype)
+
+
+def scaled_by(t: Tape, x: Tensor, dtype: DType, module: str, width: int) -> Tensor:
+    """A trained factor for each feature, in its own format and cast back (``peft.tuners.ia3.layer``)."""
+    factor = t.parameter(
+        f"{module}.ia3_l.default", width, dtype=dtype, module=module, of_adapter=True
+    )
+    given = t.cast(x, dtype)
+    return t.cast(t.mul(given, factor), x.dtype)
+
+
+def multiplied_by(t: Tape, out: Tensor, dtype: DType, module: str, width: int) -> Tensor:
+    """The same of a result, which is promoted and cast back."""
+    factor = t.parameter(
+        f"{module}.ia3_l.default", width, dtype=dtype, module=module, of_adapter=True
+    )
+    return t.cast(t.mul(out, factor), out.dtype)

@@ -146,6 +146,7 @@ class _Value:
 
     __slots__ = (
         "is_banned",
+        "is_codes",
         "is_fusible",
         "makers",
         "needed_by_product",
@@ -169,6 +170,8 @@ class _Value:
         """What it can be computed from again."""
         self.readers: list[int] = []
         self.is_fusible = False
+        self.is_codes = False
+        """It is laid out anew for a product in backward, by a kernel that can be fused with it."""
         self.is_banned = False
         """It may not be computed again."""
         self.wanted = False
@@ -208,6 +211,7 @@ class _Region:
     def _add(self, tensor: Tensor, position: int, makers: list[_Value]) -> _Value:
         size = tensor.numel * tensor.dtype.num_bytes
         value = _Value(len(self.values), tensor.storage, size, position, makers)
+        value.is_codes = tensor.dtype is DType.FP8
         self.values.append(value)
         self.current[tensor.storage] = value
         return value
@@ -259,7 +263,7 @@ class _Region:
         """An operation's backward formula reads it."""
         self.needs[position].append(value)
         value.wanted = True
-        if self.segment.operations[position].kind in EXTERN_KERNELS:
+        if self.segment.operations[position].kind in EXTERN_KERNELS and not value.is_codes:
             value.needed_by_product = True
 
     def _sign(self, position: int, operation: Operation, result: _Value) -> _Value:
@@ -275,21 +279,38 @@ class _Region:
         return value
 
     def _repeats(self, operation: Operation, read: list[_Value]) -> bool:
-        """Whether it makes what is there already: a second cast, or a copy of what an attention kernel
-        can lay out as it is wanted. Its output stands for the other then."""
+        """Whether it makes what is there already: a second cast, or a copy of what attention has laid
+        out as it is wanted. Its output stands for the other then."""
         out = operation.outputs[0] if operation.outputs else None
         if out is None or out.storage.segment != self.segment.index:
             return False
-        if operation.kind is OperationKind.CLONE and read:
-            maker = read[0].position
-            if maker >= 0 and self.segment.operations[maker].kind in ATTENTION_KERNELS:
-                self.current[out.storage] = read[0]
-                return True
+        if operation.kind is OperationKind.CLONE and read and self._lies_in_rows(read[0]):
+            self.current[out.storage] = read[0]
+            return True
         key = self._cast_key(operation, read)
         if key not in self.casts:
             return False
         self.current[out.storage] = self.casts[key]
         return True
+
+    def _lies_in_rows(self, value: _Value) -> bool:
+        """Whether it is what attention made of queries that were joined with nothing.
+
+        Eager ``cat`` lays them out anew, head by head, and attention's output with them; inductor passes
+        over empty parts (torch 2.13, _inductor/decomposition.py, ``cat``).
+        """
+        operations = self.segment.operations
+        if value.position < 0 or operations[value.position].kind not in ATTENTION_KERNELS:
+            return False
+        query: _Value | None = value.makers[0] if value.makers else None
+        while query is not None and query.position >= 0:
+            operation = operations[query.position]
+            if operation.kind is OperationKind.CAT:
+                return sum(tensor.numel > 0 for tensor in operation.inputs) == 1
+            if operation.kind is not OperationKind.TO:
+                return False
+            query = query.makers[0] if query.makers else None
+        return False
 
     def _cast_key(
         self, operation: Operation, read: list[_Value]

@@ -2,6 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
@@ -14,7 +15,10 @@ def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Ten
 
     Its FLOPs are those of its matrices, each of which every token passes once.
     """
-    weights = [_declared(t, each) for each in spec.parameters]
+    start = len(t.segment.parameters)
+    for each in spec.parameters:
+        _adapted(t, _declared(t, each))
+    weights = t.segment.parameters[start:]
     out = t.tensor(x.numel, x.dtype)
     tokens = x.numel // hidden_size
     matrices = sum(weight.active_numel for weight in weights if len(weight.shape) > 1)
@@ -26,6 +30,8 @@ def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Ten
 
 
 def _declared(t: Tape, each: ParameterShape) -> Parameter:
+    if each.of_linear:
+        return t.matrix(f"{each.module}.{each.name}", *each.shape[:2], module=each.module)
     return t.parameter(
         f"{each.module}.{each.name}", *each.shape, module=each.module, experts=_share(each)
     )
@@ -58,6 +64,8 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
 
 
 def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
+    if each.of_linear and not idle:
+        return _adapted(t, _declared(t, each))
     made = t.parameter(
         f"{each.module}.{each.name}",
         *each.shape,
@@ -66,7 +74,15 @@ def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
         experts=_share(each, idle=idle),
     )
     made.unused = each.unused
-    return made
+    return _adapted(t, made)
+
+
+def _adapted(t: Tape, weight: Parameter) -> Parameter:
+    """With the adapter that stands on its module, where one does."""
+    module = weight.module.removesuffix(BASE_LAYER)
+    if t.adaptation is not None and module in t.adapted and weight.name.endswith(".weight"):
+        t.adaptation.declare(t, weight, module)
+    return weight
 
 
 def _share(each: ParameterShape, *, idle: bool = False) -> ExpertShare | None:

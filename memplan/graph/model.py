@@ -22,7 +22,8 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the model's training step on a new tape: of a split model, a rank's own."""
     if options.adapter is not None and options.adaptation is None:
         overlay = _overlay(model, options.adapter, options.adapter_dtype)
-        options = replace(options, adaptation=overlay)
+        seq_len = options.seq_len + overlay.num_prompts
+        options = replace(options, adaptation=overlay, seq_len=seq_len)
     if options.quantization is not None and options.quantizer is None:
         from memplan.graph.quantized import PackedBase, check_skipped  # only then
 
@@ -35,6 +36,8 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
 
         model = local_model(model, options, options.tensor_parallel)
     tape = _record(model, options)
+    if options.adaptation is not None:
+        _check_adapted(model, tape, options.adaptation)
     tape.declared = model.declared
     if options.compile is not Compilation.NONE:
         from memplan.graph.compiled import compile_tape  # only with torch.compile
@@ -46,9 +49,33 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
 @lru_cache(maxsize=64)
 def _overlay(model: ModelSpec, adapter: "Adapter", dtype: DType) -> "Overlay":
     """The adapter laid over the model; remembered, since every batch has the same."""
+    from memplan.training.adapters import PromptTuning
+
+    if isinstance(adapter, PromptTuning):
+        from memplan.graph.prompts import prompts_of  # only for prompts
+
+        return prompts_of(model, adapter)
     from memplan.graph.adaptation import adapt  # only for adapters
 
     return adapt(model, record_model(model, TapeOptions()), adapter, dtype)
+
+
+def _check_adapted(model: ModelSpec, tape: Tape, overlay: "Overlay") -> None:
+    """Refuse an adapter on a module whose weight a kernel takes by itself."""
+    begun: dict[str, int] = {}
+    for segment in tape.segments:
+        repetition = begun.get(segment.name, 0)
+        begun[segment.name] = repetition + segment.repeat
+        if not segment.parameters:
+            continue
+        own = [each.name for each in segment.parameters if each.of_adapter]
+        for module in overlay.at(segment.name, repetition):
+            if not any(name.startswith(f"{module}.") for name in own):
+                msg = (
+                    f"adapter: targets: {module} of {model.name} is part of another kernel here, which "
+                    "goes past its adapter: leave it out of the targets, or choose other kernels"
+                )
+                raise SetupError(msg)
 
 
 def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:

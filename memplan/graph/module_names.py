@@ -14,6 +14,9 @@ from memplan.model.spec import ModelSpec
 OUTPUT_MATRIX = "lm_head"
 """The module that gives the logits, on the tape; its weight may be the token table."""
 
+MASKED_OUTPUT = "decoder"
+"""The same of a masked language model that owns it."""
+
 
 class ModuleKind(Enum):
     """What a module is to an adapter."""
@@ -62,7 +65,7 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
                 NamedModule(
                     full_name(names.get(segment.name), segment, module, repetition), segment.name,
                     repetition, module, kind,
-                    segment.part is ModelPart.HEAD and module == OUTPUT_MATRIX,
+                    segment.part is ModelPart.HEAD and module in (OUTPUT_MATRIX, MASKED_OUTPUT),
                 )
                 for module, kind in kinds.items()
             ]  # fmt: skip
@@ -83,9 +86,16 @@ def _kinds(segment: Segment) -> dict[str, ModuleKind]:
             if operation.kind is OperationKind.LINEAR and len(tensor.shape) == 2:
                 is_tied = tensor not in own
                 kinds[OUTPUT_MATRIX if is_tied else tensor.module] = ModuleKind.LINEAR
+            elif operation.kind is OperationKind.COUNTED and _is_matrix(tensor):
+                kinds[tensor.module] = ModuleKind.LINEAR
             elif operation.kind is OperationKind.EMBEDDING and tensor in own:
                 kinds[tensor.module] = ModuleKind.EMBEDDING
     return kinds
+
+
+def _is_matrix(weight: Parameter) -> bool:
+    """Whether a weight that is merely counted is a linear layer's: a matrix, and no table."""
+    return len(weight.shape) == 2 and "embed" not in weight.module
 
 
 def full_name(

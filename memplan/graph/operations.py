@@ -59,12 +59,14 @@ def matmul_weight(
 
     ``module`` is called so where it is not the weight's own: a tied output matrix.
     """
+    if t.adaptation is None:
+        return base_product(t, x, weight, bias)
+    adapted = module or weight.module.removesuffix(BASE_LAYER)
+    if adapted not in t.adapted:
+        return base_product(t, x, weight, bias)
+    x = t.adaptation.before_linear(t, x, weight.matrix_shape[-1], adapted)
     out = base_product(t, x, weight, bias)
-    if t.adaptation is not None:
-        adapted = module or weight.module.removesuffix(BASE_LAYER)
-        if adapted in t.adapted:
-            return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
-    return out
+    return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
 
 
 def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
@@ -331,6 +333,10 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
         OperationKind.EMBEDDING, inputs, (out,), saves=inputs[1:], gradients=gradients,
         backward_scratch_bytes=scratch,
     )  # fmt: skip
+    if t.adaptation is not None:
+        adapted = weight.module.removesuffix(BASE_LAYER)
+        if adapted in t.adapted:
+            return t.adaptation.beside_embedding(t, out, weight, ids, adapted)
     return out
 
 
@@ -522,7 +528,7 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     if t.kernels.loss is LossKernel.SHIFTED_UNCAST:
         return shifted_loss(t, logits, vocab_size)
     full = t.cast(logits, DType.FP32)
-    if t.kernels.loss is LossKernel.SHIFTED:
+    if t.kernels.loss in (LossKernel.SHIFTED, LossKernel.SHIFTED_APART):
         return shifted_loss(t, full, vocab_size)
     labels, padded = next_token_labels(t, tokens, padded=True)
     loss = cross_entropy(t, full, labels)
@@ -544,7 +550,7 @@ def next_token_labels(t: Tape, tokens: int, *, padded: bool) -> tuple[Tensor, Te
 
 
 def shifted_loss(t: Tape, full: Tensor, vocab_size: int) -> Tensor:
-    """transformers before 4.45: all logits but the last of each sequence, copied.
+    """transformers before 4.49: all logits but the last of each sequence, copied.
 
     The class held on to the uncut logits meanwhile, in fp32 where it had cast them; in backward
     the cut's gradient is a zero-filled tensor of the whole.

@@ -9,6 +9,7 @@ from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels, Packing
 from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.objectives import LogProbabilities, Objective
 from memplan.training.parallelism import TensorParallel
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
@@ -83,8 +84,18 @@ class TapeOptions:
     """What an adapter casts its input to: what it takes its weights' format for."""
     adaptation: "Overlay | None" = None
     """The adapter laid over the model; found when it is recorded."""
+    objective: Objective = Objective.TASK
+    """What a language model's head ends in."""
+    log_probabilities: LogProbabilities = LogProbabilities.ROWWISE
+    """How log-probabilities come from logits."""
+    kept_logits: int | None = None
+    """Tokens at the end of each sequence that have logits; None: all."""
+    without_gradients: bool = False
+    """The pass runs under ``torch.no_grad()``: nothing is kept."""
     quantization: "Quantization | None" = None
     """How the weights of linear layers are packed, its formats filled in."""
+    norms: DType | None = None
+    """What the weights of norms are held in, where that is not the compute format."""
     quantized_from: DType = DType.FP32
     """What they were quantized from."""
     quantizer: "Quantizer | None" = None

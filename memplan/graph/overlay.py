@@ -20,6 +20,13 @@ class Overlay(Protocol):
     Segments go by their name, and by how often segments of that name were repeated before.
     """
 
+    @property
+    def num_prompts(self) -> int:
+        """Trained tokens before every sequence."""
+
+    def prompted(self, t: Any, x: "Tensor") -> "Tensor":
+        """Set them before looked-up tokens."""
+
     def at(self, name: str, repetition: int) -> Ranks:
         """What is adapted in one repetition."""
 
@@ -42,3 +49,14 @@ class Overlay(Protocol):
         module: str,
     ) -> "Tensor":
         """Record on tape ``t`` what an adapted linear layer does with its result."""
+
+    def before_linear(self, t: Any, x: "Tensor", width: int, module: str) -> "Tensor":
+        """Record what an adapted linear layer does with its input."""
+
+    def beside_embedding(
+        self, t: Any, out: "Tensor", weight: "Parameter", ids: "Tensor | None", module: str
+    ) -> "Tensor":
+        """Record what an adapted embedding does with its result."""
+
+    def declare(self, t: Any, weight: "Parameter", module: str) -> None:
+        """Declare the adapter of a module that is counted, not written down."""

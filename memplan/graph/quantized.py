@@ -27,9 +27,6 @@ from memplan.training.adapters import Lora
 from memplan.training.quantization import Quantization, QuantizedProduct
 from memplan.units import ceil_div
 
-STATE_WORDS = "scales of quantized weights"
-
-
 KEPT_MODULES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("t5", "mt5", "umt5", "udop", "pop2piano"), ("mlp.down_proj",)),
 }
@@ -65,7 +62,7 @@ class PackedBase:
         )  # fmt: skip
         t.segment.parameters[-1] = codes
         for state in self.how.format.states(out_features, in_features, self.how):
-            t.hold_buffer(allocated_bytes(state.numel, state.dtype), STATE_WORDS)
+            t.hold_buffer(allocated_bytes(state.numel, state.dtype), self.how.scale_words)
         return codes
 
     def product(self, t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
@@ -83,10 +80,17 @@ def _names(name: str, full: str) -> bool:
 
 
 def check_skipped(tape: Tape, how: Quantization, model: str) -> None:
-    """Refuse modules to leave alone that the model does not have.
+    """Refuse modules to leave alone that the model does not have, and a base of which nothing is packed.
 
     Those that a checkpoint's own config names are the checkpoint's business.
     """
+    parameters = [each for segment in tape.segments for each in segment.parameters]
+    if not any(each.packed is not None for each in parameters):
+        msg = (
+            f"quantize: transformers quantizes no layer of {model}: all of its matrices are of classes "
+            "of its own, or named to stay"
+        )
+        raise SetupError(msg)
     if how.prequantized:
         return
     modules = {
@@ -127,6 +131,7 @@ def _bnb_4bit(
         gradient = allocated_bytes(x.numel, made)
     t.record(
         OperationKind.LINEAR_4BIT, (x, weight, *_given(bias)), (out,),
+        pins=(x,) if packed.quantization.keeps_inputs else (),
         gradients=(gradient, Gradient.NONE, *(Gradient.SUMMED,) * (bias is not None)),
         forward_scratch_bytes=() if is_fused else _forward_4bit(packed, x, compute, made),
         backward_scratch_bytes=_backward_4bit(packed, made),

@@ -43,6 +43,7 @@ from memplan.model.layers import StackSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.kernels import AttentionKernel, Packing, RotaryKernel
+from memplan.training.objectives import JOINED, Objective
 
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
 """Attention that adds a bias made for the whole stack."""
@@ -116,7 +117,10 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         shape = model.hidden_size, spec.patch_features
         t.parameter("vision_embed_tokens.weight", *shape).unused = True
         t.parameter("vision_embed_tokens.bias", model.hidden_size).unused = True
-    x = embedding_lookup(t, table, tokens)
+    prompts = 0 if t.adaptation is None else t.adaptation.num_prompts
+    x = embedding_lookup(t, table, tokens - prompts * t.options.batch_size)
+    if prompts and t.adaptation is not None:
+        x = t.adaptation.prompted(t, x)
     if group is not None:
         from memplan.graph.tensor_parallel import add_up  # only then
 
@@ -314,10 +318,18 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     t.release_cache()
     t.leave(WHOLE_MODEL)
     t.end(loss)
+    if t.options.objective in JOINED and not t.options.without_gradients:
+        from memplan.graph.joint_losses import joint_loss  # only for jobs of several models
+
+        joint_loss(t, loss, model.num_outputs)
 
 
 def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     """The loss of a decoder, by the kernels' way to it."""
+    if t.options.objective is not Objective.TASK:
+        from memplan.graph.joint_losses import objective_outputs  # only for jobs beside sft
+
+        return objective_outputs(t, model, x, table)
     if model.head.router_loss:
         from memplan.graph.experts.router_loss import (
             router_loss,  # only for mixtures that ask for it
@@ -327,7 +339,7 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     if model.head.plain_loss:
         return cross_entropy(t, output_matrix(t, model, model.head, x, table))
     if takes_matrix(t):
-        weight = table
+        weight = t.own_copy(table, "lm_head") if model.head.tied else table
         if not model.head.tied:
             weight = t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])
         return language_model_loss(t, x, weight, model.num_outputs, lambda hidden: hidden)

@@ -83,7 +83,7 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
         t.linger(x)
     if spec.tied:
         bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
-        logits = _through_table(t, x, table, bias)
+        logits = _through_table(t, x, t.own_copy(table, "lm_head"), bias)
     else:
         logits = linear(
             t, x, "lm_head", width, model.num_outputs, bias=spec.bias, split=Split.VOCABULARY

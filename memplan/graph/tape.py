@@ -34,7 +34,7 @@ class Tape:
         self.compute = options.compute
         self.kernels = options.kernels
         self.decomposed = options.decomposed
-        self.frozen = False
+        self.frozen = options.without_gradients
         """Parameters declared from here on are not trained."""
         self.adaptation = options.adaptation
         """The adapter in whose place the model's own weights are frozen."""
@@ -62,8 +62,10 @@ class Tape:
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
         self._touches = 0
-        self.cached: list[tuple[Tensor, int]] = []
-        """Keys and values that the outputs hold, and how many layers have made them."""
+        self.joined_at: int | None = None
+        """The segment before which passes of other models run, whose results it takes."""
+        self.cached: list[tuple[Tensor, Segment]] = []
+        """Keys and values that the outputs hold, with the segment each repetition of which does."""
 
     @property
     def buffers_bytes(self) -> int:
@@ -88,7 +90,7 @@ class Tape:
         With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
         """
         self._again = again
-        self.frozen = frozen
+        self.frozen = frozen or self.options.without_gradients
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
@@ -96,7 +98,8 @@ class Tape:
         if self.adaptation is not None:
             earlier = (each.repeat for each in self.segments if each.name == name)
             self._repetition = sum(earlier)
-            self.adapted = self.adaptation.at(name, self._repetition)
+            if again is None:
+                self.adapted = self.adaptation.at(name, self._repetition)
         self.segments.append(self.segment)
 
     def end(self, output: Tensor) -> None:
@@ -116,12 +119,17 @@ class Tape:
     def cache(self, tensor: Tensor) -> None:
         """Hold a tensor of every repetition of the segment until the loss is there."""
         self.hold(tensor)
-        self.cached.append((tensor, self.segment.repeat))
+        self.cached.append((tensor, self.segment))
 
     def release_cache(self) -> None:
         """Let all that was cached go at the end of the present segment."""
-        for tensor, repeat in self.cached:
-            self.segment.releases += [tensor.storage] * repeat
+        for tensor, segment in self.cached:
+            self.segment.releases += [tensor.storage] * segment.repeat
+
+    @property
+    def cached_once(self) -> frozenset[Storage]:
+        """Cached in a first pass alone: backward keeps what it makes anew."""
+        return frozenset(each.storage for each, segment in self.cached if segment.checkpointed)
 
     def release(self, tensor: Tensor) -> None:
         """Let a held tensor go at the end of the present segment."""
@@ -148,6 +156,8 @@ class Tape:
 
     def leaf(self, tensor: Tensor) -> None:
         """Let a made tensor require a gradient: both stay until the backward pass is over."""
+        if self.options.without_gradients:
+            return
         tensor.requires_grad = True
         self.hold(tensor)
         self.leaves.append(tensor)
@@ -198,7 +208,13 @@ class Tape:
         Beside an adapter the model's own are frozen, but for those that it trains too.
         """
         if self._again is not None:
-            return next(each for each in self._again.parameters if each.name == name)
+            wrapped = f"{name.rpartition('.')[0]}{BASE_LAYER}.{name.rpartition('.')[2]}"
+            return next(each for each in self._again.parameters if each.name in (name, wrapped))
+        if of_adapter:
+            # A module that is called twice has one adapter.
+            for each in self.segment.parameters:
+                if each.name == name:
+                    return each
         if any(size < 1 for size in shape):
             sizes = " x ".join(str(size) for size in shape)
             msg = (
@@ -219,7 +235,7 @@ class Tape:
         made = Parameter(
             name,
             shape,
-            dtype or self.options.compute,
+            dtype or self._usual_dtype(module, shape),
             module=module,
             trainable=trainable,
             experts=experts,
@@ -227,6 +243,24 @@ class Tape:
         )
         self.segment.parameters.append(made)
         return self._trained_copy(made) if copied else made
+
+    def own_copy(self, weight: Parameter, module: str) -> Parameter:
+        """An earlier segment's weight, or the copy that a module of this one trains in its place."""
+        if self.adaptation is None:
+            return weight
+        if not self.adaptation.saves(self.segment.name, self._repetition, module):
+            return weight
+        made = Parameter(
+            f"{module}.modules_to_save.default.weight", weight.shape, weight.dtype,
+            module=f"{module}.modules_to_save.default", trainable=not self.frozen, of_adapter=True,
+        )  # fmt: skip
+        self.segment.parameters.append(made)
+        return made
+
+    def _usual_dtype(self, module: str, shape: tuple[int, ...]) -> DType:
+        norms = self.options.norms
+        is_norm = norms is not None and len(shape) == 1 and "norm" in module
+        return norms if norms is not None and is_norm else self.options.compute
 
     def _trained_copy(self, original: Parameter) -> Parameter:
         """The copy that is trained in a weight's place (peft's ``ModulesToSaveWrapper``)."""

@@ -24,6 +24,12 @@ class ComponentKind(Enum):
     GRADIENTS = ("gradients", Lifetime.LONG)
     MASTER_WEIGHTS = ("master_weights", Lifetime.LONG)
     OPTIMIZER_STATES = ("optimizer_states", Lifetime.LONG)
+    OTHER_MODELS = ("other_models", Lifetime.LONG)
+    """Models beside the trained one: reference, teacher, critic, reward."""
+    AVERAGED_WEIGHTS = ("averaged_weights", Lifetime.LONG)
+    """An exponential average of the weights."""
+    ROLLOUT_ENGINE = ("rollout_engine", Lifetime.LONG)
+    """A colocated engine's share of the card, or a cache of keys and values."""
     BUFFERS = ("buffers", Lifetime.LONG)
     """Tables that the model keeps beside its weights: masks, positions."""
     INPUTS = ("inputs", Lifetime.LONG)
@@ -63,7 +69,8 @@ class Phase:
     """One phase of a step, at its own peak."""
 
     name: str
-    """``load``, ``first step``, ``forward``, ``backward``, ``step`` or ``save``."""
+    """``load``, ``first step``, ``generation``, ``forward``, ``backward``, ``step``, ``evaluation`` or
+    ``save``."""
     entries: tuple[Entry, ...]
 
     @property
@@ -157,5 +164,5 @@ class RankAccount:
         return max(steps, key=lambda phase: phase.peak_bytes)
 
 
-STEP_PHASES = ("forward", "backward", "step")
+STEP_PHASES = ("generation", "forward", "backward", "step")
 """The phases that ``peak_bytes`` is taken over."""

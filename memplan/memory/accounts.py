@@ -20,16 +20,19 @@ from memplan.memory.account import (
     RankAccount,
     make_phase,
 )
+from memplan.memory.beside import ALONE, Beside
 from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
     counts_ranks,
     heaviest_ranks,
+    holds_inputs,
     loads_by_capacity,
     program_of,
     stops_of,
 )
+from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
@@ -63,7 +66,7 @@ def rank_account(
 
 def activations_peak_bytes(given: RankInput) -> int:
     """The most that the model's own tensors take in a step, weights and gradients left out [bytes]."""
-    return _spots(_Same(given.passes), _Same(None)).highest_bytes
+    return _spots(_Same(given.passes), _Same(None), _Same(given.beside)).highest_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -79,8 +82,11 @@ class _Asked:
 def _asked(given: RankInput) -> _Asked:
     within = stops_of(given)
     stops = None if within is None else within.stops
-    spots = _spots(_Same(given.passes), _Same(stops))
+    beside = given.beside
+    spots = _spots(_Same(given.passes), _Same(stops), _Same(beside))
     structure = _structure(_Same(given.tape), _Same(given.passes))
+    if beside is not ALONE:
+        structure = _joint_structure(structure, _Same(beside))
     if within is not None:
         structure = _cut_structure(structure, _Same(spots), _Same(within.members))
     run = _run(structure, (*_engine_fields(given.setup), _reducing_device(given)))
@@ -144,7 +150,8 @@ def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     steady = _step_peak(weighed)
     outline, spots = weighed.outlined.outline, weighed.spots
     begun = outline.moments(spots, (Part.LOAD, Part.FIRST_STEP))
-    moments = {**begun, **weighed.moments, **outline.moments(spots, (Part.SAVE,))}
+    ended = outline.moments(spots, (Part.EVALUATION, Part.SAVE))
+    moments = {**begun, **weighed.moments, **ended}
     for part, moment in moments.items():
         if part is Part.FIRST_STEP and moment.total_bytes <= steady:
             continue
@@ -183,13 +190,29 @@ def _outlined(question: "_Question") -> _Outlined:
     program.settle(num_micro_batches=num_micro_batches)
     ledger.end_first_step()
     program.train(1, num_micro_batches=num_micro_batches)
+    program.evaluate(1)
     ledger.enter(Part.SAVE)
     program.save()
     return _Outlined(
         outline=ledger.close(program.weight_words),
-        host=_with_states(program.host_memory(), program.optimizer.off_gpu_bytes),
+        host=_with_states(_with_average(program), program.optimizer.off_gpu_bytes),
         left_out=program.left_out,
         unsaved=program.unsaved,
+    )
+
+
+def _with_average(program: Program) -> HostMemory:
+    """What a rank needs of CPU RAM, an average of its weights that lies there included."""
+    host = program.host_memory()
+    width = program.given.beside.averaged_host_bytes
+    if not width:
+        return host
+    held = width * sum(program.kept_numel(parameter) for parameter, _ in program.weights)
+    return replace(
+        host,
+        held_bytes=host.held_bytes + held,
+        load_bytes=host.load_bytes + held,
+        save_bytes=host.save_bytes + held,
     )
 
 
@@ -239,7 +262,7 @@ _SAID_OTHERWISE = {
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
-    "upcast_outputs", "left_out", "fp8",
+    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
@@ -256,6 +279,9 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
         setup.gpus_per_node,
         (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.data_parallel == 1,
+        (setup.micro_batch_size, setup.seq_len, setup.target_seq_len)
+        if holds_inputs(setup)
+        else None,
         *[getattr(setup, name) for name in _ENGINE_FIELDS],
     )
 
@@ -295,10 +321,16 @@ class _Same:
 
 
 @lru_cache(maxsize=64)
-def _spots(passes: _Same, stops: _Same) -> Spots:
-    """Where an engine that stops there finds the model."""
+def _spots(passes: _Same, stops: _Same, beside: _Same) -> Spots:
+    """Where an engine that stops there finds the model, and those beside it."""
     assert isinstance(passes.value, StepPasses)
-    return Spots(passes.value, stops.value if isinstance(stops.value, dict) else {})
+    assert isinstance(beside.value, Beside)
+    spots = Spots(passes.value, stops.value if isinstance(stops.value, dict) else {})
+    for each in beside.value.models:
+        within = stops_of(each) if each.is_sharded or each.is_trained else None
+        own = Spots(each.passes, {} if within is None else within.stops, spots)
+        spots.others.append(own)
+    return spots
 
 
 # -- structure -----------------------------------------------------------------------------------------
@@ -321,6 +353,14 @@ def _cut_structure(structure: "_Structure", spots: _Same, members: _Same) -> "_S
     """The same where an engine takes part within segments: in which order it does what."""
     assert isinstance(spots.value, Spots)
     return _interned(structure, spots.value.acts, members.value)
+
+
+@lru_cache(maxsize=256)
+def _joint_structure(structure: "_Structure", beside: _Same) -> "_Structure":
+    """The same with other models beside."""
+    assert isinstance(beside.value, Beside)
+    others = tuple(_structure(_Same(each.tape), _Same(each.passes)) for each in beside.value.models)
+    return _interned(structure, others, beside.value.structure)
 
 
 class _Run:

@@ -117,19 +117,23 @@ def reduces_each_micro_batch(setup: TrainingSetup) -> bool:
     last under ``no_sync``, and whole gradients stay (transformers 5.23, ``trainer.py``; accelerate
     1.15, ``Accelerator.no_sync``). The kernels' preset says whose loop it is.
     """
-    return setup.kernels not in (KernelPreset.HF, KernelPreset.LIGER, KernelPreset.UNSLOTH)
+    accumulates = (
+        KernelPreset.HF, KernelPreset.HF4, KernelPreset.LIGER, KernelPreset.UNSLOTH,
+    )  # fmt: skip
+    return setup.kernels not in accumulates
 
 
 def loads_under_zero_init(setup: TrainingSetup) -> bool:
     """Whether DeepSpeed's stage 3 shards the model while it is built (``deepspeed.zero.Init``).
 
     transformers and accelerate do so by themselves (transformers 5.23, ``modeling_utils.py``;
-    accelerate 1.15, ``zero3_init_flag``), and so it is the default; a loop of one's own need not.
+    accelerate 1.15, ``zero3_init_flag``), and so it is the default; a loop of one's own need not. A
+    quantized base is loaded whole (``get_init_context``).
 
     >>> loads_under_zero_init(TrainingSetup(num_gpus=8, zero_stage=3))
     True
     """
-    if not has_module_hooks(setup):
+    if not has_module_hooks(setup) or setup.chosen_quantization is not None:
         return False
     return str(dict(setup.engine_options).get("zero_init")).lower() != "false"
 

@@ -24,12 +24,16 @@ class Part(StrEnum):
     LOAD = "load"
     FIRST_STEP = "first step"
     """All of it, where it is fuller than a later one; a ledger that plays a run out has its parts."""
+    GENERATION = "generation"
+    """Completions are generated and scored before they are trained on."""
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
     OVERFLOW = "overflow"
     """What a step of fp16 begins with under stage 3 of ZeRO; a ledger that plays a run out counts it
     among the step."""
+    EVALUATION = "evaluation"
+    """Between steps."""
     SAVE = "save"
     """Writing a checkpoint; no step of a run."""
 

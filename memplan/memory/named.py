@@ -4,7 +4,7 @@ A plain ``Ledger`` notes neither, for the sake of speed. ``NamedLedger`` keeps w
 allocation, and the walk's key where a walk made it; ``block_labels`` turns both into words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
@@ -120,12 +120,21 @@ def play_named(given: RankInput, *, workspace_bytes: int, rank: int = 0) -> Name
     ledger = NamedLedger()
     program = program_of(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     program.run()
-    return NamedRun(ledger=ledger, labels=block_labels(ledger, given.tape, given.passes))
+    others = [(each.tape, each.passes) for each in given.beside.models]
+    labels = block_labels(ledger, given.tape, given.passes, others)
+    return NamedRun(ledger=ledger, labels=labels)
 
 
-def block_labels(ledger: NamedLedger, tape: Tape, passes: StepPasses) -> dict[Block, Label]:
-    """A label for every block of a run."""
+def block_labels(
+    ledger: NamedLedger,
+    tape: Tape,
+    passes: StepPasses,
+    others: Iterable[tuple[Tape, StepPasses]] = (),
+) -> dict[Block, Label]:
+    """A label for every block of a run; ``others`` are models beside the trained one."""
     index = _KeyIndex(tape, passes)
+    for other_tape, other_passes in others:
+        index.add(other_tape, other_passes)
     owners = {parameter: segment for segment in tape.segments for parameter in segment.parameters}
     found: dict[Block, Label] = {}
     for block, stretch in _placed(ledger):
@@ -178,11 +187,15 @@ class _KeyIndex:
         self.names: dict[Operation, str] = {}
         self.positions: dict[Operation, int] = {}
         self.heads: set[Operation] = set()
+        self.add(tape, passes)
+
+    def add(self, tape: Tape, passes: StepPasses) -> None:
+        """Another model's too."""
         kept = {
             storage
             for segment in tape.segments
             for operation in segment.operations
-            for storage in operation.saved
+            for storage in operation.held
         }
         modules: dict[Storage, str] = {}
         for segment in tape.segments:

@@ -73,6 +73,9 @@ class Engine(Protocol):
     def gradient_ready(self, weight: tuple[Parameter, int], block: Block) -> None:
         """A gradient is finished, and the engine's."""
 
+    def run_joined(self) -> None:
+        """Passes of other models run whose results the loss takes."""
+
     def stops(self, segment: Segment) -> Stops | None:
         """Where it takes part within a segment; None: nowhere."""
 
@@ -127,7 +130,10 @@ class Playback:
         self.casts: list[Place] = []
         self.carried: Place | None = None
         self.output: Place | None = None
+        joined_at = self.tape.joined_at
         for each in self.passes.forward:
+            if joined_at == each.segment.index:
+                self.engine.run_joined()
             self._forward(each)
         self._let_go_of_carried()
 
@@ -187,8 +193,11 @@ class Playback:
 
     def _release(self, segment: Segment) -> None:
         """Let go of what variables held until here."""
+        cached = self.tape.cached_once
         for storage in segment.releases:
-            if not self.keepers.get(storage, 0) and not self._kept_nearby(storage):
+            if storage in cached or not (
+                self.keepers.get(storage, 0) or self._kept_nearby(storage)
+            ):
                 self._free_any(storage)
 
     def _let_go_of_carried(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tape import Tape
+from memplan.memory.beside import ALONE, Beside
 from memplan.memory.step import StepPasses
 from memplan.training.precision import PRECISIONS, PrecisionFormats
 from memplan.training.setup import TrainingSetup
@@ -18,6 +19,8 @@ class RankInput:
     passes: StepPasses
     setup: TrainingSetup
     """Resolved: no field is None that has a default."""
+    beside: Beside = ALONE
+    """What the job has beside the model."""
 
     @property
     def formats(self) -> PrecisionFormats:

@@ -3,6 +3,7 @@
 Everything that only a replay needs is imported when one is asked for.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -13,18 +14,16 @@ from memplan.training.setup import AllocatorKind, TrainingSetup
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memplan.graph.tape import Tape
     from memplan.memory.allocator import AllocatorPeaks
     from memplan.memory.ledger import Ledger
-    from memplan.memory.step import StepPasses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunSource:
     """From which one rank's run is played out."""
 
-    record: "Callable[[], tuple[Tape, StepPasses]]"
-    """Records and walks the model as that card runs it."""
+    record: "Callable[[], RankInput]"
+    """Records and walks the model, and others of its job, as that card runs them."""
     setup: TrainingSetup
     """With every default filled in."""
     rank: int
@@ -37,7 +36,7 @@ class RunSource:
     def played(self) -> "PlayedRun":
         """The run. Kept, since GPUs share it."""
         return _played(
-            _Walked(*self.record()),
+            _Walked(self.record()),
             self.setup,
             self.rank,
             self.workspace_bytes,
@@ -46,19 +45,22 @@ class RunSource:
 
 
 class _Walked:
-    """A recorded model and its walk, told apart by the tape itself."""
+    """A recorded model and its walk, told apart by the tape itself, and by what is beside it."""
 
-    __slots__ = ("passes", "tape")
+    __slots__ = ("given",)
 
-    def __init__(self, tape: "Tape", passes: "StepPasses") -> None:
-        self.tape = tape
-        self.passes = passes
+    def __init__(self, given: RankInput) -> None:
+        self.given = given
 
     def __hash__(self) -> int:
-        return id(self.tape)
+        return id(self.given.tape)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Walked) and other.tape is self.tape
+        return (
+            isinstance(other, _Walked)
+            and other.given.tape is self.given.tape
+            and other.given.beside is self.given.beside
+        )
 
 
 @lru_cache(maxsize=8)
@@ -73,7 +75,7 @@ def _played(
     from memplan.memory.ledger import Ledger
     from memplan.memory.programs import program_of
 
-    given = RankInput(tape=walked.tape, passes=walked.passes, setup=setup)
+    given = replace(walked.given, setup=setup)
     ledger = Ledger()
     program = program_of(
         given, ledger, rank=rank, workspace_bytes=workspace_bytes, capacity_bytes=capacity_bytes

@@ -28,10 +28,16 @@ _NOTHING = Level()
 class Spots:
     """Where an engine may find the model: levels of all passes, in an order that every batch shares."""
 
-    def __init__(self, passes: StepPasses, stops: "StopsBySegment") -> None:
+    def __init__(
+        self, passes: StepPasses, stops: "StopsBySegment", beside: "Spots | None" = None
+    ) -> None:
         self.passes = passes
-        self.levels: list[tuple[Pass | None, Level | Height]] = []
+        self.levels: list[tuple[Pass | None, Level | Height]] = (
+            [] if beside is None else beside.levels
+        )
         """A level above where a repetition of a pass begins, or the model's height between passes."""
+        self.others: list[Spots] = []
+        """Spots of other models, whose levels are among these."""
         self.between = self._add(None, Height())
         """Between steps, where the model holds nothing."""
         self.at_return = self._add(None, passes.at_return)
@@ -39,6 +45,10 @@ class Spots:
         self.after_backward = self._add(None, passes.after_backward)
         self.forward = [self._forward(each, stops) for each in passes.forward]
         self.backward = [self._backward(each, stops) for each in passes.backward]
+
+    def of(self, passes: StepPasses) -> "Spots":
+        """Those of a model, the trained one or one beside it."""
+        return next((each for each in self.others if each.passes is passes), self)
 
     def _add(self, each: Pass | None, level: Level | Height) -> Spot:
         self.levels.append((each, level))

@@ -178,7 +178,8 @@ class StepWalk:
         self._release(self.tape.segments[-1])
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
-        self._backward()
+        if not self.tape.options.without_gradients:
+            self._backward()
         self.passes.after_backward = self.level
         return self.passes
 
@@ -216,17 +217,24 @@ class StepWalk:
         casts = profile.cached_cast_bytes * segment.repeat
         stays = first + later * (segment.repeat - 1) - casts
         spent = freed if given is not None and not self._outlives(given) else 0
+        if given is not None and self._is_loss(given):
+            spent = 0  # It counted as the head's all along.
         self._lower(Level(saved_bytes=stays + spent, earlier_bytes=-spent), loss=made.loss)
         self._lower(Level(other_bytes=casts), loss=False)
         self.cached_casts_bytes += casts
 
     def _release(self, segment: Segment) -> None:
         """Let go of what variables held until here."""
+        cached = self.tape.cached_once
         for storage in segment.releases:
-            if not self._kept_after_release(storage):
-                own = storage.segment == segment.index
-                is_loss = segment.component is SegmentComponent.LOGITS_AND_LOSS
-                self._lower(Level(saved_bytes=-storage.num_bytes), loss=is_loss and own)
+            if storage in cached or not self._kept_after_release(storage):
+                loss = self._is_loss(storage)
+                self._lower(Level(saved_bytes=-storage.num_bytes), loss=loss)
+
+    def _is_loss(self, storage: Storage) -> bool:
+        """Whether the head made it."""
+        maker = self.tape.segments[storage.segment]
+        return maker.component is SegmentComponent.LOGITS_AND_LOSS
 
     def _let_go_of_carried(self) -> None:
         """The model's variable goes when the base model has returned."""
@@ -293,7 +301,12 @@ class StepWalk:
             again=walk.recompute() if segment.checkpointed else None,
             device=self.device,
         ).run()
-        return back, back.end
+        end = back.end
+        if segment.input is not None and self._is_loss(segment.input.storage):
+            # From the loss to the head: it is the head's until that lets it go.
+            end.other_bytes += end.passed_bytes
+            end.passed_bytes = 0
+        return back, end
 
     def _free_shared(self, segment: Segment) -> int:
         """Let go of what no other segment keeps [bytes]."""

@@ -234,7 +234,7 @@ class Tally(Ledger):
         points = self.outline.points
         points.pop(Part.OVERFLOW, None)
         first = points[Part.FIRST_STEP] = {}
-        for part in (Part.FORWARD, Part.BACKWARD, Part.STEP):
+        for part in (Part.GENERATION, Part.FORWARD, Part.BACKWARD, Part.STEP):
             for spot, found in points.pop(part, {}).items():
                 first.setdefault(spot, []).extend(found)
         self._part, self._points = Part.FORWARD, {}
@@ -267,7 +267,7 @@ class TallyPlayback:
         self.tape = tape
         self.passes = passes
         self.ledger = ledger
-        self.spots = ledger.spots
+        self.spots = ledger.spots.of(passes)
         self.engine = engine
         self.uses = repeated_uses(passes)
         self.waiting: dict[tuple[Parameter, int], tuple[int, Block]] = {}
@@ -279,7 +279,11 @@ class TallyPlayback:
     def forward(self) -> None:
         """Every segment's forward pass."""
         spots = self.spots
+        joined_at = self.tape.joined_at
         for each, own in zip(self.passes.forward, spots.forward, strict=True):
+            if joined_at == each.segment.index:
+                self.ledger.stand(own.start)
+                self.engine.run_joined()
             self._forward(each, own)
         self.ledger.rest(spots.at_return)
 

@@ -33,6 +33,8 @@ class ParameterShape:
     """Linear layers of an expert that are fused in it."""
     trainable: bool = True
     """A class may own a parameter that it never trains: Whisper's sinusoids."""
+    of_linear: bool = False
+    """The weight of a ``torch.nn.Linear``, which a quantized base packs."""
 
 
 class ModelPart(StrEnum):
@@ -149,7 +151,9 @@ class ParameterTable:
         self, module: str, in_features: int, out_features: int, *, bias: bool = True
     ) -> None:
         """``torch.nn.Linear``."""
-        self.parameter(module, "weight", out_features, in_features)
+        self._open.append(
+            ParameterShape(module, "weight", (out_features, in_features), of_linear=True)
+        )
         if bias:
             self.parameter(module, "bias", out_features)
 

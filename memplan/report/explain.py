@@ -91,7 +91,11 @@ def _phase_tree(phase: Node, *, full: bool) -> "Tree":
 def _add_parts(tree: "Tree", node: Node) -> None:
     from rich.text import Text
 
-    small = [child for child in node.children if child.num_bytes < DETAIL_SHARE * node.num_bytes]
+    small = [
+        child
+        for child in node.children
+        if child.num_bytes < DETAIL_SHARE * node.num_bytes and not child.stands_out
+    ]
     for child in node.children:
         if child not in small:
             _add_parts(tree.add(_line(child)), child)

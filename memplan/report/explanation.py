@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
-from memplan.estimator.recording import record_and_walk, tape_options
+from memplan.estimator.recording import kept_dtype, record_and_walk, tape_options
 from memplan.fast_dataclass import dataclass
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operation_kinds import QUANTIZED_PRODUCTS, OperationKind
 from memplan.graph.segments import Operation, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
@@ -18,6 +19,9 @@ from memplan.report.shape import scores_of
 from memplan.report.timeline import LIFETIME_WORDS
 from memplan.training.precision import PRECISIONS
 
+if TYPE_CHECKING:
+    from memplan.dtypes import DType
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
@@ -28,6 +32,8 @@ class Node:
     formula: str = ""
     source: str = ""
     children: tuple["Node", ...] = ()
+    stands_out: bool = False
+    """It is shown however small it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,29 +167,56 @@ def _per_parameter(entry: Entry, found: Estimate) -> str:
 
 
 def parameter_nodes(tape: Tape) -> tuple[Node, ...]:
-    """Weights by segment, equal layers together."""
-    return tuple(
-        Node(
-            name=_times(segment.name, segment.num_copies),
-            num_bytes=segment.num_copies
-            * sum(parameter.storage.num_bytes for parameter in segment.parameters),
-            children=tuple(
-                _parameter_node(parameter, segment.num_copies) for parameter in segment.parameters
-            ),
-        )
-        for segment in tape.segments
-        if segment.parameters
+    """Weights by segment, equal layers together; an adapter's apart from the model's own."""
+    found = _segment_nodes(tape, of_adapter=False)
+    adapter = _segment_nodes(tape, of_adapter=True)
+    if not adapter:
+        return found
+    counts: Counter[DType] = Counter()
+    for segment in tape.segments:
+        for each in segment.parameters:
+            if each.of_adapter:
+                counts[each.dtype] += each.numel * segment.num_copies
+    whole = Node(
+        name="what is trained beside them",
+        num_bytes=sum(node.num_bytes for node in adapter),
+        formula=" + ".join(
+            f"{count:,} x {dtype.num_bytes} B ({dtype.label})" for dtype, count in counts.items()
+        ),
+        stands_out=True,
+        children=adapter,
     )
+    return (*found, whole)
+
+
+def _segment_nodes(tape: Tape, *, of_adapter: bool) -> tuple[Node, ...]:
+    found = []
+    for segment in tape.segments:
+        own = [each for each in segment.parameters if each.of_adapter is of_adapter]
+        if own:
+            copies = segment.num_copies
+            found.append(
+                Node(
+                    name=_times(segment.name, copies),
+                    num_bytes=copies * sum(each.storage.num_bytes for each in own),
+                    children=tuple(_parameter_node(each, copies) for each in own),
+                )
+            )
+    return tuple(found)
 
 
 def _parameter_node(parameter: Parameter, copies: int) -> Node:
-    shape = " x ".join(str(size) for size in parameter.shape)
+    shape = " x ".join(str(size) for size in parameter.matrix_shape)
     times = f"{copies} x " if copies > 1 else ""
     dtype = parameter.dtype
+    formula = f"{times}{shape} x {dtype.num_bytes} B ({dtype.label})"
+    if parameter.packed is not None:
+        each = parameter.numel * dtype.num_bytes / parameter.num_weights
+        formula = f"{times}{shape} x {each:g} B ({parameter.packed.quantization.kind.value} codes)"
     return Node(
         name=parameter.name,
         num_bytes=copies * parameter.storage.num_bytes,
-        formula=f"{times}{shape} x {dtype.num_bytes} B ({dtype.label})",
+        formula=formula,
     )
 
 
@@ -278,8 +311,9 @@ def _kept_storages(segment: Segment) -> dict[Storage, list[Operation]]:
                 if tensor.storage in segment.kept_outputs:
                     kept[tensor.storage] = []
     for operation in segment.operations:
-        for storage in dict.fromkeys(operation.saved):
-            if segment.checkpointed and storage not in segment.kept_outputs:
+        for storage in dict.fromkeys(operation.held):
+            stays = segment.kept_outputs | frozenset(operation.pinned)
+            if segment.checkpointed and storage not in stays:
                 continue
             if storage not in dropped:
                 kept.setdefault(storage, []).append(operation)
@@ -317,13 +351,16 @@ def _made_by(tensor: Tensor, operation: Operation) -> str:
     weight = next((each for each in operation.inputs if isinstance(each, Parameter)), None)
     if operation.kind is OperationKind.TO:
         return f"copy in {tensor.dtype.label}" if weight is None else "copy of a weight"
-    if weight is not None and operation.kind in (OperationKind.LINEAR, OperationKind.GROUPED_MM):
+    if weight is not None and operation.kind in _NAMED_AFTER_WEIGHTS:
         return weight.name.removesuffix(".weight").rpartition(".")[2]
     if operation.kind in _PLURAL and tensor is not operation.outputs[0]:
         return _PLURAL[operation.kind]
     return operation.name
 
 
+_NAMED_AFTER_WEIGHTS = {
+    OperationKind.LINEAR, OperationKind.GROUPED_MM, *QUANTIZED_PRODUCTS
+}  # fmt: skip
 _PLURAL = {
     OperationKind.FLASH_ATTENTION: "flash_attention's statistics",
     OperationKind.CUDNN_ATTENTION: "cudnn_attention's statistics",
@@ -418,11 +455,14 @@ class _SizeNames:
 def states_line(found: Estimate) -> str:
     """The formats that parameters, gradients and states are held in."""
     formats = PRECISIONS[found.setup.chosen_precision]
-    parts = [
-        f"weights {formats.weights.label}",
-        f"gradients {formats.gradients.label}",
-        f"optimizer states {formats.optimizer_states.label}",
-    ]
+    gradients, states = formats.gradients, formats.optimizer_states
+    weights = f"weights {formats.weights.label}"
+    if found.setup.adapter is not None:
+        frozen, kept = formats.compute, kept_dtype(found.setup)
+        weights = f"frozen weights {frozen.label}, trained ones {kept.label}"
+        if not formats.master_weights:
+            gradients = states = kept
+    parts = [weights, f"gradients {gradients.label}", f"optimizer states {states.label}"]
     if formats.master_weights:
         parts.append("master weights fp32")
     return ", ".join(parts)

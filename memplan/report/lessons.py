@@ -204,7 +204,7 @@ def _step(
     own = {tensor.storage for tensor in operation.outputs}
     read = {tensor.storage for tensor in operation.inputs}
     places = {tensor.storage: place for place, tensor in enumerate(operation.inputs)}
-    for storage in sorted(dict.fromkeys(operation.saved), key=lambda each: places.get(each, 99)):
+    for storage in sorted(dict.fromkeys(operation.held), key=lambda each: places.get(each, 99)):
         if storage in seen:
             again += storage.num_bytes
             continue
@@ -340,6 +340,21 @@ def _loss(t: Tape, sizes: Sizes) -> Tensor:
     )
 
 
+def _packed(kind: str) -> Record:
+    """A linear layer whose weight is quantized, as a frozen base has them."""
+
+    def record(t: Tape, sizes: Sizes) -> Tensor:
+        from memplan.graph.quantized import PackedBase  # only for this lesson
+        from memplan.training.quantization import Quantization, QuantizationKind, filled_in
+
+        how = filled_in(Quantization(kind=QuantizationKind(kind)), {}, half=DType.BF16)
+        base = PackedBase.of(how, DType.BF16, "")
+        weight = base.pack(t, t.parameter("proj.weight", sizes.width, sizes.hidden))
+        return base.product(t, hidden_states(t, sizes), weight, None)
+
+    return record
+
+
 def _rotary(t: Tape, sizes: Sizes) -> Tensor:
     table = sizes.tokens * sizes.head_dim
     cos, sin = (given(t, table, requires_grad=False) for _ in range(2))
@@ -413,6 +428,18 @@ LESSONS: tuple[Lesson, ...] = (
         "linear", "x @ W.T", lambda t, z: linear(t, hidden_states(t, z), "proj", z.hidden, z.width),
         "dW = g.T·x keeps the input; dx = g·W keeps the weight, which is there anyway. A frozen "
         "weight needs no input.",
+    ),
+    Lesson(
+        name="quantized", title="x @ W.T, W quantized",
+        why="bitsandbytes unpacks the weight for each product, n x 2 bytes forward and backward, and keeps "
+        "only the codes; LLM.int8 multiplies integers and holds x past checkpointing; GPTQ's product "
+        "is torch's own, which keeps the unpacked weight.",
+        source="bitsandbytes 0.50.2, autograd/_functions.py; GPTQModel 7, nn_modules/qlinear/torch.py",
+        variants=(
+            Variant(name="nf4", record=_packed("nf4")),
+            Variant(name="LLM.int8", record=_packed("int8")),
+            Variant(name="GPTQ", record=_packed("gptq")),
+        ),
     ),
     _lesson(
         "embedding", "rows of a table", lambda t, z: embedding(

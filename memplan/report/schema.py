@@ -40,9 +40,11 @@ COLUMN_MEANINGS: dict[str, str] = {
     "verdict": "fits, tight, OOM, or states fit",
     "load_peak_bytes": "peak while the model is loaded and the engine set up",
     "first_step_peak_bytes": "peak of the first step, where it is fuller than all later ones",
+    "generation_peak_bytes": "peak while completions are generated and scored; null where none are",
     "forward_peak_bytes": "peak of the forward pass",
     "backward_peak_bytes": "peak of the backward pass",
     "step_peak_bytes": "peak of the optimizer step",
+    "evaluation_peak_bytes": "peak of evaluation between steps; null where there is none",
     "save_peak_bytes": "peak while a checkpoint is saved",
     **{
         f"{label}_bytes": f"{label.replace('_', ' ')} at the peak of the step"

@@ -132,7 +132,27 @@ def _given_fields(values: Mapping[str, object], *, source: str, section: str) ->
             continue
         check_field(key, source=source, section=section)
         given[key] = _checked(key, value, source=source, section=section)
+        if key in ("job", "lengths"):
+            given[key] = _looked_up(key, value, source=source, section=section)
     return given
+
+
+def _looked_up(key: str, value: object, *, source: str, section: str) -> object:
+    """A job with its models, or lengths out of a file."""
+    try:
+        if key == "job":
+            from memplan.sources.job_models import with_models
+            from memplan.training.jobs import Job
+
+            return with_models(Job.read(value))
+        if isinstance(value, str):
+            from memplan.sources.lengths_file import read_lengths
+
+            return read_lengths(value)
+    except SetupError as error:
+        msg = f"{source}: {section}{error}"
+        raise ConfigError(msg) from None
+    return value
 
 
 def check_field(key: str, *, source: str, section: str = "") -> None:
@@ -160,7 +180,7 @@ def _checked(key: str, value: object, *, source: str, section: str) -> object:
         problem = "write a mapping of the engine's own settings"
     elif key == "engine_options" and isinstance(value, Mapping):
         problem = _option_problem(value)
-    elif isinstance(value, Mapping | list) and key not in ("engine_options", "adapter", "quantize"):
+    elif isinstance(value, Mapping | list) and key not in _MAPPINGS:
         problem = f"write one value, not {'a list' if isinstance(value, list) else 'a mapping'}"
     if problem:
         msg = f"{source}: {section}{key}: {problem}"
@@ -181,6 +201,7 @@ def _option_problem(options: Mapping[object, object]) -> str:
 
 _OWN_KEYS = frozenset({*SETUP_FIELDS, *_REMARKS, "preset"})
 """Keys of a setup in memplan's own words."""
+_MAPPINGS = frozenset({"engine_options", "adapter", "quantize", "job", "lengths"})
 _TEXTS = frozenset({"freeze", "kernels", "pipeline_schedule"})
 _DEFAULTS = {
     each.name: each.default if each.default is not MISSING else None

@@ -24,6 +24,7 @@ from memplan.sources.trainer_keys import (
     remarks,
     stop_at,
     trl_config,
+    trl_job,
     trl_remarks,
 )
 from memplan.text import shown
@@ -75,6 +76,7 @@ _LIGER_FIELDS: dict[str, tuple[str, object]] = {
 }
 """What ``liger_kernel_config`` calls a kernel -> the field of a setup, and what it is without."""
 _LIGER_OPTIONS = (*_LIGER_FIELDS, "layer_norm", "cross_entropy", "fused_linear_cross_entropy")
+_LOADED_IN = ("load_in_4bit", "load_in_8bit")
 _ATTENTIONS = {
     "eager": AttentionKernel.EAGER,
     "sdpa": AttentionKernel.SDPA,
@@ -227,7 +229,7 @@ class _Arguments:
         found |= self._liger()
         if self._compiles():
             found["compile"] = self._compilation()
-        found["left_out"] = (*self.base.left_out, *left_out(self.trl, self.values))
+        found["left_out"] = (*self.base.left_out, *left_out(self.values))
         if self.trl is not None:
             self._read_trl(found)
         if deepspeed is None and accelerate is None:
@@ -285,8 +287,11 @@ class _Arguments:
         config = self.trl
         assert config is not None
         self.notes += trl_remarks(config, self.values)
-        if config in PAIRED:
-            found["micro_batch_size"] = 2 * self._count("per_device_train_batch_size", default=8)
+        has_adapter = self.given.get("adapter") is not None
+        if self.given.get("job") is None:
+            job = trl_job(config, self.values, has_adapter=has_adapter)
+            if job is not None:
+                found["job"] = job
         if self._flag("disable_dropout", default=config in PAIRED):
             found["dropout"] = 0.0
         if config != "GRPOConfig":
@@ -308,12 +313,29 @@ class _Arguments:
         packed = self.trl == "SFTConfig" and self._flag("packing")
         self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
 
+    def _read_quantization(self, found: dict[str, object], options: Mapping[str, object]) -> None:
+        """How ``from_pretrained`` packs the weights: a ``BitsAndBytesConfig``, or flags of one."""
+        config = options.get("quantization_config")
+        flags = {key: options[key] for key in _LOADED_IN if options.get(key)}
+        if not config and not flags:
+            return
+        from memplan.training.quantization_config import read_quantization_config
+
+        key = "model_init_kwargs.quantization_config"
+        if config and not isinstance(config, Mapping):
+            self._refuse(key, f"write a mapping, not {config!r}")
+        try:
+            how = read_quantization_config(config if isinstance(config, Mapping) else flags)
+        except SetupError as error:
+            self._refuse(key, str(error))
+        if how is None:
+            self._refuse(key, "is not modelled; bitsandbytes', GPTQ's and AWQ's are")
+        found["quantize"] = replace(how, prequantized=how.format.is_calibrated)
+
     def _read_loading(self, found: dict[str, object]) -> None:
         """``model_init_kwargs``: how the trainer loads the model, where it does."""
         options = self._nested("model_init_kwargs") or {}
-        for key in ("quantization_config", "load_in_4bit", "load_in_8bit"):
-            if options.get(key):
-                self._refuse(f"model_init_kwargs.{key}", "quantized weights are not modelled")
+        self._read_quantization(found, options)
         named = options.get("attn_implementation")
         if named is not None:
             kernel = _ATTENTIONS.get(str(named))
@@ -440,6 +462,8 @@ class _Arguments:
         options = dict(fields["engine_options"])  # type: ignore[call-overload]
         if fields.get("engine") != Engine.DEEPSPEED.value:
             options |= self._synchronization()
+        if fields.get("engine") == Engine.FSDP1.value and self._is_reentrant():
+            options["reentrant_checkpointing"] = True
         fields["micro_batch_size"] = found["micro_batch_size"]
         return self._made({**found, **fields}, options)
 
@@ -524,6 +548,14 @@ class _Arguments:
                     f"{key}_kwargs.{name}", "changes memory and is not modelled; remove it"
                 )
         return Recomputation.FULL
+
+    def _is_reentrant(self) -> bool:
+        """Whether layers are checkpointed as transformers before 5 did it where nothing was said."""
+        options = [
+            self._nested(f"{name}_checkpointing_kwargs") or {}
+            for name in ("gradient", "activation")
+        ]
+        return any(each.get("use_reentrant") is True for each in options)
 
     def _given_precision(self) -> Precision | None:
         """A precision that was named beside the file, which goes over its flags."""

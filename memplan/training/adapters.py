@@ -11,6 +11,10 @@ References
    arXiv:2312.03732.
 .. [3] S.-Y. Liu et al., "DoRA: Weight-decomposed low-rank adaptation," ICML 2024.
    arXiv:2402.09353.
+.. [4] H. Liu et al., "Few-shot parameter-efficient fine-tuning is better and cheaper than in-context
+   learning," NeurIPS 2022. arXiv:2205.05638.
+.. [5] B. Lester, R. Al-Rfou, and N. Constant, "The power of scale for parameter-efficient prompt
+   tuning," EMNLP 2021. arXiv:2104.08691; P-tuning: X. Liu et al., arXiv:2103.10385.
 """
 
 from collections.abc import Mapping
@@ -124,10 +128,88 @@ class Lora:
         return "; ".join(parts)
 
 
-Adapter = Lora
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ia3:
+    """A trained factor on what linear layers give, or are given (``peft.IA3Config``) [4]_.
+
+    Raises ``SetupError`` for values that cannot be.
+
+    >>> str(Ia3(targets=("k_proj", "down_proj"), feedforward=("down_proj",)))
+    'IA3 on k_proj, down_proj'
+    """
+
+    targets: tuple[str, ...] | str | None = None
+    """As a ``Lora``'s."""
+    feedforward: tuple[str, ...] | None = None
+    """Those of them whose input is multiplied, not their result. None: peft's for the model's type."""
+    exclude: tuple[str, ...] | str = ()
+    dtype: AdapterDtype = AdapterDtype.FP32
+    """Of the factors where the engine keeps more than one format."""
+    modules_to_save: tuple[str, ...] = ()
+    """Modules of which a copy is trained in full, beside the frozen one."""
+
+    def __post_init__(self) -> None:
+        _set(self, "targets", _names_or_pattern(self.targets, "targets"))
+        if self.feedforward is not None:
+            _set(self, "feedforward", _names(self.feedforward, "feedforward"))
+        _set(self, "exclude", _names_or_pattern(self.exclude, "exclude") or ())
+        _set(self, "modules_to_save", _names(self.modules_to_save, "modules_to_save"))
+        _set(self, "dtype", _member(self.dtype, AdapterDtype, "dtype"))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """It is of all layers."""
+        return ()
+
+    def __str__(self) -> str:
+        parts = [f"IA3 on {targets_text(self.targets)}"]
+        if self.dtype is not AdapterDtype.FP32:
+            parts.append(self.dtype.value)
+        if self.modules_to_save:
+            parts.append(f"trains {', '.join(self.modules_to_save)} whole")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptTuning:
+    """Trained tokens before every sequence (``peft.PromptTuningConfig``) [5]_.
+
+    With ``hidden_size`` they pass a network of three linear layers first: ``PromptEncoderConfig``'s
+    P-tuning. Raises ``SetupError`` for values that cannot be.
+
+    >>> str(PromptTuning(tokens=20))
+    'prompt tuning of 20 tokens'
+    """
+
+    tokens: int = 20
+    """How many (``num_virtual_tokens``)."""
+    hidden_size: int | None = None
+    """Width of P-tuning's network (``encoder_hidden_size``). None: there is none."""
+
+    def __post_init__(self) -> None:
+        _check_rank(self.tokens, "tokens")
+        if self.hidden_size is not None:
+            _check_rank(self.hidden_size, "hidden_size")
+
+    @property
+    def dtype(self) -> AdapterDtype:
+        """peft makes them in fp32, whatever the model is."""
+        return AdapterDtype.FP32
+
+    def __str__(self) -> str:
+        if self.hidden_size is None:
+            return f"prompt tuning of {self.tokens} tokens"
+        return f"P-tuning of {self.tokens} tokens, width {self.hidden_size}"
+
+
+ModuleAdapter = Lora | Ia3
+"""Adapters that stand on modules."""
+Adapter = Lora | Ia3 | PromptTuning
 """What a setup's ``adapter`` may be."""
 
-KINDS: Mapping[str, type[Adapter]] = {"lora": Lora}
+KINDS: Mapping[str, type[Lora] | type[Ia3] | type[PromptTuning]] = {
+    "lora": Lora, "ia3": Ia3, "prompt": PromptTuning,
+}  # fmt: skip
 """Names of adapters as a setup file has them."""
 
 
@@ -161,7 +243,7 @@ def read_adapter(value: object) -> Adapter | None:
         hint = did_you_mean(str(name), list(KINDS)) or f" There are: {', '.join(KINDS)}"
         msg = f"adapter: {shown(name)} is no kind of adapter.{hint}"
         raise SetupError(msg)
-    if isinstance(settings, int) and not isinstance(settings, bool):
+    if isinstance(settings, int) and not isinstance(settings, bool) and name in _SHORT_FIELD:
         settings = {_SHORT_FIELD[name]: settings}
     if settings is None:
         settings = {}
@@ -177,7 +259,7 @@ def read_adapter(value: object) -> Adapter | None:
     return kind(**settings)
 
 
-_SHORT_FIELD = {"lora": "rank"}
+_SHORT_FIELD = {"lora": "rank", "prompt": "tokens"}
 """What a number alone says of a kind."""
 
 

@@ -59,6 +59,16 @@ class QuantizedProduct(Enum):
     """``AwqGemmFn``: unpacked for each product; keeps the input."""
 
 
+class Upcast(Enum):
+    """What of a quantized model is cast to fp32 before it is trained."""
+
+    NONE = "none"
+    ALL = "all"
+    """All that is left in 16 bits: peft's ``prepare_model_for_kbit_training``."""
+    NORMS = "norms"
+    """Norms alone, as LLaMA-Factory's ``upcast_layernorm`` does."""
+
+
 WHOLE_ROW = -1
 """What GPTQ and AWQ call a group that is all of a row."""
 NOT_QUANTIZED = "none"
@@ -89,20 +99,24 @@ class Quantization:
     storage_dtype: DType | None = None
     """The format that packed 4-bit codes go by (``bnb_4bit_quant_storage``). None: uint8, and where
     parameters are sharded the setup's 16 bits, since integers are not."""
-    prepared: bool = False
-    """peft's ``prepare_model_for_kbit_training`` was called: what is left of the model in 16 bits is
-    cast to fp32."""
+    prepared: Upcast = Upcast.NONE
+    """Whether peft's ``prepare_model_for_kbit_training`` was called, or its like."""
     skip_modules: tuple[str, ...] = ()
     """Further linear layers that stay (``llm_int8_skip_modules``), by the ends of their names."""
+    keeps_inputs: bool = False
+    """Every 4-bit product holds its input to its backward: bitsandbytes before 0.43.2."""
     prequantized: bool = False
     """The checkpoint holds the codes; else each weight comes to the GPU as it is, and is packed there
     before the next one is read: transformers quantizes while it loads, in one thread
     (``convert_and_load_state_dict_in_model``)."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, QuantizationKind):
+            self._set("kind", _kind(self.kind))
         row = QUANTIZED_FORMATS[self.kind]
         self._set("double_quant", _flag("double_quant", self.double_quant))
-        self._set("prepared", _flag("prepare_for_kbit", self.prepared))
+        self._set("keeps_inputs", _flag("quant_keeps_inputs", self.keeps_inputs))
+        self._set("prepared", _upcast(self.prepared))
         if self.compute_dtype is not None:
             self._set("compute_dtype", _dtype("compute_dtype", self.compute_dtype, _FLOATING))
         if self.storage_dtype is not None:
@@ -118,6 +132,9 @@ class Quantization:
     def _check(self, row: "QuantizedFormat") -> None:
         if self.double_quant and not row.has_double_quant:
             msg = f"quantize: double_quant: {self.kind.value} has none; nf4 and fp4 have"
+            raise SetupError(msg)
+        if self.keeps_inputs and not row.has_double_quant:
+            msg = f"quantize: quant_keeps_inputs: {self.kind.value} has none; nf4 and fp4 have"
             raise SetupError(msg)
         if self.storage_dtype is not None and not row.has_storage:
             msg = f"quantize: quant_storage: {self.kind.value} is stored in one way; nf4 and fp4 are not"
@@ -151,6 +168,18 @@ class Quantization:
         if self.storage_dtype not in (None, DType.UINT8):
             parts.append(f"stored as {self.storage_dtype.label}")
         return ", ".join(parts)
+
+    @property
+    def scale_words(self) -> str:
+        """What lies beside the codes, with its bytes for a matrix of n elements."""
+        row = self.format
+        formula = row.double_formula if self.double_quant else row.scale_formula
+        return f"scales of {self.kind.value} codes, {formula} B of n weights"
+
+    @property
+    def upcast(self) -> Upcast:
+        """What is cast to fp32, as far as the preparation casts for this format."""
+        return self.prepared if self.format.is_prepared else Upcast.NONE
 
     @property
     def format(self) -> "QuantizedFormat":
@@ -188,7 +217,11 @@ class QuantizedFormat:
     """All that there are; empty where a scale is a row's."""
     block_word: str = "blocks"
     formula: str
-    """Bytes of a matrix, in words."""
+    """Bytes of a matrix's codes, in words."""
+    scale_formula: str
+    """Bytes beside them."""
+    double_formula: str = ""
+    """The same with double quantization."""
     source: str
     has_double_quant: bool = False
     has_storage: bool = False
@@ -310,7 +343,7 @@ def _four_bit() -> QuantizedFormat:
         codes=packed_4bit, states=states_4bit, product=QuantizedProduct.BNB_4BIT, widths=(4,),
         block_size=64, block_sizes=_BNB_BLOCKS, has_double_quant=True, has_storage=True,
         cloned_by_adapter=True, source=_BNB_SOURCE,
-        formula="n/2 + 4·n/64; double: n/2 + n/64 + 4·n/16384, and maps",
+        formula="n/2", scale_formula="4·n/block", double_formula="n/block + 4·n/(256·block), and maps,",
     )  # fmt: skip
 
 
@@ -319,19 +352,19 @@ QUANTIZED_FORMATS: Mapping[QuantizationKind, QuantizedFormat] = {
     QuantizationKind.FP4: _four_bit(),
     QuantizationKind.INT8: QuantizedFormat(
         codes=packed_int8, states=states_int8, product=QuantizedProduct.BNB_INT8, widths=(4,),
-        block_size=0, block_sizes=(), formula="n + 4·out",
+        block_size=0, block_sizes=(), formula="n", scale_formula="4·rows",
         source="bitsandbytes 0.50.2, nn/modules.py Int8Params",
     ),
     QuantizationKind.GPTQ: QuantizedFormat(
         codes=packed_gptq, states=states_gptq, product=QuantizedProduct.GPTQ_TORCH,
         widths=(2, 3, 4, 8), block_size=128, block_sizes=_GROUPS, block_word="groups",
-        formula="bits·n/8 + 2·n/g + bits·n/(8·g) + 4·in", is_prepared=False,
+        formula="bits·n/8", scale_formula="(2 + bits/8)·n/group + 4·columns", is_prepared=False,
         source="GPTQModel 7, nn_modules/qlinear/torch.py", is_calibrated=True,
     ),
     QuantizationKind.AWQ: QuantizedFormat(
         codes=packed_awq, states=states_awq, product=QuantizedProduct.AWQ_GEMM, widths=(4,),
         block_size=128, block_sizes=_GROUPS, block_word="groups",
-        formula="n/2 + 2·n/g + n/(2·g)", source="GPTQModel 7, nn_modules/qlinear/gemm_awq.py",
+        formula="n/2", scale_formula="2.5·n/group", source="GPTQModel 7, nn_modules/qlinear/gemm_awq.py",
         is_calibrated=True,
     ),
 }  # fmt: skip
@@ -421,7 +454,7 @@ def with_options(base: Quantization, options: Mapping[str, object]) -> Quantizat
 OPTION_FIELDS = {
     "double_quant": "double_quant", "prepare_for_kbit": "prepared", "compute_dtype": "compute_dtype",
     "quant_storage": "storage_dtype", "quant_block_size": "block_size", "quant_bits": "bits",
-    "skip_modules": "skip_modules",
+    "skip_modules": "skip_modules", "quant_keeps_inputs": "keeps_inputs",
 }  # fmt: skip
 """Names under ``engine_options`` -> the fields that they set."""
 
@@ -432,17 +465,17 @@ def filled_in(
     *,
     half: DType,
     sharded_by: str = "",
-    in_one_format: bool = False,
+    cast_by: str = "",
 ) -> Quantization:
     """A setup's quantization: what ``engine_options`` say of it, and formats where nothing does.
 
     ``half`` is what the setup multiplies in, ``sharded_by`` what keeps a part of the parameters on each
-    rank, if anything does, ``in_one_format`` whether that takes parameters of one format alone.
+    rank, if anything does, ``cast_by`` what casts all parameters to one format.
 
     FSDP and ZeRO-3 shard floating-point parameters: bitsandbytes' 4-bit codes go by a floating format
     (peft's guides to FSDP and DeepSpeed, ``bnb_4bit_quant_storage``); LLM.int8() has int8 parameters,
-    GPTQ and AWQ none at all. FSDP1 flattens parameters of one format (torch/distributed/fsdp/
-    _flat_param.py, ``_init_metadata``).
+    GPTQ and AWQ none at all. What peft's preparation casts to fp32 is cast back: by DeepSpeed's engine
+    (``module.bfloat16()``), by FSDP's mixed precision.
 
     Raises ``SetupError`` for values that cannot be, and for what cannot be sharded.
     """
@@ -452,6 +485,12 @@ def filled_in(
         how = replace(how, compute_dtype=how.compute_dtype or half, storage_dtype=storage)
     if how.format.is_calibrated:
         how = replace(how, prequantized=True)
+    if how.upcast is not Upcast.NONE and cast_by:
+        msg = (
+            f"quantize: prepare_for_kbit: {cast_by} casts to {half.label} again what this leaves in "
+            "fp32; leave it out"
+        )
+        raise SetupError(msg)
     if not sharded_by:
         return how
     if not how.format.has_storage:
@@ -467,13 +506,19 @@ def filled_in(
             f"weights, {half.label}, not {label}"
         )
         raise SetupError(msg)
-    if how.prepared and in_one_format:
-        msg = (
-            f"quantize: prepare_for_kbit: {sharded_by} flattens weights of one format, and this leaves "
-            "norms and embeddings in fp32; leave it out"
-        )
-        raise SetupError(msg)
     return how
+
+
+def _upcast(value: object) -> Upcast:
+    if isinstance(value, Upcast):
+        return value
+    if isinstance(value, str) and value.lower() in [each.value for each in Upcast]:
+        return Upcast(value.lower())
+    try:
+        return Upcast.ALL if _flag("prepare_for_kbit", value) else Upcast.NONE
+    except SetupError as error:
+        msg = f"{error}, or norms"
+        raise SetupError(msg) from None
 
 
 def _flag(name: str, value: object) -> bool:

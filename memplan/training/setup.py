@@ -12,6 +12,7 @@ from memplan.text import shown
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
+from memplan.training.jobs import PLAIN, Job
 from memplan.training.kernels import (
     KERNEL_PRESETS,
     AttentionKernel,
@@ -37,6 +38,8 @@ from memplan.training.precision import (
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
+    from memplan.training.averaging import Ema
+    from memplan.training.lengths import Lengths
     from memplan.training.quantization import Quantization
 
 GPUS_PER_NODE = 8
@@ -45,7 +48,7 @@ MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
 QUANTIZATION_OPTIONS = (
     "double_quant", "prepare_for_kbit", "compute_dtype", "quant_storage", "quant_block_size",
-    "quant_bits", "skip_modules",
+    "quant_bits", "skip_modules", "quant_keeps_inputs",
 )  # fmt: skip
 """Names under ``engine_options`` that say how the base is quantized, whatever the engine."""
 DEFAULT_SEQ_LEN_CAP = 2048
@@ -188,6 +191,13 @@ class TrainingSetup:
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
     """What is trained in place of the model's own weights, which are frozen."""
+    job: Job = PLAIN
+    """What is trained for, and which other models take part: ``dpo``, ``grpo:rollout=vllm``, …"""
+    ema: "Ema | None" = None
+    """An exponential average of the weights beside them: ``weights``, ``fp32``, ``bf16@cpu``."""
+    lengths: "Lengths | None" = None
+    """Sequences of unequal lengths: the figures are those of the worst batch. ``seq_len`` is then what
+    longer ones are cut to, or the length of a packed row."""
     quantize: "Quantization | str | None" = None
     """How the frozen base is quantized: ``nf4``, ``fp4``, ``int8``, ``gptq``, ``awq``, or a
     ``Quantization``; ``none``: not at all. None: as the model's own config says."""
@@ -224,6 +234,16 @@ class TrainingSetup:
             from memplan.training.adapters import read_adapter  # only for adapters
 
             object.__setattr__(self, "adapter", read_adapter(self.adapter))
+        if self.job is not PLAIN:
+            object.__setattr__(self, "job", _job(self.job))
+        if self.ema is not None:
+            from memplan.training.averaging import Ema  # only where weights are averaged
+
+            object.__setattr__(self, "ema", Ema.read(self.ema))
+        if self.lengths is not None:
+            from memplan.training.lengths import Lengths  # only where they are unequal
+
+            object.__setattr__(self, "lengths", Lengths.read(self.lengths))
         if self.quantize is not None:
             object.__setattr__(self, "quantize", _quantization(self.quantize))
         if self.engine_options:
@@ -305,7 +325,7 @@ class TrainingSetup:
             dict(self.engine_options),
             half=formats.autocast or formats.compute,
             sharded_by=self._sharded_by,
-            in_one_format=self.chosen_engine is Engine.FSDP1,
+            cast_by="" if self.chosen_engine is Engine.DDP else self.chosen_engine.value,
         )
 
     @property
@@ -353,6 +373,8 @@ class TrainingSetup:
         engine = self.chosen_engine
         has_bf16 = has_bf16 or self.fp8 is not Fp8Recipe.NONE
         seq_len = self.seq_len
+        if self.lengths is not None:
+            seq_len = self._worst_length(seq_len)
         if seq_len is None and context_length is not None:
             seq_len = min(context_length, DEFAULT_SEQ_LEN_CAP)
         return replace(
@@ -378,6 +400,16 @@ class TrainingSetup:
         choices = liger_overrides(family)
         return {name: each for name, each in choices.items() if getattr(self, name) is None}
 
+    def _worst_length(self, seq_len: int | None) -> int | None:
+        """Of a batch of unequal lengths; a packed row is full whatever they are."""
+        from memplan.training.lengths import Batching  # only where they are unequal
+
+        assert self.lengths is not None
+        if self.lengths.batching is Batching.PACKED:
+            return seq_len
+        longest = self.lengths.longest
+        return self.lengths.padded(longest if seq_len is None else min(longest, seq_len))
+
     def _default_stage(self, engine: Engine) -> ZeroStage | None:
         if engine is Engine.DEEPSPEED and self.zero_stage is None:
             return ZeroStage.GRADIENTS
@@ -387,6 +419,11 @@ class TrainingSetup:
         if engine in (Engine.FSDP, Engine.FSDP1) and self.fsdp_strategy is None:
             return FsdpStrategy.FULL_SHARD
         return self.fsdp_strategy
+
+
+def _job(value: object) -> Job:
+    """A job; of one that is null, the model's own task."""
+    return PLAIN if value is None else Job.read(value)
 
 
 PLAIN_OPTIMIZERS = (
@@ -698,6 +735,9 @@ def _check_engine(setup: TrainingSetup) -> None:
 
 
 def _check_fp8(setup: TrainingSetup, engine: Engine) -> None:
+    if setup.fp8 is not Fp8Recipe.NONE and setup.adapter is not None:
+        msg = "fp8: adapters beside linear layers in fp8 are not modelled: leave one of the two out"
+        raise SetupError(msg)
     if setup.fp8 is Fp8Recipe.NONE:
         return
     formats = PRECISIONS[setup.chosen_precision]

@@ -61,7 +61,7 @@ def quantized_setup_of(record: dict[str, Any]) -> TrainingSetup:
     )
 
 
-_OPTIMIZERS: dict[str, Any] = {}
+_OPTIMIZERS: dict[str, Any] = {"bnb_AdamW8bit": "bnb-adamw-8bit"}
 
 
 def predict_qlora_cuda(record: dict[str, Any]) -> dict[str, int]:

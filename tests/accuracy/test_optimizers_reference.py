@@ -19,13 +19,10 @@ from memplan.training.optimizers.table import chosen
 from tests.accuracy.comparison import Comparison, read_records, remember
 from tests.accuracy.optimizer_records import played, setup_of, stepped_tensors
 
-BARS = {
-    "bytes_before": (0.0005, 0.003), "peak_forward": (0.0005, 0.003),
-    "peak_backward": (0.0005, 0.003), "peak_step": (0.0005, 0.003), "peak": (0.0005, 0.003),
-    "reserved_peak": (0.0001, 0.03),
-}  # fmt: skip
-"""p95 and worst; the issue asks for a p95 of 0.01. GaLore's 8-bit form is the worst of all: it moves
-each weight to another block, which is not followed."""
+P95, WORST = 0.0002, 0.0005
+"""Bars of every figure but the next; the issue asks for a p95 of 0.01."""
+RESERVED = "reserved_peak"
+WORST_RESERVED = 0.001
 
 BYTES = {"float32": 4, "bfloat16": 2, "uint8": 1, "float8_e4m3fn": 1}
 
@@ -35,7 +32,7 @@ def truth_of(record: dict[str, Any]) -> dict[str, int]:
     real = record["real"]
     names = ("bytes_before", "peak_forward", "peak_backward", "peak_step", "peak")
     found = {name: real[f"{name}_of_step"][-1] for name in names}
-    return {**found, "reserved_peak": real["reserved_peak"]}
+    return {**found, RESERVED: real[RESERVED]}
 
 
 @pytest.mark.reference
@@ -48,16 +45,16 @@ def test_steps(
     with capsys.disabled():
         sys.stdout.write(f"\noptimizers.jsonl: {found.table()}\n")
     assert not found.refused
-    for name, (p95, worst) in BARS.items():
-        assert found.quantile(name, 0.95) <= p95, name
-        assert found.worst(name)[0] <= worst, name
+    for name in found.errors:
+        assert found.quantile(name, 0.95) <= P95, name
+        assert found.worst(name)[0] <= (WORST_RESERVED if name == RESERVED else WORST), name
     remember(
         "Optimizers",
         {
             "held between steps": found.row("bytes_before"),
             "peak": found.row("peak"),
             "peak of the optimizer's step": found.row("peak_step"),
-            "reserved": found.row("reserved_peak"),
+            "reserved": found.row(RESERVED),
         },
         update=pytestconfig.getoption("--update-accuracy"),
     )

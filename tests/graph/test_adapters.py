@@ -69,3 +69,63 @@ def test_a_frozen_linear_layer_keeps_no_input() -> None:
     )
     frozen = estimate(load_model(LLAMA), setup)
     assert frozen.activations_bytes < whole.activations_bytes
+
+
+def test_the_answer_names_the_modules_that_peft_chooses() -> None:
+    found = estimate(load_model(LLAMA), TrainingSetup(adapter=Lora(rank=8)))
+    assert any(
+        "LoRA rank 8 on q_proj, v_proj (peft's choice)" in each for each in found.assumptions
+    )
+
+
+def test_a_mixture_whose_experts_peft_would_adapt_is_refused() -> None:
+    config = {
+        **LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+        "num_local_experts": 4, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    with pytest.raises(SetupError, match="adapts every routed expert"):
+        estimate(load_model(config), TrainingSetup(adapter=Lora(targets="all-linear")))
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "count"),
+    [
+        ("gpt2", ("c_attn",), 294912),
+        ("t5-small", ("q", "v"), 294912),
+        ("bert-base-uncased", ("query", "value"), 294912),
+    ],
+)
+def test_modules_go_by_transformers_names(model: str, targets: tuple[str, ...], count: int) -> None:
+    setup = TrainingSetup(adapter=Lora(rank=8, targets=targets), seq_len=64)
+    assert estimate(load_model(model), setup).trainable_params == count
+
+
+def test_what_is_merely_counted_is_adapted_too() -> None:
+    config = {
+        "model_type": "siglip",
+        "text_config": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+        "vision_config": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+    }
+    setup = TrainingSetup(adapter=Lora(rank=1, targets=("q_proj",)))
+    # Two towers of two layers each.
+    assert estimate(load_model(config), setup).trainable_params == 2 * 2 * (64 + 64)
+
+
+def test_a_module_that_is_called_twice_has_one_adapter() -> None:
+    config = {
+        "model_type": "deberta-v2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 100, "relative_attention": True, "share_att_key": True,
+        "pos_att_type": ["c2p", "p2c"], "position_buckets": 8,
+    }  # fmt: skip
+    setup = TrainingSetup(adapter=Lora(rank=1, targets=("query_proj",)), seq_len=64)
+    assert estimate(load_model(config), setup).trainable_params == 2 * (64 + 64)

@@ -12,6 +12,7 @@ from memplan.graph.model import record_model
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
+from memplan.sources.emitters import Framework, emit
 from memplan.sources.models import load_model
 from memplan.training.quantization import Quantization, QuantizationKind
 from memplan.training.setup import TrainingSetup
@@ -161,3 +162,98 @@ def test_named_modules_stay() -> None:
     more = less.phases["load"].components["parameters"]
     all_packed = answer(quantize="nf4").phases["load"].components["parameters"]
     assert more - all_packed == 4 * (2 * 512 * 256 - 512 * 256 // 2)
+
+
+def test_early_bitsandbytes_held_every_input() -> None:
+    """Of what nothing else holds: the product before down_proj (and o_proj's is attention's own)."""
+    kept, freed = (
+        answer(
+            quantize="nf4", checkpointing="none", seq_len=512, loss="cut", precision="bf16",
+            engine_options={"quant_keeps_inputs": held},
+        ).phases["forward"].components["activations"]
+        for held in (True, False)
+    )  # fmt: skip
+    assert kept - freed > 512 * 512 * 2
+    with pytest.raises(SetupError, match="quant_keeps_inputs: int8 has none"):
+        answer(quantize="int8", engine_options={"quant_keeps_inputs": True})
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"engine": "ddp", "precision": "bf16-autocast"}, {"zero_stage": 0}, {"zero_stage": 2},
+        {"zero_stage": 3}, {"engine": "fsdp"}, {"engine": "fsdp1"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_engines_hold_codes(engine: dict[str, Any]) -> None:
+    """Sharded or whole; what unpacking needs is whole on each rank."""
+    adapter = {"lora": {"rank": 8, "targets": "all-linear", "dtype": "bf16"}}
+    plain, packed = (
+        answer(num_gpus=2, quantize=name, adapter=adapter, **engine).held_bytes
+        for name in ("none", "nf4")
+    )
+    linear = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
+    ranks = 1 if engine.get("zero_stage") in (0, 2) or engine.get("engine") == "ddp" else 2
+    scales = 4 * (2 * 4096 + 2 * 2048 + 3 * 8192) + 4 * 7 * 512
+    saved = (2 * linear - linear // 2) // ranks - scales
+    if engine.get("zero_stage") == 3:
+        # Other parameters are small enough to persist on every rank.
+        assert plain - packed > saved
+    else:
+        assert plain - packed == pytest.approx(saved, rel=0.01)
+
+
+def test_what_peft_casts_an_engine_casts_back() -> None:
+    for engine in ({"engine": "fsdp"}, {"engine": "fsdp1"}, {"zero_stage": 2}):
+        with pytest.raises(SetupError, match="casts to bf16 again"):
+            answer(num_gpus=2, quantize="nf4", engine_options={"prepare_for_kbit": True}, **engine)
+
+
+def test_zero_3_loads_a_quantized_base_whole() -> None:
+    with pytest.raises(SetupError, match="zero_init: a quantized base is loaded whole"):
+        answer(num_gpus=2, zero_stage=3, quantize="nf4", engine_options={"zero_init": True})
+
+
+def test_int8_says_what_it_holds() -> None:
+    assert any("LLM.int8" in note for note in answer(quantize="int8", checkpointing="full").notes)
+    assert not answer(quantize="int8").notes
+
+
+def test_experts_stay_and_it_is_said() -> None:
+    config = {
+        **LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+        "num_local_experts": 4, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    attention = {"lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}}
+    found = answer(config, quantize="nf4", adapter=attention)
+    assert any("experts are no linear layers" in note for note in found.notes)
+    experts = 4 * 4 * 3 * 512 * 256
+    assert found.phases["load"].components["parameters"] > 2 * experts
+
+
+def test_a_model_without_linear_layers_of_torch_is_refused() -> None:
+    config = {
+        "model_type": "falcon", "hidden_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 800,
+    }  # fmt: skip
+    with pytest.raises(SetupError, match="quantizes no layer of"):
+        answer(config, quantize="nf4", adapter=None, freeze="embeddings,layers,norm")
+
+
+def test_what_is_written_for_a_framework_says_how_to_load_the_base() -> None:
+    setup = TrainingSetup(
+        num_gpus=2, engine="fsdp", quantize="nf4", adapter=ADAPTER,  # type: ignore[arg-type]
+        engine_options={"double_quant": True},
+    )  # fmt: skip
+    made = emit(setup, Framework.ACCELERATE)
+    assert any("load the base quantized: nf4" in note for note in made.notes)
+    assert made.setup.chosen_quantization == setup.chosen_quantization
+
+
+@pytest.mark.parametrize("kind", ["ia3", "prompt"])
+@pytest.mark.parametrize("base", ["nf4", "int8", "gptq"])
+def test_other_adapters_are_of_the_same_size(kind: str, base: str) -> None:
+    plain, packed = (answer(adapter=kind, quantize=name) for name in ("none", base))
+    assert plain.trainable_params == packed.trainable_params
+    assert plain.num_params == packed.num_params

@@ -112,7 +112,18 @@ def test_every_block_has_a_name(model: str, options: dict[str, Any]):
     found = {label.part for label in run.labels.values()}
     if "cpu" in options.values():
         found.add(Part.STEP)  # whose update may be the CPU's alone
-    assert found == set(Part) - {Part.SAVE, Part.FIRST_STEP, Part.OVERFLOW}
+    only_of_some = {Part.FIRST_STEP, Part.OVERFLOW, Part.GENERATION, Part.EVALUATION}
+    assert found == set(Part) - only_of_some - {Part.SAVE}
+
+
+@pytest.mark.parametrize(
+    "job", ["dpo", "kto", "distillation", "ppo", "grpo:reference=same", "sft:eval_batch_size=2"]
+)
+def test_every_block_of_a_job_has_a_name(job: str):
+    run = run_of("gpt2", {"precision": "bf16", "job": job})
+    assert not [label for label in run.labels.values() if label.name == "engine"]
+    found = {label.kind for label in run.labels.values()}
+    assert (ComponentKind.OTHER_MODELS in found) is not job.startswith("sft")
 
 
 def test_blocks_are_named_after_what_made_them():

@@ -144,6 +144,11 @@ def played(given: RankInput, rank: int) -> dict[str, int]:
     program.start()
     for step in range(2):
         program.train(step, num_micro_batches=num_micro_batches)
+    return heights(ledger)
+
+
+def heights(ledger: MarkedLedger) -> dict[str, int]:
+    """The highest sum of blocks in every part of it [bytes]."""
     found: dict[str, int] = {}
     ends = [*(start for start, _, _ in ledger.marks[1:]), len(ledger.events)]
     sizes: dict[int, int] = {}

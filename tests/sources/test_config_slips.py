@@ -209,7 +209,7 @@ CLIP_TOWER = {
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config (awq): not read"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config (fp8): not read"),
         ({"add_cross_attention": True}, "cross-attention is not counted"),
         ({"architectures": ["LlamaForFooBar"]}, "no known class of llama, counted as causal-lm"),
         ({"architectures": ["Zorblax"]}, "architectures 'Zorblax'"),

@@ -16,7 +16,7 @@ from memplan.training.setup import SETUP_FIELDS, Recomputation
 
 CODE = Path(__file__).parent.parent.parent / "memplan" / "sources" / "stacks"
 FIELDS = {
-    *SETUP_FIELDS, "quantization", "optimizer_options", "optimizer_in_backward", "job", "compile",
+    *SETUP_FIELDS, "quantization", "optimizer_options", "optimizer_in_backward",
 }  # fmt: skip
 """Fields that a default may name."""
 
@@ -229,7 +229,7 @@ def test_a_trl_file_says_how_the_model_is_loaded() -> None:
 
 def test_a_trl_file_belongs_to_the_trainer_that_has_its_keys() -> None:
     found = read({**TRL, "precompute_ref_log_probs": True})
-    assert any("DPOConfig" in note for note in found.notes)
+    assert found.setup.job.kind.value == "dpo"
 
 
 def test_torchtune() -> None:
@@ -394,3 +394,32 @@ def test_what_is_asked_for_beside_a_preset_takes_its_quantization_away() -> None
     assert setup.quantize in (None, "none")
     assert setup.engine_options == ()
     assert dict(read_preset("unsloth").setup.engine_options) == {"double_quant": True}
+
+
+# -- jobs of more than one model -----------------------------------------------------------------
+
+
+def test_trl_dpo_counts_pairs() -> None:
+    setup = read_preset("trl-dpo").setup
+    assert setup.job.kind.value == "dpo"
+    assert setup.micro_batch_size == 8
+    assert setup.left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind"), [("sigmoid", "dpo"), ("orpo", "orpo"), ("simpo", "simpo")]
+)
+def test_llama_factorys_preferences(loss: str, kind: str) -> None:
+    setup = read({**FACTORY, "stage": "dpo", "pref_loss": loss}).setup
+    assert setup.job.kind.value == kind
+
+
+def test_verl_generates_beside_the_training() -> None:
+    job = read(VERL).setup.job
+    assert (job.kind.value, job.gpu_memory_utilization, job.sleep) == ("grpo", 0.6, 2)
+    assert (str(job.chosen_rollout.value), job.completion_length) == ("vllm", 3072)
+
+
+def test_torchtunes_distillation() -> None:
+    teacher = {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}
+    assert read({**TORCHTUNE, "teacher_model": teacher}).setup.job.kind.value == "distillation"

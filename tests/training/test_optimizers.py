@@ -4,6 +4,8 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.estimator import estimate
+from memplan.sources.models import load_model
 from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.script import (
     Act,
@@ -247,3 +249,56 @@ def test_deepspeed_names_are_in_lower_case() -> None:
 def test_what_an_engine_cannot_run_is_refused(fields: dict[str, object], problem: str) -> None:
     with pytest.raises(SetupError, match=problem):
         TrainingSetup(**fields)  # type: ignore[arg-type]
+
+
+def test_the_answer_names_an_optimizer_s_settings() -> None:
+    model = load_model("gpt2")
+    setup = TrainingSetup(
+        engine="ddp", optimizer="galore_adamw_layerwise", optimizer_options={"rank": 64}
+    )  # type: ignore[arg-type]
+    found = estimate(model, setup, None)
+    assert "optimizer galore-adamw (rank 64) within backward" in found.assumptions
+    assert "rank=64; optimizer_in_backward=True" in str(found.to_dict()["other_settings"])
+
+
+def test_paged_and_offloaded_states_are_in_cpu_ram() -> None:
+    model = load_model("gpt2")
+    plain = estimate(model, TrainingSetup(engine="ddp", optimizer="bnb-adamw"), None)  # type: ignore[arg-type]
+    paged = estimate(model, TrainingSetup(engine="ddp", optimizer="bnb-paged-adamw"), None)  # type: ignore[arg-type]
+    moved = plain.held_bytes - paged.held_bytes
+    assert moved > 8 * 124_000_000
+    assert paged.host_bytes >= moved * 0.999
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp", "fsdp1"])
+@pytest.mark.parametrize("optimizer", ["bnb-adamw-8bit", "adafactor-loop", "lion", "came"])
+def test_shards_are_stepped_under_every_engine(engine: str, optimizer: str) -> None:
+    model = load_model("gpt2")
+    own = estimate(model, TrainingSetup(num_gpus=8, engine=engine, optimizer=optimizer), None)  # type: ignore[arg-type]
+    adamw = estimate(model, TrainingSetup(num_gpus=8, engine=engine), None)  # type: ignore[arg-type]
+    states = "optimizer_states"
+    # Of a flat shard CAME's second moment is whole, and it keeps no residual's.
+    assert 0 < own.phases["step"].components[states] <= adamw.phases["step"].components[states]
+
+
+def test_stepping_in_backward_never_holds_all_gradients() -> None:
+    model = load_model("gpt2")
+    fields = {"engine": "ddp", "precision": "bf16", "checkpointing": "full", "seq_len": 128}
+    whole = estimate(model, TrainingSetup(**fields), None)  # type: ignore[arg-type]
+    parts = estimate(model, TrainingSetup(optimizer_in_backward=True, **fields), None)  # type: ignore[arg-type]
+    gradients = "gradients"
+    largest = 2 * 50257 * 768
+    assert whole.phases["step"].components[gradients] > 2 * 124_000_000
+    assert gradients not in parts.phases["step"].components
+    assert parts.phases["backward"].components[gradients] < 1.1 * largest
+    assert parts.held_bytes == whole.held_bytes
+
+
+def test_targets_that_no_layer_is_called_by_are_refused() -> None:
+    setup = TrainingSetup(
+        engine="ddp",  # type: ignore[arg-type]
+        optimizer="galore-adamw",  # type: ignore[arg-type]
+        optimizer_options={"target_modules": "c_atn"},
+    )
+    with pytest.raises(SetupError, match=r"no linear layer's name has c_atn; there are self_attn"):
+        estimate(load_model("gpt2"), setup, None)

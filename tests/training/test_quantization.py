@@ -99,7 +99,7 @@ def test_what_an_engine_cannot_shard_is_refused() -> None:
             TrainingSetup(
                 num_gpus=8, quantize="nf4", engine_options={"quant_storage": "uint8"}, **engine
             )  # type: ignore[arg-type]
-    with pytest.raises(SetupError, match="prepare_for_kbit: fsdp1"):
+    with pytest.raises(SetupError, match="prepare_for_kbit: fsdp1 casts"):
         TrainingSetup(
             num_gpus=8, engine="fsdp1", quantize="nf4",  # type: ignore[arg-type]
             engine_options={"prepare_for_kbit": True},
@@ -149,3 +149,12 @@ def test_bitsandbytes_computes_in_fp32_where_its_config_says_nothing() -> None:
 def test_other_methods_are_known_by_name_alone() -> None:
     assert not is_modelled({"quant_method": "mxfp4"})
     assert read_quantization_config({"quant_method": "fp8"}) is None
+
+
+def test_a_value_takes_plain_words() -> None:
+    how = Quantization(kind="nf4", compute_dtype="bf16", prepared=True)  # type: ignore[arg-type]
+    assert how.kind is QuantizationKind.NF4
+    assert how.compute_dtype is DType.BF16
+    assert TrainingSetup(quantize=how).quantize == how
+    with pytest.raises(SetupError, match="Did you mean 'nf4'"):
+        Quantization(kind="nf3")  # type: ignore[arg-type]

@@ -98,8 +98,10 @@ class Job:
 
     @property
     def frozen_bytes(self) -> int:
-        """All others."""
-        return self.weight_bytes * self.weights.num_frozen
+        """All others; codes in their own format."""
+        weights = self.weights
+        plain = weights.num_frozen - weights.packed_numel
+        return self.weight_bytes * plain + weights.packed_bytes
 
     @property
     def model_bytes(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
+from memplan.memory.engine_options import says_quantization
 from memplan.training.setup import Offload, TrainingSetup, ZeroStage
 
 AUTO = "auto"
@@ -223,9 +224,14 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
             acts = setup.zero_stage is ZeroStage.PARAMETERS or name not in _STAGE_3_ONLY
             if acts and value not in (None, UNMODELLED[name]):
                 (unsaved if name in _SAVING else left_out).append(f"{name}={value} (not modelled)")
-        elif name not in WITHOUT_EFFECT:
+        elif name not in WITHOUT_EFFECT and not says_quantization(name, setup):
             msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
             raise SetupError(msg)
+    if setup.chosen_quantization is not None:
+        if fields.get("zero_init"):
+            msg = "engine_options: zero_init: a quantized base is loaded whole before it is sharded"
+            raise SetupError(msg)
+        fields["zero_init"] = False
     options = replace(DeepSpeedOptions(), **fields)  # type: ignore[arg-type]
     if not options.reduce_bucket_size:
         msg = "engine_options: reduce_bucket_size must be at least 1"

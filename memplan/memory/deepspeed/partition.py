@@ -50,6 +50,8 @@ class ModelWeights:
         self.numels: list[int] = []
         """Elements of each [elements]."""
         self.trainable: list[bool] = []
+        self.packed_numel = self.packed_bytes = 0
+        """Elements of quantized weights' codes, which have a format of their own, and their bytes."""
         self.owners: dict[Parameter, int] = {}
         """The number of each parameter of the tape, in its segment's first repetition."""
         parts: dict[int, _Part] = {}
@@ -63,6 +65,10 @@ class ModelWeights:
                 part.places[each] = first + position
             self.owners.update(part.places)
             self.numels += [each.numel for each in parameters] * segment.num_copies
+            for each in parameters:
+                if each.packed is not None:
+                    self.packed_numel += each.numel * segment.num_copies
+                    self.packed_bytes += each.numel * each.dtype.num_bytes * segment.num_copies
             self.trainable += [each.requires_grad for each in parameters] * segment.num_copies
         self.segments = [
             parts.get(segment.index, _Part()).as_segment_weights() for segment in tape.segments

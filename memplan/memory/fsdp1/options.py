@@ -62,6 +62,9 @@ class Fsdp1Options:
     """How a checkpoint is written."""
     data_parallel_replicate_degree: int = 1
     """Copies of the sharded model; ``hybrid`` makes one for each node."""
+    reentrant_checkpointing: bool = False
+    """Layers are checkpointed as transformers before 5 did it (``use_reentrant``): then what a unit of
+    frozen parameters was given, and its gradient, stay until the backward pass is over."""
 
     @classmethod
     def of(cls, setup: TrainingSetup) -> "Fsdp1Options":
@@ -83,11 +86,12 @@ class Fsdp1Options:
                 "sync_each_batch", default=reduces_each_micro_batch(setup)
             ),
             autocast=read.boolean("autocast", default=False),
-            init_device=read.member("init_device", InitDevice.CPU),
+            init_device=read.member("init_device", _usual_place(setup)),
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
             data_parallel_replicate_degree=read.positive(
                 "data_parallel_replicate_degree", setup.nodes if hybrid else 1
             ),
+            reentrant_checkpointing=read.boolean("reentrant_checkpointing", default=False),
         )
         _check(setup, made)
         return made
@@ -116,3 +120,9 @@ def _check(setup: TrainingSetup, options: Fsdp1Options) -> None:
     if setup.offload_param is Offload.CPU and options.shard_degree(setup) == 1:
         msg = "offload_param: FSDP1 does not offload whole parameters; shard over more GPUs"
         raise SetupError(msg)
+
+
+def _usual_place(setup: TrainingSetup) -> InitDevice:
+    """Where the model lies: a quantized one on the GPU, where it is packed (transformers 5.23,
+    ``Bnb4BitHfQuantizer.update_device_map``)."""
+    return InitDevice.CPU if setup.chosen_quantization is None else InitDevice.CUDA

@@ -95,7 +95,7 @@ class Fsdp2Options:
             pin_memory=read.boolean("pin_memory", default=True),
             autocast=read.boolean("autocast", default=False),
             enable_fsdp_float8_all_gather=read.boolean(FP8_ALL_GATHER, default=False),
-            init_device=read.member("init_device", InitDevice.CPU),
+            init_device=read.member("init_device", _usual_place(setup)),
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
         )
         check_offload(setup)
@@ -166,3 +166,9 @@ def check_offload(setup: TrainingSetup) -> None:
             "set offload_param to cpu"
         )
         raise SetupError(msg)
+
+
+def _usual_place(setup: TrainingSetup) -> InitDevice:
+    """Where the model lies: a quantized one on the GPU, where it is packed (transformers 5.23,
+    ``Bnb4BitHfQuantizer.update_device_map``)."""
+    return InitDevice.CPU if setup.chosen_quantization is None else InitDevice.CUDA

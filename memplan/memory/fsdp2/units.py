@@ -98,13 +98,14 @@ class UnitFormats:
 
     def kept_of(self, parameter: Parameter) -> DType:
         """What a weight's shard is kept in."""
-        if self.is_apart(parameter):
+        if self.is_apart(parameter) or parameter.packed is not None:
             return parameter.dtype
         return self.kept if parameter.requires_grad else self.frozen
 
     def compute_of(self, parameter: Parameter) -> DType:
         """What a weight's gradient is computed in, and the weight itself but for codes."""
-        return parameter.dtype if self.is_apart(parameter) else self.compute
+        own = self.is_apart(parameter) or parameter.packed is not None
+        return parameter.dtype if own else self.compute
 
     def gathered_of(self, parameter: Parameter) -> DType:
         """What a gathered weight is: the compute format, or codes."""

@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.graph.tape import Tape
+from memplan.memory.beside import ALONE, SideModel
 from memplan.memory.engine_options import has_module_hooks
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program
@@ -25,6 +26,19 @@ def program_of(
 
     ``capacity_bytes`` of the GPU, where it is known, decides how DeepSpeed loads.
     """
+    program = _program_of(
+        given, ledger, workspace_bytes=workspace_bytes, rank=rank, capacity_bytes=capacity_bytes
+    )
+    if given.beside is not ALONE:
+        from memplan.memory.programs.others import OtherModels  # only for jobs of several models
+
+        program.company = OtherModels(given.beside, ledger)
+    return program
+
+
+def _program_of(
+    given: RankInput, ledger: Ledger, *, workspace_bytes: int, rank: int, capacity_bytes: int | None
+) -> Program:
     engine = given.setup.chosen_engine
     if engine is Engine.FSDP:
         from memplan.memory.programs.fsdp2 import Fsdp2Program
@@ -56,7 +70,7 @@ def program_of(
     return DdpProgram(given, ledger, workspace_bytes=workspace_bytes)
 
 
-def stops_of(given: RankInput) -> "StopsWithin | None":
+def stops_of(given: RankInput | SideModel) -> "StopsWithin | None":
     """Where a setup's engine takes part within segments; None: nowhere."""
     return _stops_at_modules(given.tape) if has_module_hooks(given.setup) else None
 
@@ -81,6 +95,12 @@ class StopsWithin(NamedTuple):
 def counts_ranks(setup: TrainingSetup) -> bool:
     """Whether what a rank holds goes by how many there are: not where each holds everything."""
     return setup.chosen_engine is not Engine.DDP
+
+
+def holds_inputs(setup: TrainingSetup) -> bool:
+    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given."""
+    is_asked = dict(setup.engine_options).get("reentrant_checkpointing")
+    return setup.chosen_engine is Engine.FSDP1 and bool(is_asked)
 
 
 def loads_by_capacity(setup: TrainingSetup) -> bool:

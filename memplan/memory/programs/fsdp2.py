@@ -133,11 +133,10 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def _whole(self, use: UnitUse) -> list[Block]:
         return [
-            self.ledger.allocate(
-                allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
-                0,
-                _GATHERED,
+            self.load_whole(
                 (parameter, use.copy),
+                allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
+                packs=self.options.init_device is InitDevice.CUDA,
             )
             for parameter in use.unit.parameters
         ]
@@ -280,6 +279,14 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             if use is not None:
                 self._post_forward(use)
         self._drop_kept()
+
+    def end_pass(self) -> None:
+        """Without a backward pass the order of this one is of no use."""
+        self.order.clear()
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """A chunk of each."""
+        return shard_numel(parameter, self.formats.degree)
 
     # -- backward --------------------------------------------------------------------------------
 

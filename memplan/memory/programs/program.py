@@ -10,15 +10,17 @@ from typing import Protocol
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.beside import SideLedger, When
 from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
-from memplan.units import ceil_div
+from memplan.training.optimizers.script import ActKind
+from memplan.units import ceil_div, round_up
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
@@ -49,6 +51,25 @@ class Player(Protocol):
         """The loss goes, and what its graph still holds."""
 
 
+class Company(Protocol):
+    """A job's other models, and what they do when."""
+
+    def load(self) -> None:
+        """Everything of theirs that stays."""
+
+    def settle(self, *, num_micro_batches: int) -> None:
+        """Those that are trained come to where every further step is like the last."""
+
+    def before_step(self, step: int, *, num_micro_batches: int) -> None:
+        """What comes before the trained model's part of a step."""
+
+    def run(self, when: When) -> None:
+        """Passes that run at a point of it."""
+
+    def evaluate(self, step: int) -> None:
+        """What runs between steps."""
+
+
 class Program:
     """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
 
@@ -70,8 +91,9 @@ class Program:
         self.ledger = ledger
         self.takes_all_at_once = returns_all_at_once(given.setup)
         self.playback: Player
-        if isinstance(ledger, Tally):
-            self.playback = TallyPlayback(given.tape, given.passes, ledger, self)
+        tally = ledger.ledger if isinstance(ledger, SideLedger) else ledger
+        if isinstance(tally, Tally):
+            self.playback = TallyPlayback(given.tape, given.passes, tally, self)
         else:
             self.playback = Playback(
                 given.tape, given.passes, ledger, self, workspace_bytes=workspace_bytes
@@ -80,6 +102,8 @@ class Program:
         """In the order of ``named_parameters()``."""
         self.gradients: dict[Weight, Block] = {}
         self.optimizer = Stepper(given, ledger)
+        self.blocks: dict[Weight, Block] = {}
+        """Of the weights, where they lie apart: an optimizer may move them."""
         self.has_states: set[Weight] = set()
         """Weights that were stepped within backward, and have their states."""
         self.unstepped: tuple[Weight, Block] | None = None
@@ -88,6 +112,8 @@ class Program:
         """What is not modelled, in words."""
         self.unsaved: tuple[str, ...] = ()
         """Settings that save memory and are not modelled, in words."""
+        self.company: Company | None = None
+        """The job's other models; None: there are none."""
 
     # -- a run -----------------------------------------------------------------------------------
 
@@ -97,22 +123,35 @@ class Program:
         for step in range(num_steps or self.num_steps):
             steps = self.given.setup.gradient_accumulation_steps
             self.train(step, num_micro_batches=min(steps, MAX_MICRO_BATCHES))
+            self.evaluate(step)
 
     def start(self) -> None:
         """Load, and fetch the first batch."""
         self.ledger.enter(Part.LOAD)
         self.load()
         self.make_optimizer()
+        if self.company is not None:
+            self.company.load()
+            self.load_average()
         self.ledger.enter(Part.FORWARD)
         self.playback.fetch_batch()
 
-    def settle(self, *, num_micro_batches: int) -> None:  # noqa: ARG002
+    def settle(self, *, num_micro_batches: int) -> None:
         """Come to where every further step is like the last: here, to where there are states."""
+        if self.company is not None:
+            self.company.settle(num_micro_batches=num_micro_batches)
         self.ledger.enter(Part.STEP)
         self.optimizer_step(first=True)
 
+    def evaluate(self, step: int) -> None:
+        """What runs between steps."""
+        if self.company is not None:
+            self.company.evaluate(step)
+
     def train(self, step: int, *, num_micro_batches: int) -> None:
         """One step: every micro-batch, and the update."""
+        if self.company is not None:
+            self.company.before_step(step, num_micro_batches=num_micro_batches)
         for micro_batch in range(num_micro_batches):
             last = micro_batch == num_micro_batches - 1
             self.micro_batch(step, first=not micro_batch, last=last)
@@ -130,20 +169,42 @@ class Program:
             load_quantized(self.ledger, self.weights, places, options)
             return
         if not places:
-            self.load_weights()
+            self.blocks = self.load_weights()
             return
         for weight in (*self.weights, None):
             for size, words in places.get(weight, ()):
                 self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
             if weight is not None:
                 size = weight[0].storage.num_bytes
-                self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+                block = self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+                self.blocks[weight] = block
 
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
+        options = self.given.tape.options
+        if options.quantization is not None:
+            from memplan.memory.programs.quantized import load_quantized  # only then
+
+            return load_quantized(self.ledger, self.weights, {}, options)
         sizes = [(weight[0].storage.num_bytes, weight) for weight in self.weights]
         blocks = self.ledger.allocate_all(sizes, ComponentKind.PARAMETERS)
         return dict(zip(self.weights, blocks, strict=True))
+
+    def load_average(self) -> None:
+        """A running average of what this rank keeps of each weight, as ``AveragedModel`` copies it."""
+        num_bytes = self.given.beside.averaged_bytes
+        if num_bytes:
+            self.ledger.allocate_all(
+                [
+                    (round_up(self.kept_numel(parameter) * num_bytes, ALLOCATION_ROUNDING), AVERAGE)
+                    for parameter, _ in self.weights
+                ],
+                ComponentKind.AVERAGED_WEIGHTS,
+            )
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """Elements of a weight that this rank keeps between steps."""
+        return parameter.numel
 
     def load_buffers(self) -> None:
         """Tables that the model keeps beside its weights."""
@@ -154,6 +215,8 @@ class Program:
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:  # noqa: ARG002
         """Forward and backward once."""
         self.ledger.enter(Part.FORWARD, step)
+        if self.company is not None:
+            self.company.run(When.FIRST)
         self.playback.forward()
         self.end_forward()
         self.playback.return_loss()
@@ -177,23 +240,24 @@ class Program:
             return
         tensors = stepped_all(parameter for parameter, _ in weights)
 
-        def replace(number: int, block: Block | None) -> None:
-            self._let_go_of_gradient(weights[number], block)
+        def replace(number: int, kind: ActKind, block: Block | None) -> None:
+            self._replace(kind, weights[number], block)
 
-        self.optimizer.step(tensors, of=TRAINED, first=first, gradients=replace)
+        self.optimizer.step(tensors, of=TRAINED, first=first, replace=replace)
 
     def _leaves_gpu(self, parameter: Parameter) -> bool:
         """Whether its gradient goes to the CPU at once."""
         optimizer = self.optimizer
         return optimizer.takes_gradients and optimizer.takes_gradient(stepped(parameter))
 
-    def _let_go_of_gradient(self, weight: Weight, block: Block | None) -> None:
-        """An optimizer is done with a gradient, or has put another in its place."""
-        old = self.gradients.pop(weight, None)
+    def _replace(self, kind: ActKind, weight: Weight, block: Block | None) -> None:
+        """An optimizer is done with a gradient, or has put another tensor in its or a weight's place."""
+        present = self.blocks if kind is ActKind.WEIGHT else self.gradients
+        old = present.pop(weight, None)
         if old is not None:
             self.ledger.free(old)
             if block is not None:
-                self.gradients[weight] = block
+                present[weight] = block
         elif block is not None:
             self.ledger.free(block)
 
@@ -212,10 +276,10 @@ class Program:
         if block is not None:
             self.gradients[weight] = block
 
-        def replace(_: int, made: Block | None) -> None:
-            self._let_go_of_gradient(weight, made)
+        def replace(_: int, kind: ActKind, made: Block | None) -> None:
+            self._replace(kind, weight, made)
 
-        self.optimizer.step([stepped(weight[0])], of=TRAINED, first=first, gradients=replace)
+        self.optimizer.step([stepped(weight[0])], of=TRAINED, first=first, replace=replace)
         if weight in self.gradients:
             self.ledger.free(self.gradients.pop(weight))
 
@@ -260,6 +324,17 @@ class Program:
         if self.unstepped is not None:
             waiting, self.unstepped = self.unstepped, None
             self._step_alone(*waiting)
+
+    def run_joined(self) -> None:
+        """Passes of other models whose results the loss takes."""
+        if self.company is not None:
+            self.company.run(When.JOINED)
+
+    def begin_pass(self) -> None:
+        """A pass without gradients begins."""
+
+    def end_pass(self) -> None:
+        """It has ended."""
 
     def stops(self, segment: Segment) -> Stops | None:  # noqa: ARG002
         """Where it takes part within a segment; None: nowhere."""
@@ -313,4 +388,5 @@ def is_trained(parameter: Parameter) -> bool:
     return parameter.requires_grad and not parameter.unused
 
 
+AVERAGE = "a copy of each weight"
 TRAINED = "every trained parameter"

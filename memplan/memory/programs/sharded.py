@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.units import Unit, Units
-from memplan.memory.ledger import Ledger
+from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
 
@@ -69,6 +69,19 @@ class ShardedProgram(Program, Generic[UseT]):
 
     def make_optimizer(self) -> None:
         """States come with the first step."""
+
+    def load_whole(self, weight: Weight, num_bytes: int, *, packs: bool) -> Block:
+        """A weight as it lies on the GPU before it is sharded.
+
+        One that is packed passes in full where the GPU ``packs``: where the model is loaded there.
+        """
+        how = self.given.tape.options.quantization
+        kind = ComponentKind.GATHERED_PARAMETERS
+        if how is None or weight[0].packed is None or how.prequantized or not packs:
+            return self.ledger.allocate(num_bytes, 0, kind, weight)
+        from memplan.memory.programs.quantized import pack  # only then
+
+        return pack(self.ledger, weight, how, kind)
 
     def _single(self, unit: Unit | None) -> UseT | None:
         return None if unit is None else self.singles.get(id(unit))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
@@ -22,11 +23,16 @@ from memplan.training.optimizers.script import (
 from memplan.training.optimizers.table import chosen
 from memplan.units import round_up
 
-Gradients = Callable[[int, Block | None], None]
-"""Lets the gradient of a tensor of the step go, by its number, and takes what comes in its place."""
+Replace = Callable[[int, ActKind, Block | None], None]
+"""Lets the gradient of a tensor of the step go, by its number, or the tensor itself, and takes what
+comes in its place."""
 
+NO_TARGETS = "none"
+"""``target_modules`` of a model without linear layers: everything is stepped as it is."""
+MOVED = "weights where the optimizer has put them"
 COUNTER = "a step counter for each tensor"
 _STATES, _TEMPORARIES = ComponentKind.OPTIMIZER_STATES, ComponentKind.TEMPORARIES
+_PARAMETERS = ComponentKind.PARAMETERS
 _SCRATCH = "scratch of a mean over rows"
 
 
@@ -55,9 +61,24 @@ class Stepper:
 
     def construct(self, tensors: Sequence[Stepped], *, of: str) -> None:
         """Make the optimizer; most make their states in the first step."""
+        self._check_targets(tensors)
         if self.row.made is Made.CONSTRUCTION:
             self.is_made = True
             self._make(tensors, of)
+
+    def _check_targets(self, tensors: Sequence[Stepped]) -> None:
+        """Raise ``SetupError`` where the names of what is projected are no layer's."""
+        targets = str(dict(self.options).get("target_modules", NO_TARGETS))
+        script = Script(self.options, first=True)
+        if targets == NO_TARGETS or any(self.row.group(script, each) for each in tensors):
+            return
+        linear = (TensorRole.LINEAR, TensorRole.QUERY_KEY)
+        names = dict.fromkeys(each.module for each in tensors if each.role in linear)
+        msg = (
+            f"optimizer_options: target_modules: no linear layer's name has {targets}; "
+            f"there are {', '.join(names)}"
+        )
+        raise SetupError(msg)
 
     def step(
         self,
@@ -65,7 +86,7 @@ class Stepper:
         *,
         of: str,
         first: bool,
-        gradients: Gradients | None = None,
+        replace: Replace | None = None,
     ) -> None:
         """One step over these tensors; ``of`` says in words what they are."""
         row = self.row
@@ -83,12 +104,12 @@ class Stepper:
         if row.update_all is not None:
             for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
                 row.update_all(script, [each for each in tensors if each.dtype is dtype])
-            self._play(script.acts, names, "", 0, gradients)
+            self._play(script.acts, names, "", 0, replace)
         elif makes_each or row.update is not nothing:
             for number in numbers:
                 tensor = tensors[number]
                 acts = acts_of(row, self.options, tensor, init=makes_each, update=True, first=first)
-                self._play(acts, names, self._line(tensor, of), number, gradients)
+                self._play(acts, names, self._line(tensor, of), number, replace)
         self.ledger.free_all(reversed(names.values()))
 
     def takes_gradient(self, tensor: Stepped) -> bool:
@@ -141,16 +162,20 @@ class Stepper:
         names: dict[str, Block],
         line: str,
         number: int,
-        gradients: Gradients | None,
+        replace: Replace | None,
     ) -> None:
         ledger, temporaries = self.ledger, self.row.temporaries
         for act in acts:
             kind = act.kind
-            if kind is ActKind.LET:
+            if kind in (ActKind.LET, ActKind.LET_WEIGHT):
                 old = names.pop(act.name, None)
                 if act.num_bytes:
                     size = round_up(act.num_bytes, ALLOCATION_ROUNDING)
-                    names[act.name] = ledger.allocate(size, 0, _TEMPORARIES, temporaries)
+                    stays = kind is ActKind.LET_WEIGHT
+                    component, words = (
+                        (_PARAMETERS, MOVED) if stays else (_TEMPORARIES, temporaries)
+                    )
+                    names[act.name] = ledger.allocate(size, 0, component, words)
                 if old is not None:
                     ledger.free(old)
             elif kind is ActKind.DROP:
@@ -164,10 +189,10 @@ class Stepper:
                     names[new] = names.pop(name)
                 if old is not None:
                     ledger.free(old)
-            elif kind is ActKind.GRADIENT:
+            elif kind in (ActKind.GRADIENT, ActKind.WEIGHT):
                 block = names.pop(act.name, None)
-                if gradients is not None:
-                    gradients(number, block)
+                if replace is not None:
+                    replace(number, kind, block)
                 elif block is not None:
                     ledger.free(block)
             elif kind is ActKind.COLUMN_MEAN:

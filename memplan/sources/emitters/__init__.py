@@ -4,12 +4,13 @@ One module for each: ``emit(setup) -> Emitted``. What a framework's file cannot 
 result's notes; what a framework cannot do is refused.
 """
 
+from dataclasses import replace
 from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from memplan.sources.emitters.emitted import Emitted
-from memplan.training.setup import TrainingSetup
+from memplan.training.setup import QUANTIZATION_OPTIONS, TrainingSetup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,4 +50,16 @@ def emit(setup: TrainingSetup, framework: Framework) -> Emitted:
     """
     module = import_module(f"memplan.sources.emitters.{_MODULES[framework]}")
     write = cast("Callable[[TrainingSetup], Emitted]", module.emit)
-    return write(setup.resolve())
+    resolved = setup.resolve()
+    said: tuple[str, ...] = ()
+    if setup.adapter is not None:
+        said += (f"give the model its adapter, {setup.adapter}, in the script: no key here does",)
+    how = resolved.chosen_quantization
+    if how is not None:
+        # The base is the script's own business: what says how it is packed is none of the engine's options.
+        options = dict(resolved.engine_options)
+        others = {name: options[name] for name in options if name not in QUANTIZATION_OPTIONS}
+        resolved = replace(resolved, quantize=how, engine_options=others)
+        said += (f"load the base quantized: {how}",)
+    made = write(resolved)
+    return replace(made, notes=(*made.notes, *said)) if said else made

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
+from memplan.errors import SetupError
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.trainer_keys import known_arguments, moves_memory, trainer_names
 from memplan.sources.training_arguments import OPTIMIZERS
+from memplan.training.optimizers import Optimizer
+from memplan.training.setup import coerce_enum
 
 
 def pass_arguments(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -40,6 +43,12 @@ def _optimizer(name: str, key: str, found: Found, given: Mapping[str, object]) -
     """An optimizer's name, or that of the nearest that is counted, said so."""
     if name in OPTIMIZERS:
         return name
+    try:
+        found.fields["optimizer"] = coerce_enum("optimizer", name.replace("_", "-"), Optimizer)
+    except SetupError:
+        pass
+    else:
+        return "adamw_torch_fused"
     if "optimizer" not in given:
         found.notes.append(f"{key} {name} is not modelled: counted as adamw_torch_fused")
     return "adamw_torch_fused"

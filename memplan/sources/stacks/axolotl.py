@@ -17,7 +17,7 @@ NAME = "axolotl"
 
 _JOBS = {
     "dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto", "simpo": "simpo", "grpo": "grpo",
-    "gdpo": "grpo", "ebft": "ebft",
+    "gdpo": "grpo", "ebft": None,
 }  # fmt: skip
 _ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash3", "flash_attention_4": "flash",

@@ -20,12 +20,15 @@ _CONFIGS = {
     "trl-sft": "SFTConfig", "trl-dpo": "DPOConfig", "trl-grpo": "GRPOConfig", "hf-trainer": None,
 }  # fmt: skip
 """Preset -> the class of arguments."""
-_JOBS = {"trl-dpo": "dpo", "trl-grpo": "grpo"}
 _ATTENTION = {
     "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
     "kernels-community/flash-attn2": "flash", "kernels-community/flash-attn3": "flash3",
     "kernels-community/vllm-flash-attn3": "flash3", "kernels-community/flash-attn": "flash",
 }  # fmt: skip
+_LOADED = (
+    "weights are counted as loaded in fp32; from_pretrained of transformers 5 takes the checkpoint's "
+    "dtype unless it is told one: --precision bf16-autocast or bf16 are weights in bf16"
+)
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -51,6 +54,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     trainer = _CONFIGS[keys.preset.name]
     found.model = keys.text("model_name_or_path")
+    if trainer is None and "precision" not in given:
+        found.notes.append(_LOADED)
     found.loading = Loading(trainer=trainer, half_weights=_is_half(keys))
     kernel = keys.choice("attn_implementation", _ATTENTION)
     if kernel is not None:

@@ -8,6 +8,7 @@ with dots, and a key stands for everything below it. ``*`` is any one part.
 
 import re
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -220,33 +221,52 @@ class Keys:
 
         ``quiet`` are keys that have been found to change no memory.
         """
-        quiet, idle, left_out, notes = [*quiet], [], [], []
+        quiet = [*quiet]
+        idle: list[str] = []
+        left_out: list[str] = []
+        notes: list[str] = []
         for key, value in self.values.items():
             if key in self.used:
                 continue
-            if text := _of(self.table.left_out, key):
-                if value not in OFF:
-                    left_out.append(f"{key} ({text})")
-            elif text := _of(self.table.upper, key):
-                if value not in OFF:
-                    notes.append(
-                        f"{key} {text}, which is not modelled: the figures are upper bounds"
-                    )
-            elif text := _of(self.table.refused, key):
-                if value not in OFF:
-                    self.refuse(key, text)
-            elif _is_in(self.table.quiet, key):
-                quiet.append(key)
-            elif _is_in(self.table.read, key):
-                idle.append(key)
-            else:
+            name, fate = self._fate(key)
+            if fate is None:
                 self.refuse(key, f"no key of {self.table.source}.{self._guess(key)}")
+            is_off = value in OFF or self._is_off(name)
+            if is_off and fate not in (Fate.QUIET, Fate.READ):
+                continue
+            if fate is Fate.LEFT_OUT:
+                left_out.append(f"{name} ({self.table.left_out[name]})")
+            elif fate is Fate.UPPER:
+                text = self.table.upper[name]
+                notes.append(f"{name} {text}, which is not modelled: the figures are upper bounds")
+            elif fate is Fate.REFUSED:
+                self.refuse(key, self.table.refused[name])
+            else:
+                (quiet if fate is Fate.QUIET else idle).append(key)
         notes += [f"{old} is {new} today" for old, new in self._renamed()]
         if quiet:
             notes.append(f"do not change memory: {', '.join(dict.fromkeys(map(_top, quiet)))}")
         if idle:
             notes.append(f"do nothing here: {', '.join(idle)}")
-        return Leftovers(left_out=tuple(left_out), notes=tuple(notes))
+        return Leftovers(left_out=tuple(dict.fromkeys(left_out)), notes=tuple(dict.fromkeys(notes)))
+
+    def _fate(self, key: str) -> "tuple[str, Fate | None]":
+        """The name under which the table has a key, and what becomes of it."""
+        fates = {
+            Fate.LEFT_OUT: self.table.left_out, Fate.UPPER: self.table.upper,
+            Fate.REFUSED: self.table.refused, Fate.QUIET: self.table.quiet,
+            Fate.READ: self.table.read,
+        }  # fmt: skip
+        for fate, names in fates.items():
+            for name in names:
+                if _covers(name, key):
+                    return name, fate
+        return key, None
+
+    def _is_off(self, section: str) -> bool:
+        """Whether a section has a switch of its own, and it is off."""
+        switches = (self.values.get(f"{section}.{name}", True) for name in ("enable", "enabled"))
+        return any(value in OFF for value in switches)
 
     def _renamed(self) -> Iterator[tuple[str, str]]:
         for old, new in self.table.renamed.items():
@@ -285,6 +305,16 @@ class Keys:
 
     def _referred(self, match: re.Match[str]) -> str:
         return str(self.values.get(match[1], match[0]))
+
+
+class Fate(Enum):
+    """What becomes of a key that no reader has looked at."""
+
+    READ = "read"
+    QUIET = "quiet"
+    LEFT_OUT = "left_out"
+    UPPER = "upper"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,15 +356,6 @@ def _put(mapping: dict[str, object], place: list[str], value: object) -> None:
         assert isinstance(inner, dict)
         mapping = inner
     mapping[place[-1]] = value
-
-
-def _of(texts: Mapping[str, str], key: str) -> str:
-    """The text of a key, or of what it is in."""
-    return next((text for name, text in texts.items() if _covers(name, key)), "")
-
-
-def _is_in(names: tuple[str, ...], key: str) -> bool:
-    return any(_covers(name, key) for name in names)
 
 
 def _covers(name: str, key: str) -> bool:

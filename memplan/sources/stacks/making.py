@@ -60,10 +60,19 @@ def _of_arguments(
         found.arguments, source=source, folder=folder, given=given,
         loading=found.loading,
     )  # fmt: skip
-    found.notes += read.notes
+    notes, missing = read.notes, _texts(read.setup.left_out)
+    if not read.setup.job.is_plain:
+        fields.pop("job", None)  # the arguments say more of it
+    elif fields.get("job") is not None and found.loading.trainer is not None:
+        # The job says what the trainer's config is otherwise taken for.
+        own = (f"{found.loading.trainer}:", f"{found.loading.trainer} (", "beta (", "use_vllm (")
+        notes = tuple(each for each in notes if not each.startswith(own))
+        missing = tuple(each for each in missing if not each.startswith(own))
+        fields.setdefault("micro_batch_size", found.arguments["per_device_train_batch_size"])
+    found.notes += notes
     if options:
         fields["engine_options"] = {**dict(_pairs(read.setup.engine_options)), **options}
-    fields["left_out"] = (*_texts(fields["left_out"]), *_texts(read.setup.left_out))
+    fields["left_out"] = (*_texts(fields["left_out"]), *missing)
     return replace(read.setup, **fields)  # type: ignore[arg-type]
 
 

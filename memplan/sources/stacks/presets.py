@@ -122,4 +122,6 @@ def _text(value: object) -> str:
     """
     if value is None:
         return "none"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {_text(each)}" for name, each in value.items())
     return str(value).lower() if isinstance(value, bool) else str(value)

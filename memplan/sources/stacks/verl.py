@@ -151,8 +151,12 @@ def _read_job(keys: Keys, found: Found) -> None:
     kind = _JOBS.get(keys.text("algorithm.adv_estimator") or "gae", "grpo")
     job: dict[str, object] = {"kind": kind}
     has_reference = keys.flag(f"{ACTOR}.use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
-    if kind == "grpo" and has_reference:
+    if has_reference:
         job["reference"] = "same"
+    elif kind == "ppo":
+        job["reference"] = "none"
+    if kind == "ppo" and not keys.on("reward_model.enable"):
+        job["reward"] = "none"
     engine = keys.text(f"{ROLLOUT}.name")
     share = keys.number(f"{ROLLOUT}.gpu_memory_utilization")
     sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")

@@ -170,10 +170,10 @@ def galore_8bit(script: Script, tensor: Stepped) -> None:
     if script.first:
         make_projector(script, tensor, tensor.dtype)
     script.let("grad", stepped.numel, tensor.dtype)
-    script.let("saved_data", tensor.numel, tensor.dtype)
+    script.let_weight("saved_data", tensor.numel, tensor.dtype)
     script.let("data", stepped.numel, tensor.dtype)
-    # The weight lies in its saved copy from here on: of the two the first is let go.
-    script.drop("saved_data")
+    # The weight lies in its saved copy from here on.
+    script.replace_weight("saved_data")
     script.replace_gradient("grad")
     if script.first:
         _PLAIN_8BIT(script, stepped)
@@ -250,7 +250,8 @@ ROWS: dict[Optimizer, OptimizerRow] = {
         source="galore_torch 1.0, galore_torch/adamw.py and galore_projector.py",
     ),
     Optimizer.GALORE_ADAMW_8BIT: OptimizerRow(
-        update=galore_8bit, made=Made.EACH, group=targets_last, options={**_OPTIONS, **_8BIT},
+        update=galore_8bit, made=Made.EACH, group=targets_last,
+        options={**_OPTIONS, **_8BIT},
         needs_matrices=True, words=_WORDS.replace("{dtype}", "uint8"),
         source=f"galore_torch 1.0, galore_torch/adamw8bit.py; {BNB_SOURCE}",
     ),

@@ -102,8 +102,12 @@ class ActKind(IntEnum):
     """The gradient goes; what the name holds, if there is a name, takes its place."""
     RENAME = 7
     """``old>new``: what one name holds is another's from now on."""
-    MANAGED = 8
-    HOST = 9
+    WEIGHT = 8
+    """The same of the weight itself."""
+    LET_WEIGHT = 9
+    """A block bound to a name that will be the weight's."""
+    MANAGED = 10
+    HOST = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,10 @@ class Script:
         """A local variable's new value, made while the old one is there."""
         self.acts.append(Act(ActKind.LET, name, numel * dtype.num_bytes))
 
+    def let_weight(self, name: str, numel: int, dtype: DType) -> None:
+        """The same of what will take the weight's place."""
+        self.acts.append(Act(ActKind.LET_WEIGHT, name, numel * dtype.num_bytes))
+
     def drop(self, *names: str) -> None:
         """Let go of what these hold, if they hold anything."""
         self.acts.extend(Act(ActKind.DROP, name) for name in names)
@@ -182,6 +190,10 @@ class Script:
     def replace_gradient(self, name: str) -> None:
         """What a name holds is the tensor's gradient from now on."""
         self.acts.append(Act(ActKind.GRADIENT, name))
+
+    def replace_weight(self, name: str) -> None:
+        """What a name holds is the tensor itself from now on."""
+        self.acts.append(Act(ActKind.WEIGHT, name))
 
     def free_gradient(self) -> None:
         """The tensor's gradient goes."""

@@ -1,0 +1,306 @@
+"""A job's other models laid out: which there are, over which rows they run, and on top of what."""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError
+from memplan.estimator.recording import (
+    Walked,
+    completion_length,
+    tape_options,
+    walked_on_card,
+)
+from memplan.graph.attention.masks import attentions
+from memplan.graph.counts import total_parameters
+from memplan.graph.joint_losses import check_objective
+from memplan.graph.options import TapeOptions
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.beside import ALONE, Beside, Share, SideModel, When, raised
+from memplan.memory.ledger import Part
+from memplan.memory.programs.others import shards_frozen_models
+from memplan.memory.step import Height
+from memplan.model.spec import ModelSpec, Task
+from memplan.training.compilation import Compilation
+from memplan.training.fp8 import Fp8Recipe
+from memplan.training.freezing import FrozenParts
+from memplan.training.jobs import (
+    COLOCATED,
+    PLAIN,
+    FrozenUnits,
+    Job,
+    JobKind,
+    OtherModel,
+    Rollout,
+)
+from memplan.training.objectives import Objective
+from memplan.training.precision import PRECISIONS
+from memplan.training.setup import Recomputation, TrainingSetup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_GROUND = Height()
+
+
+def trained_model(model: ModelSpec, job: Job) -> ModelSpec:
+    """The model that a job trains: with a scalar head for a reward model.
+
+    Raises ``SetupError`` for a model without the head that the job needs.
+    """
+    if job.kind is JobKind.REWARD:
+        return _with_scalar_head(model)
+    if job.objective is not Objective.TASK:
+        check_objective(model)
+    return model
+
+
+def _with_scalar_head(model: ModelSpec) -> ModelSpec:
+    if len(model.stacks) != 1:
+        msg = f"job: {model.name} is no decoder, which alone has a scalar head here"
+        raise SetupError(msg)
+    return replace(model, task=Task.SEQUENCE_CLASSIFICATION, num_labels=1)
+
+
+@lru_cache(maxsize=64)
+def beside(walked: Walked, resolved: TrainingSetup, gpu: GpuSpec | None) -> Beside:
+    """All that a job has beside the model that is trained.
+
+    Raises ``SetupError`` for a model whose name was not looked up, or that does not fit the job.
+    """
+    plan = _Plan(walked, resolved, gpu)
+    ema = resolved.ema
+    averaged = 0
+    if ema is not None:
+        averaged = (ema.dtype or PRECISIONS[resolved.chosen_precision].weights).num_bytes
+    made = Beside(
+        models=tuple(plan.models()),
+        shares=tuple(plan.shares()),
+        averaged_bytes=0 if ema is None or ema.on_cpu else averaged,
+        averaged_host_bytes=averaged if ema is not None and ema.on_cpu else 0,
+    )
+    is_nothing = not made.models and not made.shares and ema is None
+    return ALONE if is_nothing else made
+
+
+class _Plan:
+    """Which passes a step makes."""
+
+    def __init__(self, walked: Walked, resolved: TrainingSetup, gpu: GpuSpec | None) -> None:
+        self.walked = walked
+        self.setup = resolved
+        self.job = resolved.job
+        self.gpu = gpu
+        self.has_adapter = resolved.adapter is not None
+        self.engine_shards = shards_frozen_models(
+            resolved.chosen_engine, resolved.zero_stage, resolved.data_parallel
+        )
+
+    def models(self) -> "Iterator[SideModel]":
+        """Every pass of another model, and of the trained one without gradients."""
+        kind = self.job.kind
+        if self.job.generates:
+            yield from self._rollouts()
+        elif kind is JobKind.KTO:
+            yield from self._mismatched()
+        yield from self._joined()
+        yield from self._evaluation()
+
+    def shares(self) -> "Iterator[Share]":
+        """Shares of the card."""
+        job, gpu = self.job, self.gpu
+        if job.rollout_share and gpu is not None:
+            engine = job.chosen_rollout.value
+            yield Share(
+                num_bytes=int(job.rollout_share * gpu.capacity_bytes),
+                words=f"{engine}: {job.rollout_share:g} of the card",
+                only_in=Part.GENERATION if job.sleep else None,
+            )
+
+    # -- what runs when --------------------------------------------------------------------------
+
+    def _joined(self) -> "Iterator[SideModel]":
+        """A reference or teacher on top of what the trained model keeps."""
+        if self.job.generates:
+            return
+        for role in ("reference", "teacher"):
+            objective = Objective.LOGITS if role == "teacher" else Objective.PREFERENCE
+            yield from self._scorer(role, When.JOINED, objective)
+
+    def _mismatched(self) -> "Iterator[SideModel]":
+        """KTO's other pairs of prompt and answer, for the KL term."""
+        yield self._own(When.FIRST, Objective.PREFERENCE, role="mismatched answers")
+        reference = self._scorer("reference", When.FIRST, Objective.PREFERENCE)
+        yield from (replace(each, owns_weights=False) for each in reference)
+
+    def _rollouts(self) -> "Iterator[SideModel]":
+        """Completions, their log-probabilities under each model, and their scores."""
+        job = self.job
+        scored = Objective.POLICY_GRADIENT
+        if job.chosen_rollout is Rollout.HF:
+            yield from self._generation(When.ROLLOUT, job.rollout_batch_size)
+        if job.kind is JobKind.PPO or job.chosen_rollout in (*COLOCATED, Rollout.SERVER):
+            yield self._own(When.ROLLOUT, scored, role="earlier log-probabilities")
+        yield from self._scorer("reference", When.ROLLOUT, scored)
+        yield from self._scorer("reward", When.ROLLOUT, Objective.VALUES)
+        yield from self._critic()
+
+    def _critic(self) -> "Iterator[SideModel]":
+        model = self._model_of("critic")
+        if model is None:
+            return
+        setup = replace(self.setup, job=PLAIN, adapter=None, freeze=FrozenParts(), ema=None)
+        options = replace(tape_options(setup, self.gpu), objective=Objective.VALUES)
+        found = walked_on_card(model, options)
+        yield SideModel(
+            role="critic", tape=found.tape, passes=found.passes, setup=setup, when=When.OWN_STEP,
+            owns_weights=True, is_sharded=self.engine_shards,
+        )  # fmt: skip
+
+    def _evaluation(self) -> "Iterator[SideModel]":
+        job = self.job
+        if job.eval_batch_size is not None:
+            options = replace(
+                self._options_without_gradients(has_adapter=True), batch_size=job.eval_batch_size
+            )
+            side = self._side(
+                self.walked.model, options, role="evaluation", when=When.EVALUATION, owns=False
+            )
+            kept = job.eval_batches_kept * job.eval_batch_size * self.setup.data_parallel
+            logits = kept * _logits_bytes(self.walked, self.setup)
+            yield replace(
+                side, kept_bytes=logits, copied_bytes=logits,
+                kept_words="logits of all ranks, kept for metrics",
+            )  # fmt: skip
+        if job.generate_batch_size is not None:
+            yield from self._generation(When.EVALUATION, job.generate_batch_size)
+
+    def _generation(self, when: When, batch: int | None) -> "Iterator[SideModel]":
+        """transformers' ``generate``: the prompt at once, then token after token."""
+        setup = self.setup
+        rows = batch or setup.micro_batch_size * setup.gradient_accumulation_steps
+        length = setup.seq_len or 1
+        prompt = max(length - completion_length(setup), 1)
+        model = self.walked.model
+        check_objective(model)
+        options = replace(
+            self._options_without_gradients(has_adapter=True),
+            batch_size=rows, objective=Objective.LAST_LOGITS,
+        )  # fmt: skip
+        dtype = options.autocast or options.compute
+        gathered = 0
+        if self.engine_shards and when is When.ROLLOUT:
+            gathered = total_parameters(self.walked.tape) * options.compute.num_bytes
+        for role, tokens, cached in (
+            ("generation, the prompt", prompt, prompt),
+            ("generation, a token", 1, length),
+        ):
+            side = self._side(
+                model, replace(options, seq_len=tokens, target_seq_len=tokens),
+                role=role, when=when, owns=False,
+            )  # fmt: skip
+            words = f"keys and values of {rows} x {cached} tokens"
+            yield replace(
+                side, is_sharded=side.is_sharded and not gathered,
+                kept_bytes=cache_bytes(model, rows, cached, dtype) + gathered,
+                kept_words=f"{words}, and the model gathered to generate" if gathered else words,
+            )  # fmt: skip
+
+    # -- one pass --------------------------------------------------------------------------------
+
+    def _model_of(self, role: str) -> ModelSpec | None:
+        """The model of a role; None: there is none of its own."""
+        given = self.job.other(role, has_adapter=self.has_adapter)
+        if given is OtherModel.SAME:
+            return self.walked.model
+        if isinstance(given, ModelSpec):
+            return given
+        if isinstance(given, str):
+            msg = f"job: {role}: {given!r} is a name: load the model, or use memplan.estimate"
+            raise SetupError(msg)
+        return None
+
+    def _scorer(self, role: str, when: When, objective: Objective) -> "Iterator[SideModel]":
+        """A frozen model over the same rows."""
+        if self.job.other(role, has_adapter=self.has_adapter) is OtherModel.ADAPTER_OFF:
+            if not self.has_adapter:
+                msg = f"job: {role}: adapter-off needs an adapter, and the setup has none"
+                raise SetupError(msg)
+            yield self._own(when, objective, role="adapter off", has_adapter=False)
+            return
+        model = self._model_of(role)
+        if model is None:
+            return
+        if objective is not Objective.VALUES:
+            check_objective(model)
+        options = replace(
+            self._options_without_gradients(has_adapter=False), objective=objective,
+            fp8=Fp8Recipe.NONE,
+        )  # fmt: skip
+        dtype = self.job.frozen_dtype
+        if dtype is not None:
+            options = replace(options, weights=dtype, compute=dtype)
+        yield self._side(model, options, role=role, when=when, owns=True)
+
+    def _own(
+        self, when: When, objective: Objective, *, role: str, has_adapter: bool = True
+    ) -> SideModel:
+        """The trained model itself, without gradients."""
+        options = self._options_without_gradients(has_adapter=has_adapter)
+        options = replace(options, objective=objective)
+        return self._side(self.walked.model, options, role=role, when=when, owns=False)
+
+    def _options_without_gradients(self, *, has_adapter: bool) -> TapeOptions:
+        setup = self.setup
+        adapter = setup.adapter if has_adapter else None
+        bare = replace(setup, adapter=adapter, checkpointing=Recomputation.NONE)
+        options = tape_options(bare, self.gpu)
+        return replace(options, without_gradients=True, dropout=0.0, compile=Compilation.NONE)
+
+    def _side(
+        self, model: ModelSpec, options: TapeOptions, *, role: str, when: When, owns: bool
+    ) -> SideModel:
+        found = walked_on_card(model, options)
+        base = self._base(when)
+        setup = replace(self.setup, job=PLAIN, ema=None)
+        return SideModel(
+            role=role, tape=found.tape, passes=raised(found.passes, base), setup=setup, when=when,
+            owns_weights=owns, is_sharded=self.engine_shards,
+            is_one_unit=owns and self.job.frozen_units is FrozenUnits.WHOLE,
+        )  # fmt: skip
+
+    def _base(self, when: When) -> Height:
+        """What the trained model keeps meanwhile."""
+        if when is not When.JOINED:
+            return _GROUND
+        joined_at = self.walked.tape.joined_at
+        assert joined_at is not None, "a job with a joined pass has a loss of its own"
+        return self.walked.passes.forward[joined_at].start
+
+
+def cache_bytes(model: ModelSpec, batch: int, tokens: int, dtype: DType) -> int:
+    """Keys and values of all layers, and one layer's once more while it grows by a token [bytes].
+
+    A layer with a window caches no more than that (transformers 5.23, ``cache_utils.py``).
+    """
+    each = []
+    for stack in model.stacks:
+        for run, spec in zip(stack.runs, attentions(stack), strict=False):
+            length = tokens if spec.sliding_window is None else min(tokens, spec.sliding_window)
+            width = spec.head_dim + (spec.value_head_dim or spec.head_dim)
+            size = batch * length * spec.num_kv_heads * width * dtype.num_bytes
+            each.append((size, run.count))
+    return sum(size * count for size, count in each) + max((size for size, _ in each), default=0)
+
+
+def _logits_bytes(walked: Walked, setup: TrainingSetup) -> int:
+    """Logits of one sequence, as the model returns them [bytes]."""
+    model, formats = walked.model, PRECISIONS[setup.chosen_precision]
+    dtype = formats.autocast or formats.compute
+    if setup.upcast_outputs:
+        dtype = DType.FP32
+    if model.task is Task.SEQUENCE_CLASSIFICATION:
+        return model.num_labels * dtype.num_bytes
+    width = model.num_labels if model.task is Task.TOKEN_CLASSIFICATION else model.num_outputs
+    return (setup.target_seq_len or setup.seq_len or 1) * width * dtype.num_bytes
