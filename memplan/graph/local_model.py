@@ -4,7 +4,13 @@ from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
-from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate, PositionBias
+from memplan.model.attention import (
+    AttentionForm,
+    AttentionSpec,
+    OutputGate,
+    PositionBias,
+    Projection,
+)
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, NormPlacement
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
@@ -94,6 +100,8 @@ def _local_layer(model: ModelSpec, layer: LayerSpec, group: TensorParallel) -> L
         _refuse(model, "its feed-forward networks are no dense ones")
     assert isinstance(attention, AttentionSpec)
     assert isinstance(network, FeedForwardSpec)
+    if attention.projection is not Projection.SEPARATE or network.fused_gate_up:
+        _refuse(model, "matrices that are several in one do not split by heads or columns of each")
     return replace(
         layer,
         attention=_local_attention(model, attention, group),
@@ -107,7 +115,7 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
     odd = (
         spec.form is not AttentionForm.INTERFACE, spec.distances, spec.sinks, spec.own_eager,
         spec.output_gate is not OutputGate.NONE, spec.position_bias is not PositionBias.NONE,
-        spec.fills_cache, rows_normed,
+        spec.fills_cache, rows_normed, spec.query_key_norm_weight_per_head,
     )  # fmt: skip
     return not any(odd)
 
