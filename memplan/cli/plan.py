@@ -130,6 +130,15 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    tensor_parallel: Annotated[
+        str | None,
+        axis_option(
+            "--tensor-parallel",
+            "GPUs that split each layer between them, with sequence and loss parallel: 1,2,4,8.",
+            "LIST",
+            PLAN_PANEL,
+        ),
+    ] = None,
     engine: EngineAxis = None,
     zero: ZeroAxis = None,
     precision: PrecisionAxis = None,
@@ -181,6 +190,7 @@ def plan(
         zero_stages=_stages(zero),
         precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(checkpointing),
+        tensor_parallel=_degrees(tensor_parallel),
         allow=_concessions(allow),
         limit=limit,
         node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
@@ -274,6 +284,12 @@ def _stages(text: str | None) -> "tuple[ZeroStage, ...]":
     return tuple(
         coerce_enum("zero_stage", stage, ZeroStage) for stage in parse_range(text, option="--zero")
     )
+
+
+def _degrees(text: str | None) -> tuple[int, ...]:
+    from memplan.search.ranges import parse_range
+
+    return () if text is None else tuple(parse_range(text, option="--tensor-parallel", minimum=1))
 
 
 def _engines(text: str | None) -> "tuple[Engine, ...]":

@@ -51,7 +51,11 @@ def engine_label(setup: TrainingSetup) -> str:
 
 def gpus_label(setup: TrainingSetup) -> str:
     """``1 GPU`` or ``8 GPUs``."""
-    return f"{setup.num_gpus} GPU{'' if setup.num_gpus == 1 else 's'}"
+    return _gpus(setup.num_gpus)
+
+
+def _gpus(number: int) -> str:
+    return f"{number} GPU{'' if number == 1 else 's'}"
 
 
 def offload_label(setup: TrainingSetup) -> str:
@@ -68,10 +72,22 @@ def offload_label(setup: TrainingSetup) -> str:
     return ", ".join(f"{place} {'+'.join(names)}" for place, names in places.items())
 
 
-def setup_label(setup: TrainingSetup) -> str:
-    """A setup in a few words, the same everywhere: its engine, and what is offloaded."""
+def sharing_label(setup: TrainingSetup) -> str:
+    """The engine, and what is offloaded."""
     moved = offload_label(setup)
     return f"{engine_label(setup)}, {moved}" if moved else engine_label(setup)
+
+
+def setup_label(setup: TrainingSetup) -> str:
+    """A setup in a few words, the same everywhere: engine, what is offloaded, how layers are split.
+
+    >>> setup_label(TrainingSetup(num_gpus=8, engine="fsdp", tensor_parallel=4))
+    'FSDP2 x TP4'
+    """
+    if setup.tensor_parallel == 1:
+        return sharing_label(setup)
+    split = f"TP{setup.tensor_parallel}"
+    return split if setup.data_parallel == 1 else f"{sharing_label(setup)} x {split}"
 
 
 def checkpointing_label(setup: TrainingSetup) -> str:
@@ -99,6 +115,8 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(f"optimizer {after.optimizer.value}")
     if engine_label(before) != engine_label(after) and engine_label(after) != ONE_GPU:
         parts.append(engine_label(after))
+    if before.tensor_parallel != after.tensor_parallel:
+        parts.append(f"tensor parallel over {_gpus(after.tensor_parallel)}")
     same_stage = before.zero_stage is after.zero_stage
     if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
         parts.append("zero.Init")

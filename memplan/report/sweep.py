@@ -7,7 +7,7 @@ from memplan.estimator import Estimate, Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text
 from memplan.report.blocks import Column, has_room, print_blocks
-from memplan.report.changes import checkpointing_label, offload_label, setup_label
+from memplan.report.changes import checkpointing_label, offload_label, sharing_label
 from memplan.report.columns import host_column
 from memplan.report.estimate import ZERO_INIT_LINE
 from memplan.search.sweep import Sweep, SweepResult
@@ -50,7 +50,7 @@ COLUMNS: "Mapping[str, Callable[[TrainingSetup], str]]" = {
     "parallel": lambda setup: _degrees(setup),
     "nodes": lambda setup: str(setup.nodes),
     "GPUs": lambda setup: str(setup.num_gpus),
-    "setup": setup_label,
+    "setup": sharing_label,
 }
 """What a table can say of a setup; what never varies goes to the head."""
 _SECTION = 9

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from enum import Enum
+from typing import NamedTuple
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate
@@ -9,6 +10,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.search.concessions import Concession
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed
+from memplan.training.kernels import LossKernel
 from memplan.training.precision import Engine, Precision, refuse_unmodelled
 from memplan.training.setup import (
     Checkpointing,
@@ -37,6 +39,14 @@ class Objective(Enum):
     """As long a sequence as possible, the micro-batch being the base's."""
     LAYERS = "layers"
     """As many layers in each stack as possible, the micro-batch being the base's."""
+
+
+class LayerSplit(NamedTuple):
+    """A setup's fields of the same names."""
+
+    tensor_parallel: int
+    sequence_parallel: bool
+    loss_parallel: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +125,8 @@ class Goal:
     """Precisions to consider; empty: each engine's usual one, then bf16 without fp32 states."""
     checkpointing: tuple[Checkpointing, ...] = ()
     """Policies to consider; empty: none and full, with kernels that have it also selective."""
+    tensor_parallel: tuple[int, ...] = ()
+    """Degrees to consider, those above 1 with sequence and loss parallel; empty: the base's own."""
     allow: tuple[Concession, ...] = ()
     """What may be given up beside precision, so that the model fits; empty: nothing."""
     limit: int = DEFAULT_LIMIT
@@ -135,6 +147,11 @@ class Goal:
         ):
             object.__setattr__(self, name, _members(name, getattr(self, name), kind))
         object.__setattr__(self, "checkpointing", _policies(self.checkpointing))
+        if isinstance(self.tensor_parallel, int):
+            object.__setattr__(self, "tensor_parallel", (self.tensor_parallel,))
+        if self.tensor_parallel and min(self.tensor_parallel) < 1:
+            msg = "tensor_parallel: degrees are numbers of GPUs, each at least 1"
+            raise SetupError(msg)
         if not self.num_gpus or min(self.num_gpus) < 1:
             msg = "num_gpus: name at least one number of GPUs, each at least 1"
             raise SetupError(msg)
@@ -162,6 +179,17 @@ class Goal:
         """What is given up, the least first: nothing, then what is allowed."""
         allowed = {Concession.NONE, *self.allow}
         return tuple(each for each in Concession if each in allowed)
+
+    def split_as(self, base: TrainingSetup) -> tuple["LayerSplit", ...]:
+        """Each way to split layers that is considered."""
+        if not self.tensor_parallel:
+            flags = base.sequence_parallel, base.loss_parallel
+            return (LayerSplit(base.tensor_parallel, *flags),)
+        parallel_loss = base.chosen_kernels.loss is LossKernel.EAGER
+        return tuple(
+            LayerSplit(degree, degree > 1, degree > 1 and parallel_loss)
+            for degree in self.tensor_parallel
+        )
 
     @property
     def variants(self) -> tuple["EngineVariant", ...]:

@@ -1,13 +1,14 @@
 """From a model, a GPU and a goal to the setups that fit, best first.
 
-The space: numbers of GPUs x engine, stage and offload x precision x checkpointing, each with the
-largest micro-batch that fits. Offloading is tried where the same engine does not fit without it, and
+The space: numbers of GPUs x engine, stage and offload x precision x tensor-parallel degrees x
+checkpointing, each with the largest micro-batch that fits. Offloading is tried where the same engine does not fit without it, and
 less recomputation where more of it fits.
-Parallel degrees are those of the goal's base setup.
+Parallel degrees that the goal does not name are those of its base setup.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, least_bytes, settled
@@ -93,7 +94,9 @@ class Planner:
                 key = _without_offload(candidate)
                 if candidate.variant.offloads and key in fitting and not self.stretches:
                     continue
-                own = (candidate.variant, candidate.given_up, candidate.setup.precision)
+                setup = candidate.setup
+                split = setup.tensor_parallel
+                own = (candidate.variant, candidate.given_up, setup.precision, split)
                 if own in hopeless:
                     continue
                 if self._try(candidate):
@@ -130,14 +133,20 @@ class Planner:
     ) -> Iterator[_Candidate]:
         variants = self.goal.variants
         engines = tuple({each.engine for each in variants})
+        policies = sorted(self._policies(), key=_saving, reverse=True)
         for simplicity, variant in enumerate(variants):
             if not _is_sensible(variant, num_gpus, engines):
                 continue
             for tier, precision in self._precisions(base, variant.engine):
-                for checkpointing in sorted(self._policies(), key=_saving, reverse=True):
+                for split, checkpointing in product(self.goal.split_as(base), policies):
+                    if not _may_split(variant, split.tensor_parallel, num_gpus):
+                        continue
                     try:
                         setup = replace(
                             base,
+                            tensor_parallel=split.tensor_parallel,
+                            sequence_parallel=split.sequence_parallel,
+                            loss_parallel=split.loss_parallel,
                             num_gpus=num_gpus,
                             num_nodes=None,
                             engine=variant.engine,
@@ -238,7 +247,7 @@ class Planner:
             return largest_of(sizes, lambda size: self._size_fits(setup, size))
         key = (
             candidate.variant, candidate.given_up, candidate.tier, setup.precision,
-            setup.checkpointing,
+            setup.checkpointing, setup.tensor_parallel,
         )  # fmt: skip
         search = SizeSearch(
             lambda size: self._known(self._estimate(setup, size)),
@@ -362,8 +371,9 @@ class Planner:
 
 def _without_offload(candidate: _Candidate) -> tuple[object, ...]:
     """What two candidates share that differ only in what they offload, or in checkpointing."""
-    variant = candidate.variant
-    return (variant.engine, variant.zero_stage, candidate.given_up, candidate.setup.precision)
+    variant, setup = candidate.variant, candidate.setup
+    split = setup.tensor_parallel
+    return (variant.engine, variant.zero_stage, candidate.given_up, setup.precision, split)
 
 
 def _is_sensible(variant: EngineVariant, num_gpus: int, engines: tuple[Engine, ...]) -> bool:
@@ -371,6 +381,14 @@ def _is_sensible(variant: EngineVariant, num_gpus: int, engines: tuple[Engine, .
     if num_gpus > 1 or variant.engine is Engine.DDP or Engine.DDP not in engines:
         return True
     return variant.offloads
+
+
+def _may_split(variant: EngineVariant, degree: int, num_gpus: int) -> bool:
+    """Whether an engine splits layers: DDP alone only where the group is the whole job."""
+    if degree == 1:
+        return True
+    whole = degree == num_gpus
+    return variant.engine is (Engine.DDP if whole else Engine.FSDP)
 
 
 def _tier(precision: Precision) -> int:
@@ -409,6 +427,7 @@ def _distance(candidate: _Candidate, fitting: PlannedSetup) -> tuple[float, ...]
         + 2.0 * (one.offload_param is not other.offload_param)
         + 3.0 * (candidate.tier != fitting.tier)
         + 3.0 * abs(order_of(candidate.given_up) - order_of(fitting.given_up))
+        + 2.0 * (one.tensor_parallel != other.tensor_parallel)
         + 4.0 * (one.num_gpus != other.num_gpus)
     )
     return (changes, other.num_gpus, fitting.simplicity)

@@ -80,13 +80,14 @@ def relative_speed(answer: Estimate, *, active_params: int) -> RelativeSpeed:
     tokens = setup.micro_batch_size * (setup.seq_len or 1)
     small = (1 + recomputation) * HALF_SPEED_TOKENS / tokens
     steps = setup.gradient_accumulation_steps
-    compute_s = 6 * active_params * tokens * steps / (UTILISATION * flop_rate(gpu))
+    share = active_params / setup.tensor_parallel
+    compute_s = 6 * share * tokens * steps / (UTILISATION * flop_rate(gpu))
     computing = compute_s * (1 + recomputation + small)
     exchange_s = exchanged_bytes(setup, answer.num_params) / exchange_rate(setup, gpu)
     return RelativeSpeed(
         recomputation=recomputation,
         small_batches=small,
-        communication=max(0.0, exchange_s - computing) / compute_s,
+        communication=(max(0.0, exchange_s - computing) + split_seconds(answer)) / compute_s,
         offload=offload_seconds(setup, answer.trainable_params, gpu) / compute_s,
     )
 
@@ -127,22 +128,47 @@ def exchanged_elements(setup: TrainingSetup) -> int:
 def exchanged_bytes(setup: TrainingSetup, num_params: int) -> int:
     """What one GPU sends in one optimizer step [bytes]."""
     formats = PRECISIONS[setup.chosen_precision]
-    return exchanged_elements(setup) * num_params * formats.compute.num_bytes
+    share = num_params / setup.tensor_parallel
+    return int(exchanged_elements(setup) * share * formats.compute.num_bytes)
+
+
+def split_seconds(answer: Estimate) -> float:
+    """What adding up split layers takes in one step, which nothing hides [s].
+
+    Four sums of all hidden states in each layer and micro-batch, two in each pass; a ring moves each
+    twice, less a rank's own share. Gathers and scatters move as much.
+    """
+    setup, model = answer.setup, answer.model
+    degree = setup.tensor_parallel
+    if degree == 1:
+        return 0.0
+    width = PRECISIONS[setup.chosen_precision].compute.num_bytes
+    tokens = setup.micro_batch_size * (setup.seq_len or 1) * setup.gradient_accumulation_steps
+    moved = 4 * model.num_layers * tokens * model.hidden_size * width * 2 * (degree - 1) / degree
+    rate = link_rate(answer.gpu)
+    if degree > setup.gpus_per_node:
+        rate = min(rate, NODE_LINK_BYTES_PER_S)
+    return moved / (rate * ACHIEVED_BANDWIDTH)
 
 
 def exchange_rate(setup: TrainingSetup, gpu: GpuSpec | None) -> float:
     """What one GPU can send, to the slowest of its neighbours [bytes/s]."""
-    rate = float(pcie_rate(gpu))
-    if gpu is not None and gpu.link is not None:
-        rate = float(gpu.link.bytes_per_s)
+    rate = link_rate(gpu)
     if setup.nodes > 1:
         rate = min(rate, NODE_LINK_BYTES_PER_S)
     return rate * ACHIEVED_BANDWIDTH
 
 
+def link_rate(gpu: GpuSpec | None) -> float:
+    """What one GPU can send to another of its node by the data sheet [bytes/s]."""
+    if gpu is not None and gpu.link is not None:
+        return float(gpu.link.bytes_per_s)
+    return float(pcie_rate(gpu))
+
+
 def offload_seconds(setup: TrainingSetup, num_params: int, gpu: GpuSpec | None) -> float:
     """Transfers to and from the host, and the optimizer's step there, in one step [s]."""
-    shard = num_params / setup.data_parallel
+    shard = num_params / (setup.data_parallel * setup.tensor_parallel)
     width = PRECISIONS[setup.chosen_precision].compute.num_bytes
     pcie = pcie_rate(gpu) * ACHIEVED_BANDWIDTH
     seconds = 0.0

@@ -12,6 +12,7 @@ from memplan.report.plan import plan_rows, shortfall_lines
 from memplan.search.concessions import Concession
 from memplan.search.goal import Goal, Objective, Plan
 from memplan.search.planner import active_parameters, plan
+from memplan.search.speed import relative_speed
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.adapters import Lora
@@ -249,3 +250,35 @@ def test_a_base_in_four_bits_is_given_up_last() -> None:
     found = plan(MODEL, Goal(num_gpus=1, engines="ddp", base=narrow, allow=("qlora", "lora")), card)
     assert {each.given_up for each in found.setups} == {Concession.QLORA}
     assert "a base in nf4" in "".join(shortfall_lines(found))
+
+
+def test_degrees_that_a_plan_may_split_layers_by() -> None:
+    """FSDP2 splits within its groups, a plain loop where one group is all; DeepSpeed does not."""
+    goal = Goal(
+        num_gpus=(8,), tensor_parallel=(1, 2, 8), objective=Objective.BATCH,
+        checkpointing=("full",), limit=100,  # type: ignore[arg-type]
+    )  # fmt: skip
+    found = plan(load_model("llama-3.1-8b"), goal, load_gpu("h100-80gb"))
+    engines = {
+        degree: {each.setup.chosen_engine for each in found.setups
+                 if each.setup.tensor_parallel == degree}
+        for degree in (1, 2, 8)
+    }  # fmt: skip
+    assert Engine.DEEPSPEED in engines[1]
+    assert engines[2] == {Engine.FSDP}
+    assert engines[8] == {Engine.DDP}
+    split = [each.setup for each in found.setups if each.setup.tensor_parallel > 1]
+    assert all(each.sequence_parallel and each.loss_parallel for each in split)
+
+
+def test_a_split_model_pays_for_its_sums() -> None:
+    """The same tokens on as many GPUs: what is sent in every layer cannot hide."""
+    model = load_model("llama-3.1-8b")
+    alone, split = (
+        estimate(model, TrainingSetup(num_gpus=8, engine="fsdp", tensor_parallel=degree,  # type: ignore[arg-type]
+                                      micro_batch_size=degree), gpu=load_gpu("h100-80gb"))
+        for degree in (1, 4)
+    )  # fmt: skip
+    params = active_parameters(model)
+    speeds = [relative_speed(each, active_params=params).per_gpu for each in (alone, split)]
+    assert speeds[0] > speeds[1] > 0.5 * speeds[0]
