@@ -325,9 +325,10 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
     """Look ids up in a table that is already declared."""
     out = t.tensor(num_ids * weight.shape[-1], weight.dtype)
     inputs: tuple[Tensor, ...] = (weight,) if ids is None else (weight, ids)
-    gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.NONE)[: len(inputs)]
+    own = Gradient.FRESH if weight.ranks == 1 else Gradient.WHOLE
+    gradients: tuple[int, ...] = (own, Gradient.NONE)[: len(inputs)]
     width = weight.shape[-1]
-    rows = weight.gradient_numel // width
+    rows = weight.ranks * weight.numel // width
     scratch = () if t.decomposed else embedding_backward_scratch(num_ids, rows, width)
     t.record(
         OperationKind.EMBEDDING, inputs, (out,), saves=inputs[1:], gradients=gradients,

@@ -34,6 +34,8 @@ class Gradient(IntEnum):
     VIEW = -5
     """A new tensor seen through a view, as a product of matrices makes them: the engine adds nothing
     to it in place (torch 2.13, autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
+    WHOLE = -7
+    """A new tensor of the size that a split weight has on all ranks together."""
     REUSED = -6
     """In a compiled region: what a fused kernel writes, over the output's gradient where nothing else
     reads that and it is as large."""

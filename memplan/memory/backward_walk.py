@@ -18,7 +18,13 @@ from memplan.graph.segments import (
     Segment,
     scratch_changes,
 )
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
+from memplan.graph.tensors import (
+    ALLOCATION_ROUNDING,
+    Parameter,
+    Storage,
+    Tensor,
+    allocated_bytes,
+)
 from memplan.memory.reduction import Multiprocessors, column_sum_scratch
 from memplan.memory.walk import WORKSPACE, Event, ForwardProfile, Level, keeps_something
 from memplan.training.compilation import Compilation
@@ -357,7 +363,8 @@ class BackwardWalk:
                 kind = Gradient.FRESH
             if made and len(stages) > 1:
                 self._play(stages.pop(0))
-            buffer = GradientBuffer(_gradient_bytes(tensor), is_view=kind == Gradient.VIEW)
+            size = _whole_bytes(tensor) if kind == Gradient.WHOLE else _gradient_bytes(tensor)
+            buffer = GradientBuffer(size, is_view=kind == Gradient.VIEW)
             made.append((tensor, buffer))
             if kind == Gradient.SUMMED:
                 products.append((incoming, tensor, buffer))
@@ -412,12 +419,19 @@ class BackwardWalk:
 
     def _accumulate(self, parameter: Parameter, buffer: GradientBuffer) -> None:
         if parameter in self.accumulated:
+            own = None
+            if buffer.num_bytes > _gradient_bytes(parameter):
+                # Of what is made whole a rank's own part is copied out for the sum.
+                own = GradientBuffer(_gradient_bytes(parameter))
+                self._allocate(own, own.num_bytes)
             total = None
             if self.accumulated[parameter] or not self.in_place_sums:
                 # The sum takes the place of the gradient that is there.
                 total = GradientBuffer(_gradient_bytes(parameter))
                 self._allocate(total, total.num_bytes)
                 self.live -= total.num_bytes
+            if own is not None:
+                self._release(own)
             self._release(buffer)
             self.accumulated[parameter] = False
             self._finish(parameter, 0, total)
@@ -467,5 +481,9 @@ def _total(buffers: "dict[Tensor, GradientBuffer]") -> int:
 
 
 def _gradient_bytes(tensor: Tensor) -> int:
-    numel = tensor.gradient_numel if isinstance(tensor, Parameter) else tensor.numel
-    return -(-numel * tensor.dtype.num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+    return -(-tensor.numel * tensor.dtype.num_bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+
+
+def _whole_bytes(tensor: Tensor) -> int:
+    assert isinstance(tensor, Parameter)
+    return allocated_bytes(tensor.ranks * tensor.numel, tensor.dtype)

@@ -43,6 +43,7 @@ def setup_of(settings: dict[str, Any]) -> TrainingSetup:
         sequence_parallel=settings["sequence_parallel"],
         loss_parallel=settings["loss_parallel"],
         micro_batch_size=settings["b"],
+        gradient_accumulation_steps=settings.get("accum", 1),
         seq_len=settings["s"],
         precision={"amp": "bf16-amp"}.get(precision, precision),
         optimizer=settings["optimizer"].replace("_", "-"),
