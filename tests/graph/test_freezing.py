@@ -71,3 +71,19 @@ def test_bad_parts(text: str) -> None:
 def test_parts_are_written_as_they_are_read() -> None:
     text = "embeddings,head,layers.0-7"
     assert str(FrozenParts.parse(text)) == text
+
+
+def test_layers_below_keep_nothing_for_a_second_run() -> None:
+    """Without a graph nothing holds what selective checkpointing has set aside."""
+    frozen = "embeddings,layers.0-4"
+    whole = answer(frozen).activations_bytes
+    assert answer(frozen, checkpointing="selective").activations_bytes <= whole
+    assert answer(frozen, checkpointing="full").activations_bytes <= whole
+
+
+@pytest.mark.parametrize("settings", [{}, {"engine": "deepspeed", "zero_stage": 1, "num_gpus": 4}])
+def test_everything_frozen_is_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(SetupError, match="leaves nothing of llama to train; leave a part out"):
+        answer("embeddings,layers,norm,head", **settings)
+    with pytest.raises(SetupError, match="an adapter's weights in these parts"):
+        answer("layers", adapter={"lora": 4}, **{**settings})
