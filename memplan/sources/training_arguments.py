@@ -24,6 +24,7 @@ from memplan.sources.trainer_keys import (
     remarks,
     stop_at,
     trl_config,
+    trl_job,
     trl_remarks,
 )
 from memplan.text import shown
@@ -228,7 +229,7 @@ class _Arguments:
         found |= self._liger()
         if self._compiles():
             found["compile"] = self._compilation()
-        found["left_out"] = (*self.base.left_out, *left_out(self.trl, self.values))
+        found["left_out"] = (*self.base.left_out, *left_out(self.values))
         if self.trl is not None:
             self._read_trl(found)
         if deepspeed is None and accelerate is None:
@@ -286,8 +287,11 @@ class _Arguments:
         config = self.trl
         assert config is not None
         self.notes += trl_remarks(config, self.values)
-        if config in PAIRED:
-            found["micro_batch_size"] = 2 * self._count("per_device_train_batch_size", default=8)
+        has_adapter = self.given.get("adapter") is not None
+        if self.given.get("job") is None:
+            job = trl_job(config, self.values, has_adapter=has_adapter)
+            if job is not None:
+                found["job"] = job
         if self._flag("disable_dropout", default=config in PAIRED):
             found["dropout"] = 0.0
         if config != "GRPOConfig":
