@@ -1,5 +1,7 @@
 """Frozen parameters: no gradient, no state, and nothing kept that only they needed."""
 
+from typing import Any
+
 import pytest
 
 from memplan.api import estimate
@@ -81,9 +83,11 @@ def test_layers_below_keep_nothing_for_a_second_run() -> None:
     assert answer(frozen, checkpointing="full").activations_bytes <= whole
 
 
-@pytest.mark.parametrize("settings", [{}, {"engine": "deepspeed", "zero_stage": 1, "num_gpus": 4}])
-def test_everything_frozen_is_refused(settings: dict[str, object]) -> None:
+@pytest.mark.parametrize("engine", [{}, {"zero_stage": 1, "num_gpus": 4}, {"engine": "fsdp"}])
+def test_everything_frozen_is_refused(engine: dict[str, Any]) -> None:
+    whole = TrainingSetup(freeze="embeddings,layers,norm,head", **engine)
     with pytest.raises(SetupError, match="leaves nothing of llama to train; leave a part out"):
-        answer("embeddings,layers,norm,head", **settings)
+        estimate(MODEL, whole)
+    adapted = TrainingSetup(freeze="layers", adapter={"lora": 4}, **engine)
     with pytest.raises(SetupError, match="an adapter's weights in these parts"):
-        answer("layers", adapter={"lora": 4}, **{**settings})
+        estimate(MODEL, adapted)
