@@ -462,6 +462,8 @@ class _Arguments:
         options = dict(fields["engine_options"])  # type: ignore[call-overload]
         if fields.get("engine") != Engine.DEEPSPEED.value:
             options |= self._synchronization()
+        if fields.get("engine") == Engine.FSDP1.value and self._is_reentrant():
+            options["reentrant_checkpointing"] = True
         fields["micro_batch_size"] = found["micro_batch_size"]
         return self._made({**found, **fields}, options)
 
@@ -546,6 +548,14 @@ class _Arguments:
                     f"{key}_kwargs.{name}", "changes memory and is not modelled; remove it"
                 )
         return Recomputation.FULL
+
+    def _is_reentrant(self) -> bool:
+        """Whether layers are checkpointed as transformers before 5 did it where nothing was said."""
+        options = [
+            self._nested(f"{name}_checkpointing_kwargs") or {}
+            for name in ("gradient", "activation")
+        ]
+        return any(each.get("use_reentrant") is True for each in options)
 
     def _given_precision(self) -> Precision | None:
         """A precision that was named beside the file, which goes over its flags."""

@@ -28,6 +28,19 @@ def fields(values: dict[str, Any], *names: str) -> list[Any]:
     return [getattr(getattr(setup, name), "value", getattr(setup, name)) for name in names]
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("version", [1, 2])
+def test_reentrant_checkpointing_counts_under_fsdp1(version: int, *, reentrant: bool) -> None:
+    values = {
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"version": version},
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": reentrant},
+    }
+    options = dict(setup_from_arguments(values, source="args.json").engine_options)
+    assert options.get("reentrant_checkpointing", False) is (reentrant and version == 1)
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
