@@ -118,9 +118,9 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
         changes = map(with_zero_init, changes)
     tried: set[TrainingSetup] = {answer.setup}
     too_large: set[TrainingSetup] = set()
-    """On one GPU, what does not fit however many there are."""
+    """On one GPU or one group of them, what does not fit however many there are."""
     for setup in changes:
-        alone = replace(setup, num_gpus=1, num_nodes=None)
+        alone = replace(setup, num_gpus=setup.num_gpus // setup.data_parallel, num_nodes=None)
         if setup in tried or alone in too_large:
             continue
         tried.add(setup)

@@ -7,6 +7,7 @@ from memplan.report.changes import advice_text
 from memplan.search.advice import advise, hints_for
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
 
@@ -94,3 +95,12 @@ def test_advice_stands_only_where_nothing_fits_a_gpu() -> None:
     replayed = [[settled(each, always=True) for each in row] for row in rows]
     again = hints_for(spec, replayed, places=[(1, "h100-sxm-80gb")])
     assert again.largest == {(1, "h100-sxm-80gb"): 3}
+
+
+def test_a_split_model_is_advised_within_its_group() -> None:
+    setup = TrainingSetup(num_gpus=8, engine="ddp", tensor_parallel=8)  # type: ignore[arg-type]
+    model = load_model("llama-3.1-70b")
+    better = advise(model, estimate(model, setup, load_gpu("h100-80gb"))).better
+    assert better is not None
+    assert better.setup.tensor_parallel == 8
+    assert better.setup.chosen_engine in (Engine.DDP, Engine.FSDP)
