@@ -82,6 +82,8 @@ def _adapted(t: Tape, weight: Parameter) -> Parameter:
     module = weight.module.removesuffix(BASE_LAYER)
     if t.adaptation is not None and module in t.adapted and weight.name.endswith(".weight"):
         t.adaptation.declare(t, weight, module)
+    if t.adaptation is not None and t.adapted:
+        t.adaptation.declare_on_weight(t, weight)
     return weight
 
 

@@ -5,6 +5,7 @@ from enum import Enum
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.overlay import weight_key
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
@@ -24,11 +25,13 @@ class ModuleKind(Enum):
     LINEAR = "linear"
     EMBEDDING = "embedding"
     OTHER = "other"
+    WEIGHT = "weight"
+    """No module at all, but one weight of such a one."""
 
     @property
     def adaptable(self) -> bool:
         """Whether an adapter can stand beside it."""
-        return self is not ModuleKind.OTHER
+        return self in {ModuleKind.LINEAR, ModuleKind.EMBEDDING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,48 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
             ]  # fmt: skip
         begun[segment.name] = first + segment.num_copies
     return tuple(found)
+
+
+def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
+    """Every matrix, and stack of matrices, that belongs to no linear layer and to no embedding.
+
+    Its name is the parameter's, and on the tape its key among ranks.
+    """
+    names = model.module_names
+    found: list[NamedModule] = []
+    begun: dict[str, int] = {}
+    for segment in tape.segments:
+        kinds = _kinds(segment)
+        first = begun.get(segment.name, 0)
+        begun[segment.name] = first + segment.num_copies
+        weights = [
+            each
+            for each in segment.parameters
+            if len(each.shape) in (2, 3) and not _is_plain(names, segment, each, kinds)
+        ]
+        for repetition in range(first, first + segment.num_copies):
+            for each in weights:
+                short = each.name.removeprefix(f"{each.module}.")
+                module = full_name(names.get(segment.name), segment, each.module, repetition)
+                found.append(
+                    NamedModule(
+                        f"{module}.{short}", segment.name, repetition,
+                        weight_key(each.module, short), ModuleKind.WEIGHT,
+                    )
+                )  # fmt: skip
+    return tuple(found)
+
+
+def _is_plain(
+    names: Mapping[str, Mapping[str, str]],
+    segment: Segment,
+    weight: Parameter,
+    kinds: Mapping[str, ModuleKind],
+) -> bool:
+    """Whether a weight is a linear layer's or an embedding's."""
+    if f"{segment.name} {weight.module}" in names.get("other", ()):
+        return False
+    return kinds[weight.module].adaptable
 
 
 def _kinds(segment: Segment) -> dict[str, ModuleKind]:
