@@ -140,7 +140,7 @@ def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -
     text = f"{resolved.seq_len} tokens"
     if resolved.target_seq_len != resolved.seq_len:
         text += f" in, {resolved.target_seq_len} out"
-    if asked.seq_len is not None:
+    if asked.seq_len is not None or resolved.lengths is not None:
         return text
     if model.context_length > DEFAULT_SEQ_LEN_CAP:
         return f"{text} (default: context {model.context_length}, capped)"

@@ -3,9 +3,19 @@
 from memplan.estimator.recording import completion_length
 from memplan.memory.programs.others import shards_frozen_models
 from memplan.model.spec import ModelSpec
-from memplan.training.jobs import COLOCATED, PAIRED, PLAIN, ROLES, JobKind, OtherModel, Rollout
+from memplan.training.jobs import (
+    COLOCATED,
+    PAIRED,
+    PLAIN,
+    ROLES,
+    FrozenUnits,
+    JobKind,
+    OtherModel,
+    Rollout,
+)
+from memplan.training.kernels import LossKernel
 from memplan.training.objectives import LogProbabilities, Objective
-from memplan.training.precision import PRECISIONS
+from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
 
 
@@ -35,7 +45,10 @@ def _of_job(resolved: TrainingSetup) -> list[str]:
         if text:
             found.append(text)
     if job.objective in (Objective.PREFERENCE, Objective.POLICY_GRADIENT):
-        fused = job.log_probabilities is LogProbabilities.FUSED
+        loss = resolved.chosen_kernels.loss
+        fused = LogProbabilities.FUSED is job.log_probabilities or loss is LossKernel.TRL
+        if loss not in (LossKernel.EAGER, LossKernel.TRL):
+            found.append(f"no loss kernel {loss.value}: the job has a loss of its own")
         found.append(
             "log-probabilities tile by tile (TRL 1.16)"
             if fused
@@ -69,9 +82,11 @@ def _role_words(resolved: TrainingSetup, role: str) -> str:
     is_sharded = shards_frozen_models(
         resolved.chosen_engine, resolved.zero_stage, resolved.data_parallel
     )
-    spread = "sharded" if is_sharded else "replicated" if resolved.data_parallel > 1 else ""
+    is_whole = resolved.chosen_engine is Engine.FSDP and job.frozen_units is FrozenUnits.WHOLE
+    sharded = "sharded, gathered whole while it runs (TRL)" if is_whole else "sharded"
+    spread = sharded if is_sharded else "replicated" if resolved.data_parallel > 1 else ""
     if role == "critic":
-        words = [name, "trained by itself", spread]
+        words = [name, "trained by itself", "sharded" if is_sharded else spread]
     else:
         words = [name, "frozen", dtype.label, spread]
     return f"{role} model: {', '.join(filter(None, words))}"

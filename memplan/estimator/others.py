@@ -25,7 +25,15 @@ from memplan.model.spec import ModelSpec, Task
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
-from memplan.training.jobs import COLOCATED, PLAIN, Job, JobKind, OtherModel, Rollout
+from memplan.training.jobs import (
+    COLOCATED,
+    PLAIN,
+    FrozenUnits,
+    Job,
+    JobKind,
+    OtherModel,
+    Rollout,
+)
 from memplan.training.objectives import Objective
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import Recomputation, TrainingSetup
@@ -259,6 +267,7 @@ class _Plan:
         return SideModel(
             role=role, tape=found.tape, passes=raised(found.passes, base), setup=setup, when=when,
             owns_weights=owns, is_sharded=self.engine_shards,
+            is_one_unit=owns and self.job.frozen_units is FrozenUnits.WHOLE,
         )  # fmt: skip
 
     def _base(self, when: When) -> Height:

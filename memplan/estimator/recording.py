@@ -27,8 +27,9 @@ from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
 from memplan.training.fp8 import Fp8Recipe
-from memplan.training.kernels import Packing, SelectivePolicy
+from memplan.training.kernels import LossKernel, Packing, SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.objectives import LogProbabilities
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.sdpa import (
     SDPA_SUPPORT,
@@ -141,7 +142,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         adapter=setup.adapter,
         adapter_dtype=adapter_dtype(setup),
         objective=setup.job.objective,
-        log_probabilities=setup.job.log_probabilities,
+        log_probabilities=_log_probabilities(setup),
         kept_logits=completion_length(setup) if setup.job.generates else None,
         adapter_input=_adapter_input(setup),
     )
@@ -159,6 +160,13 @@ def _quantized(options: TapeOptions, how: "Quantization") -> TapeOptions:
     if how.upcast is Upcast.NORMS:
         return replace(options, norms=DType.FP32)
     return options
+
+
+def _log_probabilities(setup: TrainingSetup) -> LogProbabilities:
+    """TRL's fused head is a kernel of the loss too."""
+    if setup.chosen_kernels.loss is LossKernel.TRL:
+        return LogProbabilities.FUSED
+    return setup.job.log_probabilities
 
 
 def _dropout(setup: TrainingSetup) -> float | None:

@@ -344,6 +344,7 @@ def _attention(
         projection = Projection.FUSED_INTERLEAVED
     return AttentionSpec(
         views_last=model_type == "stablelm",
+        kept_cache=model_type == "gpt_bigcode",
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

@@ -146,6 +146,7 @@ class _Value:
 
     __slots__ = (
         "is_banned",
+        "is_codes",
         "is_fusible",
         "makers",
         "needed_by_product",
@@ -169,6 +170,8 @@ class _Value:
         """What it can be computed from again."""
         self.readers: list[int] = []
         self.is_fusible = False
+        self.is_codes = False
+        """It is laid out anew for a product in backward, by a kernel that can be fused with it."""
         self.is_banned = False
         """It may not be computed again."""
         self.wanted = False
@@ -208,6 +211,7 @@ class _Region:
     def _add(self, tensor: Tensor, position: int, makers: list[_Value]) -> _Value:
         size = tensor.numel * tensor.dtype.num_bytes
         value = _Value(len(self.values), tensor.storage, size, position, makers)
+        value.is_codes = tensor.dtype is DType.FP8
         self.values.append(value)
         self.current[tensor.storage] = value
         return value
@@ -259,7 +263,7 @@ class _Region:
         """An operation's backward formula reads it."""
         self.needs[position].append(value)
         value.wanted = True
-        if self.segment.operations[position].kind in EXTERN_KERNELS:
+        if self.segment.operations[position].kind in EXTERN_KERNELS and not value.is_codes:
             value.needed_by_product = True
 
     def _sign(self, position: int, operation: Operation, result: _Value) -> _Value:

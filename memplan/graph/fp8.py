@@ -10,6 +10,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.parameters import ModelPart
+from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, SIZE_MULTIPLE, Fp8Formats, Fp8Library, Fp8Recipe
 from memplan.units import ceil_div
 
@@ -35,7 +36,9 @@ def linear_fp8(
     given = x
     if t.autocast is not None:
         x = t.cast(x, t.autocast)
-    if formats.library is Fp8Library.TORCHAO:
+    if formats.library is Fp8Library.TORCHAO and is_compiled(t):
+        out = _compiled_product(t, x, weight)
+    elif formats.library is Fp8Library.TORCHAO:
         out = _torchao_product(t, x, weight, formats)
     else:
         out = _transformer_engine_product(t, x, weight, formats)
@@ -120,6 +123,39 @@ def _cast_to_codes(made: Temporaries, numel: int, dtype: DType) -> tuple[int, ..
     codes = made.take(numel)
     made.drop(clamped, scaled)
     return codes, scale
+
+
+def is_compiled(t: Tape) -> bool:
+    """Whether torch.compile sees the present segment."""
+    scope = t.options.compile
+    return scope is Compilation.MODEL or (scope is Compilation.LAYER and t.segment.is_layer)
+
+
+def _compiled_product(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """The same as inductor runs it: casts are kernels of the region, and made again in backward.
+
+    Codes lie by row where they are made and by column where backward multiplies them, and the copy
+    can be fused with what makes them: nothing narrow is kept (the graphs that torch 2.13 cuts for a
+    Llama layer keep neither codes nor what they are made of).
+    """
+    rows = x.numel // weight.shape[-1]
+    narrow_x, narrow_weight = t.cast(x, DType.FP8), t.cast(weight, DType.FP8)
+    out = t.tensor(rows * weight.shape[-2], x.dtype)
+    backward = Temporaries()
+    gradient, by_column = backward.take(out.numel), backward.take(weight.numel)
+    backward.result()
+    backward.drop(by_column)
+    operands = backward.take(out.numel), backward.take(x.numel)
+    backward.result()
+    backward.drop(*operands, gradient)
+    t.record(
+        OperationKind.LINEAR, (x, weight, narrow_x, narrow_weight), (out,),
+        saves=(narrow_x, weight),
+        gradients=(Gradient.FRESH, Gradient.FRESH, Gradient.NONE, Gradient.NONE), in_python=True,
+        flops=2 * rows * weight.numel,
+        backward_scratch_bytes=backward.blocks,
+    )  # fmt: skip
+    return out
 
 
 # -- TransformerEngine ---------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def language_model_loss(
     logits = project(x)
     if t.kernels.loss is LossKernel.PARALLEL_FUSED:
         return softmax_in_place(t, logits)
-    if t.kernels.loss is LossKernel.SHIFTED:
+    if form.rebinds:
         # ``logits = logits.float()``: what the class returns is the copy.
         logits = t.cast(logits, DType.FP32)
     t.returned.append(logits)
@@ -64,7 +64,7 @@ def keep_outputs(t: Tape, logits: Tensor) -> None:
         t.touch(logits)
     if t.options.outputs_held:
         t.hold(outputs)
-    elif t.kernels.loss is not LossKernel.SHIFTED:
+    elif not LOSS_FORMS[t.kernels.loss].rebinds:
         t.give_out(outputs)
 
 

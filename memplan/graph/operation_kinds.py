@@ -69,6 +69,7 @@ class OperationKind(StrEnum):
     GUMBEL = "gumbel"
     HISTC = "histc"
     INDEX = "index"
+    INDEX_ADD_IN_PLACE = "index_add_"
     INDEX_SELECT = "index_select"
     INDICES = "indices"
     LAYER_NORM = "layer_norm"

@@ -531,7 +531,7 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     if t.kernels.loss is LossKernel.SHIFTED_UNCAST:
         return shifted_loss(t, logits, vocab_size)
     full = t.cast(logits, DType.FP32)
-    if t.kernels.loss is LossKernel.SHIFTED:
+    if t.kernels.loss in (LossKernel.SHIFTED, LossKernel.SHIFTED_APART):
         return shifted_loss(t, full, vocab_size)
     labels, padded = next_token_labels(t, tokens, padded=True)
     loss = cross_entropy(t, full, labels)
@@ -553,7 +553,7 @@ def next_token_labels(t: Tape, tokens: int, *, padded: bool) -> tuple[Tensor, Te
 
 
 def shifted_loss(t: Tape, full: Tensor, vocab_size: int) -> Tensor:
-    """transformers before 4.45: all logits but the last of each sequence, copied.
+    """transformers before 4.49: all logits but the last of each sequence, copied.
 
     The class held on to the uncut logits meanwhile, in fp32 where it had cast them; in backward
     the cut's gradient is a zero-filled tensor of the whole.

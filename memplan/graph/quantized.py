@@ -131,6 +131,7 @@ def _bnb_4bit(
         gradient = allocated_bytes(x.numel, made)
     t.record(
         OperationKind.LINEAR_4BIT, (x, weight, *_given(bias)), (out,),
+        pins=(x,) if packed.quantization.keeps_inputs else (),
         gradients=(gradient, Gradient.NONE, *(Gradient.SUMMED,) * (bias is not None)),
         forward_scratch_bytes=() if is_fused else _forward_4bit(packed, x, compute, made),
         backward_scratch_bytes=_backward_4bit(packed, made),

@@ -64,8 +64,8 @@ class Tape:
         self._touches = 0
         self.joined_at: int | None = None
         """The segment before which passes of other models run, whose results it takes."""
-        self.cached: list[tuple[Tensor, int]] = []
-        """Keys and values that the outputs hold, and how many layers have made them."""
+        self.cached: list[tuple[Tensor, Segment]] = []
+        """Keys and values that the outputs hold, with the segment each repetition of which does."""
 
     @property
     def buffers_bytes(self) -> int:
@@ -119,12 +119,17 @@ class Tape:
     def cache(self, tensor: Tensor) -> None:
         """Hold a tensor of every repetition of the segment until the loss is there."""
         self.hold(tensor)
-        self.cached.append((tensor, self.segment.repeat))
+        self.cached.append((tensor, self.segment))
 
     def release_cache(self) -> None:
         """Let all that was cached go at the end of the present segment."""
-        for tensor, repeat in self.cached:
-            self.segment.releases += [tensor.storage] * repeat
+        for tensor, segment in self.cached:
+            self.segment.releases += [tensor.storage] * segment.repeat
+
+    @property
+    def cached_once(self) -> frozenset[Storage]:
+        """Cached in a first pass alone: backward keeps what it makes anew."""
+        return frozenset(each.storage for each, segment in self.cached if segment.checkpointed)
 
     def release(self, tensor: Tensor) -> None:
         """Let a held tensor go at the end of the present segment."""

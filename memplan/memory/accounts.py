@@ -27,6 +27,7 @@ from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
     counts_ranks,
     heaviest_ranks,
+    holds_inputs,
     loads_by_capacity,
     program_of,
     stops_of,
@@ -278,6 +279,9 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
         setup.gpus_per_node,
         (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.data_parallel == 1,
+        (setup.micro_batch_size, setup.seq_len, setup.target_seq_len)
+        if holds_inputs(setup)
+        else None,
         *[getattr(setup, name) for name in _ENGINE_FIELDS],
     )
 

@@ -51,6 +51,8 @@ class SideModel:
     """Else it runs with the trained model's."""
     is_sharded: bool = False
     """By the engine, as the trained one is."""
+    is_one_unit: bool = False
+    """Where it is: gathered all at once."""
     kept_bytes: int = 0
     """What stays of it while it runs: a cache of keys and values, logits of earlier batches."""
     kept_words: str = ""
@@ -88,7 +90,7 @@ class Beside:
     def structure(self) -> tuple[object, ...]:
         """What an outline depends on, but for the models' tapes."""
         return (
-            *((each.role, each.when, each.owns_weights, each.is_sharded, each.setup, each.kept_bytes)
+            *((each.role, each.when, each.owns_weights, each.is_sharded, each.is_one_unit, each.setup, each.kept_bytes)
               for each in self.models),
             self.shares, self.averaged_bytes, self.averaged_host_bytes,
         )  # fmt: skip

@@ -117,7 +117,10 @@ def reduces_each_micro_batch(setup: TrainingSetup) -> bool:
     last under ``no_sync``, and whole gradients stay (transformers 5.23, ``trainer.py``; accelerate
     1.15, ``Accelerator.no_sync``). The kernels' preset says whose loop it is.
     """
-    return setup.kernels not in (KernelPreset.HF, KernelPreset.LIGER, KernelPreset.UNSLOTH)
+    accumulates = (
+        KernelPreset.HF, KernelPreset.HF4, KernelPreset.LIGER, KernelPreset.UNSLOTH,
+    )  # fmt: skip
+    return setup.kernels not in accumulates
 
 
 def loads_under_zero_init(setup: TrainingSetup) -> bool:

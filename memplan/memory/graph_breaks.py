@@ -45,8 +45,8 @@ def unseen_of_compilation(setup: TrainingSetup, tape: Tape) -> tuple[str, ...]:
         found.append("what torch.compile keeps where DDP's buckets cut its graphs")
     if engine is Engine.FSDP1:
         found.append("what torch.compile keeps where FSDP1's hooks break its graphs")
-    if setup.fp8 is not Fp8Recipe.NONE:
-        found.append("what torch.compile makes of linear layers in fp8")
+    if setup.fp8 not in (Fp8Recipe.NONE, Fp8Recipe.TENSORWISE):
+        found.append(f"what torch.compile makes of linear layers in {setup.fp8.value}")
     if setup.quantize is not None and setup.compile is Compilation.MODEL:
         found.append("what torch.compile keeps of the whole model's unpacked weights")
     uncertain = UNCOUNTED_KINDS if setup.compile is Compilation.LAYER else ROUTING_KINDS

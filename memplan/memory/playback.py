@@ -193,8 +193,11 @@ class Playback:
 
     def _release(self, segment: Segment) -> None:
         """Let go of what variables held until here."""
+        cached = self.tape.cached_once
         for storage in segment.releases:
-            if not self.keepers.get(storage, 0) and not self._kept_nearby(storage):
+            if storage in cached or not (
+                self.keepers.get(storage, 0) or self._kept_nearby(storage)
+            ):
                 self._free_any(storage)
 
     def _let_go_of_carried(self) -> None:

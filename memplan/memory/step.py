@@ -225,8 +225,9 @@ class StepWalk:
 
     def _release(self, segment: Segment) -> None:
         """Let go of what variables held until here."""
+        cached = self.tape.cached_once
         for storage in segment.releases:
-            if not self._kept_after_release(storage):
+            if storage in cached or not self._kept_after_release(storage):
                 loss = self._is_loss(storage)
                 self._lower(Level(saved_bytes=-storage.num_bytes), loss=loss)
 

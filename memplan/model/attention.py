@@ -150,6 +150,9 @@ class AttentionSpec:
     """Rotated queries are multiplied by a factor of their position (Ministral 3)."""
     fills_cache: bool = False
     """A key/value cache is filled in training too, unless layers are checkpointed (Fuyu)."""
+    kept_cache: bool = False
+    """transformers 4's class filled it under checkpointing too, with views of what its one matrix
+    made (GPT-BigCode)."""
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
     output_gate: OutputGate = OutputGate.NONE

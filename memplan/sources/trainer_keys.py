@@ -162,18 +162,11 @@ def remarks(values: Mapping[str, object]) -> Iterator[str]:
             yield f"{name} {remark.text}"
 
 
-def left_out(config: str | None, values: Mapping[str, object]) -> Iterator[str]:
-    """What the job holds beside what is counted; ``config`` is TRL's, where it is one of its."""
+def left_out(values: Mapping[str, object]) -> Iterator[str]:
+    """What the job holds beside what is counted."""
     for name, remark in ADDED.items():
         if remark.applies(values, name):
             yield f"{name} ({remark.text})"
-    if config == "DPOConfig" and not values.get("precompute_ref_log_probs"):
-        yield "DPOConfig (the reference model's weights; none with an adapter)"
-    if config == "GRPOConfig" and values.get("beta"):
-        yield "beta (a reference model; none with an adapter)"
-    if config == "GRPOConfig" and _shares_gpus(values):
-        share = values.get("vllm_gpu_memory_utilization", 0.3)
-        yield f"use_vllm ({share} of each GPU's memory, beside the training)"
 
 
 def _shares_gpus(values: Mapping[str, object]) -> bool:
@@ -181,25 +174,46 @@ def _shares_gpus(values: Mapping[str, object]) -> bool:
     return bool(values.get("use_vllm")) and values.get("vllm_mode", "colocate") == "colocate"
 
 
+def trl_job(
+    config: str, values: Mapping[str, object], *, has_adapter: bool
+) -> dict[str, object] | None:
+    """A trainer of TRL's as a ``job``; None: the model's own task."""
+    if config == "DPOConfig":
+        precomputed = values.get("precompute_ref_log_probs")
+        return {"kind": "dpo", "reference": "precomputed" if precomputed else None}
+    if config == "RewardConfig":
+        return {"kind": "reward"}
+    if config != "GRPOConfig":
+        return None
+    job: dict[str, object] = {"kind": "grpo"}
+    if values.get("beta"):
+        job["reference"] = "adapter-off" if has_adapter else "same"
+    if "max_completion_length" in values:
+        job["completion_length"] = values["max_completion_length"]
+    if _shares_gpus(values):
+        job["rollout"] = "vllm"
+        job["gpu_memory_utilization"] = values.get("vllm_gpu_memory_utilization")
+        job["sleep"] = 2 if values.get("vllm_enable_sleep_mode") else None
+    elif values.get("use_vllm"):
+        job["rollout"] = "server"
+    return job
+
+
 def trl_remarks(config: str, values: Mapping[str, object]) -> Iterator[str]:
     """What the answer should say of a TRL trainer."""
     if config in PAIRED:
-        yield f"{config}: each example is two sequences, chosen and rejected: the micro-batch is twice"
-    if config == "RewardConfig":
-        yield "RewardConfig: give task sequence-classification and num_labels 1"
-    if config != "SFTConfig":
-        yield f"{config}: its loss is counted as the model's own"
-    elif values.get("loss_type", "nll") != "nll":
+        yield f"{config}: each example is two sequences, chosen and rejected"
+    if config == "SFTConfig" and values.get("loss_type", "nll") != "nll":
         yield f"loss_type {values['loss_type']} is counted as nll"
     if config == "GRPOConfig":
         yield from _grpo_remarks(values)
 
 
 def _grpo_remarks(values: Mapping[str, object]) -> Iterator[str]:
-    length, group = values.get("max_completion_length", 512), values.get("num_generations", 8)
+    length, group = values.get("max_completion_length", 256), values.get("num_generations", 8)
     yield (
-        f"GRPOConfig: generation (num_generations {group}) is not counted; a sequence is a prompt and "
-        f"up to max_completion_length {length} tokens: give seq_len"
+        f"GRPOConfig: num_generations {group} sequences of a prompt and up to max_completion_length "
+        f"{length} tokens: give seq_len"
     )
     if values.get("use_vllm") and not _shares_gpus(values):
         yield "use_vllm: the server's GPUs are not counted"

@@ -24,6 +24,7 @@ from memplan.sources.trainer_keys import (
     remarks,
     stop_at,
     trl_config,
+    trl_job,
     trl_remarks,
 )
 from memplan.text import shown
@@ -228,7 +229,7 @@ class _Arguments:
         found |= self._liger()
         if self._compiles():
             found["compile"] = self._compilation()
-        found["left_out"] = (*self.base.left_out, *left_out(self.trl, self.values))
+        found["left_out"] = (*self.base.left_out, *left_out(self.values))
         if self.trl is not None:
             self._read_trl(found)
         if deepspeed is None and accelerate is None:
@@ -286,8 +287,11 @@ class _Arguments:
         config = self.trl
         assert config is not None
         self.notes += trl_remarks(config, self.values)
-        if config in PAIRED:
-            found["micro_batch_size"] = 2 * self._count("per_device_train_batch_size", default=8)
+        has_adapter = self.given.get("adapter") is not None
+        if self.given.get("job") is None:
+            job = trl_job(config, self.values, has_adapter=has_adapter)
+            if job is not None:
+                found["job"] = job
         if self._flag("disable_dropout", default=config in PAIRED):
             found["dropout"] = 0.0
         if config != "GRPOConfig":
@@ -458,6 +462,8 @@ class _Arguments:
         options = dict(fields["engine_options"])  # type: ignore[call-overload]
         if fields.get("engine") != Engine.DEEPSPEED.value:
             options |= self._synchronization()
+        if fields.get("engine") == Engine.FSDP1.value and self._is_reentrant():
+            options["reentrant_checkpointing"] = True
         fields["micro_batch_size"] = found["micro_batch_size"]
         return self._made({**found, **fields}, options)
 
@@ -542,6 +548,14 @@ class _Arguments:
                     f"{key}_kwargs.{name}", "changes memory and is not modelled; remove it"
                 )
         return Recomputation.FULL
+
+    def _is_reentrant(self) -> bool:
+        """Whether layers are checkpointed as transformers before 5 did it where nothing was said."""
+        options = [
+            self._nested(f"{name}_checkpointing_kwargs") or {}
+            for name in ("gradient", "activation")
+        ]
+        return any(each.get("use_reentrant") is True for each in options)
 
     def _given_precision(self) -> Precision | None:
         """A precision that was named beside the file, which goes over its flags."""

@@ -79,6 +79,15 @@ class Rollout(Enum):
     """An engine on other cards."""
 
 
+class FrozenUnits(Enum):
+    """What FSDP2 shards a frozen model in."""
+
+    WHOLE = "whole"
+    """All of it at once, gathered while it runs (TRL 1.16, ``prepare_fsdp``)."""
+    LAYERS = "layers"
+    """Each layer, as the trained model (torchtune)."""
+
+
 COLOCATED = (Rollout.VLLM, Rollout.SGLANG)
 """Engines that take a share of the trained model's own cards."""
 
@@ -115,6 +124,8 @@ class Job:
     """PPO's. None: ``same``; GRPO: ``none``, functions score its completions."""
     frozen_dtype: DType | None = None
     """What frozen models are loaded in. None: as the trained one's weights."""
+    frozen_units: FrozenUnits = FrozenUnits.WHOLE
+    """What FSDP2 shards them in; under other engines it changes nothing."""
     log_probabilities: LogProbabilities = LogProbabilities.ROWWISE
     """How log-probabilities come from logits."""
     completion_length: int | None = None
@@ -311,7 +322,7 @@ _HAS: Mapping[JobKind, tuple[str, ...]] = {
 }
 """Settings that not every kind has."""
 _MEMBERS: Mapping[str, type[Enum]] = {
-    "kind": JobKind, "log_probabilities": LogProbabilities, "rollout": Rollout,
+    "kind": JobKind, "log_probabilities": LogProbabilities, "rollout": Rollout, "frozen_units": FrozenUnits,
 }  # fmt: skip
 _COUNTS = (
     "completion_length", "rollout_batch_size", "sleep", "eval_batch_size", "eval_batches_kept",

@@ -69,7 +69,9 @@ class LossKernel(Enum):
     EAGER = "eager"
     """transformers today: fp32 logits, log-softmax."""
     SHIFTED = "shifted"
-    """transformers before 4.45: the shifted logits are copied."""
+    """transformers before 4.46: the class puts fp32 logits in their place, and copies them shifted."""
+    SHIFTED_APART = "shifted_apart"
+    """transformers 4.46 to 4.48: the same in a function, beside the logits that the class holds."""
     SHIFTED_UNCAST = "shifted_uncast"
     """The same in the logits' own dtype: GPT-2, GPT-BigCode and their like before 4.49."""
     CHUNKED = "chunked"
@@ -84,6 +86,10 @@ class LossKernel(Enum):
     """flash-attention's with ``inplace_backward``: the logits' own dtype (llm-foundry)."""
     FOAK = "foak"
     """fms-acceleration's: a shifted fp32 copy, which backward writes over."""
+    FOAK_REBOUND = "foak_rebound"
+    """The same in transformers before 4.46, whose class puts fp32 logits in their place."""
+    FOAK_UNCAST = "foak_uncast"
+    """The same in the logits' own dtype: GPT-BigCode before transformers 4.49."""
     UNSLOTH = "unsloth"
     """Unsloth's fast cross-entropy: the logits' own dtype, a new tensor for their gradient."""
     UNSLOTH_FUSED = "unsloth_fused"
@@ -119,10 +125,21 @@ class SelectivePolicy(Enum):
     """Megatron: only scores, softmax and dropout of the attention are computed again."""
 
 
+class ExpertKernel(Enum):
+    """How the experts of a mixture are multiplied."""
+
+    GROUPED = "grouped"
+    """Rows sorted by expert, two grouped products over all experts' weights (transformers 5)."""
+    MODULES = "modules"
+    """A module with its own linear layers for each expert, one after another (transformers 4)."""
+
+
 class KernelPreset(Enum):
     """Code bases with a choice of kernels of their own."""
 
     HF = "hf"
+    HF4 = "hf4"
+    """transformers 4.46 to 4.48."""
     TORCHTITAN = "torchtitan"
     MEGATRON = "megatron"
     LIGER = "liger"
@@ -142,10 +159,16 @@ class Kernels:
     """Softmax with its scale and mask, and each activation, in one kernel in the compute dtype."""
     selective: SelectivePolicy = SelectivePolicy.EVERY_OTHER_MATMUL
     """What ``checkpointing: selective`` means."""
+    experts: ExpertKernel = ExpertKernel.GROUPED
+    keeps_cache: bool = False
+    """Classes that once cached keys and values under checkpointing too do so (GPT-BigCode's)."""
 
 
 KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
     KernelPreset.HF: Kernels(),
+    KernelPreset.HF4: Kernels(
+        loss=LossKernel.SHIFTED_APART, experts=ExpertKernel.MODULES, keeps_cache=True
+    ),
     # torchtitan 0.3.0: nn.RMSNorm, SDPA, rotary in complex numbers, eager SwiGLU, chunked loss off.
     KernelPreset.TORCHTITAN: Kernels(norm=NormKernel.FUSED, rotary=RotaryKernel.COMPLEX),
     KernelPreset.MEGATRON: Kernels(
@@ -167,5 +190,5 @@ KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
         norm=NormKernel.LIGER, loss=LossKernel.UNSLOTH_FUSED, rotary=RotaryKernel.UNSLOTH
     ),
 }
-"""Sources: transformers 5.23, torchtitan 0.3.0, Megatron-core 0.16.1, liger-kernel 0.8.5,
+"""Sources: transformers 5.23 and 4.48.1, torchtitan 0.3.0, Megatron-core 0.16.1, liger-kernel 0.8.5,
 unsloth 2026.10."""

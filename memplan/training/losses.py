@@ -50,13 +50,18 @@ class LossForm:
     """The logits are copied to fp32 first."""
     shifted: bool = False
     """All logits but the last of each sequence are copied."""
+    rebinds: bool = False
+    """The class calls its fp32 copy logits too: those it was made of are gone before the loss."""
     gradient: LossGradient = LossGradient.TORCH
 
 
 LOSS_FORMS: dict[LossKernel, LossForm] = {
     LossKernel.EAGER: LossForm(source="transformers 5.23, loss/loss_utils.py, ForCausalLMLoss"),
     LossKernel.SHIFTED: LossForm(
-        source="transformers 4.44, models/llama/modeling_llama.py", shifted=True
+        source="transformers 4.44, models/llama/modeling_llama.py", shifted=True, rebinds=True
+    ),
+    LossKernel.SHIFTED_APART: LossForm(
+        source="transformers 4.48.1, loss/loss_utils.py, ForCausalLMLoss", shifted=True
     ),
     LossKernel.SHIFTED_UNCAST: LossForm(
         source="transformers 4.44, models/gpt2/modeling_gpt2.py", shifted=True, upcast=False
@@ -77,6 +82,18 @@ LOSS_FORMS: dict[LossKernel, LossForm] = {
     LossKernel.FOAK: LossForm(
         source="fms-acceleration-foak, kernels/unsloth/cross_entropy_loss.py, FastForCausalLMLoss",
         shifted=True,
+        gradient=LossGradient.IN_PLACE,
+    ),
+    LossKernel.FOAK_REBOUND: LossForm(
+        source="fms-acceleration-foak, kernels/unsloth/cross_entropy_loss.py, FastCrossEntropyLoss",
+        shifted=True,
+        rebinds=True,
+        gradient=LossGradient.IN_PLACE,
+    ),
+    LossKernel.FOAK_UNCAST: LossForm(
+        source="fms-acceleration-foak, kernels/unsloth/cross_entropy_loss.py, FastCrossEntropyLoss",
+        shifted=True,
+        upcast=False,
         gradient=LossGradient.IN_PLACE,
     ),
     LossKernel.UNSLOTH: LossForm(

@@ -103,6 +103,8 @@ class Quantization:
     """Whether peft's ``prepare_model_for_kbit_training`` was called, or its like."""
     skip_modules: tuple[str, ...] = ()
     """Further linear layers that stay (``llm_int8_skip_modules``), by the ends of their names."""
+    keeps_inputs: bool = False
+    """Every 4-bit product holds its input to its backward: bitsandbytes before 0.43.2."""
     prequantized: bool = False
     """The checkpoint holds the codes; else each weight comes to the GPU as it is, and is packed there
     before the next one is read: transformers quantizes while it loads, in one thread
@@ -113,6 +115,7 @@ class Quantization:
             self._set("kind", _kind(self.kind))
         row = QUANTIZED_FORMATS[self.kind]
         self._set("double_quant", _flag("double_quant", self.double_quant))
+        self._set("keeps_inputs", _flag("quant_keeps_inputs", self.keeps_inputs))
         self._set("prepared", _upcast(self.prepared))
         if self.compute_dtype is not None:
             self._set("compute_dtype", _dtype("compute_dtype", self.compute_dtype, _FLOATING))
@@ -129,6 +132,9 @@ class Quantization:
     def _check(self, row: "QuantizedFormat") -> None:
         if self.double_quant and not row.has_double_quant:
             msg = f"quantize: double_quant: {self.kind.value} has none; nf4 and fp4 have"
+            raise SetupError(msg)
+        if self.keeps_inputs and not row.has_double_quant:
+            msg = f"quantize: quant_keeps_inputs: {self.kind.value} has none; nf4 and fp4 have"
             raise SetupError(msg)
         if self.storage_dtype is not None and not row.has_storage:
             msg = f"quantize: quant_storage: {self.kind.value} is stored in one way; nf4 and fp4 are not"
@@ -448,7 +454,7 @@ def with_options(base: Quantization, options: Mapping[str, object]) -> Quantizat
 OPTION_FIELDS = {
     "double_quant": "double_quant", "prepare_for_kbit": "prepared", "compute_dtype": "compute_dtype",
     "quant_storage": "storage_dtype", "quant_block_size": "block_size", "quant_bits": "bits",
-    "skip_modules": "skip_modules",
+    "skip_modules": "skip_modules", "quant_keeps_inputs": "keeps_inputs",
 }  # fmt: skip
 """Names under ``engine_options`` -> the fields that they set."""
 

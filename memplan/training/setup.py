@@ -47,7 +47,7 @@ MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
 QUANTIZATION_OPTIONS = (
     "double_quant", "prepare_for_kbit", "compute_dtype", "quant_storage", "quant_block_size",
-    "quant_bits", "skip_modules",
+    "quant_bits", "skip_modules", "quant_keeps_inputs",
 )  # fmt: skip
 """Names under ``engine_options`` that say how the base is quantized, whatever the engine."""
 DEFAULT_SEQ_LEN_CAP = 2048

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.accuracy.comparison import Comparison, read_records, remember
-from tests.accuracy.jobs_records import is_of_a_job, predict, truth_of
+from tests.accuracy.jobs_records import is_compiled, predict, truth_of
 
 NUMBERS = json.loads((Path(__file__).parents[1] / "data" / "jobs.json").read_text())
 BARS = {
@@ -25,12 +25,14 @@ def test_jobs(
 ) -> None:
     found = Comparison()
     for record in read_records(reference_dir / "jobs.jsonl"):
-        if is_of_a_job(record):
-            found.add(record, truth_of(record), predict)
+        truth = truth_of(record)
+        if is_compiled(record):
+            del truth["reserved_peak"]  # kernels were tried out in buffers of full size first
+        found.add(record, truth, predict)
     with capsys.disabled():
         sys.stdout.write(f"\njobs.jsonl: {found.table()}\n")
     assert not found.refused
-    assert found.num_records == 9
+    assert found.num_records == 11
     for name, bar in BARS.items():
         assert found.worst(name)[0] <= bar, found.worst(name)
     remember(

@@ -33,6 +33,7 @@ def test_peaks_are_those_of_torchao(run: dict[str, Any]) -> None:
         seq_len=run["seq_len"],
         checkpointing=run["checkpointing"],
         fp8=run["recipe"],
+        compile=run["compile"],
     )
     assert found.peak_bytes == pytest.approx(run["requested_bytes"], rel=1e-4)
     # A run's own peaks hold whole blocks, of which the last may be larger than what was asked for.

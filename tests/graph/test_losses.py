@@ -49,6 +49,22 @@ def test_shifted_copies_the_logits() -> None:
     assert per_logit(found.after_forward.loss_bytes) == pytest.approx(4, abs=0.05)
 
 
+def test_shifted_apart_also_holds_the_logits_themselves() -> None:
+    """The class's own bf16 logits stand beside what its loss function makes of them."""
+    found = step(LossKernel.SHIFTED_APART)
+    assert per_logit(found.forward_peak.loss_bytes) == pytest.approx(14, abs=0.05)
+    assert per_logit(found.after_forward.loss_bytes) == pytest.approx(4, abs=0.05)
+
+
+def test_foak_writes_over_the_shifted_copy() -> None:
+    """bf16, fp32 and its cut; where the class rebinds its logits the first are gone by then."""
+    apart, rebound = step(LossKernel.FOAK), step(LossKernel.FOAK_REBOUND)
+    assert per_logit(apart.forward_peak.loss_bytes) == pytest.approx(10, abs=0.05)
+    assert per_logit(rebound.forward_peak.loss_bytes) == pytest.approx(8, abs=0.05)
+    for found in (apart, rebound):
+        assert per_logit(found.after_forward.loss_bytes) == pytest.approx(4, abs=0.05)
+
+
 def test_shifted_uncast_stays_in_bf16() -> None:
     """Logits, their cut and its log-softmax; then the log-softmax and two gradients."""
     found = step(LossKernel.SHIFTED_UNCAST)
@@ -106,6 +122,7 @@ def test_what_a_training_loop_adds() -> None:
         pytest.param(LossKernel.LIGER, 4, 6, id="Liger's: fp32, then the 16-bit gradient"),
         pytest.param(LossKernel.FLASH_ATTENTION, 2, 2, id="flash-attention's: in place"),
         pytest.param(LossKernel.FOAK, 4, 8, id="FOAK's: gradients of the cut and of the whole"),
+        pytest.param(LossKernel.FOAK_UNCAST, 2, 4, id="the same in 16 bits"),
         pytest.param(LossKernel.UNSLOTH, 2, 4, id="Unsloth's: a new gradient"),
         pytest.param(LossKernel.TORCHTUNE, 4, 5.25, id="torchtune's: one piece's gradients"),
     ],

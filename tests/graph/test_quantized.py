@@ -164,6 +164,20 @@ def test_named_modules_stay() -> None:
     assert more - all_packed == 4 * (2 * 512 * 256 - 512 * 256 // 2)
 
 
+def test_early_bitsandbytes_held_every_input() -> None:
+    """Of what nothing else holds: the product before down_proj (and o_proj's is attention's own)."""
+    kept, freed = (
+        answer(
+            quantize="nf4", checkpointing="none", seq_len=512, loss="cut", precision="bf16",
+            engine_options={"quant_keeps_inputs": held},
+        ).phases["forward"].components["activations"]
+        for held in (True, False)
+    )  # fmt: skip
+    assert kept - freed > 512 * 512 * 2
+    with pytest.raises(SetupError, match="quant_keeps_inputs: int8 has none"):
+        answer(quantize="int8", engine_options={"quant_keeps_inputs": True})
+
+
 @pytest.mark.parametrize(
     "engine",
     [

@@ -58,7 +58,9 @@ CARDS: tuple[tuple[str, str], ...] = (
     (r"MI300X", "mi300x-192gb"),
     (r"V100.*16", "v100-sxm2-16gb"),
     (r"L40S", "l40s-48gb"),
+    (r"A5000", "rtx-a5000-24gb"),
     (r"A6000", "rtx-a6000-48gb"),
+    (r"6000 Ada", "rtx6000ada-48gb"),
     (r"3090", "rtx3090-24gb"),
     (r"4090 \(48", "rtx6000ada-48gb"),
     (r"4090", "rtx4090-24gb"),
@@ -88,6 +90,8 @@ BUILT_IN = {
     "qwen3-8b": "qwen3-8b",
     "santacoder": "santacoder",
     "yi-6b": "yi-6b",
+    "yi-34b": "yi-34b",
+    "qwen2-7b": "qwen2-7b",
     "qwen3-0.6b": "qwen3-0.6b",
     "qwen3-4b-instruct-2507": "qwen3-4b-instruct-2507",
     "qwen3-30b-a3b-instruct-2507": "qwen3-30b-a3b-instruct-2507",
@@ -96,11 +100,30 @@ BUILT_IN = {
 """The records' names of models -> memplan's own."""
 
 
+POWERLM_3B: Settings = {
+    "model_type": "granite",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 36,
+    "num_key_value_heads": 36,
+    "num_hidden_layers": 40,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 4096,
+}
+"""ibm/PowerLM-3b: 3,510,819,072 parameters."""
+
+
 def model_of(record: Record) -> str | dict[str, Any]:
     """A built-in model, or a configuration of the sizes that the record gives."""
     name = record["model"].split("/")[-1].lower()
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name == "powerlm-3b":
+        return POWERLM_3B
     sizes = record["config"]
     if not sizes.get("layers"):
         raise UnstatedError(feature=f"the sizes of {record['model']}")
@@ -216,3 +239,25 @@ def lora_of(record: Record, *, targets: list[str] | str, **further: Any) -> Sett
     if dropout:
         lora["dropout"] = float(dropout[1])
     return {"lora": lora}
+
+
+_DEFAULTS: Settings = {
+    "config": {},
+    "optimizer": "AdamW",
+    "checkpointing": "none",
+    "attention": "sdpa",
+    "lora": "none",
+    "offload": "none",
+    "compile": False,
+    "other": "",
+    "what": "max_allocated",
+    "completeness": "A",
+}
+
+
+def record_from(row: Mapping[str, Any]) -> Record:
+    """A row of ``tests/data/published_memory.jsonl``, with what it leaves out filled in."""
+    record = _DEFAULTS | dict(row)
+    record["parallel"] = {"sharding": row.get("sharding", "none")}
+    record["source_url_or_repo_path"] = row["source"]
+    return record

@@ -88,7 +88,7 @@ def is_expressible(measurement: dict[str, Any]) -> bool:
     return "unexpressible" not in measurement
 
 
-LEAST_INSIDE = 0.9
+LEAST_INSIDE = 0.87
 """The share of expressible reserved figures that must be inside."""
 
 CLOSE = 0.08

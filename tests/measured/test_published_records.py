@@ -1,83 +1,116 @@
 """Published records, as their sources state them, against memplan's figures for the same runs.
 
 Nothing here was inferred from a measured byte. Where memplan is off by more than ``CLOSE``, the record is named
-in ``REASONS`` with what its run did that the setup does not say, found in that run's code.
+in ``REASONS`` with what its run did that the setup does not say, found in that run's code. The records are those
+of ``tests/data/published_memory.jsonl``, and of ``../shared/reference`` where that is there.
 """
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memplan.estimator import Verdict
-from tests.accuracy.comparison import read_records
+from tests.accuracy.comparison import read_records, remember
 from tests.measured.outcomes import Outcome, Summary, summary_of
 from tests.measured.reasons import REASONS
+from tests.measured.runs import Record, record_from
 
 CLOSE = 0.08
 """How far off an allocated figure may be without a reason."""
-LEAST_EXPRESSIBLE = 0.55
-"""Share of records that must be expressible; the aim is 0.8."""
-MEDIAN, P90 = 0.05, 3.0
-"""Allocated errors reached; the aims are 0.02 and 0.08. Adapters under FSDP1 are not counted yet."""
 MOST_WRONGLY_DEAD = 0.025
 """Share of runs that only say that they ran and of which memplan says that they cannot."""
 
 
-@pytest.fixture(scope="module")
-def published(reference_dir: Path) -> Summary:
-    """Every record in scope, estimated."""
-    return summary_of(records_of(reference_dir))
+@dataclass(frozen=True)
+class Bars:
+    """What is reached; the aims are 0.8, 0.02 and 0.08. Six of the reference's 40 are LitGPT's of 2023 (``REASONS``)."""
+
+    expressible: float
+    median: float
+    p90: float
 
 
-def records_of(folder: Path) -> Iterable[dict[str, Any]]:
+BARS = {"own": Bars(0.85, 0.01, 0.04), "reference": Bars(0.79, 0.01, 0.12)}
+SECTIONS = {"own": "published measurements, own file", "reference": "published measurements"}
+"""Of ``tests/data/accuracy.json``."""
+OWN = Path(__file__).parent.parent / "data" / "published_memory.jsonl"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One collection of records, every one in scope estimated."""
+
+    name: str
+    summary: Summary
+
+    @property
+    def bars(self) -> Bars:
+        return BARS[self.name]
+
+
+@pytest.fixture(
+    scope="module", params=["own", pytest.param("reference", marks=pytest.mark.reference)]
+)
+def published(request: pytest.FixtureRequest) -> Published:
+    if request.param == "own":
+        return Published("own", summary_of(map(record_from, read_records(OWN))))
+    return Published("reference", summary_of(reference(request.getfixturevalue("reference_dir"))))
+
+
+def reference(folder: Path) -> Iterator[Record]:
     for name in ("measured.jsonl", "measured_more.jsonl"):
         yield from read_records(folder / name)
 
 
-@pytest.mark.reference
-def test_most_are_expressible(published: Summary, capsys: pytest.CaptureFixture[str]) -> None:
+def test_most_are_expressible(published: Published, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        sys.stdout.write(table_of(published))
-    assert published.share_expressible >= LEAST_EXPRESSIBLE
+        sys.stdout.write(table_of(published.summary))
+    assert published.summary.share_expressible >= published.bars.expressible
 
 
-@pytest.mark.reference
-def test_allocated(published: Summary) -> None:
-    allocated = published.of("max_allocated")
-    assert allocated.quantile(0.5) <= MEDIAN
-    assert allocated.quantile(0.9) <= P90
+def test_allocated(published: Published) -> None:
+    allocated = published.summary.of("max_allocated")
+    assert allocated.quantile(0.5) <= published.bars.median
+    assert allocated.quantile(0.9) <= published.bars.p90
 
 
-@pytest.mark.reference
-def test_what_is_off_has_a_reason(published: Summary) -> None:
+def test_what_is_off_has_a_reason(published: Published) -> None:
     """Each allocated figure that is off is named."""
-    allocated = published.of("max_allocated").expressible
+    allocated = published.summary.of("max_allocated").expressible
     off = {each.record["id"] for each in allocated if abs(each.error) > CLOSE}
-    named = {each.record["id"] for each in allocated if reason_for(each)}
-    assert off <= named, off - named
+    assert off <= {each.record["id"] for each in allocated if reason_for(each)}
 
 
-@pytest.mark.reference
-def test_what_ran_is_not_said_to_die(published: Summary) -> None:
-    ran = published.of("fit").expressible
-    wrong = [each.record["id"] for each in ran if is_oom(each)]
+def test_what_ran_is_not_said_to_die(published: Published) -> None:
+    ran = published.summary.of("fit").expressible
+    wrong = [each.record["id"] for each in ran if is_verdict(each, Verdict.OOM)]
     assert len(wrong) <= MOST_WRONGLY_DEAD * len(ran), wrong
 
 
-@pytest.mark.reference
-def test_what_died_is_not_said_to_fit(published: Summary) -> None:
-    for outcome in published.of("OOM").expressible:
-        assert outcome.answer is not None
-        assert outcome.answer.verdict is not Verdict.FITS, outcome.record["id"]
+def test_what_died_is_not_said_to_fit(published: Published) -> None:
+    died = published.summary.of("OOM").expressible
+    assert not [each.record["id"] for each in died if is_verdict(each, Verdict.FITS)]
 
 
-def is_oom(outcome: Outcome) -> bool:
+def test_the_readme_shows_them(published: Published, pytestconfig: pytest.Config) -> None:
+    rows = {name: row(published.summary.of(name)) for name in ("max_allocated", "max_reserved")}
+    rows["all"] = {
+        "records": len(published.summary.outcomes),
+        "expressible": len(published.summary.expressible),
+        "unstated": sum(each.unstated for each in published.summary.outcomes),
+    }
+    section = SECTIONS[published.name]
+    remember(section, rows, update=pytestconfig.getoption("--update-accuracy"))
+
+
+def is_verdict(outcome: Outcome, verdict: Verdict) -> bool:
     assert outcome.answer is not None
-    return outcome.answer.verdict is Verdict.OOM
+    return outcome.answer.verdict is verdict
 
 
 def reason_for(outcome: Outcome) -> str | None:
@@ -85,6 +118,16 @@ def reason_for(outcome: Outcome) -> str | None:
     found = [why for pattern, why in REASONS if re.fullmatch(pattern, outcome.record["id"])]
     assert len(found) <= 1, outcome.record["id"]
     return found[0] if found else None
+
+
+def row(part: Summary) -> dict[str, Any]:
+    """What the README shows of one counter."""
+    return {
+        "records": len(part.outcomes),
+        "expressible": len(part.expressible),
+        "median": round(part.quantile(0.5), 4),
+        "p90": round(part.quantile(0.9), 4),
+    }
 
 
 def table_of(summary: Summary) -> str:
@@ -97,6 +140,8 @@ def table_of(summary: Summary) -> str:
     lines = [head]
     for counter in ("max_allocated", "max_reserved", "nvidia-smi"):
         part = summary.of(counter)
+        if not part.expressible:
+            continue
         lines.append(
             f"{counter}: {len(part.expressible)} of {len(part.outcomes)}, median "
             f"{part.quantile(0.5):.2%}, p90 {part.quantile(0.9):.2%}"

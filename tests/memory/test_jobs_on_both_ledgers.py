@@ -25,6 +25,11 @@ JOBS = (
     "reward", "distillation", "grpo:reference=same", "grpo:rollout=server", "ppo",
     "sft:eval_batch_size=4,eval_batches_kept=3", "sft:generate_batch_size=4",
 )  # fmt: skip
+COMPARED = (
+    "one GPU", "ddp views", "fsdp", "fsdp1 offloaded", "bf16 optimizer", "zero2", "zero3",
+    "zero3 offloaded",
+)  # fmt: skip
+"""Of the engines, those that differ in how they treat a second model."""
 WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"checkpointing": "full", "gradient_accumulation_steps": 2, "micro_batch_size": 2},
@@ -52,11 +57,11 @@ def played(given: RankInput, rank: int) -> dict[str, int]:
     return heights(ledger)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", COMPARED)
 @pytest.mark.parametrize("job", JOBS)
 def test_what_is_added_up_is_what_is_played_out(job: str, engine: str) -> None:
     num_compared = 0
-    for way, last in product(WAYS, (False, True)):
+    for way, last in product(WAYS, (True,)):
         try:
             given = given_for({**ENGINES[engine], **way, "job": job})
             rank = given.setup.num_gpus - 1 if last else 0

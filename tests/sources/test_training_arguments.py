@@ -28,6 +28,19 @@ def fields(values: dict[str, Any], *names: str) -> list[Any]:
     return [getattr(getattr(setup, name), "value", getattr(setup, name)) for name in names]
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("version", [1, 2])
+def test_reentrant_checkpointing_counts_under_fsdp1(version: int, *, reentrant: bool) -> None:
+    values = {
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"version": version},
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": reentrant},
+    }
+    options = dict(setup_from_arguments(values, source="args.json").engine_options)
+    assert options.get("reentrant_checkpointing", False) is (reentrant and version == 1)
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -261,8 +274,24 @@ def test_attn_implementation(named: str, kernel: str) -> None:
 
 def test_pairs_are_two_sequences() -> None:
     found = read({"f_divergence_type": "reverse_kl", "per_device_train_batch_size": 3})
-    assert (found.setup.micro_batch_size, found.setup.dropout) == (6, 0.0)
-    assert any("reference model's weights" in text for text in found.setup.left_out)
+    assert (found.setup.micro_batch_size, found.setup.dropout) == (3, 0.0)
+    assert found.setup.job.kind.value == "dpo"
+    assert found.setup.job.sequences_per_example == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "job"),
+    [
+        ({"f_divergence_type": "reverse_kl", "precompute_ref_log_probs": True},
+         "dpo:reference=precomputed"),
+        ({"center_rewards_coefficient": 0.1}, "reward"),
+        ({"num_generations": 4, "beta": 0.1}, "grpo:reference=same"),
+        ({"use_vllm": True, "vllm_enable_sleep_mode": True}, "grpo:rollout=vllm,sleep=2"),
+        ({"use_vllm": True, "vllm_mode": "server"}, "grpo:rollout=server"),
+    ],
+)  # fmt: skip
+def test_trainers_are_jobs(values: dict[str, Any], job: str) -> None:
+    assert str(read(values).setup.job) == job
 
 
 @pytest.mark.parametrize(
@@ -272,7 +301,7 @@ def test_pairs_are_two_sequences() -> None:
         pytest.param({"max_seq_length": 64}, "max_seq_length is max_length today", id="older"),
         pytest.param({"max_length": None}, "sequences are not cut", id="no length"),
         pytest.param({"num_generations": 4}, "num_generations 4", id="generations"),
-        pytest.param({"center_rewards_coefficient": 0.1}, "num_labels 1", id="rewards"),
+        pytest.param({"center_rewards_coefficient": 0.1}, "two sequences", id="rewards"),
         pytest.param({"activation_offloading": True}, "upper bounds", id="offloading"),
         pytest.param({"eval_strategy": "steps"}, "evaluation", id="evaluation"),
         pytest.param({"evaluation_strategy": "no"}, "is eval_strategy today", id="older name"),
@@ -286,8 +315,6 @@ def test_what_is_not_held_is_named(values: dict[str, Any], note: str) -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        pytest.param({"use_vllm": True}, "use_vllm (0.3 of each GPU's memory", id="vLLM"),
-        pytest.param({"num_generations": 4, "beta": 0.1}, "beta (a reference model", id="beta"),
         pytest.param({"neftune_noise_alpha": 5}, "neftune_noise_alpha (noise", id="NEFTune"),
         pytest.param({"label_smoothing_factor": 0.1}, "another copy", id="smoothing"),
     ],

@@ -14,6 +14,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.mixtures import MixtureSpec
+from memplan.training.kernels import ExpertKernel
 
 
 def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
@@ -28,7 +29,12 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     if spec.shared is not None and spec.shared_first:
         shared = _shared(t, x, spec, hidden_size)
     weights, chosen, logits = route(t, x, spec, hidden_size)
-    routed = routed_experts(t, x, weights, chosen, spec, hidden_size)
+    if t.kernels.experts is ExpertKernel.MODULES:
+        from memplan.graph.experts.modules import experts_in_turn
+
+        routed = experts_in_turn(t, x, weights, chosen, spec, hidden_size)
+    else:
+        routed = routed_experts(t, x, weights, chosen, spec, hidden_size)
     if spec.routed_scaled:
         routed = t.scale(routed)
     if spec.shared is None:

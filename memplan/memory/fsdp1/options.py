@@ -62,6 +62,9 @@ class Fsdp1Options:
     """How a checkpoint is written."""
     data_parallel_replicate_degree: int = 1
     """Copies of the sharded model; ``hybrid`` makes one for each node."""
+    reentrant_checkpointing: bool = False
+    """Layers are checkpointed as transformers before 5 did it (``use_reentrant``): then what a unit of
+    frozen parameters was given, and its gradient, stay until the backward pass is over."""
 
     @classmethod
     def of(cls, setup: TrainingSetup) -> "Fsdp1Options":
@@ -88,6 +91,7 @@ class Fsdp1Options:
             data_parallel_replicate_degree=read.positive(
                 "data_parallel_replicate_degree", setup.nodes if hybrid else 1
             ),
+            reentrant_checkpointing=read.boolean("reentrant_checkpointing", default=False),
         )
         _check(setup, made)
         return made

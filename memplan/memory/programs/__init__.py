@@ -93,6 +93,12 @@ def counts_ranks(setup: TrainingSetup) -> bool:
     return setup.chosen_engine is not Engine.DDP
 
 
+def holds_inputs(setup: TrainingSetup) -> bool:
+    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given."""
+    is_asked = dict(setup.engine_options).get("reentrant_checkpointing")
+    return setup.chosen_engine is Engine.FSDP1 and bool(is_asked)
+
+
 def loads_by_capacity(setup: TrainingSetup) -> bool:
     """Whether a setup's engine loads otherwise where a GPU has no room: ZeRO-1 and 2 flatten elsewhere."""
     stages = (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS)

@@ -92,6 +92,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """The root's forward pass has begun."""
         self.late: FlatUse | None = None
         """A layer whose backward pass is over, but whose gradients are not joined yet."""
+        self.hooked: list[Block] = []
+        """Inputs of frozen units that their hooks hold, and the gradients of these."""
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -235,21 +237,26 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             self._prefetch(following[0] if following else None)
 
     def after_forward(self, segment: Segment, repetition: int) -> None:
-        """Let the layer's parameters go."""
+        """Let the layer's parameters go.
+
+        A reentrant checkpoint runs it without gradients first: then no hook for its backward pass is
+        there yet (``_register_pre_backward_hooks``), and no other unit's gathers it ahead of its turn.
+        """
+        is_graded = not (self.options.reentrant_checkpointing and segment.checkpointed)
         for use in reversed(self._uses_in(segment, repetition)):
             self._reshard(use, frees=not self.keeps_whole)
-            self._end_forward_of(use)
+            self._end_forward_of(use, is_graded=is_graded)
 
     def end_forward(self) -> None:
         """The root stays gathered."""
         self.entered = False
         if self.root is not None:
             self._reshard(self.root, frees=False)
-            self._end_forward_of(self.root)
+            self._end_forward_of(self.root, is_graded=True)
 
-    def _end_forward_of(self, use: FlatUse) -> None:
+    def _end_forward_of(self, use: FlatUse, *, is_graded: bool) -> None:
         self.order.append(use)
-        use.awaits_backward = True
+        use.awaits_backward = is_graded
 
     def end_pass(self) -> None:
         """Without a backward pass the root goes, and the order of this one is of no use."""
@@ -296,6 +303,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         Then a layer's views were made before the layer below it ran, and autograd, which goes back in
         the order of making, joins their gradients after that layer's.
         """
+        if self.options.reentrant_checkpointing and segment.checkpointed:
+            self._hold_input(segment, repetition)
         for use in reversed(self._uses_in(segment, repetition)):
             if not (self.options.forward_prefetch and self.ran):
                 self._post_backward(use)
@@ -303,6 +312,24 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             late, self.late = self.late, use
             if late is not None:
                 self._post_backward(late)
+
+    def _hold_input(self, segment: Segment, repetition: int) -> None:
+        """What a frozen unit was given when its layer ran again, and the gradient of the one above.
+
+        To reshard it, a hook stands on each of its inputs (``_register_post_backward_reshard_only_hook``),
+        which keeps their graph nodes (torch/autograd/graph.py, ``register_multi_grad_hook``). In a
+        reentrant checkpoint an input is a leaf: its node keeps it, and it keeps its gradient. The hooks
+        are removed when the backward pass is over (``_finalize_params``).
+        """
+        layer = self._layer(segment, repetition)
+        if layer is None or layer.unit.flat_gradient_bytes or segment.input is None:
+            return
+        size = segment.input.storage.num_bytes
+        words = "inputs of frozen units, which their hooks keep"
+        self.hooked.append(self.ledger.allocate(size, 0, ComponentKind.ACTIVATIONS, words))
+        if len(self.hooked) > 1:
+            words = "gradients of what hooks keep"
+            self.hooked.append(self.ledger.allocate(size, 0, ComponentKind.TEMPORARIES, words))
 
     def end_backward(self) -> None:
         """The root's gradients are joined last; then offloaded ones let go."""
@@ -312,6 +339,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         for use in self._uses():
             if not use.done:
                 self._post_backward(use)
+        self.ledger.free_all(self.hooked)
+        self.hooked.clear()
         for use in self._uses():
             use.done = use.prefetched = False
             if self.formats.offloaded and use.shard_gradient is not None:

@@ -72,6 +72,10 @@ def _program(side: SideModel, ledger: SideLedger) -> Program:
         from memplan.memory.programs.frozen_shards import FrozenShardsProgram
 
         return FrozenShardsProgram(prepare_job(given, rank=0, capacity_bytes=None), ledger)
+    if engine is Engine.FSDP and side.is_one_unit:
+        from memplan.memory.programs.gathered_whole import GatheredWholeProgram
+
+        return GatheredWholeProgram(given, ledger)
     from memplan.memory.programs import program_of
 
     return program_of(given, ledger, workspace_bytes=0)
@@ -125,13 +129,21 @@ class OtherModels:
         shares = [each for each in self.shares if each.only_in is Part.GENERATION]
         if rollouts or shares:
             self.ledger.enter(Part.GENERATION, step)
-            taken = [self._take(each) for each in shares]
-            for block in taken:
-                self.ledger.free(block)
+            self._wake(shares)
             for each in rollouts:
                 each.run()
         for each in self._at(When.OWN_STEP):
             each.train(step, num_micro_batches=num_micro_batches)
+
+    def _wake(self, shares: list[Share]) -> None:
+        """An engine that sleeps otherwise has its share unmapped then: nothing of it stays cached.
+
+        (TRL 1.16 empties the cache before it wakes vLLM, ``generation/vllm_generation.py``)
+        """
+        for each in shares:
+            self.ledger.empty_cache()
+            self.ledger.free(self._take(each))
+            self.ledger.empty_cache()
 
     def evaluate(self, step: int) -> None:
         """Between steps."""

@@ -9,6 +9,7 @@ from tests.measured.stacks.litgpt import resource_tables
 from tests.measured.stacks.llm_foundry import throughput_tables
 from tests.measured.stacks.modelscope import ms_swift, qwen
 from tests.measured.stacks.own_loops import cs336
+from tests.measured.stacks.preferences import alignment_handbook, verl
 from tests.measured.stacks.prime_rl import prime_rl
 from tests.measured.stacks.torchtitan import torchtitan
 from tests.measured.stacks.torchtune import torchtune
@@ -39,6 +40,8 @@ TRANSLATORS: tuple[tuple[str, Translator], ...] = (
     ("PrimeIntellect-ai/prime-rl", prime_rl),
     ("mosaicml/llm-foundry", throughput_tables),
     ("CS336", cs336),
+    ("huggingface/alignment-handbook", alignment_handbook),
+    ("volcengine/verl", verl),
     ("hpcaitech/ColossalAI", _other_engine("ColossalAI's LowLevelZero")),
     ("MooreThreads/SimuMax", _other_engine("Megatron-core")),
     ("NVIDIA/Megatron-LM", _other_engine("Megatron-core")),

@@ -2,7 +2,8 @@
 
 ``train.py``: precision bf16 without autocast, torch.optim.AdamW (not fused), each decoder layer and each
 adapter matrix a unit, ``use_orig_params=False``, ``output`` kept while backward runs, the default
-targets (lines "lora_target_modules": k, q, v, up, down, gate).
+targets (lines "lora_target_modules": k, q, v, up, down, gate). ``low_memory`` is its default: one rank has the
+packed model in CPU memory, the others on ``meta``, and units come to the GPU one by one.
 """
 
 from tests.measured.runs import Record, Run, basics, card_of, lora_of, model_of
@@ -31,5 +32,11 @@ def fsdp_qlora(record: Record) -> Run:
         setup |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
     if is_quantized:
         setup["quantize"] = "nf4"
-        setup["engine_options"] = {"compute_dtype": "bf16", "prepare_for_kbit": False}
+        setup["engine_options"] = {
+            "compute_dtype": "bf16",
+            "quant_storage": "bf16",
+            "double_quant": False,
+            "prepare_for_kbit": False,
+        }
+        setup["engine_options"] |= {"init_device": "meta"}
     return Run(model=model_of(record), gpu=card_of(record), setup=setup, cited=CITED)

@@ -1,10 +1,13 @@
 """Hugging Face's own pages and benchmarks."""
 
+import re
+
 from memplan.units import MIB
 from tests.measured.runs import (
     LackingError,
     Record,
     Run,
+    UnstatedError,
     basics,
     card_of,
     lora_of,
@@ -16,13 +19,16 @@ CONTEXT_BYTES = 1343 * MIB
 
 OPTIMIZERS = (
     ("Adafactor", "adafactor"),
-    ("Adam8bit", "adamw_bnb_8bit"),
-    ("AdamW", "adamw-foreach"),
+    ("Adam8bit", "bnb-adamw-8bit"),
+    ("AdamW", "adamw-loop"),
 )
 
 
 def documentation(record: Record) -> Run:
-    """A row of the table in ``perf_train_gpu_one.mdx`` (commit 98513dfd0db6): bert-large, HF Trainer."""
+    """A row of the table in ``perf_train_gpu_one.mdx`` (commit 98513dfd0db6): bert-large, HF Trainer.
+
+    Its default optimizer was transformers' own AdamW, parameter by parameter (``optim="adamw_hf"``).
+    """
     is_autocast = record["precision"].startswith("autocast")
     optimizer = next(name for word, name in OPTIMIZERS if word in record["optimizer"] + "AdamW")
     setup = basics(record) | {
@@ -46,8 +52,11 @@ PEFT_CITED = (
     "huggingface/peft method_comparison/MetaMathQA/{run,utils}.py",
     "peft's defaults for the model's type where a record does not name targets",
 )
-PEFT_METHODS = ("IA3", "PREFIX_TUNING", "PROMPT_TUNING")
-"""Methods beside LoRA that are asked for."""
+PEFT_METHODS = {"IA3": "ia3", "PROMPT_TUNING": "prompt"}
+"""Methods beside LoRA that are asked for -> memplan's names."""
+
+
+LLAMA_3_2_3B_WIDTH = 3072
 
 
 def peft_comparison(record: Record) -> Run:
@@ -60,10 +69,21 @@ def peft_comparison(record: Record) -> Run:
         return _peft_run(record, setup | {"adapter": {"ln_tuning": {}}})
     name = method.split(maxsplit=1)[0].replace("-", "_")
     if name.upper() in PEFT_METHODS:
-        return _peft_run(record, setup | {"adapter": {name.lower(): {}}})
+        return _peft_run(record, setup | {"adapter": _other_adapter(record, name.upper())})
     if name.upper() in ("LORA", "DORA") or method.startswith("LoRA"):
         return _peft_run(record, setup | {"adapter": _lora(record)})
     raise LackingError(feature=f"peft's {name}")
+
+
+def _other_adapter(record: Record, method: str) -> dict[str, object]:
+    """IA3 on peft's modules, or as many trained tokens as the record's trainable parameters are."""
+    kind = PEFT_METHODS[method]
+    if kind == "ia3":
+        return {"ia3": {}}
+    trainable = re.search(r"trainable (\d+)", str(record["other"]))
+    if trainable is None:
+        raise UnstatedError(feature="how many tokens are trained")
+    return {"prompt": {"tokens": int(trainable[1]) // LLAMA_3_2_3B_WIDTH}}
 
 
 def _lora(record: Record) -> dict[str, object]:

@@ -22,8 +22,8 @@ def throughput_tables(record: Record) -> Run:
     setup = basics(record) | {
         "engine": "fsdp1",
         "precision": "bf16-mixed",
-        "optimizer": "adamw-foreach",
-        "loss": "fused",
+        "optimizer": "adamw-loop",
+        "loss": "flash_attn",
         "engine_options": {"autocast": not is_pure, "reduce_dtype": "bf16" if is_pure else "fp32"},
     }
     if "fp8" in record["precision"]:

@@ -8,7 +8,6 @@ the head count of keys and the one matrix of queries, keys and values (``c_attn`
 import re
 
 from tests.measured.runs import (
-    LackingError,
     Record,
     Run,
     basics,
@@ -40,7 +39,7 @@ def ms_swift(record: Record) -> Run:
     if "gptq" in record["precision"]:
         setup["quantize"] = "gptq"
         if "int8" in record["precision"]:
-            raise LackingError(feature="GPTQ in 8 bits")
+            setup["engine_options"] = {"quant_bits": 8}
     elif "bnb" in record["precision"]:
         setup |= {"quantize": "nf4", "engine_options": {"double_quant": True}}
     return _run(record, setup)

@@ -1,6 +1,8 @@
 """prime-rl's trainer benchmarks: FSDP2 over fp32 shards, each layer compiled, random tokens.
 
-``src/prime_rl/trainer``: the output matrix's logits are kept in fp32 in the loop's ``out`` until backward has run.
+``src/prime_rl/trainer`` at 85a9dc0e7: supervised, the logits are kept in fp32 in the loop's ``out`` until backward
+has run; RL never has all of them (``models/layers/lm_head.py``, ``FusedOutputLinear``, 2048 words at a time), for
+which a cut cross-entropy is the nearest.
 """
 
 import re
@@ -22,11 +24,13 @@ def prime_rl(record: Record) -> Run:
         "precision": "bf16-mixed",
         "optimizer": "adamw-foreach",
         "compile": "layer",
-        "outputs_held": True,
-        "upcast_outputs": True,
         "gradient_accumulation_steps": record.get("grad_accum") or 2,
         "engine_options": {"init_device": "meta", "sync_each_batch": True},
     }
+    if "trainer rl" in record["other"] or "-rl-" in record["id"]:
+        setup["loss"] = "cut"
+    else:
+        setup |= {"outputs_held": True, "upcast_outputs": True}
     if "offload" in str(record["checkpointing"]):
         setup["offload_activations"] = 1.0
     if record["lora"] != "none":

@@ -17,12 +17,12 @@ def torchtune(record: Record) -> Run:
         "engine": "fsdp" if is_sharded else "ddp",
         "precision": "bf16",
         "optimizer": "adamw-fused",
-        "loss": "chunked",
+        "loss": "torchtune",
         "norm": "fused",
         "compile": "layer",
     }
     if "PagedAdamW8bit" in record["optimizer"]:
-        setup |= {"optimizer": "paged_adamw_8bit", "optimizer_in_backward": True}
+        setup |= {"optimizer": "bnb-paged-adamw-8bit", "optimizer_in_backward": True}
     if "CPU offload" in record["offload"]:
         setup |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
     if record["lora"] != "none":
