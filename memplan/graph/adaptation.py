@@ -120,6 +120,9 @@ class Adaptation:
         rank = t.adapted.get(key)
         if rank is None:
             return None
+        if weight.packed is not None:
+            msg = f"adapter: parameters: {weight.name} is quantized: name its module as a target"
+            raise SetupError(msg)
         return weight_factors(t, self.dtype, weight, rank, adapter_module(t.adapted, key))
 
     def before_linear(self, t: Tape, x: Tensor, width: int, module: str) -> Tensor:
@@ -171,7 +174,10 @@ def adapt(model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType) -
         named = named_weights(model, plain)
         adapter = as_stacked(model.family, adapter, modules, named)
         weights = _chosen_weights(model, adapter, named)
-    chosen = [*_chosen(model, adapter, modules), *weights]
+    chosen = list(_chosen(model, adapter, modules))
+    if weights:
+        _check_apart(chosen, weights)
+        chosen += weights
     saved = [each for each in modules if _is_saved(model, each, adapter)]
     _check_saved(model, adapter, modules, saved)
     return Adaptation(
@@ -244,13 +250,24 @@ def _chosen_weights(
             hint = f" Did you mean {guess!r}?" if guess else ""
             listed = f" It has {', '.join(known)}" if known else ""
             msg = (
-                f"adapter: parameters: {model.name} has no weight {target!r} outside of linear layers and "
-                f"embeddings, which targets names.{hint}{listed}"
+                f"adapter: parameters: {model.name} has no weight {target!r} outside of embeddings.{hint}"
+                f"{listed}"
             )
             raise SetupError(msg)
     if lora.parameters:
         _check_multiplied_out(lora)
     return [each for each in weights if any(_ends(each.name, name) for name in lora.parameters)]
+
+
+def _check_apart(chosen: list[NamedModule], weights: list[NamedModule]) -> None:
+    """Refuse a weight whose module is adapted too."""
+    names = {each.name for each in chosen}
+    for each in weights:
+        if each.name.rpartition(".")[0] in names:
+            msg = (
+                f"adapter: parameters: the module of {each.name} is a target too: name one of them"
+            )
+            raise SetupError(msg)
 
 
 def _check_multiplied_out(lora: Lora) -> None:

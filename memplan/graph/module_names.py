@@ -77,7 +77,7 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
 
 
 def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
-    """Every matrix, and stack of matrices, that belongs to no linear layer and to no embedding.
+    """Every matrix, and stack of matrices, that belongs to no embedding.
 
     Its name is the parameter's, and on the tape its key among ranks.
     """
@@ -91,7 +91,7 @@ def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
         weights = [
             each
             for each in segment.parameters
-            if len(each.shape) in (2, 3) and not _is_plain(names, segment, each, kinds)
+            if len(each.shape) in (2, 3) and kinds[each.module] is not ModuleKind.EMBEDDING
         ]
         for repetition in range(first, first + segment.num_copies):
             for each in weights:
@@ -104,18 +104,6 @@ def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
                     )
                 )  # fmt: skip
     return tuple(found)
-
-
-def _is_plain(
-    names: Mapping[str, Mapping[str, str]],
-    segment: Segment,
-    weight: Parameter,
-    kinds: Mapping[str, ModuleKind],
-) -> bool:
-    """Whether a weight is a linear layer's or an embedding's."""
-    if f"{segment.name} {weight.module}" in names.get("other", ()):
-        return False
-    return kinds[weight.module].adaptable
 
 
 def _kinds(segment: Segment) -> dict[str, ModuleKind]:

@@ -44,7 +44,12 @@ def matmul_weight(
         return base_product(t, x, weight, bias)
     adapted = module or weight.module.removesuffix(BASE_LAYER)
     if adapted not in t.adapted:
-        return base_product(t, x, weight, bias)
+        factor = trained_weight(t, weight)
+        if factor is weight:
+            return base_product(t, x, weight, bias)
+        out = _matmul_tensor(t, x, factor, weight.shape[-1], bias)
+        t.touch(factor)
+        return out
     x = t.adaptation.before_linear(t, x, weight.matrix_shape[-1], adapted)
     out = base_product(t, x, weight, bias)
     return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
@@ -91,7 +96,7 @@ def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None =
     return out
 
 
-def matmul_tensor(
+def _matmul_tensor(
     t: Tape, x: Tensor, factor: Tensor, in_features: int, bias: Parameter | None = None
 ) -> Tensor:
     """``x @ factor.T + bias`` for a factor that was computed."""

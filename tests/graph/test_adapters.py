@@ -113,7 +113,8 @@ def test_stacked_experts(adapter: Lora, per_layer: int) -> None:
         (Lora(targets="all-linear", dropout=0.1), "dropout: peft has none for adapters on weights"),
         (Lora(targets="all-linear", dora=True), "dora: peft has none for adapters on weights"),
         (Lora(targets=("q_proj",), parameters=("experts.up_proj",)), "Did you mean 'experts.gate_up_proj'"),
-        (Lora(targets=("q_proj",), parameters=("q_proj.weight",)), "which targets names"),
+        (Lora(targets=("q_proj",), parameters=("q_proj.weight",)), "is a target too"),
+        (Lora(targets=("q_proj",), parameters=("embed_tokens.weight",)), "outside of embeddings"),
         (Lora(), "peft has no targets of its own for mixtral"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import matmul_tensor, matmul_weight, softmax, trained_weight
+from memplan.graph.operations import matmul_weight, softmax, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
@@ -55,15 +55,10 @@ def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> 
     bias = t.parameter("mlp.gate.bias", spec.num_experts) if router.bias else None
     if router.correction_parameter:
         t.parameter("mlp.gate.correction.bias", spec.num_experts, trainable=False)
-    factor = trained_weight(t, weight)
     if not router.fp32_product:
-        if factor is weight:
-            return matmul_weight(t, x, weight, bias)
-        out = matmul_tensor(t, x, factor, hidden_size, bias)
-        t.touch(factor)
-        return out
+        return matmul_weight(t, x, weight, bias)
     x = t.cast(x, DType.FP32)
-    factor = t.cast(factor, DType.FP32)
+    factor = t.cast(trained_weight(t, weight), DType.FP32)
     if t.autocast is not None and not router.fp32_weight:
         x, factor = t.cast(x, t.autocast), _autocast(t, factor)
     tokens = x.numel // hidden_size
