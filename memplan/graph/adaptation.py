@@ -232,6 +232,8 @@ def _chosen(
         wanted = [each for each in wanted if _layer_of(each.name) in adapter.layers]
     for each in wanted:
         _check_kind(model, each)
+        if isinstance(adapter, Lora):
+            _check_mamba(model, each)
     has_weights = isinstance(adapter, Lora) and adapter.parameters
     if not wanted and not has_weights:
         msg = f"adapter: nothing of {model.name} is left to adapt: layers, exclude or modules_to_save take it all"
@@ -384,6 +386,22 @@ def _check_kind(model: ModelSpec, each: NamedModule) -> None:
         raise SetupError(msg)
 
 
+MAMBA_TYPES = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Types whose kernels read these modules' weights themselves, so that peft refuses to adapt them."""
+MAMBA_MODULES = frozenset({"conv1d", "out_proj"})
+
+
+def _check_mamba(model: ModelSpec, each: NamedModule) -> None:
+    """Refuse what peft refuses (``_check_lora_target_modules_mamba``)."""
+    leaf = each.name.rpartition(".")[2]
+    if model.family in MAMBA_TYPES and leaf in MAMBA_MODULES:
+        msg = (
+            f"adapter: targets: peft refuses {leaf} of {model.family}, whose weight Mamba's kernels read "
+            "by themselves: leave it out of the targets (exclude)"
+        )
+        raise SetupError(msg)
+
+
 def default_targets(
     model: ModelSpec, modules: tuple[NamedModule, ...], adapter: ModuleAdapter
 ) -> tuple[str, ...] | str:
@@ -404,15 +422,17 @@ def default_targets(
     return found
 
 
-def usual_targets(model: ModelSpec, adapter: object) -> tuple[str, ...] | None:
+def usual_targets(model: ModelSpec, adapter: object) -> tuple[str, ...] | str | None:
     """The modules that peft adapts where none are named; None where it has none for the type."""
-    table = IA3_TARGETS if isinstance(adapter, Ia3) else DEFAULT_TARGETS
-    return table.get(model.family)
+    if isinstance(adapter, Ia3):
+        return IA3_TARGETS.get(model.family)
+    return DEFAULT_TARGETS.get(model.family)
 
 
 _QUERY_VALUE = ("q_proj", "v_proj")
 _BERT = ("query", "value")
-DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
+DEFAULT_TARGETS: Mapping[str, tuple[str, ...] | str] = {
+    "gemma4": r".*language_model\..*\.(q_proj|v_proj)",
     **dict.fromkeys(
         ("bart", "opt", "gptj", "gpt_neo", "llama", "llama4", "mistral", "stablelm",
          "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), _QUERY_VALUE,

@@ -173,10 +173,24 @@ def _split(t: Tape, fused: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor,
 def _kernel(
     t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, context: StackContext
 ) -> Tensor:
-    """torch's dispatcher, given a mask; a single key head is handed over as it is."""
+    """torch's dispatcher, given a mask; a single key head is handed over as it is.
+
+    Fake tensors are not asked whether a kernel could: there a fused one reads that head for all.
+    """
     if t.autocast is not None:
         query, key, value = (t.cast(each, t.autocast) for each in (query, key, value))
+    if t.decomposed:
+        key, value = _spread(t, key, query.numel), _spread(t, value, query.numel)
     return sdpa(t, query, key, value, shape, context.mask, spread=key.numel < query.numel)
+
+
+def _spread(t: Tape, x: Tensor, numel: int) -> Tensor:
+    """``expand``: a view, whose gradient is summed over the query heads."""
+    if x.numel == numel:
+        return x
+    out = t.view(x, numel)
+    t.record(OperationKind.EXPAND, (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
 
 
 def _heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:

@@ -119,16 +119,11 @@ def _kinds(segment: Segment) -> dict[str, ModuleKind]:
             if operation.kind is OperationKind.LINEAR and len(tensor.shape) == 2:
                 is_tied = tensor not in own
                 kinds[OUTPUT_MATRIX if is_tied else tensor.module] = ModuleKind.LINEAR
-            elif operation.kind is OperationKind.COUNTED and _is_matrix(tensor):
+            elif operation.kind is OperationKind.COUNTED and tensor.of_linear:
                 kinds[tensor.module] = ModuleKind.LINEAR
             elif operation.kind is OperationKind.EMBEDDING and tensor in own:
                 kinds[tensor.module] = ModuleKind.EMBEDDING
     return kinds
-
-
-def _is_matrix(weight: Parameter) -> bool:
-    """Whether a weight that is merely counted is a linear layer's: a matrix, and no table."""
-    return len(weight.shape) == 2 and "embed" not in weight.module
 
 
 def full_name(

@@ -180,3 +180,29 @@ def test_a_module_that_is_called_twice_has_one_adapter() -> None:
     }  # fmt: skip
     setup = TrainingSetup(adapter=Lora(rank=1, targets=("query_proj",)), seq_len=64)
     assert estimate(load_model(config), setup).trainable_params == 2 * (64 + 64)
+
+
+def test_peft_refuses_what_mambas_kernels_read() -> None:
+    adapter = Lora(targets=("in_proj", "out_proj"))
+    with pytest.raises(SetupError, match="peft refuses out_proj of mamba"):
+        estimate(load_model("mamba-130m"), TrainingSetup(adapter=adapter))
+    found = estimate(
+        load_model("mamba-130m"), TrainingSetup(adapter=Lora(rank=1, targets=("in_proj",)))
+    )
+    assert found.trainable_params == 24 * (768 + 3072)
+
+
+LED = {
+    "model_type": "led", "d_model": 64, "encoder_layers": 2, "decoder_layers": 1,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128, "vocab_size": 1000, "max_encoder_position_embeddings": 256,
+    "max_decoder_position_embeddings": 128, "attention_window": 32,
+}  # fmt: skip
+
+
+def test_shared_embeddings_are_no_linear_layer() -> None:
+    encoder, decoder = 7 * 128 + 2 * 192, 8 * 128 + 2 * 192
+    found = estimate(
+        load_model(LED), TrainingSetup(adapter=Lora(rank=1, targets="all-linear"), seq_len=64)
+    )
+    assert found.trainable_params == 2 * encoder + decoder
