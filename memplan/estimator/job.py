@@ -14,6 +14,7 @@ from memplan.estimator.recording import (
 )
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.masks import attentions
+from memplan.graph.counts import trainable_parameters
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
@@ -51,6 +52,7 @@ class Job:
         _refuse_kernels(resolved, gpu)
         _refuse_packing(resolved, model)
         given = prepared(model, resolved, gpu)
+        _refuse_untrained(given)
         return cls(walked=given.walked, gpu=gpu, given=given.rank_input)
 
     @property
@@ -200,6 +202,17 @@ def _refuse_unmodelled(setup: TrainingSetup) -> None:
         if getattr(setup, name):
             msg = f"{name}: is not modelled, as no tensor or pipeline parallelism is"
             raise SetupError(msg)
+
+
+def _refuse_untrained(given: Prepared) -> None:
+    """Refuse to freeze all that there is: neither loss nor optimizer has anything to act on."""
+    walked, setup = given.walked, given.rank_input.setup
+    if setup.freeze.any and not trainable_parameters(walked.tape):
+        whose = (
+            "an adapter's weights in these parts are not trained either" if setup.adapter else ""
+        )
+        msg = f"freeze: {setup.freeze} leaves nothing of {walked.model.name} to train"
+        raise SetupError(f"{msg}: {whose}" if whose else f"{msg}; leave a part out")
 
 
 def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:

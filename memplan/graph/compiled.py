@@ -46,7 +46,7 @@ def compile_tape(tape: Tape) -> None:
     place = Place.FIRST
     returned = frozenset(tensor.storage for tensor in tape.returned)
     is_recomputed = False
-    for segment in tape.segments:
+    for segment in tape.segments[: tape.compiled_before]:
         is_later = place is Place.LATER or segment.repeat > 1
         _compile(
             segment,

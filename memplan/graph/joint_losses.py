@@ -20,6 +20,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
+from memplan.training.compilation import Compilation
 from memplan.training.objectives import LogProbabilities, Objective
 
 ENTROPY_ROWS = 128
@@ -40,8 +41,10 @@ def objective_outputs(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) ->
         return output_matrix(t, model, model.head, x, table)
     if t.options.log_probabilities is LogProbabilities.FUSED and objective in _FUSED:
         weight = _output_weight(t, model, table)
+        t.compiled_before = t.segment.index
         return _ended(t, fused_log_probabilities(t, x, weight, rows))
     logits = output_matrix(t, model, model.head, x, table)
+    _leave_graph(t, logits)
     if objective is Objective.DIVERGENCE:
         t.hold(logits)
         return logits
@@ -60,6 +63,15 @@ def objective_outputs(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) ->
         t.touch(logits)
     out = _ended(t, each)
     return out if likelihood is None else t.add(t.mean(out, out.numel), likelihood)
+
+
+def _leave_graph(t: Tape, x: Tensor) -> None:
+    """What follows is the trainer's own, in which torch.compile's graph of the model has no part."""
+    if t.options.compile is Compilation.MODEL and not t.options.without_gradients:
+        t.end(x)
+        t.begin("log_probabilities", part=ModelPart.HEAD, x=x)
+        t.loss_apart = True
+        t.compiled_before = t.segment.index
 
 
 _FUSED = frozenset({Objective.PREFERENCE, Objective.POLICY_GRADIENT})
@@ -219,7 +231,9 @@ def joint_loss(t: Tape, x: Tensor, vocab_size: int) -> None:
             gradients=(Gradient.FRESH,),
         )  # fmt: skip
         loss = t.mean(out, out.numel)
-    for segment in t.segments[-2:]:
+    for segment in t.segments:
+        if segment.part is not ModelPart.HEAD:
+            continue
         for operation in segment.operations:
             for tensor in operation.outputs:
                 if tensor.storage.held and tensor.storage not in t.segment.releases:

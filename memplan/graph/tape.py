@@ -58,6 +58,8 @@ class Tape:
         """What the model returns beside the loss: logits."""
         self.loss_apart = False
         """torch.compile breaks its graph before the loss."""
+        self.compiled_before: int | None = None
+        """The segment before which the model returns, and the trainer goes on without torch.compile."""
         self.leaves: list[Tensor] = []
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
@@ -109,7 +111,8 @@ class Tape:
         if self.segment.checkpointed:
             from memplan.graph.selective import keeps_every_other_matmul, kept_outputs
 
-            if keeps_every_other_matmul(self.options):
+            # Without a graph nothing holds what was kept for the second run.
+            if keeps_every_other_matmul(self.options) and output.requires_grad:
                 self.segment.kept_outputs = kept_outputs(self.segment)
 
     def hold(self, tensor: Tensor) -> None:

@@ -242,7 +242,11 @@ class StepWalk:
         self.carried_bytes = 0
 
     def _outlives(self, storage: Storage) -> bool:
-        return storage.held or self.keepers.get(storage, 0) > 0
+        """Whether what an earlier segment returned stays when the first of its readers has run."""
+        if storage.held or self.keepers.get(storage, 0) > 0:
+            return True
+        maker = self.tape.segments[storage.segment] if storage.segment >= 0 else None
+        return maker is not None and any(storage in each.held for each in maker.operations)
 
     def _kept_after_release(self, storage: Storage) -> bool:
         return bool(self.keepers.get(storage, 0)) or self._kept_nearby(storage)
@@ -336,5 +340,10 @@ def splits_sums(tape: Tape) -> bool:
 
 
 def kept_by(segment: Segment) -> list[Storage]:
-    """Storages of earlier segments that a segment keeps, its input left out."""
-    return segment.external_reads if segment.checkpointed else segment.external_saves
+    """Storages of earlier segments that a segment keeps, its input left out.
+
+    What is checkpointed keeps all that it reads, but where no gradient comes to it nothing.
+    """
+    output = segment.output
+    runs_again = segment.checkpointed and (output is None or output.requires_grad)
+    return segment.external_reads if runs_again else segment.external_saves

@@ -1,5 +1,7 @@
 """Frozen parameters: no gradient, no state, and nothing kept that only they needed."""
 
+from typing import Any
+
 import pytest
 
 from memplan.api import estimate
@@ -71,3 +73,21 @@ def test_bad_parts(text: str) -> None:
 def test_parts_are_written_as_they_are_read() -> None:
     text = "embeddings,head,layers.0-7"
     assert str(FrozenParts.parse(text)) == text
+
+
+def test_layers_below_keep_nothing_for_a_second_run() -> None:
+    """Without a graph nothing holds what selective checkpointing has set aside."""
+    frozen = "embeddings,layers.0-4"
+    whole = answer(frozen).activations_bytes
+    assert answer(frozen, checkpointing="selective").activations_bytes <= whole
+    assert answer(frozen, checkpointing="full").activations_bytes <= whole
+
+
+@pytest.mark.parametrize("engine", [{}, {"zero_stage": 1, "num_gpus": 4}, {"engine": "fsdp"}])
+def test_everything_frozen_is_refused(engine: dict[str, Any]) -> None:
+    whole = TrainingSetup(freeze="embeddings,layers,norm,head", **engine)
+    with pytest.raises(SetupError, match="leaves nothing of llama to train; leave a part out"):
+        estimate(MODEL, whole)
+    adapted = TrainingSetup(freeze="layers", adapter={"lora": 4}, **engine)
+    with pytest.raises(SetupError, match="an adapter's weights in these parts"):
+        estimate(MODEL, adapted)

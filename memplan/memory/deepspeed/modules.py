@@ -23,6 +23,7 @@ from memplan.graph.tensors import Parameter
 from memplan.memory.deepspeed.partition import ModelWeights, model_weights
 from memplan.memory.playback import Stops
 from memplan.memory.walk import last_recomputed
+from memplan.training.compilation import Compilation
 
 
 class Act(IntEnum):
@@ -211,6 +212,7 @@ class _Writer:
                 final[module] = position
         before: dict[int, list[tuple[Act, int]]] = {}
         after: dict[int, list[tuple[Act, int]]] = {}
+        end: list[tuple[Act, int]] = []
         for position in order:
             modules = self.modules_of[position]
             fetched = [*self.left.get(position + 1, ())]
@@ -218,11 +220,15 @@ class _Writer:
             if fetched:
                 before[position] = [(Act.FETCH, module) for module in fetched]
             closing = [each for each in modules if final[each] == position]
-            delayed = [each for each in closing if self.modules[each].delayed]
-            acts = [*((Act.HAND_OVER, each) for each in delayed), *self._released(closing)]
+            delayed = [(Act.HAND_OVER, each) for each in closing if self.modules[each].delayed]
+            if self.segment.compiled is not Compilation.NONE:
+                # Its gradients are there when the graph returns.
+                end += delayed
+                delayed = []
+            acts = [*delayed, *self._released(closing)]
             if acts:
                 after[position] = acts
-        end = [(Act.FETCH, module) for module in self.left.get(0, ())]
+        end += [(Act.FETCH, module) for module in self.left.get(0, ())]
         # Input embeddings that a gradient reaches, and no further: they go with the pass.
         end += self._released(self.left.get(0, []))
         return _BackwardStops(before, after, end)

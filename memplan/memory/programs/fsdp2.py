@@ -372,6 +372,10 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         for use in self._uses():
             if not use.done:
                 self._post_backward(use)
+            if use.all_gather is not None:
+                # Prefetched for a frozen unit that the backward pass never came to.
+                self.ledger.free(use.all_gather)
+                use.all_gather = None
         for block in self.reduce_inputs:
             self.ledger.free(block)
         self.reduce_inputs.clear()

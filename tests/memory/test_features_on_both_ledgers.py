@@ -1,0 +1,134 @@
+"""Adapters, quantized bases, optimizers, compiled graphs, kernels and jobs, in odd pairs: both ledgers agree.
+
+Setups are drawn at random, always the same ones; what cannot be is refused, and is not compared.
+"""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from memplan.errors import MemplanError
+from memplan.estimator.job import Job
+from memplan.memory import accounts
+from memplan.memory.ledger import Part
+from memplan.memory.rank import RankInput
+from memplan.sources.models import load_model
+from memplan.training.optimizers import Optimizer
+from memplan.training.setup import TrainingSetup
+from tests.memory.test_jobs_on_both_ledgers import played
+from tests.memory.test_tally import ENGINES, MODELS, NOT_FULLER
+
+NUM_DRAWN = 40
+"""For each engine; about half of them are refused."""
+LEAST_COMPARED = 8
+BERT = {
+    "model_type": "bert", "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "intermediate_size": 700, "vocab_size": 4001,
+}  # fmt: skip
+PACKED = {
+    **MODELS["llama"][0], "quantization_config": {
+        "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16",
+    },
+}  # fmt: skip
+ALL_MODELS = {**MODELS, "bert": (BERT, "masked-lm"), "packed": (PACKED, "causal-lm")}
+ADAPTERS = (
+    {"lora": 4}, {"lora": {"rank": 8, "targets": "all-linear", "dropout": 0.1}},
+    {"lora": {"rank": 8, "targets": "all-linear", "dora": True, "dtype": "bf16"}},
+    {"lora": {"rank": 4, "modules_to_save": ["lm_head"]}}, {"lora": {"rank": 4, "bias": "all"}},
+    {"lora": {"rank": 4, "layers": [1]}}, "ia3", {"prompt": 8},
+    {"prompt": {"tokens": 8, "hidden_size": 64}},
+)  # fmt: skip
+JOBS = (
+    "dpo", "dpo:log_probabilities=fused", "orpo", "kto", "reward", "distillation",
+    "grpo:reference=same", "grpo:rollout=server,log_probabilities=fused", "ppo",
+    "sft:eval_batch_size=4,eval_batches_kept=3", "sft:generate_batch_size=4",
+)  # fmt: skip
+FIELDS: tuple[tuple[str, float, Iterable[Any]], ...] = (
+    ("adapter", 0.5, ADAPTERS),
+    ("optimizer", 0.4, [each.value for each in Optimizer]),
+    ("optimizer_in_backward", 0.05, (True,)),
+    ("compile", 0.3, ("layer", "model")),
+    ("checkpointing", 0.4, ("full", "selective", 0.5, "0-1")),
+    ("job", 0.4, JOBS),
+    ("ema", 0.15, ("weights", "fp32", "fp32@cpu")),
+    ("fp8", 0.1, ("torchao-tensorwise", "te-delayed", "te-mxfp8")),
+    ("kernels", 0.3, ("liger", "unsloth", "torchtitan", "megatron")),
+    ("loss", 0.2, ("fused_linear", "cut", "chunked", "trl", "torchtune", "flash_attn")),
+    ("packing", 0.1, ("documents", "padding_free")),
+    ("gradient_accumulation_steps", 0.3, (2, 4)),
+    ("micro_batch_size", 0.3, (2, 3)),
+    ("freeze", 0.15, ("embeddings", "layers.0-1", "embeddings,layers.0-1")),
+    ("lengths", 0.1, ("40:60%,96:40%", "40:60%,96:40%,packed")),
+)
+
+
+def drawn(dice: random.Random) -> dict[str, Any]:
+    """A setup with some of what there is."""
+    fields: dict[str, Any] = {}
+    for name, chance, values in FIELDS:
+        chosen = dice.choice(list(values))
+        if dice.random() < chance:
+            fields[name] = chosen
+    if "adapter" in fields and dice.random() < 0.5:
+        fields["quantize"] = dice.choice(("nf4", "fp4", "int8", "gptq", "awq"))
+    return fields
+
+
+def compare(given: RankInput, rank: int, fields: dict[str, Any]) -> None:
+    """What is added up is what is played out, and what was remembered is what is found anew."""
+    remembered = accounts.rank_account(given, rank=rank)
+    accounts._outlined.cache_clear()
+    account = accounts.rank_account(given, rank=rank)
+    assert remembered == account, fields
+    found = played(given, rank)
+    assert account.held_bytes == found.pop("held"), fields
+    first = found.pop(Part.FIRST_STEP.value)
+    phases = {phase.name: phase.peak_bytes for phase in account.phases if phase.name != "save"}
+    shown = phases.pop(Part.FIRST_STEP.value, None)
+    assert phases == found, fields
+    assert shown is None or shown <= first * NOT_FULLER, fields
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_added_up_is_what_is_played_out(engine: str) -> None:
+    dice = random.Random(engine)
+    num_compared = 0
+    for _ in range(NUM_DRAWN):
+        name = dice.choice(list(ALL_MODELS))
+        fields = {**ENGINES[engine], **drawn(dice)}
+        is_last = dice.random() < 0.5
+        try:
+            model = load_model(*ALL_MODELS[name])
+            given = Job.of(model, TrainingSetup(**{"seq_len": 96, **fields}), None).given
+            rank = given.setup.num_gpus - 1 if is_last else 0
+            accounts.rank_account(given, rank=rank)
+        except MemplanError:
+            continue
+        compare(given, rank, {"model": name, **fields, "rank": rank})
+        num_compared += 1
+    assert num_compared >= LEAST_COMPARED
+
+
+TOGETHER: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    # What a unit gathered that the backward pass never comes to goes when it is over.
+    ("llama", "fsdp", {"freeze": "embeddings,layers.0-1"}),
+    ("llama", "fsdp", {"adapter": {"lora": {"rank": 4, "layers": [7, 8]}}}),
+    # The trainer's own loss is no part of the model's graph.
+    ("gpt2", "ddp", {"compile": "model", "job": "dpo"}),
+    ("gpt2", "ddp", {"compile": "model", "job": "dpo:log_probabilities=fused"}),
+    ("llama", "zero3", {"compile": "model", "job": "distillation", "checkpointing": "full"}),
+    # A module taken as a whole hands its gradients over when the compiled layer returns.
+    ("mixtral", "zero3", {"compile": "layer"}),
+    # What the head gives out, it keeps.
+    ("llama", "one GPU", {"job": "grpo:log_probabilities=fused"}),
+)
+
+
+@pytest.mark.parametrize(("name", "engine", "fields"), TOGETHER)
+def test_what_has_gone_apart_before(name: str, engine: str, fields: dict[str, Any]) -> None:
+    setup = TrainingSetup(**{"seq_len": 96, **ENGINES[engine], **fields})
+    given = Job.of(load_model(*ALL_MODELS[name]), setup, None).given
+    compare(given, 0, fields)
