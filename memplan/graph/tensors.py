@@ -100,8 +100,8 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "added_up", "experts", "gathered_as", "gradient_numel", "module", "name", "of_adapter", "packed",
-        "ranks", "shape", "unused",
+        "added_up", "experts", "gathered_as", "gradient_numel", "module", "name", "of_adapter", "of_linear",
+        "packed", "ranks", "shape", "unused",
     )  # fmt: skip
 
     def __init__(
@@ -141,6 +141,8 @@ class Parameter(Tensor):
         """Its gradient is a rank's part of a sum over the ranks that have the rest of the sequences."""
         self.unused = False
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
+        self.of_linear = False
+        """The matrix of a ``torch.nn.Linear`` that is counted, not written down."""
         self.packed = packed
         """Set where it holds the codes of a quantized matrix."""
 
