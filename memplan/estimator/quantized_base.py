@@ -13,7 +13,7 @@ from memplan.training.setup import Recomputation, TrainingSetup
 if TYPE_CHECKING:
     from memplan.training.quantization import Quantization
 
-_TRAINABLE = "lay an adapter over it, such as --lora 16 (`adapter`)"
+_TRAINABLE = "lay an adapter over it: `adapter`"
 
 
 def on_its_base(model: ModelSpec, setup: TrainingSetup) -> TrainingSetup:
