@@ -280,7 +280,11 @@ def _check_rank(value: object, name: str) -> None:
 def _names_or_pattern(value: object, name: str) -> tuple[str, ...] | str | None:
     if value is None or (isinstance(value, str) and value):
         return ALL_LINEAR if isinstance(value, str) and value.lower() == ALL_LINEAR else value
-    return _names(value, name)
+    found = _names(value, name)
+    if name == "targets" and not found:
+        msg = f"adapter: targets: expected names of modules, or all-linear, got {shown(value)}"
+        raise SetupError(msg)
+    return found
 
 
 def _names(value: object, name: str) -> tuple[str, ...]:
