@@ -115,8 +115,13 @@ class Lora:
     def __str__(self) -> str:
         kind = "DoRA" if self.dora else "rsLoRA" if self.rslora else "LoRA"
         parts = [f"{kind} rank {self.rank} on {targets_text(self.targets)}"]
+        if self.exclude:
+            parts.append(f"but not {targets_text(self.exclude)}")
         if self.layers:
             parts.append(f"layers {', '.join(map(str, self.layers))}")
+        parts += [f"rank {rank} on {pattern}" for pattern, rank in dict(self.rank_pattern).items()]
+        if self.lora_bias:
+            parts.append("B with a bias")
         if self.dropout:
             parts.append(f"dropout {self.dropout:g}")
         if self.dtype is not AdapterDtype.FP32:

@@ -1,6 +1,8 @@
 """Options of adapters, optimizers, lengths and jobs as people mistype and combine them."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ Run = Callable[..., Any]
         ("--lengths 0:100%", "--lengths: 0: expected a number of tokens"),
         ("--gpus 8 --optim muon --optim-args rank=3", "muon has no option 'rank'"),
         ("--gpus 8 --zero 1 --optim galore_adamw", "galore-adamw steps whole matrices"),
+        ("--engine-option foo=1", "--engine-option: ddp has no option 'foo'"),
+        ("--job orpo:log_probabilities=fused", "orpo has no fused ones; it is a setting of dpo"),
         ("--gpus 8 --optimizer-in-backward", "is modelled on one GPU without an engine"),
     ],
 )
@@ -63,3 +67,56 @@ def test_what_does_not_fit_is_advised_of_what_can_be(run: Run, options: str) -> 
     done = run("estimate", "llama-3.1-8b", "--gpu", "a100", *options.split())
     assert done.exit_code == 0, done.stderr
     assert "OOM" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out"),
+    [
+        ("--optimizer-in-backward", ["v100-sxm2-32gb"]),
+        ("--optim lomo", ["v100-sxm2-32gb"]),
+        ("--fp8 torchao-rowwise", ["v100-sxm2-32gb", "a100-sxm4-80gb"]),
+        ("--attention flash3", ["v100-sxm2-32gb", "a100-sxm4-80gb"]),
+    ],
+)
+def test_usual_cards_that_cannot_run_it_are_left_out(
+    run: Run, options: str, left_out: list[str]
+) -> None:
+    done = run("estimate", "gpt2", *options.split())
+    assert done.exit_code == 0, done.stderr
+    assert re.findall(r"memplan: (\S+) is left out", done.stderr) == left_out
+    assert "H100-80" in done.stdout
+
+
+def test_where_no_usual_card_runs_it_one_is_asked_for(run: Run) -> None:
+    done = run("estimate", "gpt2", "--fp8", "te-mxfp8")
+    assert done.exit_code == 2
+    assert "name one with --gpu, such as b200" in done.stderr
+    assert run("estimate", "gpt2", "--fp8", "te-mxfp8", "--gpu", "b200").exit_code == 0
+
+
+def test_a_setup_file_holds_the_optimizer_s_own_settings(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "setup.yaml"
+    path.write_text("{optimizer: galore_adamw, optimizer_options: {rank: 64}}", encoding="utf-8")
+    done = run("estimate", "gpt2", "--gpu", "h100", "--setup", str(path))
+    assert done.exit_code == 0, done.stderr
+    assert "galore-adamw (rank 64)" in " ".join(done.stdout.split())
+
+
+def test_an_adapter_is_named_with_all_that_it_was_given(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "setup.yaml"
+    lora = (
+        "rank: 4, exclude: [c_fc], targets: all-linear, rank_pattern: {c_attn: 8}, lora_bias: true"
+    )
+    path.write_text(f"adapter: {{lora: {{{lora}}}}}", encoding="utf-8")
+    done = run("estimate", "gpt2", "--gpu", "h100", "--setup", str(path))
+    text = " ".join(done.stdout.split())
+    for words in ("but not c_fc", "rank 8 on c_attn", "B with a bias"):
+        assert words in text
+
+
+def test_the_peak_of_a_timeline_fits_a_narrow_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    done = run("explain", "mixtral-8x7b", "--gpu", "h100", "--freeze", "layers.0-1")
+    assert all(len(line) <= 40 for line in done.stdout.splitlines())
