@@ -241,6 +241,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "model": (("gpt2-medium",), ("gpt2",)),
         "num_gpus": (MODEL, ("--gpus", "16")),
         "objective": (JOB, ("--objective", "batch")),
+        "job": ((*JOB, "--engine", "fsdp"), ("--job", "dpo")),
         "allow": ((*JOB, "--limit", "100"), ("--allow", "lora")),
         "headroom": (JOB, ("--headroom", "50%")),
         "limit": (JOB, ("--limit", "1")),

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from memplan.errors import SetupError
 from memplan.memory.engine_options import says_quantization
 from memplan.model.layers import LayerSpec
-from memplan.model.mixtures import MixtureSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.freezing import ALL_LAYERS
 from memplan.training.setup import Recomputation, TrainingSetup
@@ -14,7 +13,7 @@ from memplan.training.setup import Recomputation, TrainingSetup
 if TYPE_CHECKING:
     from memplan.training.quantization import Quantization
 
-_TRAINABLE = "lay an adapter over it, such as --lora 16 (`adapter`)"
+_TRAINABLE = "lay an adapter over it: `adapter`"
 
 
 def on_its_base(model: ModelSpec, setup: TrainingSetup) -> TrainingSetup:
@@ -109,6 +108,8 @@ def base_notes(model: ModelSpec, setup: TrainingSetup) -> list[str]:
 
 
 def _has_experts(layer: LayerSpec) -> bool:
+    from memplan.model.mixtures import MixtureSpec  # only where something is quantized
+
     return isinstance(layer.feed_forward, MixtureSpec)
 
 

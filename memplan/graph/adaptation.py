@@ -18,9 +18,13 @@ from memplan.graph.adapters import (
     low_rank,
     multiplied_by,
     scaled_by,
+    summed_experts,
+    summed_matrix,
+    weight_factors,
 )
-from memplan.graph.module_names import ModuleKind, NamedModule, named_modules
-from memplan.graph.overlay import Ranks
+from memplan.graph.module_names import ModuleKind, NamedModule, named_modules, named_weights
+from memplan.graph.overlay import Ranks, adapter_module, bare_module, weight_key
+from memplan.graph.stacked_targets import EXPERT_NAMES, as_stacked
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import ModelSpec, Task
@@ -30,7 +34,6 @@ from memplan.training.adapters import (
     Lora,
     ModuleAdapter,
     TrainedBias,
-    targets_text,
 )
 
 NO_RANKS: Ranks = {}
@@ -100,6 +103,28 @@ class Adaptation:
             return beside_linear_dora(t, adapter, x, out, weight, bias, down, up)
         return beside_linear(t, adapter, x, out, down, up)
 
+    def in_place_of(self, t: Tape, weight: Parameter) -> Tensor:
+        """Record what is multiplied by in a weight's place: its sum with its own adapter's product."""
+        factors = self._factors(t, weight)
+        if factors is None:
+            return weight
+        return (summed_experts if len(weight.shape) > 2 else summed_matrix)(t, weight, *factors)
+
+    def declare_on_weight(self, t: Tape, weight: Parameter) -> None:
+        """Declare the adapter that stands on a counted weight itself, where there is one."""
+        self._factors(t, weight)
+
+    def _factors(self, t: Tape, weight: Parameter) -> tuple[Parameter, Parameter] | None:
+        name = weight.name.removeprefix(f"{weight.module}.")
+        key = weight_key(bare_module(weight.module), name)
+        rank = t.adapted.get(key)
+        if rank is None:
+            return None
+        if weight.packed is not None:
+            msg = f"adapter: parameters: {weight.name} is quantized: name its module as a target"
+            raise SetupError(msg)
+        return weight_factors(t, self.dtype, weight, rank, adapter_module(t.adapted, key))
+
     def before_linear(self, t: Tape, x: Tensor, width: int, module: str) -> Tensor:
         """Record what an adapted linear layer does with its input."""
         if _place(t, module) not in self.scaled_inputs:
@@ -143,14 +168,18 @@ def adapt(model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType) -
 
     Raises ``SetupError`` for modules that the model does not have, or that cannot be adapted.
     """
-    if isinstance(adapter, Lora):
-        _check_experts(model, adapter)
     modules = named_modules(model, plain)
+    weights: list[NamedModule] = []
+    if isinstance(adapter, Lora) and (adapter.parameters or model.family in EXPERT_NAMES):
+        named = named_weights(model, plain)
+        adapter = as_stacked(model.family, adapter, modules, named)
+        weights = _chosen_weights(model, adapter, named)
     chosen = list(_chosen(model, adapter, modules))
+    if weights:
+        _check_apart(chosen, weights)
+        chosen += weights
     saved = [each for each in modules if _is_saved(model, each, adapter)]
     _check_saved(model, adapter, modules, saved)
-    for each in chosen:
-        _check_kind(model, each)
     return Adaptation(
         adapter=adapter,
         dtype=dtype,
@@ -201,10 +230,61 @@ def _chosen(
     wanted = [each for each in wanted if not _is_left_alone(model, each, adapter)]
     if adapter.layers and not isinstance(adapter.targets, str):
         wanted = [each for each in wanted if _layer_of(each.name) in adapter.layers]
-    if not wanted:
+    for each in wanted:
+        _check_kind(model, each)
+        if isinstance(adapter, Lora):
+            _check_mamba(model, each)
+    has_weights = isinstance(adapter, Lora) and adapter.parameters
+    if not wanted and not has_weights:
         msg = f"adapter: nothing of {model.name} is left to adapt: layers, exclude or modules_to_save take it all"
         raise SetupError(msg)
     yield from wanted
+
+
+def _chosen_weights(
+    model: ModelSpec, lora: Lora, weights: tuple[NamedModule, ...]
+) -> list[NamedModule]:
+    """The weights that have an adapter of their own (``BaseTuner._inject_parameters``)."""
+    for target in lora.parameters:
+        if not any(_ends(each.name, target) for each in weights):
+            known = sorted({".".join(each.name.split(".")[-2:]) for each in weights})
+            guess = nearest(target, known)
+            hint = f" Did you mean {guess!r}?" if guess else ""
+            listed = f" It has {', '.join(known)}" if known else ""
+            msg = (
+                f"adapter: parameters: {model.name} has no weight {target!r} outside of embeddings.{hint}"
+                f"{listed}"
+            )
+            raise SetupError(msg)
+    if lora.parameters:
+        _check_multiplied_out(lora)
+    return [each for each in weights if any(_ends(each.name, name) for name in lora.parameters)]
+
+
+def _check_apart(chosen: list[NamedModule], weights: list[NamedModule]) -> None:
+    """Refuse a weight whose module is adapted too."""
+    names = {each.name for each in chosen}
+    for each in weights:
+        if each.name.rpartition(".")[0] in names:
+            msg = (
+                f"adapter: parameters: the module of {each.name} is a target too: name one of them"
+            )
+            raise SetupError(msg)
+
+
+def _check_multiplied_out(lora: Lora) -> None:
+    """Refuse what peft's ``ParamWrapper`` refuses."""
+    for name, value in (
+        ("dropout", lora.dropout),
+        ("dora", lora.dora),
+        ("lora_bias", lora.lora_bias),
+    ):
+        if value:
+            msg = (
+                f"adapter: {name}: peft has none for adapters on weights, as those of all experts in one "
+                f"are ({', '.join(lora.parameters)}): leave it out, or name attention's modules alone"
+            )
+            raise SetupError(msg)
 
 
 def _ends(name: str, target: str) -> bool:
@@ -300,36 +380,25 @@ def _unknown(
     )
 
 
-EXPERT_TYPES = frozenset({
-    "afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe",
-    "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa",
-    "hunyuan_v1_moe", "longcat_flash", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen2_moe",
-    "qwen3_moe", "qwen3_next", "qwen3_omni_moe", "solar_open",
-})  # fmt: skip
-"""Types whose experts peft adapts where their matrices' old names are targets
-(``peft/utils/transformers_weight_conversion.py``, ``_convert_peft_config_moe``)."""
-EXPERT_NAMES = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-
-
-def _check_experts(model: ModelSpec, adapter: Lora) -> None:
-    """Refuse what peft turns into adapters of all routed experts, whose matrices transformers 5 stacks."""
-    targets = adapter.targets or ()
-    if model.family not in EXPERT_TYPES:
-        return
-    if targets == ALL_LINEAR or any(
-        name.rpartition(".")[2] in EXPERT_NAMES for name in targets if not isinstance(targets, str)
-    ):
-        msg = (
-            f"adapter: targets: with {targets_text(targets)} peft adapts every routed expert of "
-            f"{model.name}, which is not modelled: name attention's modules alone, as "
-            "q_proj,k_proj,v_proj,o_proj"
-        )
-        raise SetupError(msg)
-
-
 def _check_kind(model: ModelSpec, each: NamedModule) -> None:
     if not each.kind.adaptable:
         msg = f"adapter: targets: {each.name} of {model.name} is neither a linear layer nor an embedding"
+        raise SetupError(msg)
+
+
+MAMBA_TYPES = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Types whose kernels read these modules' weights themselves, so that peft refuses to adapt them."""
+MAMBA_MODULES = frozenset({"conv1d", "out_proj"})
+
+
+def _check_mamba(model: ModelSpec, each: NamedModule) -> None:
+    """Refuse what peft refuses (``_check_lora_target_modules_mamba``)."""
+    leaf = each.name.rpartition(".")[2]
+    if model.family in MAMBA_TYPES and leaf in MAMBA_MODULES:
+        msg = (
+            f"adapter: targets: peft refuses {leaf} of {model.family}, whose weight Mamba's kernels read "
+            "by themselves: leave it out of the targets (exclude)"
+        )
         raise SetupError(msg)
 
 
@@ -353,17 +422,19 @@ def default_targets(
     return found
 
 
-def usual_targets(model: ModelSpec, adapter: object) -> tuple[str, ...] | None:
+def usual_targets(model: ModelSpec, adapter: object) -> tuple[str, ...] | str | None:
     """The modules that peft adapts where none are named; None where it has none for the type."""
-    table = IA3_TARGETS if isinstance(adapter, Ia3) else DEFAULT_TARGETS
-    return table.get(model.family)
+    if isinstance(adapter, Ia3):
+        return IA3_TARGETS.get(model.family)
+    return DEFAULT_TARGETS.get(model.family)
 
 
 _QUERY_VALUE = ("q_proj", "v_proj")
 _BERT = ("query", "value")
-DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
+DEFAULT_TARGETS: Mapping[str, tuple[str, ...] | str] = {
+    "gemma4": r".*language_model\..*\.(q_proj|v_proj)",
     **dict.fromkeys(
-        ("bart", "opt", "gptj", "gpt_neo", "llama", "llama4", "mistral", "mixtral", "stablelm",
+        ("bart", "opt", "gptj", "gpt_neo", "llama", "llama4", "mistral", "stablelm",
          "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), _QUERY_VALUE,
     ),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "layoutlm"), _BERT),

@@ -7,7 +7,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import drop, embedding_backward_scratch, matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.training.adapters import Lora
 
 DICTIONARIES = ("lora_A", "lora_B", "lora_dropout", "lora_magnitude_vector")
@@ -104,6 +104,58 @@ def dropped_input(t: Tape, lora: Lora, x: Tensor, down: Parameter) -> Tensor:
     if x.requires_grad:
         t.leave(module)
     return out
+
+
+def weight_factors(
+    t: Tape, dtype: DType, weight: Parameter, rank: int, module: str
+) -> tuple[Parameter, Parameter]:
+    """A and B of an adapter on a weight: of all experts', one below the other, and side by side."""
+    *stacked, out_features, in_features = weight.shape
+    width = rank * (stacked[0] if stacked else 1)
+    down = t.parameter(
+        f"{module}.lora_A.default.weight", width, in_features, dtype=dtype, of_adapter=True
+    )
+    # Nobody calls them: their weights are read where they are.
+    t.segment.unmade |= {f"{module}.{each}" for each in DICTIONARIES}
+    up = t.parameter(
+        f"{module}.lora_B.default.weight", out_features, width, dtype=dtype, of_adapter=True
+    )
+    return down, up
+
+
+def summed_experts(t: Tape, weight: Parameter, down: Parameter, up: Parameter) -> Tensor:
+    """``torch.baddbmm(W, B, A, alpha=scaling)`` in the weight's format (``peft``, ``_LoraFactorsProxy``).
+
+    It is made once for nothing when the parametrization is registered. B's matrices do not lie as
+    cuBLAS wants them, so it copies them; the scale makes a copy of each factor's gradient.
+    """
+    left, right = t.cast(up, weight.dtype), t.cast(down, weight.dtype)
+    copied = allocated_bytes(up.numel, weight.dtype)
+    t.record(
+        OperationKind.BADDBMM, (left, right, weight), (),
+        forward_scratch_bytes=(weight.storage.num_bytes, copied),
+    )  # fmt: skip
+    total = t.tensor(weight.numel, weight.dtype)
+    total.by_column = True
+    t.record(
+        OperationKind.BADDBMM, (left, right, weight), (total,), saves=(left, right),
+        gradients=(Gradient.FRESH, Gradient.FRESH, Gradient.NONE), forward_scratch_bytes=copied,
+        backward_scratch_bytes=copied, flops=2 * weight.numel * down.shape[0] // weight.shape[0],
+    )  # fmt: skip
+    return total
+
+
+def summed_matrix(t: Tape, weight: Parameter, down: Parameter, up: Parameter) -> Tensor:
+    """``W + B @ A * scaling`` (``peft``, ``_LoraParameterProxy``)."""
+    low, high = t.cast_weight(down), t.cast_weight(up)
+    product = t.tensor(weight.numel, high.dtype)
+    t.record(
+        OperationKind.LINEAR, (high, low), (product,), saves=(high, low),
+        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * weight.numel * down.shape[0],
+    )  # fmt: skip
+    total = t.add(weight, t.cast(t.scale(product), weight.dtype))
+    total.by_column = True
+    return total
 
 
 def _detached(tensor: Tensor) -> Tensor:

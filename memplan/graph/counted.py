@@ -31,7 +31,9 @@ def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Ten
 
 def _declared(t: Tape, each: ParameterShape) -> Parameter:
     if each.of_linear:
-        return t.matrix(f"{each.module}.{each.name}", *each.shape[:2], module=each.module)
+        made = t.matrix(f"{each.module}.{each.name}", *each.shape[:2], module=each.module)
+        made.of_linear = True
+        return made
     return t.parameter(
         f"{each.module}.{each.name}", *each.shape, module=each.module, experts=_share(each)
     )
@@ -73,7 +75,7 @@ def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
         trainable=each.trainable,
         experts=_share(each, idle=idle),
     )
-    made.unused = each.unused
+    made.unused, made.of_linear = each.unused, each.of_linear
     return _adapted(t, made)
 
 
@@ -82,6 +84,8 @@ def _adapted(t: Tape, weight: Parameter) -> Parameter:
     module = weight.module.removesuffix(BASE_LAYER)
     if t.adaptation is not None and module in t.adapted and weight.name.endswith(".weight"):
         t.adaptation.declare(t, weight, module)
+    if t.adaptation is not None and t.adapted:
+        t.adaptation.declare_on_weight(t, weight)
     return weight
 
 

@@ -56,7 +56,7 @@ def _rank(parameter: Parameter, ranks: dict[str, int]) -> int | None:
     name, module = parameter.name, parameter.module
     for wrapper in (BASE_LAYER, ORIGINAL):
         if module.endswith(wrapper):
-            name, module = name.replace(wrapper, "", 1), module.removesuffix(wrapper)
+            name, module = name.replace(wrapper, ""), module.replace(wrapper, "")
     return ranks.get(name, ranks.get(module))
 
 

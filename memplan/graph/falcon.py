@@ -6,7 +6,13 @@ causal call (``FalconModel.forward``, ``allow_is_causal_skip=False``; transforme
 """
 
 from memplan.dtypes import DType
-from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
+from memplan.graph.attention.head_layout import (
+    Shape,
+    batched_matmul,
+    broadcast,
+    merged_heads,
+    spread_head,
+)
 from memplan.graph.attention.masks import additive_mask, causal_pattern
 from memplan.graph.attention.paths import sdpa
 from memplan.graph.attention.rotary import rotate
@@ -15,7 +21,7 @@ from memplan.graph.operations import activation_module, dropout, norm, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec, Projection
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.networks import FeedForwardSpec
@@ -75,8 +81,18 @@ def direct_masks(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
 def _product(
     t: Tape, x: Tensor, name: str, in_features: int, out_features: int, *, bias: bool
 ) -> Tensor:
-    """``FalconLinear``."""
+    """``FalconLinear``, and what an adapter adds to it."""
+    adaptation = t.adaptation if name in t.adapted else None
+    if adaptation is not None:
+        x = adaptation.before_linear(t, x, in_features, name)
     weight = t.parameter(f"{name}.weight", out_features, in_features)
+    addend = t.parameter(f"{name}.bias", out_features) if bias else None
+    out = _base_product(t, x, weight, addend)
+    return out if adaptation is None else adaptation.beside_linear(t, x, out, weight, addend, name)
+
+
+def _base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+    out_features, in_features = weight.shape
     given = x
     factor: Tensor = weight
     if t.autocast is not None:
@@ -90,8 +106,8 @@ def _product(
         OperationKind.LINEAR, (x, factor), (out,), saves=saves, gradients=(Gradient.VIEW, Gradient.VIEW),
         flops=2 * rows * in_features * out_features,
     )  # fmt: skip
-    if bias:
-        out = t.add(out, t.parameter(f"{name}.bias", out_features))
+    if bias is not None:
+        out = t.add(out, bias)
     t.touch(given)
     return out
 
@@ -149,25 +165,23 @@ def _split(t: Tape, fused: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor,
     if spec.projection is Projection.FUSED_INTERLEAVED:
         picked = (key, value)
         query = t.contiguous(query)
-        key, value = _broadcast(t, key, query_size), _broadcast(t, value, query_size)
+        key, value = broadcast(t, key, query_size), broadcast(t, value, query_size)
         t.touch(*picked)
     return query, key, value
-
-
-def _broadcast(t: Tape, x: Tensor, numel: int) -> Tensor:
-    out = t.tensor(numel, x.dtype)
-    t.record(OperationKind.BROADCAST, (x,), (out,), gradients=(Gradient.FRESH,))
-    return out
 
 
 def _kernel(
     t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, context: StackContext
 ) -> Tensor:
-    """torch's dispatcher, given a mask; a single key head is read in place for all query heads."""
+    """torch's dispatcher, given a mask; a single key head is handed over as it is.
+
+    Fake tensors are not asked whether a kernel could: there a fused one reads that head for all.
+    """
     if t.autocast is not None:
         query, key, value = (t.cast(each, t.autocast) for each in (query, key, value))
-    key, value = _spread(t, key, query.numel), _spread(t, value, query.numel)
-    return sdpa(t, query, key, value, shape, context.mask)
+    if t.decomposed:
+        key, value = _spread(t, key, query.numel), _spread(t, value, query.numel)
+    return sdpa(t, query, key, value, shape, context.mask, spread=key.numel < query.numel)
 
 
 def _spread(t: Tape, x: Tensor, numel: int) -> Tensor:
@@ -181,13 +195,8 @@ def _spread(t: Tape, x: Tensor, numel: int) -> Tensor:
 
 def _heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     """A product's factor: a single head is spread over all, unless there is one sequence."""
-    heads = shape.spec.num_heads
-    if x.numel == shape.batch * shape.keys * shape.spec.head_dim and heads > 1:
-        if t.autocast is not None:
-            x = t.cast(x, t.autocast)
-        if shape.batch > 1:
-            return _broadcast(t, x, x.numel * heads)
-        return t.slice(x, x.numel)
+    if x.numel == shape.batch * shape.keys * shape.spec.head_dim and shape.spec.num_heads > 1:
+        return spread_head(t, x, shape)
     return merged_heads(t, x, shape)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
+from memplan.graph.overlay import adapter_module
 from memplan.graph.tape import Tape
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
@@ -65,10 +66,11 @@ def _check_adapted(model: ModelSpec, tape: Tape, overlay: "Overlay") -> None:
         if not segment.parameters:
             continue
         own = [each.name for each in segment.parameters if each.of_adapter]
-        for module in overlay.at(segment.name, repetition):
-            if not any(name.startswith(f"{module}.") for name in own):
+        ranks = overlay.at(segment.name, repetition)
+        for module in ranks:
+            if not any(name.startswith(f"{adapter_module(ranks, module)}.") for name in own):
                 msg = (
-                    f"adapter: targets: {module} of {model.name} is part of another kernel here, which "
+                    f"adapter: targets: {module.replace(':', '.')} of {model.name} is part of another kernel here, which "
                     "goes past its adapter: leave it out of the targets, or choose other kernels"
                 )
                 raise SetupError(msg)

@@ -5,6 +5,7 @@ from enum import Enum
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.overlay import weight_key
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
@@ -24,11 +25,13 @@ class ModuleKind(Enum):
     LINEAR = "linear"
     EMBEDDING = "embedding"
     OTHER = "other"
+    WEIGHT = "weight"
+    """No module at all, but one weight of such a one."""
 
     @property
     def adaptable(self) -> bool:
         """Whether an adapter can stand beside it."""
-        return self is not ModuleKind.OTHER
+        return self in {ModuleKind.LINEAR, ModuleKind.EMBEDDING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,36 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     return tuple(found)
 
 
+def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
+    """Every matrix, and stack of matrices, that belongs to no embedding.
+
+    Its name is the parameter's, and on the tape its key among ranks.
+    """
+    names = model.module_names
+    found: list[NamedModule] = []
+    begun: dict[str, int] = {}
+    for segment in tape.segments:
+        kinds = _kinds(segment)
+        first = begun.get(segment.name, 0)
+        begun[segment.name] = first + segment.num_copies
+        weights = [
+            each
+            for each in segment.parameters
+            if len(each.shape) in (2, 3) and kinds[each.module] is not ModuleKind.EMBEDDING
+        ]
+        for repetition in range(first, first + segment.num_copies):
+            for each in weights:
+                short = each.name.removeprefix(f"{each.module}.")
+                module = full_name(names.get(segment.name), segment, each.module, repetition)
+                found.append(
+                    NamedModule(
+                        f"{module}.{short}", segment.name, repetition,
+                        weight_key(each.module, short), ModuleKind.WEIGHT,
+                    )
+                )  # fmt: skip
+    return tuple(found)
+
+
 def _kinds(segment: Segment) -> dict[str, ModuleKind]:
     """The modules of a segment, and what each is by what is done with its weight."""
     kinds: dict[str, ModuleKind] = {}
@@ -86,16 +119,11 @@ def _kinds(segment: Segment) -> dict[str, ModuleKind]:
             if operation.kind is OperationKind.LINEAR and len(tensor.shape) == 2:
                 is_tied = tensor not in own
                 kinds[OUTPUT_MATRIX if is_tied else tensor.module] = ModuleKind.LINEAR
-            elif operation.kind is OperationKind.COUNTED and _is_matrix(tensor):
+            elif operation.kind is OperationKind.COUNTED and tensor.of_linear:
                 kinds[tensor.module] = ModuleKind.LINEAR
             elif operation.kind is OperationKind.EMBEDDING and tensor in own:
                 kinds[tensor.module] = ModuleKind.EMBEDDING
     return kinds
-
-
-def _is_matrix(weight: Parameter) -> bool:
-    """Whether a weight that is merely counted is a linear layer's: a matrix, and no table."""
-    return len(weight.shape) == 2 and "embed" not in weight.module
 
 
 def full_name(

@@ -44,10 +44,20 @@ def matmul_weight(
         return base_product(t, x, weight, bias)
     adapted = module or weight.module.removesuffix(BASE_LAYER)
     if adapted not in t.adapted:
-        return base_product(t, x, weight, bias)
+        factor = trained_weight(t, weight)
+        if factor is weight:
+            return base_product(t, x, weight, bias)
+        out = _matmul_tensor(t, x, factor, weight.shape[-1], bias)
+        t.touch(factor)
+        return out
     x = t.adaptation.before_linear(t, x, weight.matrix_shape[-1], adapted)
     out = base_product(t, x, weight, bias)
     return t.adaptation.beside_linear(t, x, out, weight, bias, adapted)
+
+
+def trained_weight(t: Tape, weight: Parameter) -> Tensor:
+    """What is multiplied by in a weight's place: its sum with an adapter that stands on it alone."""
+    return weight if t.adaptation is None else t.adaptation.in_place_of(t, weight)
 
 
 def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
@@ -83,6 +93,31 @@ def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None =
         flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
+    return out
+
+
+def _matmul_tensor(
+    t: Tape, x: Tensor, factor: Tensor, in_features: int, bias: Parameter | None = None
+) -> Tensor:
+    """``x @ factor.T + bias`` for a factor that was computed."""
+    addend = t.cast_weight(bias) if bias is not None else None
+    if t.autocast is not None:
+        factor, x = t.cast(factor, t.autocast), t.cast(x, t.autocast)
+    rows = x.numel // in_features
+    out_features = factor.numel // in_features
+    out = t.tensor(rows * out_features, x.dtype)
+    saves = [x] if factor.requires_grad else []
+    if x.requires_grad:
+        saves.insert(len(saves) if bias is not None else 0, factor)
+    inputs: tuple[Tensor, ...] = (x, factor)
+    gradients: tuple[int, ...] = (Gradient.VIEW, Gradient.VIEW)
+    if addend is not None:
+        inputs += (addend,)
+        gradients += (Gradient.SUMMED,)
+    t.record(
+        OperationKind.LINEAR, inputs, (out,), saves=saves, gradients=gradients,
+        flops=2 * rows * in_features * out_features,
+    )  # fmt: skip
     return out
 
 

@@ -11,7 +11,39 @@ BASE_LAYER = ".base_layer"
 ORIGINAL = ".original_module"
 """What a module is called of which a copy is trained, within peft's ``ModulesToSaveWrapper``."""
 Ranks = Mapping[str, int]
-"""Modules of one layer, in the tape's words, and the rank of each one's adapter."""
+"""Modules of one layer, in the tape's words, and the rank of each one's adapter; single weights too."""
+_WEIGHT_MARK = ":"
+
+
+def weight_key(module: str, name: str) -> str:
+    """What a weight that has an adapter of its own is called among ``Ranks``."""
+    return f"{module}{_WEIGHT_MARK}{name}"
+
+
+def adapted_weights(ranks: Ranks, module: str) -> list[str]:
+    """The keys of a module's weights that have adapters of their own, as they are declared."""
+    return [each for each in ranks if each.startswith(f"{module}{_WEIGHT_MARK}")]
+
+
+def adapter_module(ranks: Ranks, key: str) -> str:
+    """The module that owns an adapter: of several on weights of one, each stands around those before.
+
+    >>> ranks = {"experts:gate_up_proj": 32, "experts:down_proj": 16, "q_proj": 16}
+    >>> adapter_module(ranks, "experts:gate_up_proj"), adapter_module(ranks, "q_proj")
+    ('experts.base_layer', 'q_proj')
+    """
+    module, mark, _ = key.partition(_WEIGHT_MARK)
+    if not mark:
+        return module
+    around = adapted_weights(ranks, module)
+    return module + BASE_LAYER * (len(around) - 1 - around.index(key))
+
+
+def bare_module(module: str) -> str:
+    """A module's name without what adapters around it add."""
+    while module.endswith(BASE_LAYER):
+        module = module.removesuffix(BASE_LAYER)
+    return module
 
 
 class Overlay(Protocol):
@@ -53,6 +85,9 @@ class Overlay(Protocol):
     def before_linear(self, t: Any, x: "Tensor", width: int, module: str) -> "Tensor":
         """Record what an adapted linear layer does with its input."""
 
+    def in_place_of(self, t: Any, weight: "Parameter") -> "Tensor":
+        """Record what is multiplied by in a weight's place: its sum with its own adapter's product."""
+
     def beside_embedding(
         self, t: Any, out: "Tensor", weight: "Parameter", ids: "Tensor | None", module: str
     ) -> "Tensor":
@@ -60,3 +95,6 @@ class Overlay(Protocol):
 
     def declare(self, t: Any, weight: "Parameter", module: str) -> None:
         """Declare the adapter of a module that is counted, not written down."""
+
+    def declare_on_weight(self, t: Any, weight: "Parameter") -> None:
+        """Declare the adapter that stands on such a weight itself, where there is one."""

@@ -100,6 +100,10 @@ class Prompts:
         """Its input, as it is."""
         return x
 
+    def in_place_of(self, t: Any, weight: Parameter) -> Tensor:  # noqa: ARG002
+        """The weight itself."""
+        return weight
+
     def beside_embedding(
         self,
         t: Any,  # noqa: ARG002
@@ -113,3 +117,6 @@ class Prompts:
 
     def declare(self, t: Any, weight: Parameter, module: str) -> None:
         """Nothing stands on what is counted."""
+
+    def declare_on_weight(self, t: Any, weight: Parameter) -> None:
+        """Nor on its weights."""

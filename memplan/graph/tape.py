@@ -16,7 +16,7 @@ from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
-from memplan.graph.overlay import BASE_LAYER, ORIGINAL
+from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
 from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart
@@ -234,6 +234,7 @@ class Tape:
                 module, self.adapted
             )
             wrapper = ORIGINAL if copied else BASE_LAYER if module in self.adapted else ""
+            wrapper += BASE_LAYER * len(adapted_weights(self.adapted, module))
             name, module = f"{module}{wrapper}{name.removeprefix(module)}", module + wrapper
         made = Parameter(
             name,

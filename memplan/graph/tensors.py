@@ -99,7 +99,8 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "experts", "gathered_as", "module", "name", "of_adapter", "packed", "shape", "unused",
+        "experts", "gathered_as", "module", "name", "of_adapter", "of_linear", "packed", "shape",
+        "unused",
     )  # fmt: skip
 
     def __init__(
@@ -133,6 +134,8 @@ class Parameter(Tensor):
         """What it is when an engine has gathered it, where it is sharded."""
         self.unused = False
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
+        self.of_linear = False
+        """The matrix of a ``torch.nn.Linear`` that is counted, not written down."""
         self.packed = packed
         """Set where it holds the codes of a quantized matrix."""
 

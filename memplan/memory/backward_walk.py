@@ -301,6 +301,8 @@ class BackwardWalk:
         # what the formula returned (``validate_outputs``).
         if self.segment.checkpointed and not self.is_compiled:
             self._let_go(operation)
+        if len(products) > 1:  # validated in the order of the inputs, whatever the formula's was
+            products.sort(key=lambda each: operation.inputs.index(each[1]))
         for product, tensor, buffer in products:
             self._allocate(buffer, buffer.num_bytes)
             if tensor.by_column:

@@ -90,13 +90,14 @@ _LORA_IDLE = frozenset({
 _LORA_REFUSED = dict.fromkeys((
     "layers_pattern", "megatron_config", "trainable_token_indices", "velora_config",
     "alora_invocation_tokens", "use_qalora", "monteclora_config", "layer_replication",
-    "target_parameters", "use_bdlora", "arrow_config", "kasa_config", "ensure_weight_tying",
+    "use_bdlora", "arrow_config", "kasa_config", "ensure_weight_tying",
 ))  # fmt: skip
 _KINDS = {
     "LORA": _Kind(
         Lora,
         {
             "r": "rank", "lora_alpha": "alpha", "target_modules": "targets",
+            "target_parameters": "parameters",
             "exclude_modules": "exclude", "layers_to_transform": "layers",
             "rank_pattern": "rank_pattern", "lora_dropout": "dropout", "bias": "bias",
             "lora_bias": "lora_bias", "use_rslora": "rslora", "use_dora": "dora",

@@ -96,13 +96,15 @@ def _refuse_companion(values: Mapping[str, object], *, source: str) -> None:
     """Refuse a file that is launched with another, and says half of a setup."""
     for option, marks in _COMPANIONS.items():
         if values.keys() & marks:
-            msg = f"{source}: says how a job is launched, not the whole setup: give it as {option}"
+            msg = (
+                f"{source}: says how a job is launched, not the whole setup: give it as `{option}`"
+            )
             raise ConfigError(msg)
 
 
 _COMPANIONS = {
-    "--accelerate-config": {"distributed_type", "compute_environment", "main_training_function"},
-    "--deepspeed-config": {"zero_optimization", "train_micro_batch_size_per_gpu"},
+    "accelerate_config": {"distributed_type", "compute_environment", "main_training_function"},
+    "deepspeed_config": {"zero_optimization", "train_micro_batch_size_per_gpu"},
 }
 """Options for files of which a setup may need one more, and keys that give such files away."""
 

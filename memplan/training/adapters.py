@@ -72,6 +72,9 @@ class Lora:
     targets: tuple[str, ...] | str | None = None
     """Names of modules, or the ends of them; as one text a pattern for whole names, or
     ``all-linear``. None: peft's own choice for the model's type."""
+    parameters: tuple[str, ...] = ()
+    """Ends of names of single weights, such as all experts' in one, each with an adapter that is
+    multiplied out and added to it (``target_parameters``)."""
     exclude: tuple[str, ...] | str = ()
     """Names of modules, or a pattern, that are left alone all the same (``exclude_modules``)."""
     layers: tuple[int, ...] = ()
@@ -95,6 +98,7 @@ class Lora:
     def __post_init__(self) -> None:
         _set(self, "targets", _names_or_pattern(self.targets, "targets"))
         _set(self, "exclude", _names_or_pattern(self.exclude, "exclude") or ())
+        _set(self, "parameters", _names(self.parameters, "parameters"))
         _set(self, "layers", _numbers(self.layers))
         _set(self, "rank_pattern", _ranks(self.rank_pattern))
         _set(self, "modules_to_save", _names(self.modules_to_save, "modules_to_save"))
@@ -117,6 +121,8 @@ class Lora:
         parts = [f"{kind} rank {self.rank} on {targets_text(self.targets)}"]
         if self.exclude:
             parts.append(f"but not {targets_text(self.exclude)}")
+        if self.parameters:
+            parts.append(f"on weights {', '.join(self.parameters)}")
         if self.layers:
             parts.append(f"layers {', '.join(map(str, self.layers))}")
         parts += [f"rank {rank} on {pattern}" for pattern, rank in dict(self.rank_pattern).items()]

@@ -85,6 +85,9 @@ class SdpaCall:
     dropout: bool
     grouped: bool
     """Fewer key/value heads than query heads are left to the kernel."""
+    spread: bool = False
+    """One key/value head stands for all, and the call does not say so: a product spreads it, but no
+    other kernel does (``check_batch_size_and_num_heads_dense``)."""
 
 
 def sdpa_support(gpu: GpuSpec | None) -> SdpaSupport:
@@ -107,6 +110,8 @@ def choose_sdpa_kernel(call: SdpaCall, support: SdpaSupport) -> ScoreKernel:
     >>> [choose_sdpa_kernel(call, SDPA_SUPPORT[card]).value for card in ((7, 0), (8, 0), (9, 0))]
     ['math', 'efficient', 'cudnn']
     """
+    if call.spread:
+        return ScoreKernel.MATH
     if _cudnn_takes(call, support):
         return ScoreKernel.CUDNN
     if _flash_takes(call, support):

@@ -94,7 +94,9 @@ def predict_ddp(record: dict[str, Any]) -> dict[str, int]:
     """The figures of a record of ``ddp.jsonl``."""
     settings = record["settings"]
     precision = {"amp": "bf16-amp"}.get(settings["precision"], settings["precision"])
+    rank = settings.get("lora_r")
     setup = TrainingSetup(
+        adapter={"lora": {"rank": rank, "targets": "all-linear"}} if rank else None,  # type: ignore[arg-type]
         num_gpus=settings["world"] if settings["ddp"] else 1,
         engine="ddp",  # type: ignore[arg-type]
         micro_batch_size=settings["b"],

@@ -19,11 +19,13 @@ GPU = load_gpu("h100-sxm-80gb")
 @pytest.mark.parametrize("record", RECORDS["one_gpu"], ids=lambda record: record["id"])
 def test_one_gpu(record: dict[str, Any]) -> None:
     settings, real = record["settings"], record["real"]
+    fields = {key: settings[key] for key in ("precision", "attention") if key in settings}
     setup = TrainingSetup(
         adapter=adapter_from_mapping(record["adapter_config"], source=record["id"]).adapter,
         micro_batch_size=settings["b"],
         seq_len=settings["s"],
         checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
+        **fields,
     )
     found = estimate(load_model(record["config"], "causal-lm"), setup, GPU)
     assert found.num_params == real["params"]

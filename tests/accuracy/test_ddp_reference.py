@@ -1,4 +1,4 @@
-"""One rank of DDP, against the records of ``ddp.jsonl`` that train the whole model."""
+"""One rank of DDP, against the records of ``ddp.jsonl``."""
 
 import sys
 from pathlib import Path
@@ -14,11 +14,12 @@ FIGURES = ("before", "peak_forward", "peak_backward", "peak_step", "peak", "peak
 def compare(records: Path) -> Comparison:
     comparison = Comparison()
     for record in read_records(records):
+        measured = dict(record["bytes"])
         if record["settings"]["lora_r"]:
-            continue
-        comparison.add(
-            {**record, "model_type": record["settings"]["model"]}, record["bytes"], predict_ddp
-        )
+            # The fake process group sends parameters without the copies that DDP's C++ makes of them.
+            # They are more than an adapter's buckets, and less than the whole model's.
+            del measured["peak_ddp_init"]
+        comparison.add({**record, "model_type": record["settings"]["model"]}, measured, predict_ddp)
     return comparison
 
 

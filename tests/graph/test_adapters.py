@@ -78,13 +78,64 @@ def test_the_answer_names_the_modules_that_peft_chooses() -> None:
     )
 
 
-def test_a_mixture_whose_experts_peft_would_adapt_is_refused() -> None:
-    config = {
-        **LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
-        "num_local_experts": 4, "num_experts_per_tok": 2,
-    }  # fmt: skip
-    with pytest.raises(SetupError, match="adapts every routed expert"):
-        estimate(load_model(config), TrainingSetup(adapter=Lora(targets="all-linear")))
+MIXTRAL = {
+    **LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+    "num_local_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
+ATTENTION = 2 * 512 + 2 * 384
+GATE_UP, DOWN, ROUTER = 4 * (256 + 1024), 4 * (512 + 256), 256 + 4
+
+
+@pytest.mark.parametrize(
+    ("adapter", "per_layer"),
+    [
+        pytest.param(
+            Lora(rank=2, targets="all-linear"),
+            2 * (ATTENTION + 2 * GATE_UP + DOWN + ROUTER), id="all linear layers",
+        ),
+        pytest.param(Lora(rank=2, targets=("w1", "w3")), 2 * 2 * GATE_UP, id="gate and up"),
+        pytest.param(Lora(rank=2, targets=r".*\.(w2|q_proj)"), 2 * (DOWN + 512), id="pattern"),
+        pytest.param(
+            Lora(rank=2, targets=("q_proj",), parameters=("experts.gate_up_proj",)),
+            2 * (512 + GATE_UP), id="a weight by its own name",
+        ),
+    ],
+)  # fmt: skip
+def test_stacked_experts(adapter: Lora, per_layer: int) -> None:
+    found = estimate(load_model(MIXTRAL), TrainingSetup(adapter=adapter))
+    assert found.trainable_params == 4 * per_layer
+
+
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        (Lora(targets=("w1",)), "w1 of mixtral is in one weight with w3"),
+        (Lora(targets="all-linear", dropout=0.1), "dropout: peft has none for adapters on weights"),
+        (Lora(targets="all-linear", dora=True), "dora: peft has none for adapters on weights"),
+        (Lora(targets=("q_proj",), parameters=("experts.up_proj",)), "Did you mean 'experts.gate_up_proj'"),
+        (Lora(targets=("q_proj",), parameters=("q_proj.weight",)), "is a target too"),
+        (Lora(targets=("q_proj",), parameters=("embed_tokens.weight",)), "outside of embeddings"),
+        (Lora(), "peft has no targets of its own for mixtral"),
+    ],
+)  # fmt: skip
+def test_stacked_experts_that_peft_refuses(adapter: Lora, words: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        estimate(load_model(MIXTRAL), TrainingSetup(adapter=adapter))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp", "fsdp1", "zero2", "zero3"])
+def test_stacked_experts_under_engines(engine: str) -> None:
+    fields = {"zero_stage": int(engine[-1])} if engine.startswith("zero") else {"engine": engine}
+    adapter = Lora(rank=2, targets="all-linear")
+    setup = TrainingSetup(adapter=adapter, num_gpus=8, **fields)  # type: ignore[arg-type]
+    found = estimate(load_model(MIXTRAL), setup)
+    assert found.trainable_params == 4 * 2 * (ATTENTION + 2 * GATE_UP + DOWN + ROUTER)
+
+
+def test_linear_layers_of_a_class_of_its_own() -> None:
+    setup = TrainingSetup(adapter=Lora(rank=8, targets="all-linear"))
+    assert estimate(load_model("falcon-7b"), setup).trainable_params == 16318464
 
 
 @pytest.mark.parametrize(
@@ -129,3 +180,29 @@ def test_a_module_that_is_called_twice_has_one_adapter() -> None:
     }  # fmt: skip
     setup = TrainingSetup(adapter=Lora(rank=1, targets=("query_proj",)), seq_len=64)
     assert estimate(load_model(config), setup).trainable_params == 2 * (64 + 64)
+
+
+def test_peft_refuses_what_mambas_kernels_read() -> None:
+    adapter = Lora(targets=("in_proj", "out_proj"))
+    with pytest.raises(SetupError, match="peft refuses out_proj of mamba"):
+        estimate(load_model("mamba-130m"), TrainingSetup(adapter=adapter))
+    found = estimate(
+        load_model("mamba-130m"), TrainingSetup(adapter=Lora(rank=1, targets=("in_proj",)))
+    )
+    assert found.trainable_params == 24 * (768 + 3072)
+
+
+LED = {
+    "model_type": "led", "d_model": 64, "encoder_layers": 2, "decoder_layers": 1,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128, "vocab_size": 1000, "max_encoder_position_embeddings": 256,
+    "max_decoder_position_embeddings": 128, "attention_window": 32,
+}  # fmt: skip
+
+
+def test_shared_embeddings_are_no_linear_layer() -> None:
+    encoder, decoder = 7 * 128 + 2 * 192, 8 * 128 + 2 * 192
+    found = estimate(
+        load_model(LED), TrainingSetup(adapter=Lora(rank=1, targets="all-linear"), seq_len=64)
+    )
+    assert found.trainable_params == 2 * encoder + decoder

@@ -358,7 +358,7 @@ def test_a_setup_file_names_a_preset(tmp_path: Path) -> None:
 def test_half_of_a_setup_is_named_for_what_it_is(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("distributed_type: FSDP\nfsdp_config: {}\n")
-    with pytest.raises(ConfigError, match="give it as --accelerate-config"):
+    with pytest.raises(ConfigError, match="give it as `accelerate_config`"):
         read_setup_file(path)
 
 

@@ -102,6 +102,25 @@ def merged_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     return t.scale(x, OperationKind.CLONE)
 
 
+def spread_head(t: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """One key or value head as a factor of all query heads' product.
+
+    It is spread in a view, which a product of more than one sequence copies.
+    """
+    if t.autocast is not None:
+        x = t.cast(x, t.autocast)
+    if shape.batch == 1:
+        return t.slice(x, x.numel)
+    return broadcast(t, x, x.numel * shape.spec.num_heads)
+
+
+def broadcast(t: Tape, x: Tensor, numel: int) -> Tensor:
+    """A copy in which each element stands several times."""
+    out = t.tensor(numel, x.dtype)
+    t.record(OperationKind.BROADCAST, (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
+
+
 def batched_matmul(
     t: Tape,
     left: Tensor,

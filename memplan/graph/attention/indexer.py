@@ -119,6 +119,11 @@ def _rotated(t: Tape, x: Tensor, spec: IndexerSpec) -> Tensor:
 
 def _linear(t: Tape, x: Tensor, name: str, out_features: int, in_features: int) -> Tensor:
     weight = _weight(t, f"{name}.weight", out_features, in_features)
+    if t.adaptation is not None and f"{PREFIX}.{name}" in t.adapted:
+        start = len(t.segment.parameters)
+        t.adaptation.declare(t, weight, f"{PREFIX}.{name}")
+        for each in t.segment.parameters[start:]:
+            each.unused = True
     factor = t.cast_weight(weight)
     if t.autocast is not None:
         x = _cast(t, x, t.autocast)

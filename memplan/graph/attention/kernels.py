@@ -5,7 +5,13 @@ tensors. What a kernel needs only while it runs is ``memplan.graph.attention.scr
 """
 
 from memplan.dtypes import DType
-from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads, repeat_heads
+from memplan.graph.attention.head_layout import (
+    Shape,
+    batched_matmul,
+    merged_heads,
+    repeat_heads,
+    spread_head,
+)
 from memplan.graph.attention.scratch import (
     cudnn_backward_scratch,
     cudnn_forward_scratch,
@@ -141,9 +147,18 @@ def _mask_to_bias(t: Tape, mask: Tensor, shape: Shape, dtype: DType) -> Tensor:
 
 
 def math(
-    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None = None
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None = None,
+    *,
+    spread: bool = False,
 ) -> Tensor:
     """The math kernel: scores written out, 16 bits in fp32, with a causal mask of its own.
+
+    ``spread``: one key/value head is multiplied by all query heads, as any product of tensors would.
 
     ``_scaled_dot_product_attention_math`` in aten/src/ATen/native/transformers/attention.cpp.
     Autocast has cast the inputs and is off inside (aten/src/ATen/autocast_mode.h).
@@ -156,17 +171,18 @@ def math(
     query, key, value = _scaled(t, accurate[0]), accurate[1], accurate[2]
     if mask is None and spec.causal and shape.queries > 1:
         mask = _causal_bias(t, shape)
-    if key.numel < shape.batch * shape.keys * spec.num_heads * spec.head_dim:
+    heads_of = spread_head if spread else merged_heads
+    if not spread and key.numel < shape.batch * shape.keys * spec.num_heads * spec.head_dim:
         key, value = repeat_heads(t, key, shape), repeat_heads(t, value, shape)
     scaled_key = _scaled(t, key)
-    left, right = merged_heads(t, query, shape), merged_heads(t, scaled_key, shape)
+    left, right = merged_heads(t, query, shape), heads_of(t, scaled_key, shape)
     scores = batched_matmul(t, left, right, shape.scores, spec.head_dim)
     t.touch(scaled_key)
     if mask is not None:
         scores = _add_in_place(t, scores, mask)
     weights = dropout(t, _safe_softmax(t, scores, shape.rows * spec.num_heads), spec.dropout)
     returned = t.cast(weights, dtype)
-    merged = merged_heads(t, value, shape)
+    merged = heads_of(t, value, shape)
     out = batched_matmul(t, weights, merged, shape.outputs, shape.keys)
     result = t.cast(out, dtype)
     t.touch(*given, *accurate, query, key, value, weights, returned, out, result)

@@ -91,10 +91,12 @@ def sdpa(
     mask: Tensor | None,
     *,
     grouped: bool = False,
+    spread: bool = False,
 ) -> Tensor:
     """``scaled_dot_product_attention`` through the kernel that the card's dispatcher takes.
 
-    ``grouped``: key/value heads were not written out for every query head.
+    ``grouped``: key/value heads were not written out for every query head; ``spread``: there is one,
+    which is handed over as it is.
     """
     call = SdpaCall(
         dtype=t.autocast or query.dtype,
@@ -106,8 +108,9 @@ def sdpa(
         trained_mask=mask is not None and mask.requires_grad,
         dropout=dropout_probability(t, shape.spec.dropout) > 0,
         grouped=grouped,
+        spread=spread,
     )
-    return _through(t, t.sdpa_kernel(call), query, key, value, shape, mask)
+    return _through(t, t.sdpa_kernel(call), query, key, value, shape, mask, spread=spread)
 
 
 def _through(
@@ -118,6 +121,8 @@ def _through(
     value: Tensor,
     shape: Shape,
     mask: Tensor | None,
+    *,
+    spread: bool = False,
 ) -> Tensor:
     held = (query, key, value)
     cast: tuple[Tensor, ...] = (value, key, query)
@@ -133,7 +138,7 @@ def _through(
     elif kernel is ScoreKernel.EFFICIENT:
         out = efficient(t, query, key, value, shape, mask)
     else:
-        out = t.contiguous(math(t, query, key, value, shape, mask))
+        out = t.contiguous(math(t, query, key, value, shape, mask, spread=spread))
     if out.by_head:
         out = t.contiguous(out)
     t.touch(*reversed(cast))

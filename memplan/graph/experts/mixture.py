@@ -9,7 +9,7 @@ So most of it has ``tokens x experts per token`` rows, and each layer's experts 
 from memplan.dtypes import DType
 from memplan.graph.experts.routing import route, take
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation_module, matmul_weight
+from memplan.graph.operations import activation_module, matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
@@ -93,15 +93,14 @@ def routed_experts(
     selected = take(t, x, sources, rows * hidden_size)
     row_weights = take(t, weights, order, rows)
     offsets = _offsets(t, by_expert, spec.num_experts)
-    inner, bias = expert_products(t, selected, offsets, by_expert, spec, hidden_size)
+    inner, frame = expert_products(t, selected, offsets, by_expert, spec, hidden_size)
     weighted = t.mul(inner, row_weights)
     inverse = t.tensor(rows, DType.INT64)
     t.record(OperationKind.ARANGE, (), (inverse,), forward_scratch_bytes=inverse.storage.num_bytes)
     ordered = take(t, weighted, inverse, weighted.numel)
     out = sum_of_rows(t, ordered, x.numel)
     result = t.cast(out, x.dtype)
-    if bias is not None:
-        t.touch(bias)
+    t.touch(*frame)
     t.touch(by_expert, order, selected, row_weights, offsets, inner, inverse, ordered, out)
     return result
 
@@ -119,10 +118,11 @@ def _offsets(t: Tape, by_expert: Tensor, num_experts: int) -> Tensor:
 
 def expert_products(
     t: Tape, x: Tensor, offsets: Tensor, by_expert: Tensor, spec: MixtureSpec, hidden_size: int
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Every expert's gate and up, activation, and down, on the rows sorted by expert.
 
-    Also returns the rows of the last bias, which the caller's frame still holds.
+    Also returns what the caller's frame still holds: the rows of the last bias, weights with their
+    adapters.
     """
     inner = spec.expert.intermediate_size
     gated = spec.expert.gated
@@ -131,7 +131,8 @@ def expert_products(
     experts = ExpertShare(spec.num_experts, spec.num_experts_per_token, 2 if gated else 1)
     weight = t.parameter(name, spec.num_experts, width, hidden_size, experts=experts)
     first_bias = _bias_rows(t, by_expert, spec, name, width)
-    both = _add_bias(t, grouped_matmul(t, x, weight, offsets), first_bias)
+    first_factor = trained_weight(t, weight)
+    both = _add_bias(t, grouped_matmul(t, x, weight, offsets, first_factor), first_bias)
     middle = _expert_activation(t, both, spec)
     t.touch(both)
     name = "mlp.experts.down_proj"
@@ -140,7 +141,10 @@ def expert_products(
     bias = _bias_rows(t, by_expert, spec, name, hidden_size)
     if first_bias is not None:
         t.touch(first_bias)
-    return _add_bias(t, grouped_matmul(t, middle, weight, offsets), bias), bias
+    factor = trained_weight(t, weight)
+    out = _add_bias(t, grouped_matmul(t, middle, weight, offsets, factor), bias)
+    frame = (first_factor, factor) if bias is None else (bias, first_factor, factor)
+    return out, frame
 
 
 def _expert_activation(t: Tape, both: Tensor, spec: MixtureSpec) -> Tensor:
@@ -176,19 +180,24 @@ def _add_bias(t: Tape, x: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def grouped_matmul(t: Tape, x: Tensor, weight: Parameter, offsets: Tensor) -> Tensor:
-    """``torch.nn.functional.grouped_mm``: autocast does not know it, so it runs in the weight's dtype."""
+def grouped_matmul(
+    t: Tape, x: Tensor, weight: Parameter, offsets: Tensor, factor: Tensor
+) -> Tensor:
+    """``torch.nn.functional.grouped_mm``: autocast does not know it, so it runs in the weight's dtype.
+
+    ``factor`` is the weight itself, or its sum with an adapter's product.
+    """
     x = t.cast(x, weight.dtype)
     _, out_features, in_features = weight.shape
     rows = x.numel // in_features
     out = t.tensor(rows * out_features, weight.dtype)
     saves = [offsets]
-    if weight.requires_grad:
+    if factor.requires_grad:
         saves.append(x)
     if x.requires_grad:
-        saves.append(weight)
+        saves.append(factor)
     t.record(
-        OperationKind.GROUPED_MM, (x, weight, offsets), (out,), saves=saves,
+        OperationKind.GROUPED_MM, (x, factor, offsets), (out,), saves=saves,
         gradients=(Gradient.FRESH, Gradient.FRESH, Gradient.NONE),
         flops=2 * rows * in_features * out_features,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import matmul_weight, softmax
+from memplan.graph.operations import matmul_weight, softmax, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
@@ -58,7 +58,7 @@ def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> 
     if not router.fp32_product:
         return matmul_weight(t, x, weight, bias)
     x = t.cast(x, DType.FP32)
-    factor: Tensor = t.cast(weight, DType.FP32)
+    factor = t.cast(trained_weight(t, weight), DType.FP32)
     if t.autocast is not None and not router.fp32_weight:
         x, factor = t.cast(x, t.autocast), _autocast(t, factor)
     tokens = x.numel // hidden_size

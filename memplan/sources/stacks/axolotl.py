@@ -169,7 +169,7 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         found.fields["quantize"] = "gptq"
     if keys.names("unfrozen_parameters"):
         found.notes.append(
-            "unfrozen_parameters: counted as if all were trained, an upper bound; --freeze says which "
+            "unfrozen_parameters: counted as if all were trained, an upper bound; freeze says which "
             "parts are not"
         )
     if kind is None:
@@ -237,11 +237,13 @@ def _read_job(keys: Keys, found: Found) -> None:
     if job is not None:
         found.fields["job"] = job
     if keys.on("num_labels"):
-        found.notes.append("num_labels: give --task sequence-classification and --num-labels")
+        found.notes.append(
+            "num_labels: give the task sequence-classification, and how many there are"
+        )
     for key in ("max_prompt_len", "precompute_ref_log_probs"):
         keys.take(key)
     if keys.on("val_set_size"):
         found.notes.append("val_set_size: evaluation between steps is not counted")
     trl = keys.section("trl")
     if trl:
-        found.notes.append(f"trl: {', '.join(trl)}: are not read; --job says what is generated")
+        found.notes.append(f"trl: {', '.join(trl)}: are not read; job says what is generated")

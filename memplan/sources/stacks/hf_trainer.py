@@ -27,7 +27,7 @@ _ATTENTION = {
 }  # fmt: skip
 _LOADED = (
     "weights are counted as loaded in fp32; from_pretrained of transformers 5 takes the checkpoint's "
-    "dtype unless it is told one: --precision bf16-autocast or bf16 are weights in bf16"
+    "dtype unless it is told one: the precisions bf16-autocast and bf16 are weights in bf16"
 )
 
 

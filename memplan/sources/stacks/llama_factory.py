@@ -120,7 +120,7 @@ def _read_frozen(keys: Keys, found: Found) -> None:
     layers = 2 if layers is None else layers
     found.notes.append(
         f"freeze_trainable_layers {layers} of modules {', '.join(modules) or 'all'}: counted as if all "
-        "were trained, an upper bound; --freeze says which parts are not"
+        "were trained, an upper bound; freeze says which parts are not"
     )
 
 

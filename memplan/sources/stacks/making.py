@@ -84,7 +84,9 @@ def _with_gpus(fields: dict[str, object], found: Found) -> dict[str, object]:
         needed *= degree if isinstance(degree, int) else 1
     if "num_gpus" not in fields and needed > 1:
         fields["num_gpus"] = needed
-        found.notes.append(f"{needed} GPUs, the fewest that its parallel degrees need: give --gpus")
+        found.notes.append(
+            f"{needed} GPUs, the fewest that its parallel degrees need, unless you say others"
+        )
     return fields
 
 

@@ -103,7 +103,7 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         length = packed
     found.fields["seq_len"] = length
     if length is None and "seq_len" not in given:
-        found.notes.append("dataset.seq_length is not set: sequences are not cut; give --seq-len")
+        found.notes.append("dataset.seq_length is not set: sequences are not cut; give a length")
 
 
 def _read_adapter(keys: Keys, found: Found) -> None:

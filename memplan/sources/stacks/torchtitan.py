@@ -113,7 +113,7 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         if whole % (micro * ranks):
             keys.refuse(
                 "training.global_batch_size",
-                f"{whole} sequences are no whole number of {micro} x {ranks} ranks; give --gpus",
+                f"{whole} sequences are no whole number of {micro} x {ranks} ranks; give `num_gpus`",
             )
         found.fields["gradient_accumulation_steps"] = whole // (micro * ranks)
 

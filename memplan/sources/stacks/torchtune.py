@@ -89,9 +89,7 @@ def _read_lengths(keys: Keys, found: Found, given: Mapping[str, object]) -> None
     if "seq_len" in given:
         return
     if length is None:
-        found.notes.append(
-            "tokenizer.max_seq_len is not set: sequences are not cut; give --seq-len"
-        )
+        found.notes.append("tokenizer.max_seq_len is not set: sequences are not cut; give a length")
     else:
         found.notes.append(
             f"tokenizer.max_seq_len {length} is taken for the length of every sequence"
