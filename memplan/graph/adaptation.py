@@ -216,6 +216,7 @@ def _chosen(
     if targets is None:
         targets = default_targets(model, modules, adapter)
     if targets == ALL_LINEAR:
+        _check_known(model)
         wanted = [each for each in modules if each.kind is ModuleKind.LINEAR and not each.is_output]
     elif isinstance(targets, str):
         wanted = [each for each in modules if _matches(targets, each.name, "targets")]
@@ -383,6 +384,22 @@ def _unknown(
 def _check_kind(model: ModelSpec, each: NamedModule) -> None:
     if not each.kind.adaptable:
         msg = f"adapter: targets: {each.name} of {model.name} is neither a linear layer nor an embedding"
+        raise SetupError(msg)
+
+
+PARTLY_KNOWN = frozenset({
+    "convbert", "d_fine", "flava", "fsmt", "fuyu", "luke", "lxmert", "reformer", "seamless_m4t",
+    "zamba",
+})  # fmt: skip
+"""Types some of whose linear layers are not modules here: grouped, shared or tied ones."""
+
+
+def _check_known(model: ModelSpec) -> None:
+    if model.family in PARTLY_KNOWN:
+        msg = (
+            f"adapter: targets: memplan does not know each linear layer of {model.family} as a module of its "
+            "own, so all-linear would be counted wrong: name the modules"
+        )
         raise SetupError(msg)
 
 

@@ -89,6 +89,15 @@ def _adapted(t: Tape, weight: Parameter) -> Parameter:
     return weight
 
 
+def idle_linear(t: Tape, weight: Parameter) -> None:
+    """Note that a weight is the matrix of a linear layer that no gradient reaches, nor its adapter."""
+    weight.unused = weight.of_linear = True
+    start = len(t.segment.parameters)
+    _adapted(t, weight)
+    for each in t.segment.parameters[start:]:
+        each.unused = True
+
+
 def _share(each: ParameterShape, *, idle: bool = False) -> ExpertShare | None:
     if each.num_experts:
         return ExpertShare(each.num_experts, each.num_active, each.num_matrices)

@@ -1,6 +1,7 @@
 """What a task adds to an encoder: masked-LM heads, classification heads, their losses."""
 
 from memplan.dtypes import DType
+from memplan.graph.counted import idle_linear
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, cross_entropy, dropout, linear, matmul_weight, norm
 from memplan.graph.segments import Gradient
@@ -71,7 +72,7 @@ def base_parts(t: Tape, model: ModelSpec, x: Tensor) -> Tensor | None:
     """
     spec = model.head
     if spec.contact_features:
-        t.parameter("contact_head.weight", 1, spec.contact_features).unused = True
+        idle_linear(t, t.parameter("contact_head.weight", 1, spec.contact_features))
         t.parameter("contact_head.bias", 1).unused = True
     if model.task not in spec.pooler_tasks:
         return None
@@ -82,12 +83,11 @@ def base_parts(t: Tape, model: ModelSpec, x: Tensor) -> Tensor | None:
     ):
         return pool(t, model, x)
     hidden = model.hidden_size
-    for parameter in (
-        t.parameter("pooler.dense.weight", hidden, hidden),
-        t.parameter("pooler.dense.bias", hidden),
-    ):
+    weight = t.parameter("pooler.dense.weight", hidden, hidden)
+    for parameter in (weight, t.parameter("pooler.dense.bias", hidden)):
         parameter.unused = True
         t.cast_weight(parameter)
+    idle_linear(t, weight)
     return None
 
 

@@ -10,7 +10,7 @@ from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.model.parameters import ModelPart
-from memplan.model.spec import ModelSpec
+from memplan.model.spec import ModelSpec, Task
 
 OUTPUT_MATRIX = "lm_head"
 """The module that gives the logits, on the tape; its weight may be the token table."""
@@ -54,6 +54,8 @@ class NamedModule:
 def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     """Every module of a model that owns weights, in the order of its tape."""
     names = model.module_names
+    # Other tasks' classes (CTC) do not say which matrix it is.
+    has_output = model.task is not Task.OTHER
     found: list[NamedModule] = []
     begun: dict[str, int] = {}
     for segment in tape.segments:
@@ -68,7 +70,8 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
                 NamedModule(
                     full_name(names.get(segment.name), segment, module, repetition), segment.name,
                     repetition, module, kind,
-                    segment.part is ModelPart.HEAD and module in (OUTPUT_MATRIX, MASKED_OUTPUT),
+                    has_output and segment.part is ModelPart.HEAD
+                    and module in (OUTPUT_MATRIX, MASKED_OUTPUT),
                 )
                 for module, kind in kinds.items()
             ]  # fmt: skip
@@ -111,6 +114,8 @@ def _kinds(segment: Segment) -> dict[str, ModuleKind]:
     kinds: dict[str, ModuleKind] = {}
     for parameter in segment.parameters:
         kinds.setdefault(parameter.module, ModuleKind.OTHER)
+        if parameter.of_linear:
+            kinds[parameter.module] = ModuleKind.LINEAR
     own = set(segment.parameters)
     for operation in segment.operations:
         for tensor in operation.inputs:
@@ -119,8 +124,6 @@ def _kinds(segment: Segment) -> dict[str, ModuleKind]:
             if operation.kind is OperationKind.LINEAR and len(tensor.shape) == 2:
                 is_tied = tensor not in own
                 kinds[OUTPUT_MATRIX if is_tied else tensor.module] = ModuleKind.LINEAR
-            elif operation.kind is OperationKind.COUNTED and tensor.of_linear:
-                kinds[tensor.module] = ModuleKind.LINEAR
             elif operation.kind is OperationKind.EMBEDDING and tensor in own:
                 kinds[tensor.module] = ModuleKind.EMBEDDING
     return kinds

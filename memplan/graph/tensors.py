@@ -135,7 +135,7 @@ class Parameter(Tensor):
         self.unused = False
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
         self.of_linear = False
-        """The matrix of a ``torch.nn.Linear`` that is counted, not written down."""
+        """The matrix of a ``torch.nn.Linear`` whose product is not written down."""
         self.packed = packed
         """Set where it holds the codes of a quantized matrix."""
 

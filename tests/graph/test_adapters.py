@@ -206,3 +206,26 @@ def test_shared_embeddings_are_no_linear_layer() -> None:
         load_model(LED), TrainingSetup(adapter=Lora(rank=1, targets="all-linear"), seq_len=64)
     )
     assert found.trainable_params == 2 * encoder + decoder
+
+
+def test_a_pooler_that_no_loss_reaches_is_adapted_too() -> None:
+    config = {
+        "model_type": "layoutlm", "architectures": ["LayoutLMForMaskedLM"], "hidden_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128,
+        "vocab_size": 1000, "max_position_embeddings": 128,
+    }  # fmt: skip
+    found = estimate(
+        load_model(config), TrainingSetup(adapter=Lora(rank=1, targets="all-linear"), seq_len=64)
+    )
+    # Four projections, two of the network, the head's transform, and the pooler.
+    assert found.trainable_params == 6 * 128 + 2 * 192
+
+
+def test_a_type_whose_linear_layers_are_not_all_known_is_refused() -> None:
+    config = {
+        "model_type": "reformer", "hidden_size": 64, "attn_layers": ["local"], "vocab_size": 320,
+        "num_attention_heads": 2, "attention_head_size": 32, "feed_forward_size": 128,
+        "axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 16], "is_decoder": True,
+    }  # fmt: skip
+    with pytest.raises(SetupError, match="does not know each linear layer of reformer"):
+        estimate(load_model(config), TrainingSetup(adapter=Lora(targets="all-linear")))

@@ -6,6 +6,7 @@ once for each row (``torch.matmul`` expands its second operand, and merges its d
 """
 
 from memplan.dtypes import DType, promote
+from memplan.graph.counted import idle_linear
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -119,11 +120,7 @@ def _rotated(t: Tape, x: Tensor, spec: IndexerSpec) -> Tensor:
 
 def _linear(t: Tape, x: Tensor, name: str, out_features: int, in_features: int) -> Tensor:
     weight = _weight(t, f"{name}.weight", out_features, in_features)
-    if t.adaptation is not None and f"{PREFIX}.{name}" in t.adapted:
-        start = len(t.segment.parameters)
-        t.adaptation.declare(t, weight, f"{PREFIX}.{name}")
-        for each in t.segment.parameters[start:]:
-            each.unused = True
+    idle_linear(t, weight)
     factor = t.cast_weight(weight)
     if t.autocast is not None:
         x = _cast(t, x, t.autocast)
