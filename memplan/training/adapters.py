@@ -102,6 +102,8 @@ class Lora:
         _set(self, "layers", _numbers(self.layers))
         _set(self, "rank_pattern", _ranks(self.rank_pattern))
         _set(self, "modules_to_save", _names(self.modules_to_save, "modules_to_save"))
+        if not self.parameters:
+            _check_targets(self.targets)
         _set(self, "dtype", _member(self.dtype, AdapterDtype, "dtype"))
         _set(self, "bias", _member(self.bias, TrainedBias, "bias"))
         _check_rank(self.rank, "rank")
@@ -161,6 +163,7 @@ class Ia3:
 
     def __post_init__(self) -> None:
         _set(self, "targets", _names_or_pattern(self.targets, "targets"))
+        _check_targets(self.targets)
         if self.feedforward is not None:
             _set(self, "feedforward", _names(self.feedforward, "feedforward"))
         _set(self, "exclude", _names_or_pattern(self.exclude, "exclude") or ())
@@ -291,11 +294,13 @@ def _check_rank(value: object, name: str) -> None:
 def _names_or_pattern(value: object, name: str) -> tuple[str, ...] | str | None:
     if value is None or (isinstance(value, str) and value):
         return ALL_LINEAR if isinstance(value, str) and value.lower() == ALL_LINEAR else value
-    found = _names(value, name)
-    if name == "targets" and not found:
-        msg = f"adapter: targets: expected names of modules, or all-linear, got {shown(value)}"
+    return _names(value, name)
+
+
+def _check_targets(targets: object) -> None:
+    if targets == ():
+        msg = "adapter: targets: expected names of modules, or all-linear, got none"
         raise SetupError(msg)
-    return found
 
 
 def _names(value: object, name: str) -> tuple[str, ...]:
