@@ -20,7 +20,7 @@ def adapter_of(values: Values) -> "Adapter | None":
     given: dict[str, Any] = {
         option.parameter: values[option.parameter]
         for option in ADAPTER_OPTIONS
-        if values.get(option.parameter) not in (None, False)
+        if values.get(option.parameter) is not None and values[option.parameter] is not False
     }
     if not given:
         return None

@@ -260,7 +260,8 @@ def estimate(
     ]
     if global_batch_size is not None:
         setups = _with_global_batch(ctx, setups, global_batch_size)
-    gpus = chosen_gpus(gpu, gpu_memory, attention=setups[0].chosen_kernels.attention.value)
+    first = setups[0]
+    gpus = chosen_gpus(gpu, gpu_memory, attention=first.chosen_kernels.attention.value, setup=first)
     exact = exact or reserved or len(setups) == 1
     from memplan import cli
     from memplan.search import together

@@ -8,15 +8,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from memplan.hardware.gpu import GpuSpec
+    from memplan.training.setup import TrainingSetup
 
 DEFAULT_GPUS = ("v100-32gb", "a100-80gb", "h100-80gb")
 """What a run is judged by when no GPU is named."""
 
 
 def chosen_gpus(
-    names: "Iterable[str] | None", memory: str | None, *, attention: str = ""
+    names: "Iterable[str] | None",
+    memory: str | None,
+    *,
+    attention: str = "",
+    setup: "TrainingSetup | None" = None,
 ) -> "list[GpuSpec]":
-    """The GPUs to judge by; of the usual ones, those that run the ``attention`` asked for.
+    """The GPUs to judge by; of the usual ones, those that run the ``attention`` and setup asked for.
 
     Names may be joined by commas.
     """
@@ -36,12 +41,46 @@ def chosen_gpus(
             if note := decimal_note(text):
                 remark(note)
     usual = [load_gpu(name) for name in DEFAULT_GPUS] if not chosen else []
+    reasons = {each.gpu_id: _unfit(each, attention, setup) for each in usual}
+    if usual and all(reasons.values()):
+        from memplan.errors import UsageError
+
+        told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        msg = f"no usual GPU runs this; name one with --gpu, such as b200 ({told})"
+        raise UsageError(msg)
     for each in usual:
-        if attention == "flash" and not each.supports_flash_attention:
-            remark(f"{each.gpu_id} is left out: it has no flash attention")
+        if reason := reasons[each.gpu_id]:
+            remark(f"{each.gpu_id} is left out: {reason}")
         else:
             chosen.append(each)
     return chosen
+
+
+HOPPER = (9, 0)
+
+
+def _unfit(gpu: "GpuSpec", attention: str, setup: "TrainingSetup | None") -> str:
+    """Why a usual card cannot run what is asked for; empty where it can."""
+    capability = gpu.compute_capability or (0, 0)
+    if attention == "flash" and not gpu.supports_flash_attention:
+        return "it has no flash attention"
+    if attention == "flash3" and capability < HOPPER:
+        return "it has no flash attention 3"
+    if setup is None:
+        return ""
+    if setup.fp8.value != "none":
+        from memplan.training.fp8 import FP8_RECIPES
+
+        if capability < FP8_RECIPES[setup.fp8].least_capability:
+            return f"it cannot multiply in {setup.fp8.value}"
+    if not gpu.has_bf16:
+        from memplan.errors import SetupError
+
+        try:
+            setup.resolve(has_bf16=False)
+        except SetupError as error:
+            return f"it has no bf16, and {str(error).partition(': ')[2].partition(';')[0]}"
+    return ""
 
 
 def node_memory(text: str) -> int:

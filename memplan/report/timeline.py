@@ -226,6 +226,8 @@ def _peak_line(columns: Sequence[Moment], peak: Moment, width: int) -> str:
     position = next(index for index, moment in enumerate(columns) if moment is peak)
     place = f" at {peak.place}" if peak.place else ""
     text = f"peak {peak.total_bytes / GIB:,.2f} GiB, {peak.phase}{place}"
+    if len(text) + 6 > width:
+        text = f"peak {peak.total_bytes / GIB:,.2f} GiB, {peak.phase}"
     is_left = position + 6 + len(text) > width - 6 or position > len(columns) // 2
     if is_left:
         return "GiB" + " " * max(1, 9 + position - len(text) - 4) + f"{text} ▼"

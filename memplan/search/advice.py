@@ -1,8 +1,10 @@
 """The nearest change that makes a setup fit."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from typing import ParamSpec
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, settled, without_run
@@ -149,55 +151,75 @@ def _nearest_changes(
         if micro_batch is None:
             micro_batch = largest_micro_batch(model, setup, gpu, limit=setup.micro_batch_size)
         if micro_batch:
-            yield smaller_batch(setup, micro_batch)
+            yield from _possible(smaller_batch, setup, micro_batch)
     if setup.zero_stage is ZeroStage.PARAMETERS:
         yield setup  # for the sake of zero.Init, where loading asks for it
     shardings = list(_more_sharding(setup))
     same_engine = [each for each in shardings if each.engine is setup.engine]
     other_engine = [each for each in shardings if each.engine is not setup.engine]
     yield from same_engine
-    recomputing = replace(setup, checkpointing=Recomputation.FULL)
     if setup.checkpointing is not Recomputation.FULL:
-        yield recomputing
-    least = replace(smaller_batch(setup, 1), checkpointing=Recomputation.FULL)
+        yield from _possible(replace, setup, checkpointing=Recomputation.FULL)
+    single = next(_possible(smaller_batch, setup, 1), setup)
+    least = next(_possible(replace, single, checkpointing=Recomputation.FULL), single)
     yield least
     yield from other_engine
-    yield from (replace(each, checkpointing=Recomputation.FULL) for each in shardings)
+    for each in shardings:
+        yield from _possible(replace, each, checkpointing=Recomputation.FULL)
     yield from _more_sharding(least)
     yield from _offloading(setup)
     yield from _offloading(least)
     yield from _more_gpus(shardings[-1] if shardings else setup)
     *_, widest = (least, *_more_sharding(least))
     yield from _more_gpus(widest)
-    yield from _every_engine(smaller_batch(setup, 1))
+    yield from _every_engine(single)
     yield from _every_engine(least)
     for num_gpus in _doublings(setup.num_gpus):
-        yield from _fully_sharded(replace(least, num_gpus=num_gpus, num_nodes=None))
+        for wider in _possible(replace, least, num_gpus=num_gpus, num_nodes=None):
+            yield from _fully_sharded(wider)
+
+
+_Given = ParamSpec("_Given")
+
+
+def _possible(
+    make: Callable[_Given, TrainingSetup], *args: _Given.args, **kwargs: _Given.kwargs
+) -> Iterator[TrainingSetup]:
+    """What is made, or nothing where it cannot be."""
+    with suppress(SetupError):
+        yield make(*args, **kwargs)
 
 
 def _every_engine(setup: TrainingSetup) -> Iterator[TrainingSetup]:
     """The setup under every engine that there is, in every way it shards and offloads."""
-    yield under_engine(setup, Engine.DDP)
+    yield from _possible(under_engine, setup, Engine.DDP)
     for stage in (ZeroStage.NONE, ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS):
-        sharded = under_engine(setup, Engine.DEEPSPEED, zero_stage=stage)
-        yield sharded
-        if stage is not ZeroStage.NONE:
-            yield replace(sharded, offload_optimizer=Offload.CPU)
+        for sharded in _possible(under_engine, setup, Engine.DEEPSPEED, zero_stage=stage):
+            yield sharded
+            if stage is not ZeroStage.NONE:
+                yield from _possible(replace, sharded, offload_optimizer=Offload.CPU)
     yield from _fully_sharded(setup)
-    sharded = under_engine(setup, Engine.FSDP1, fsdp_strategy=FsdpStrategy.FULL_SHARD)
-    yield sharded
-    yield replace(sharded, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+    full = FsdpStrategy.FULL_SHARD
+    for sharded in _possible(under_engine, setup, Engine.FSDP1, fsdp_strategy=full):
+        yield sharded
+        yield from _all_offloaded(sharded)
 
 
 def _fully_sharded(setup: TrainingSetup) -> Iterator[TrainingSetup]:
     """Parameters, gradients and optimizer states over all GPUs: what more of them help most."""
-    third = under_engine(setup, Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
-    yield third
-    yield replace(third, offload_optimizer=Offload.CPU)
-    yield replace(third, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
-    sharded = under_engine(setup, Engine.FSDP, fsdp_strategy=FsdpStrategy.FULL_SHARD)
-    yield sharded
-    yield replace(sharded, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+    last = ZeroStage.PARAMETERS
+    for third in _possible(under_engine, setup, Engine.DEEPSPEED, zero_stage=last):
+        yield third
+        yield from _possible(replace, third, offload_optimizer=Offload.CPU)
+        yield from _all_offloaded(third)
+    for sharded in _possible(_sharded, setup):
+        yield sharded
+        yield from _all_offloaded(sharded)
+
+
+def _all_offloaded(setup: TrainingSetup) -> Iterator[TrainingSetup]:
+    """Optimizer and parameters in CPU RAM."""
+    yield from _possible(replace, setup, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
 
 
 def under_engine(
@@ -239,12 +261,12 @@ def _more_sharding(setup: TrainingSetup) -> Iterator[TrainingSetup]:
     if engine is Engine.DEEPSPEED:
         stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
         for higher in range(stage + 1, ZeroStage.PARAMETERS + 1):
-            yield replace(setup, zero_stage=ZeroStage(higher))
+            yield from _possible(replace, setup, zero_stage=ZeroStage(higher))
     elif engine in (Engine.FSDP, Engine.FSDP1):
         if setup.fsdp_strategy is not FsdpStrategy.FULL_SHARD:
-            yield replace(setup, fsdp_strategy=FsdpStrategy.FULL_SHARD)
+            yield from _possible(replace, setup, fsdp_strategy=FsdpStrategy.FULL_SHARD)
     elif engine is Engine.DDP:
-        yield _sharded(setup)
+        yield from _possible(_sharded, setup)
 
 
 def with_zero_init(setup: TrainingSetup) -> TrainingSetup:
@@ -267,25 +289,28 @@ def _offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
     if engine is Engine.DEEPSPEED:
         stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
         if stage is not ZeroStage.NONE and setup.offload_optimizer is Offload.NONE:
-            yield replace(setup, offload_optimizer=Offload.CPU)
+            yield from _possible(replace, setup, offload_optimizer=Offload.CPU)
         if setup.data_parallel > 1 or stage is ZeroStage.PARAMETERS:
-            sharded = replace(setup, zero_stage=ZeroStage.PARAMETERS)
-            yield replace(sharded, offload_optimizer=Offload.CPU)
-            yield replace(sharded, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+            for sharded in _possible(replace, setup, zero_stage=ZeroStage.PARAMETERS):
+                yield from _possible(replace, sharded, offload_optimizer=Offload.CPU)
+                yield from _all_offloaded(sharded)
     elif engine in (Engine.FSDP, Engine.FSDP1):
-        yield replace(setup, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+        yield from _all_offloaded(setup)
     elif engine is Engine.DDP:
-        second = under_engine(setup, Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
-        third = under_engine(setup, Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
-        yield replace(second, offload_optimizer=Offload.CPU)
-        yield replace(third, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+        deepspeed, second = Engine.DEEPSPEED, ZeroStage.GRADIENTS
+        for sharded in _possible(under_engine, setup, deepspeed, zero_stage=second):
+            yield from _possible(replace, sharded, offload_optimizer=Offload.CPU)
+        third = ZeroStage.PARAMETERS
+        for sharded in _possible(under_engine, setup, deepspeed, zero_stage=third):
+            yield from _all_offloaded(sharded)
 
 
 def _more_gpus(setup: TrainingSetup) -> Iterator[TrainingSetup]:
     """Twice as many GPUs, and so on: only sharding makes them help."""
-    wider = _sharded(setup) if setup.chosen_engine is Engine.DDP else setup
-    for num_gpus in _doublings(setup.num_gpus):
-        yield replace(wider, num_gpus=num_gpus, num_nodes=None)
+    alone = setup.chosen_engine is Engine.DDP
+    for wider in _possible(_sharded, setup) if alone else (setup,):
+        for num_gpus in _doublings(setup.num_gpus):
+            yield from _possible(replace, wider, num_gpus=num_gpus, num_nodes=None)
 
 
 def _doublings(num_gpus: int) -> Iterator[int]:

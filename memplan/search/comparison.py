@@ -1,6 +1,7 @@
 """Which setups stand side by side when no engine is named."""
 
 from dataclasses import replace
+from typing import Any
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
@@ -53,7 +54,7 @@ ALL_OPEN = Wanted()
 
 
 def comparison_setups(base: TrainingSetup, wanted: Wanted = ALL_OPEN) -> list[TrainingSetup]:
-    """The setups to compare, simplest first.
+    """The setups to compare, simplest first; of those that nobody named, the ones that can be.
 
     Raises ``SetupError`` where nothing is left.
     """
@@ -66,8 +67,15 @@ def comparison_setups(base: TrainingSetup, wanted: Wanted = ALL_OPEN) -> list[Tr
         )
         raise SetupError(msg)
     rows: list[TrainingSetup] = []
+    refused: list[SetupError] = []
     for engine in _engines(base, wanted):
-        rows += _engine_rows(base, engine, wanted)
+        for changes in _engine_rows(engine, wanted):
+            try:
+                rows.append(replace(base, engine=engine, **changes))
+            except SetupError as error:
+                refused.append(error)
+    if refused and not rows:
+        raise refused[0]
     if not rows:
         msg = "nothing to compare: no engine has this combination of engine, stage and offloading"
         raise SetupError(msg)
@@ -88,34 +96,33 @@ def _engines(base: TrainingSetup, wanted: Wanted) -> tuple[Engine, ...]:
     return tuple(engine for engine in compared if engine in able)
 
 
-def _engine_rows(base: TrainingSetup, engine: Engine, wanted: Wanted) -> list[TrainingSetup]:
+def _engine_rows(engine: Engine, wanted: Wanted) -> list[dict[str, Any]]:
+    """What is changed of the base for each row of an engine."""
     if engine is Engine.DEEPSPEED:
-        return _deepspeed_rows(base, wanted)
+        return _deepspeed_rows(wanted)
     if wanted.offload is None and wanted.offload_param is None:
-        return [replace(base, engine=engine)]
+        return [{}]
     places = [Offload.NONE]
     if engine in (Engine.FSDP, Engine.FSDP1):
         places.append(Offload.CPU)
     return [
-        replace(base, engine=engine, offload_optimizer=place, offload_param=place)
+        {"offload_optimizer": place, "offload_param": place}
         for place in places
         if wanted.takes(place, place)
     ]
 
 
-def _deepspeed_rows(base: TrainingSetup, wanted: Wanted) -> list[TrainingSetup]:
+def _deepspeed_rows(wanted: Wanted) -> list[dict[str, Any]]:
     """A row for each stage and what it offloads: to the place named, else to the CPU."""
     named = {wanted.offload, wanted.offload_param} - {None, Offload.NONE}
     place = next((each for each in named if each is not None), Offload.CPU)
     moved = {Offload.NONE: Offload.NONE, Offload.CPU: place}
     return [
-        replace(
-            base,
-            engine=Engine.DEEPSPEED,
-            zero_stage=stage,
-            offload_optimizer=moved[optimizer],
-            offload_param=moved[parameters],
-        )
+        {
+            "zero_stage": stage,
+            "offload_optimizer": moved[optimizer],
+            "offload_param": moved[parameters],
+        }
         for stage, optimizer, parameters in DEEPSPEED_ROWS
         if (wanted.stages is None or stage in wanted.stages)
         and wanted.takes(moved[optimizer], moved[parameters])

@@ -19,7 +19,7 @@ def read_lengths(text: str) -> Lengths | None:
     """
     path, comma, settings = text.partition(",")
     file = Path(path)
-    if "=" in path or ":" in path[1:] or not file.exists():
+    if not path or "=" in path or ":" in path[1:] or not file.exists():
         return Lengths.read(text)
     found = Lengths.of(_counted(file))
     if not comma:

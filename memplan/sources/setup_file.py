@@ -180,6 +180,8 @@ def _checked(key: str, value: object, *, source: str, section: str) -> object:
         problem = f"write text, not {value!r}"
     elif key == "engine_options" and not isinstance(value, Mapping):
         problem = "write a mapping of the engine's own settings"
+    elif key == "optimizer_options" and not isinstance(value, Mapping):
+        problem = "write a mapping of the optimizer's own settings, such as {rank: 64}"
     elif key == "engine_options" and isinstance(value, Mapping):
         problem = _option_problem(value)
     elif isinstance(value, Mapping | list) and key not in _MAPPINGS:
@@ -203,7 +205,9 @@ def _option_problem(options: Mapping[object, object]) -> str:
 
 _OWN_KEYS = frozenset({*SETUP_FIELDS, *_REMARKS, "preset"})
 """Keys of a setup in memplan's own words."""
-_MAPPINGS = frozenset({"engine_options", "adapter", "quantize", "job", "lengths"})
+_MAPPINGS = frozenset(
+    {"engine_options", "optimizer_options", "adapter", "quantize", "job", "lengths"}
+)
 _TEXTS = frozenset({"freeze", "kernels", "pipeline_schedule"})
 _DEFAULTS = {
     each.name: each.default if each.default is not MISSING else None

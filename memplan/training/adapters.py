@@ -102,6 +102,8 @@ class Lora:
         _set(self, "layers", _numbers(self.layers))
         _set(self, "rank_pattern", _ranks(self.rank_pattern))
         _set(self, "modules_to_save", _names(self.modules_to_save, "modules_to_save"))
+        if not self.parameters:
+            _check_targets(self.targets)
         _set(self, "dtype", _member(self.dtype, AdapterDtype, "dtype"))
         _set(self, "bias", _member(self.bias, TrainedBias, "bias"))
         _check_rank(self.rank, "rank")
@@ -119,10 +121,15 @@ class Lora:
     def __str__(self) -> str:
         kind = "DoRA" if self.dora else "rsLoRA" if self.rslora else "LoRA"
         parts = [f"{kind} rank {self.rank} on {targets_text(self.targets)}"]
+        if self.exclude:
+            parts.append(f"but not {targets_text(self.exclude)}")
         if self.parameters:
             parts.append(f"on weights {', '.join(self.parameters)}")
         if self.layers:
             parts.append(f"layers {', '.join(map(str, self.layers))}")
+        parts += [f"rank {rank} on {pattern}" for pattern, rank in dict(self.rank_pattern).items()]
+        if self.lora_bias:
+            parts.append("B with a bias")
         if self.dropout:
             parts.append(f"dropout {self.dropout:g}")
         if self.dtype is not AdapterDtype.FP32:
@@ -156,6 +163,7 @@ class Ia3:
 
     def __post_init__(self) -> None:
         _set(self, "targets", _names_or_pattern(self.targets, "targets"))
+        _check_targets(self.targets)
         if self.feedforward is not None:
             _set(self, "feedforward", _names(self.feedforward, "feedforward"))
         _set(self, "exclude", _names_or_pattern(self.exclude, "exclude") or ())
@@ -287,6 +295,12 @@ def _names_or_pattern(value: object, name: str) -> tuple[str, ...] | str | None:
     if value is None or (isinstance(value, str) and value):
         return ALL_LINEAR if isinstance(value, str) and value.lower() == ALL_LINEAR else value
     return _names(value, name)
+
+
+def _check_targets(targets: object) -> None:
+    if targets == ():
+        msg = "adapter: targets: expected names of modules, or all-linear, got none"
+        raise SetupError(msg)
 
 
 def _names(value: object, name: str) -> tuple[str, ...]:

@@ -180,6 +180,12 @@ class Job:
             if getattr(self, name) in (OtherModel.ADAPTER_OFF, OtherModel.PRECOMPUTED):
                 msg = f"job: {name}: is same, none or a model, got {getattr(self, name).value}"
                 raise SetupError(msg)
+        if self.log_probabilities is LogProbabilities.FUSED and self.kind not in _FUSIBLE:
+            msg = (
+                f"job: log_probabilities: {self.kind} has no fused ones; it is a setting of "
+                f"{', '.join(_FUSIBLE)}"
+            )
+            raise SetupError(msg)
         engine = self.rollout
         if engine not in COLOCATED:
             for name in ("gpu_memory_utilization", "sleep"):
@@ -292,6 +298,8 @@ class Job:
 
 DEFAULT_SHARE = 0.3
 """Of the card, for a colocated vLLM (TRL 1.16, ``GRPOConfig.vllm_gpu_memory_utilization``)."""
+_FUSIBLE = (JobKind.DPO, JobKind.KTO, JobKind.SIMPO, JobKind.PPO, JobKind.GRPO)
+"""Kinds whose log-probabilities can come out of the fused head."""
 PAIRED = (JobKind.DPO, JobKind.ORPO, JobKind.CPO, JobKind.SIMPO, JobKind.REWARD)
 """Kinds whose examples are pairs, concatenated."""
 

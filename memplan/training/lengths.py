@@ -76,7 +76,11 @@ class Lengths:
         others: dict[str, object] = {}
         for key, each in parts:
             if key.isdecimal():
-                histogram[int(key)] = _share(each, key)
+                length = _length(key, key)
+                if length in histogram:
+                    msg = f"lengths: {length}: is given twice: add its shares up"
+                    raise SetupError(msg)
+                histogram[length] = _share(each, key)
             elif key == "max" or (key[:1] == "p" and _number(key[1:]) is not None):
                 percentiles[100.0 if key == "max" else float(key[1:])] = _length(each, key)
             else:
@@ -172,6 +176,9 @@ def _batching(others: dict[str, object]) -> tuple[Batching, int]:
         if key in ("multiple", "pad_to_multiple_of"):
             multiple = _length(value, key)
         elif key in modes and value is True:
+            if len(modes.keys() & others.keys()) > 1:
+                msg = f"lengths: {' and '.join(sorted(modes.keys() & others.keys()))}: give one"
+                raise SetupError(msg)
             batching = modes[key]
         elif key in ("batching", "mode") and str(value) in modes:
             batching = modes[str(value)]

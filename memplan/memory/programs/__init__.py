@@ -64,6 +64,10 @@ def _program_of(
 
         return SplitProgram(given, ledger, workspace_bytes=workspace_bytes)
     if given.setup.data_parallel == 1:
+        if given.setup.engine_options:
+            from memplan.memory.ddp import DdpOptions  # looked at all the same
+
+            DdpOptions.of(given.setup)
         return Program(given, ledger, workspace_bytes=workspace_bytes)
     from memplan.memory.programs.ddp import DdpProgram
 

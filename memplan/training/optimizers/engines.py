@@ -27,6 +27,10 @@ class Asked(Protocol):
         """Whether it steps within backward."""
 
     @property
+    def engine(self) -> Engine | None:
+        """The engine where one is named."""
+
+    @property
     def chosen_engine(self) -> Engine:
         """The engine, the default filled in."""
 
@@ -78,6 +82,8 @@ def _check_shards(setup: Asked, row: OptimizerRow) -> None:
     engine, name = setup.chosen_engine, setup.optimizer.value
     if not row.needs_matrices or engine is Engine.DDP:
         return
+    if setup.engine is None:
+        return  # Several GPUs may have any engine: it is looked at once there is one.
     if engine is Engine.FSDP and setup.optimizer in _ON_DTENSORS:
         return
     if engine is Engine.DEEPSPEED and setup.zero_stage is not None and not int(setup.zero_stage):
