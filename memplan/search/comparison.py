@@ -6,7 +6,7 @@ from typing import Any
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.training.precision import Engine, engines_with
-from memplan.training.setup import Offload, TrainingSetup, ZeroStage
+from memplan.training.setup import Offload, TrainingSetup, ZeroStage, usual_engine
 
 DEEPSPEED_ROWS: tuple[tuple[ZeroStage, Offload, Offload], ...] = (
     (ZeroStage.NONE, Offload.NONE, Offload.NONE),
@@ -90,6 +90,8 @@ def _engines(base: TrainingSetup, wanted: Wanted) -> tuple[Engine, ...]:
     compared = COMPARED_ENGINES if base.num_gpus > 1 else (Engine.DEEPSPEED,)
     if base.fsdp_strategy is not None:
         compared = (Engine.FSDP,)
+    if base.tensor_parallel > 1:
+        compared = (usual_engine(base.num_gpus, base.tensor_parallel),)
     if base.precision is None:
         return compared
     able = engines_with(base.precision)

@@ -14,7 +14,13 @@ from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
 from memplan.training.precision import Engine, Precision, engines_with
-from memplan.training.setup import SETUP_FIELDS, Offload, TrainingSetup, unknown_field
+from memplan.training.setup import (
+    SETUP_FIELDS,
+    Offload,
+    TrainingSetup,
+    unknown_field,
+    usual_engine,
+)
 
 AxisValues = Mapping[str, object]
 """Field of ``TrainingSetup`` -> its value, or a list of values."""
@@ -214,7 +220,10 @@ def _engine(base: TrainingSetup, values: Mapping[str, object]) -> Engine | None:
         return named
     precision = values.get("precision", base.precision)
     num_gpus = values.get("num_gpus", base.num_gpus)
-    usual = Engine.DDP if num_gpus == 1 else Engine.DEEPSPEED
+    degree = values.get("tensor_parallel", base.tensor_parallel)
+    assert isinstance(num_gpus, int)
+    assert isinstance(degree, int)
+    usual = usual_engine(num_gpus, degree)
     if isinstance(precision, Precision) and usual not in engines_with(precision):
         return min(engines_with(precision), key=lambda each: each.value)
     return usual

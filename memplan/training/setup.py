@@ -131,7 +131,8 @@ class TrainingSetup:
     num_nodes: int | None = None
     """Machines; divides ``num_gpus``. None: one for every 8 GPUs."""
     engine: Engine | None = None
-    """None: ddp on one GPU, else deepspeed."""
+    """None: ddp on one GPU and where one model is spread over all of them, fsdp where tensor parallelism
+    leaves ranks of data, else deepspeed."""
     zero_stage: ZeroStage | None = None
     """DeepSpeed's stage. None: 2."""
     fsdp_strategy: FsdpStrategy | None = None
@@ -286,7 +287,7 @@ class TrainingSetup:
         """The engine, the default filled in."""
         if self.engine is not None:
             return self.engine
-        return Engine.DDP if self.num_gpus == 1 else Engine.DEEPSPEED
+        return usual_engine(self.num_gpus, self.tensor_parallel)
 
     @property
     def chosen_precision(self) -> Precision:
@@ -424,6 +425,17 @@ class TrainingSetup:
 def _job(value: object) -> Job:
     """A job; of one that is null, the model's own task."""
     return PLAIN if value is None else Job.read(value)
+
+
+def usual_engine(num_gpus: int, tensor_parallel: int = 1) -> Engine:
+    """The engine where none is named.
+
+    >>> usual_engine(8).value, usual_engine(8, 8).value, usual_engine(64, 8).value
+    ('deepspeed', 'ddp', 'fsdp')
+    """
+    if num_gpus == tensor_parallel:
+        return Engine.DDP
+    return Engine.DEEPSPEED if tensor_parallel == 1 else Engine.FSDP
 
 
 PLAIN_OPTIMIZERS = (
