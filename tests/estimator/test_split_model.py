@@ -72,7 +72,7 @@ def test_ranks_that_split_layers_hold_the_same() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_gpus": 8, "tensor_parallel": 2}, "the engine is deepspeed"),
+        ({"num_gpus": 8, "engine": "deepspeed", "tensor_parallel": 2}, "the engine is deepspeed"),
         ({"num_gpus": 8, "engine": "fsdp1", "tensor_parallel": 2}, "the engine is fsdp1"),
         ({"num_gpus": 8, "engine": "ddp", "tensor_parallel": 2}, "name the engine fsdp"),
         ({"num_gpus": 8, "engine": "fsdp", "sequence_parallel": True}, "sequence_parallel: splits"),

@@ -20,7 +20,7 @@ from memplan.training.setup import TrainingSetup
 from tests.memory.test_jobs_on_both_ledgers import played
 from tests.memory.test_tally import ENGINES, MODELS, NOT_FULLER
 
-NUM_DRAWN = 40
+NUM_DRAWN = 16
 """For each engine; about half of them are refused."""
 LEAST_COMPARED = 8
 BERT = {
