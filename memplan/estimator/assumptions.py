@@ -231,7 +231,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
             f"target_seq_len {setup.target_seq_len} has no effect: {model.name} is no "
             "encoder-decoder"
         )
-    notes += _fp8_notes(setup, gpu)
+    notes += _fp8_notes(setup)
     notes += base_notes(model, setup)
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
@@ -243,18 +243,12 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
     return tuple(notes)
 
 
-def _fp8_notes(setup: TrainingSetup, gpu: GpuSpec | None) -> list[str]:
-    """What a recipe asks of the card, and how sure its figures are."""
+def _fp8_notes(setup: TrainingSetup) -> list[str]:
+    """How sure a recipe's figures are."""
     if setup.fp8 is Fp8Recipe.NONE:
         return []
     formats = FP8_RECIPES[setup.fp8]
     notes: list[str] = []
-    capability = gpu.compute_capability if gpu is not None else None
-    if gpu is not None and capability is not None and capability < formats.least_capability:
-        least = ".".join(map(str, formats.least_capability))
-        notes.append(
-            f"{gpu.gpu_id} cannot multiply in {setup.fp8.value}: it takes compute capability {least}"
-        )
     if formats.library is Fp8Library.TRANSFORMER_ENGINE:
         notes.append(
             "TransformerEngine's copies are counted as its source makes them; no run confirms it"

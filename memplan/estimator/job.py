@@ -26,6 +26,7 @@ from memplan.memory.rank import RankInput, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
+from memplan.training.fp8 import FP8_RECIPES, Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import AttentionKernel, Packing
 from memplan.training.precision import PRECISIONS, refuse_unmodelled
@@ -54,6 +55,7 @@ class Job:
 
             check_split(resolved)
         _refuse_kernels(resolved, gpu)
+        _refuse_fp8(resolved, gpu)
         _refuse_packing(resolved, model)
         given = prepared(model, resolved, gpu)
         _refuse_untrained(given)
@@ -216,6 +218,20 @@ def _refuse_untrained(given: Prepared) -> None:
         )
         msg = f"freeze: {setup.freeze} leaves nothing of {walked.model.name} to train"
         raise SetupError(f"{msg}: {whose}" if whose else f"{msg}; leave a part out")
+
+
+def _refuse_fp8(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
+    """Refuse a recipe that the card cannot multiply in."""
+    if setup.fp8 is Fp8Recipe.NONE or gpu is None or gpu.compute_capability is None:
+        return
+    needed = FP8_RECIPES[setup.fp8].least_capability
+    if gpu.compute_capability < needed:
+        major, minor = needed
+        msg = (
+            f"fp8: {setup.fp8.value} needs compute capability {major}.{minor}, and {gpu.gpu_id} has "
+            f"{'.'.join(map(str, gpu.compute_capability))}; choose another card or recipe, or none"
+        )
+        raise SetupError(msg)
 
 
 def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:

@@ -64,7 +64,7 @@ def test_engines_that_nobody_named_are_compared_where_they_can_be(
 )
 def test_what_does_not_fit_is_advised_of_what_can_be(run: Run, options: str) -> None:
     """A change that cannot be is passed over, and the next one tried."""
-    done = run("estimate", "llama-3.1-8b", "--gpu", "a100", *options.split())
+    done = run("estimate", "llama-3.1-8b", "--gpu", "h100", *options.split())
     assert done.exit_code == 0, done.stderr
     assert "OOM" in done.stdout
 
