@@ -111,9 +111,7 @@ def test_recipes_that_cannot_be_are_refused_with_what_can() -> None:
 def test_a_card_that_cannot_is_refused() -> None:
     model = memplan.load_model(WIDE)
     setup = memplan.TrainingSetup(fp8="te-mxfp8", seq_len=128)
-    with pytest.raises(
-        SetupError, match=r"capability 10\.0, and h100-sxm-80gb has 9\.0"
-    ):
+    with pytest.raises(SetupError, match=r"capability 10\.0, and h100-sxm-80gb has 9\.0"):
         memplan.estimate(model, setup, gpu="h100-80gb")
     assert memplan.estimate(model, setup, gpu="b200").peak_bytes
 
