@@ -74,8 +74,8 @@ RENAMED = {
 def other_name(option: str, known: tuple[str, ...]) -> str:
     """What to say of an option that a command does not have; nothing where nothing is known.
 
-    >>> other_name("--tp", ("--engine", "--zero"))[:32]
-    'tensor parallelism is not modell'
+    >>> other_name("--pp", ("--engine", "--zero"))[:34]
+    'pipeline parallelism is not modell'
     >>> other_name("--max-length", ("--seq-len",)), other_name("--max-length", ())
     ("it is called '--seq-len'", '')
     """

@@ -221,9 +221,9 @@ def _engine(base: TrainingSetup, values: Mapping[str, object]) -> Engine | None:
     precision = values.get("precision", base.precision)
     num_gpus = values.get("num_gpus", base.num_gpus)
     degree = values.get("tensor_parallel", base.tensor_parallel)
-    assert isinstance(num_gpus, int)
-    assert isinstance(degree, int)
-    usual = usual_engine(num_gpus, degree)
+    usual = base.chosen_engine
+    if isinstance(num_gpus, int) and isinstance(degree, int):
+        usual = usual_engine(num_gpus, degree)  # else the setup itself refuses them
     if isinstance(precision, Precision) and usual not in engines_with(precision):
         return min(engines_with(precision), key=lambda each: each.value)
     return usual
