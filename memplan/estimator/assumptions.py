@@ -6,7 +6,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.compilation import Compilation
-from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
+from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import KernelPreset, Packing
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
@@ -249,7 +249,7 @@ def _fp8_notes(setup: TrainingSetup) -> list[str]:
         return []
     formats = FP8_RECIPES[setup.fp8]
     notes: list[str] = []
-    if formats.library is Fp8Library.TRANSFORMER_ENGINE:
+    if formats.package is Fp8Package.TRANSFORMER_ENGINE:
         notes.append(
             "TransformerEngine's copies are counted as its source makes them; no run confirms it"
         )

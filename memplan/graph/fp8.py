@@ -11,7 +11,7 @@ from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.parameters import ModelPart
 from memplan.training.compilation import Compilation
-from memplan.training.fp8 import FP8_RECIPES, SIZE_MULTIPLE, Fp8Formats, Fp8Library, Fp8Recipe
+from memplan.training.fp8 import FP8_RECIPES, SIZE_MULTIPLE, Fp8Formats, Fp8Package, Fp8Recipe
 from memplan.units import ceil_div
 
 SCALE_BYTES = DType.FP32.num_bytes
@@ -36,9 +36,9 @@ def linear_fp8(
     given = x
     if t.autocast is not None:
         x = t.cast(x, t.autocast)
-    if formats.library is Fp8Library.TORCHAO and is_compiled(t):
+    if formats.package is Fp8Package.TORCHAO and is_compiled(t):
         out = _compiled_product(t, x, weight)
-    elif formats.library is Fp8Library.TORCHAO:
+    elif formats.package is Fp8Package.TORCHAO:
         out = _torchao_product(t, x, weight, formats)
     else:
         out = _transformer_engine_product(t, x, weight, formats)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.text import shown
-from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
+from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.kernels import KernelPreset
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import (
@@ -164,7 +164,7 @@ def casts_weights_again(setup: TrainingSetup) -> bool:
     """Whether TransformerEngine casts gathered weights anew in backward: under FSDP2 (``is_fsdp2``)."""
     if setup.fp8 is Fp8Recipe.NONE or setup.chosen_engine is not Engine.FSDP:
         return False
-    return FP8_RECIPES[setup.fp8].library is Fp8Library.TRANSFORMER_ENGINE
+    return FP8_RECIPES[setup.fp8].package is Fp8Package.TRANSFORMER_ENGINE
 
 
 FP8_ALL_GATHER = "enable_fsdp_float8_all_gather"

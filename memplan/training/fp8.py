@@ -27,7 +27,7 @@ class Fp8Recipe(Enum):
     NVFP4 = "te-nvfp4"
 
 
-class Fp8Library(Enum):
+class Fp8Package(Enum):
     """Whose linear layers multiply."""
 
     TORCHAO = "torchao"
@@ -40,7 +40,7 @@ class Fp8Library(Enum):
 class Fp8Formats:
     """One recipe."""
 
-    library: Fp8Library
+    package: Fp8Package
     code_bits: int = 8
     """Of one element."""
     block: int | None = None
@@ -58,23 +58,23 @@ class Fp8Formats:
 
 
 FP8_RECIPES: dict[Fp8Recipe, Fp8Formats] = {
-    Fp8Recipe.TENSORWISE: Fp8Formats(library=Fp8Library.TORCHAO),
-    Fp8Recipe.ROWWISE: Fp8Formats(library=Fp8Library.TORCHAO),
+    Fp8Recipe.TENSORWISE: Fp8Formats(package=Fp8Package.TORCHAO),
+    Fp8Recipe.ROWWISE: Fp8Formats(package=Fp8Package.TORCHAO),
     Fp8Recipe.ROWWISE_HIGH_PRECISION: Fp8Formats(
-        library=Fp8Library.TORCHAO, high_precision_weight_gradient=True
+        package=Fp8Package.TORCHAO, high_precision_weight_gradient=True
     ),
     # accelerate 1.15 replaces every nn.Linear whose sizes are multiples of 16 (transformer_engine.py).
-    Fp8Recipe.DELAYED: Fp8Formats(library=Fp8Library.TRANSFORMER_ENGINE, converts_head=True),
-    Fp8Recipe.CURRENT: Fp8Formats(library=Fp8Library.TRANSFORMER_ENGINE, converts_head=True),
+    Fp8Recipe.DELAYED: Fp8Formats(package=Fp8Package.TRANSFORMER_ENGINE, converts_head=True),
+    Fp8Recipe.CURRENT: Fp8Formats(package=Fp8Package.TRANSFORMER_ENGINE, converts_head=True),
     Fp8Recipe.MXFP8: Fp8Formats(
-        library=Fp8Library.TRANSFORMER_ENGINE,
+        package=Fp8Package.TRANSFORMER_ENGINE,
         block=32,
         by_direction=True,
         converts_head=True,
         least_capability=(10, 0),
     ),
     Fp8Recipe.NVFP4: Fp8Formats(
-        library=Fp8Library.TRANSFORMER_ENGINE,
+        package=Fp8Package.TRANSFORMER_ENGINE,
         code_bits=4,
         block=16,
         by_direction=True,

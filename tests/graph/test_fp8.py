@@ -12,7 +12,7 @@ import pytest
 import memplan
 from memplan.errors import SetupError
 from memplan.estimator.recording import record_and_walk, tape_options
-from memplan.training.fp8 import FP8_RECIPES, Fp8Library, Fp8Recipe
+from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 
 RUNS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent.parent / "data" / "fp8.json").read_text()
@@ -118,4 +118,4 @@ def test_a_card_that_cannot_is_refused() -> None:
 
 def test_every_recipe_has_a_row() -> None:
     assert set(FP8_RECIPES) == set(Fp8Recipe) - {Fp8Recipe.NONE}
-    assert {each.library for each in FP8_RECIPES.values()} == set(Fp8Library)
+    assert {each.package for each in FP8_RECIPES.values()} == set(Fp8Package)
