@@ -71,7 +71,7 @@ def print_plan(console: "Console", plan: Plan) -> None:
     console.print(
         Text.assemble(
             (some.model.name, "bold"),
-            f" ({some.model.task.value}), {_job(plan)}on {plan.gpu.short_name} "
+            f" ({some.model.task.value}), {job_text(plan)}on {plan.gpu.short_name} "
             f"({format_gib(plan.gpu.capacity_bytes, digits=1)})",
         )
     )
@@ -105,10 +105,10 @@ _LARGEST = {
 }
 
 
-def _job(plan: Plan) -> str:
+def job_text(plan: Plan) -> str:
     """The model's size and the tokens, but for what is looked for."""
     some, looked_for = plan.some, plan.goal.objective
-    size = f"{format_count(some.num_params)} parameters, "
+    size = f"{format_count(some.model.num_params)} parameters, "
     length = f"{some.setup.seq_len} tokens, "
     size = "" if looked_for is Objective.LAYERS else size
     return size if looked_for is Objective.SEQ_LEN else size + length

@@ -8,7 +8,7 @@ from memplan.errors import SetupError
 from memplan.estimator import Verdict, estimate, settled
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import describe_change, engine_label
-from memplan.report.plan import plan_rows, shortfall_lines
+from memplan.report.plan import job_text, plan_rows, shortfall_lines
 from memplan.search.concessions import Concession
 from memplan.search.goal import Goal, Objective, Plan
 from memplan.search.planner import active_parameters, plan
@@ -250,6 +250,7 @@ def test_a_base_in_four_bits_is_given_up_last() -> None:
     found = plan(MODEL, Goal(num_gpus=1, engines="ddp", base=narrow, allow=("qlora", "lora")), card)
     assert {each.given_up for each in found.setups} == {Concession.QLORA}
     assert "a base in nf4" in "".join(shortfall_lines(found))
+    assert job_text(found).startswith("1.24B")  # the model's own, without the adapters
 
 
 def test_degrees_that_a_plan_may_split_layers_by() -> None:
