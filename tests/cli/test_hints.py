@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 NUM_JOBS = 200
-NUM_IN_CI = 2
+NUM_IN_CI = 4
 MODELS = (
     "gpt2-xl", "t5-3b", "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "mixtral-8x7b",
     "bert-large-uncased", "gemma-2-9b", "llama-3.1-70b", "xlm-roberta-xxl",

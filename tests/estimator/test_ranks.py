@@ -40,17 +40,7 @@ OPTIONS: tuple[dict[str, object], ...] = (
 JOBS = list(product((1, 2), ("none", "cpu"), (1, 3), OPTIONS))
 
 
-@pytest.mark.parametrize(
-    "num_gpus",
-    [
-        2,
-        3,
-        8,
-        13,
-        pytest.param(29, marks=pytest.mark.fuzz),
-        pytest.param(64, marks=pytest.mark.fuzz),
-    ],
-)
+@pytest.mark.parametrize("num_gpus", [2, 3, 8, 29, pytest.param(64, marks=pytest.mark.fuzz)])
 @pytest.mark.parametrize("name", MODELS)
 def test_no_rank_is_fuller_than_the_one_reported(name: str, num_gpus: int) -> None:
     """600 jobs of ZeRO-1 and 2."""
