@@ -7,7 +7,7 @@ from memplan.graph.splits import Split
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionSpec, Projection
+from memplan.model.attention import AttentionSpec, Projection, QueryScaling
 
 
 def project(
@@ -24,6 +24,7 @@ def project(
     if spec.projection is Projection.SEPARATE:
         apart = not spec.is_projected_first
         query = _column(t, x, "q_proj", hidden, query_size, bias=spec.query_bias)
+        query = t.scale(query) if spec.query_scaling is QueryScaling.AT_ONCE else query
         query = _heads(t, query, spec, "q", spec.num_heads, viewed=turned and apart)
         key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias)
         key = _heads(t, key, spec, "k", spec.num_kv_heads, viewed=turned and apart)
