@@ -18,6 +18,7 @@ from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import WeightRole
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import FeedForwardKernel, LossKernel, NormKernel
+from memplan.training.parallelism import TensorParallelKind
 
 
 def linear(
@@ -37,12 +38,23 @@ def linear(
     """
     group = t.options.tensor_parallel
     if group is not None and split is not Split.WHOLE:
-        from memplan.graph.tensor_parallel import split_product  # only then
-
         own = in_features // group.degree if split is Split.ROW_CUT else in_features
 
         def product(given: Tensor, width: int) -> Tensor:
-            return linear(t, given, name, own, width, bias=bias, role=role)
+            return linear(t, given, name, own, width, bias=bias and not adds_apart, role=role)
+
+        adds_apart = group.kind is TensorParallelKind.AUTOTP
+        if adds_apart:
+            from memplan.graph.autotp import autotp_product  # only then
+
+            def add_bias(made: Tensor, width: int) -> Tensor:
+                if not bias:
+                    return made
+                addend = t.parameter(f"{name}.bias", width, role=WeightRole.OTHER)
+                return t.add(made, t.cast_weight(addend))
+
+            return autotp_product(t, group, x, split, out_features, product, add_bias)
+        from memplan.graph.tensor_parallel import split_product  # only then
 
         return split_product(t, group, x, split, out_features, product)
     weight = t.matrix(f"{name}.weight", out_features, in_features, role=role)

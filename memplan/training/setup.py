@@ -26,7 +26,7 @@ from memplan.training.kernels import (
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
-from memplan.training.parallelism import TensorParallel
+from memplan.training.parallelism import TensorParallel, TensorParallelKind
 from memplan.training.precision import (
     PRECISIONS,
     UNMODELLED_ENGINES,
@@ -348,7 +348,10 @@ class TrainingSetup:
         if self.tensor_parallel == 1:
             return None
         return TensorParallel(
-            degree=self.tensor_parallel, sequence=self.sequence_parallel, loss=self.loss_parallel
+            degree=self.tensor_parallel,
+            sequence=self.sequence_parallel,
+            loss=self.loss_parallel,
+            kind=_KINDS_OF_SPLIT.get(self.chosen_engine, TensorParallelKind.DTENSOR),
         )
 
     @property
@@ -438,6 +441,7 @@ def usual_engine(num_gpus: int, tensor_parallel: int = 1) -> Engine:
     return Engine.DEEPSPEED if tensor_parallel == 1 else Engine.FSDP
 
 
+_KINDS_OF_SPLIT = {Engine.DEEPSPEED: TensorParallelKind.AUTOTP}
 PLAIN_OPTIMIZERS = (
     Optimizer.ADAMW_FUSED,
     Optimizer.ADAMW_FOREACH,

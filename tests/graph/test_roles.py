@@ -1,7 +1,5 @@
 """What a weight is: rules ask its role and block, and no name of anything moves a byte or a FLOP."""
 
-from collections.abc import Iterator
-
 import pytest
 
 import memplan
@@ -26,7 +24,7 @@ MODEL = "mixtral-8x7b"
 
 def renamed(tape: Tape) -> Tape:
     """The same tape with names that say nothing."""
-    numbers: Iterator[int] = iter(range(10**6))
+    numbers = iter(range(10**6))
     for segment in tape.segments:
         segment.name = f"x{next(numbers)}"
         for parameter in segment.parameters:
