@@ -178,8 +178,8 @@ class TrainingSetup:
     ``gradient_accumulation_steps``."""
     pipeline_schedule: PipelineSchedule | None = None
     """None: 1f1b, where there is a pipeline."""
-    virtual_stages: int | None = None
-    """Stages of each of these GPUs. None: 1, or 2 where the schedule is one of several."""
+    virtual_stages: int = 1
+    """Stages of each of these GPUs; where the schedule is one of several, 1 stands for 2."""
     layers_per_stage: tuple[int, ...] | None = None
     """Layers of each stage, the first one's first. None: as many in each, or, where they do not divide,
     torchtitan's rule, by which embedding and head count as a layer each."""
@@ -359,7 +359,7 @@ class TrainingSetup:
     def is_pipelined(self) -> bool:
         """Whether anything is said of a model that is spread over stages."""
         said = (self.pipeline_schedule, self.virtual_stages, self.layers_per_stage)
-        return self.pipeline_parallel > 1 or said != (None, None, None)
+        return self.pipeline_parallel > 1 or said != (None, 1, None)
 
     @property
     def pipeline(self) -> PipelineParallel | None:
@@ -370,7 +370,7 @@ class TrainingSetup:
         return PipelineParallel(
             degree=self.pipeline_parallel,
             schedule=schedule,
-            num_virtual=self.virtual_stages or schedule.usual_virtual_stages,
+            num_virtual=max(self.virtual_stages, schedule.usual_virtual_stages),
             num_micro_batches=self.gradient_accumulation_steps,
             layers_per_stage=self.layers_per_stage,
             runtime=_RUNTIMES.get(self.chosen_engine, PipelineRuntime.TORCH),
@@ -727,7 +727,7 @@ def _frozen(value: object, *, name: str, depth: int) -> object:
     return value
 
 
-_OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len", "virtual_stages"})
+_OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len"})
 """Sizes for which None stands for a default."""
 
 
