@@ -300,7 +300,9 @@ class TallyPlayback:
         ledger = self.ledger
         ledger.stand(self.spots.between)
         self.parked[micro_batch] = [
-            ledger.allocate(each.num_bytes, 0, each.kind, f"{each.origin}, of micro-batches in flight")
+            ledger.allocate(
+                each.num_bytes, 0, each.kind, f"{each.origin}, of micro-batches in flight"
+            )
             for each in self.rest
         ]
 

@@ -122,6 +122,9 @@ class PipelineParallel:
     layers_per_stage: tuple[int, ...] | None = None
     """None: as ``divide_layers`` divides them."""
     runtime: PipelineRuntime = PipelineRuntime.TORCH
+    returns_outputs: bool = False
+    """``schedule.step(return_outputs=True)``, torch's default, which torchtitan switches off: the last
+    stage keeps the logits of all micro-batches until the next step, and joins them at the end of each."""
 
     @property
     def num_stages(self) -> int:

@@ -56,6 +56,8 @@ QUANTIZATION_OPTIONS = (
     "quant_bits", "skip_modules", "quant_keeps_inputs",
 )  # fmt: skip
 """Names under ``engine_options`` that say how the base is quantized, whatever the engine."""
+PIPELINE_OPTIONS = ("return_outputs",)
+"""Names under ``engine_options`` that are of torch's pipelines, whatever engine is beside them."""
 DEFAULT_SEQ_LEN_CAP = 2048
 """Without ``seq_len`` the model's context length is taken, but no more than this [tokens]."""
 
@@ -374,6 +376,7 @@ class TrainingSetup:
             num_micro_batches=self.gradient_accumulation_steps,
             layers_per_stage=self.layers_per_stage,
             runtime=_RUNTIMES.get(self.chosen_engine, PipelineRuntime.TORCH),
+            returns_outputs=dict(self.engine_options).get("return_outputs") is True,
         )
 
     @property

@@ -30,7 +30,7 @@ def program_of(
         from memplan.memory.programs.pipeline import PipelineProgram  # only for pipelines
 
         def stage_program(stage: RankInput) -> Program:
-            return _program_of(
+            return engine_program(
                 stage,
                 ledger,
                 workspace_bytes=workspace_bytes,
@@ -39,7 +39,7 @@ def program_of(
             )
 
         return PipelineProgram(given, ledger, stage_program, rank=rank)
-    program = _program_of(
+    program = engine_program(
         given, ledger, workspace_bytes=workspace_bytes, rank=rank, capacity_bytes=capacity_bytes
     )
     if given.beside is not ALONE:
@@ -49,9 +49,15 @@ def program_of(
     return program
 
 
-def _program_of(
-    given: RankInput, ledger: Ledger, *, workspace_bytes: int, rank: int, capacity_bytes: int | None
+def engine_program(
+    given: RankInput,
+    ledger: Ledger,
+    *,
+    workspace_bytes: int,
+    rank: int = 0,
+    capacity_bytes: int | None = None,
 ) -> Program:
+    """The program of a model of its own, or of a stage: what the engine does with it."""
     engine = given.setup.chosen_engine
     if engine is Engine.FSDP:
         from memplan.memory.programs.fsdp2 import Fsdp2Program

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.training.parallelism import PipelineParallel, PipelineRuntime, PipelineSchedule
@@ -103,6 +103,9 @@ class TorchRuntime(Runtime):
         self.sent: Block | None = None
         """The gradient that was sent last."""
         self.kept: list[Block] = []
+        """Until the next step begins."""
+        self.losses: list[Block] = []
+        """Of micro-batches whose backward pass is over."""
 
     def begin(self) -> None:
         """Receive buffers, for activations stage by stage, then for gradients, the last stage first."""
@@ -110,7 +113,7 @@ class TorchRuntime(Runtime):
         for link in self.links.values():
             for _ in range(0 if link.is_first else count):
                 self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _RECEIVED)
-        for link in reversed(self.links.values()):
+        for link in reversed([*self.links.values()]):
             for _ in range(0 if link.is_last else count):
                 self.ledger.allocate(link.returned_bytes, 0, _BUFFERS, _GRADIENTS)
 
@@ -121,7 +124,8 @@ class TorchRuntime(Runtime):
 
     def after_forward(self, each: Pass) -> None:  # noqa: ARG002
         """The loop's variable holds the new output now."""
-        self.output = self._drop(self.output)
+        self._drop(self.output)
+        self.output = None
 
     def after_backward(self, each: Pass) -> None:
         """What is sent stays until the next gradient is; logits until the next forward pass is over."""
@@ -130,15 +134,26 @@ class TorchRuntime(Runtime):
             return
         if each.kind is PassKind.INPUT and not link.is_first:
             self.kept.append(self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _KEPT))
+        if link.is_last:
+            self._keep_loss(link)
         if not self.has_variables:
             return
         if not link.is_first:
             made = self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _SENT)
             self._drop(self.sent)
             self.sent = made
-        if link.is_last and link.returned_bytes:
+        if link.is_last and link.returned_bytes and not self.pipeline.returns_outputs:
             kind = ComponentKind.LOGITS_AND_LOSS
             self.output = self.ledger.allocate(link.returned_bytes, 0, kind, "the logits before")
+
+    def _keep_loss(self, link: StageLink) -> None:
+        """The schedule holds every loss until its step is over (``_internal_losses``)."""
+        kind = ComponentKind.LOGITS_AND_LOSS
+        size = ALLOCATION_ROUNDING
+        self.losses.append(self.ledger.allocate(size, 0, kind, "losses of the step"))
+        if self.pipeline.returns_outputs:
+            name = "logits of all micro-batches (return_outputs)"
+            self.kept.append(self.ledger.allocate(link.returned_bytes, 0, kind, name))
 
     def _drop(self, block: Block | None) -> None:
         if block is not None:
@@ -146,7 +161,16 @@ class TorchRuntime(Runtime):
 
     def end_step(self) -> None:
         """The schedule's function returns, and its variables go."""
-        self.output, self.sent = self._drop(self.output), self._drop(self.sent)
+        for block in (self.output, self.sent):
+            self._drop(block)
+        self.output = self.sent = None
+        self.ledger.free_all(self.losses)
+        self.losses.clear()
+        last = next((link for link in self.links.values() if link.is_last), None)
+        if self.pipeline.returns_outputs and last is not None:
+            whole = self.pipeline.num_micro_batches * last.returned_bytes
+            kind, name = ComponentKind.LOGITS_AND_LOSS, "the logits joined (return_outputs)"
+            self.ledger.use(whole, kind=kind, name=name)
 
 
 _KINDS = {PipelineRuntime.TORCH: TorchRuntime, PipelineRuntime.MEGATRON: Runtime}
