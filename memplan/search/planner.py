@@ -163,7 +163,7 @@ class Planner:
             for each in self.space.candidates(num_gpus, degrees)
             if each.given_up in limits and not each.variant.offloads
         )
-        known = len(self.failed)
+        known, reasons = len(self.failed), dict(self.refused)
         found = self.best_first.search(
             candidates,
             self._find,
@@ -173,7 +173,10 @@ class Planner:
             beats=None if asked else min(unsplit, default=None),
         )
         if (found or unsplit) and not asked:
-            del self.failed[known:]  # of ways that nobody asked for
+            # Of ways that nobody asked for, what cannot be is no news.
+            del self.failed[known:]
+            self.refused.clear()
+            self.refused.update(reasons)
         self.found += found
 
     def _room_bytes(self, num_gpus: int) -> int:
