@@ -79,8 +79,8 @@ def degrees_option(name: str, also: str, what: str) -> Any:
 @takes_setting_axes(
     without={
         "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing",
-        "tensor_parallel", "pipeline_parallel", "virtual_stages", "context_parallel",
-        "expert_parallel",
+        "tensor_parallel", "pipeline_parallel", "pipeline_schedule", "virtual_stages",
+        "context_parallel", "expert_parallel",
     }
 )  # fmt: skip
 def plan(

@@ -29,7 +29,7 @@ def engine_name(setup: TrainingSetup) -> str:
 
 
 _DEGREES = {
-    "tensor_parallel": "tensor parallel", "pipeline_parallel": "pipeline parallel",
+    "tensor_parallel": "tensor parallel", "pipeline_parallel": "a pipeline",
     "context_parallel": "context parallel", "expert_parallel": "expert parallel",
 }  # fmt: skip
 ONE_GPU = "one GPU"
@@ -91,8 +91,7 @@ def setup_label(setup: TrainingSetup) -> str:
     split = degrees_label(setup)
     if not split:
         return sharing_label(setup)
-    alone = setup.data_parallel == 1 and setup.chosen_engine is Engine.DDP
-    return split if alone else f"{sharing_label(setup)} x {split}"
+    return split if setup.data_parallel == 1 else f"{sharing_label(setup)} x {split}"
 
 
 def degrees_label(setup: TrainingSetup) -> str:
