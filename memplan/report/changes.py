@@ -97,8 +97,8 @@ def setup_label(setup: TrainingSetup) -> str:
 def degrees_label(setup: TrainingSetup) -> str:
     """How a model is split, in a few words; stages of one rank behind those of all. Empty: it is not.
 
-    >>> degrees_label(TrainingSetup(num_gpus=64, tensor_parallel=8, pipeline_parallel=4, virtual_stages=2))
-    'TP8 x PP4x2'
+    >>> degrees_label(TrainingSetup(num_gpus=64, tensor_parallel=8, context_parallel=2))
+    'TP8 x CP2'
     """
     parts = [
         f"{name}{degree}"

@@ -169,12 +169,21 @@ class BestFirst:
         if not asked:
             self.num_ruled_out += 1
             return None
-        rank, size = min((self._rank(candidate, size), size) for size in asked)
+        places = [
+            (rank, size) for size in asked if (rank := self._rank(candidate, size)) is not None
+        ]
+        if not places:
+            return None
+        rank, size = min(places)
         return _Open(rank, number, known, candidate, size, None)
 
-    def _rank(self, candidate: Candidate, size: int) -> tuple[float, ...]:
-        """Its place with a micro-batch of that size."""
-        setup = sized(candidate.setup, size, self.goal.global_batch_size)
+    def _rank(self, candidate: Candidate, size: int) -> tuple[float, ...] | None:
+        """Its place with a micro-batch of that size; None where too few are left for its stages."""
+        try:
+            setup = sized(candidate.setup, size, self.goal.global_batch_size)
+        except SetupError as error:
+            self.refused[str(error)] = None
+            return None
         speed = setup_speed(
             setup, self.model, self.gpu, self.sizes, trainable_params=self.sizes.num_params
         )

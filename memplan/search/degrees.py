@@ -12,8 +12,9 @@ from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.search.sizes import ModelSizes
 from memplan.training.kernels import LossKernel
+from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine
-from memplan.training.setup import PipelineSchedule, TrainingSetup
+from memplan.training.setup import TrainingSetup
 
 LEAST_CONTEXT_TOKENS = 4096
 """Tokens that a rank keeps of a sequence at least: split are those of 8k and more."""
@@ -137,6 +138,18 @@ def check_degrees(
         msg = (
             f"pipeline_parallel: {min(asked.pipeline)} stages are more than the {sizes.num_layers} layers "
             f"of {name}: give at most {sizes.num_layers}"
+        )
+        raise SetupError(msg)
+    stages = [
+        (pipeline, virtual)
+        for virtual in asked.virtual
+        for pipeline in asked.pipeline or range(2, sizes.num_layers + 1)
+        if virtual == 1 or sizes.num_layers % (pipeline * virtual) == 0
+    ]
+    if asked.virtual and not stages:
+        msg = (
+            f"virtual_stages: {min(asked.virtual)} stages on each rank of a pipeline do not divide the "
+            f"{sizes.num_layers} layers of {name}"
         )
         raise SetupError(msg)
     if asked.expert and min(asked.expert) > 1 and not sizes.num_experts:

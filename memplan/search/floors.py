@@ -83,8 +83,8 @@ def in_flight_share(setup: TrainingSetup) -> float:
     other schedules hold as many or more.
 
     >>> from memplan.training.setup import TrainingSetup
-    >>> in_flight_share(TrainingSetup(num_gpus=4, pipeline_parallel=4, gradient_accumulation_steps=2))
-    0.5
+    >>> in_flight_share(TrainingSetup(num_gpus=4, pipeline_parallel=4, gradient_accumulation_steps=8))
+    0.75
     """
     stages = setup.pipeline_parallel
     if stages == 1:

@@ -7,6 +7,7 @@ are looked for (``BestFirst``).
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from memplan.errors import SetupError
@@ -241,7 +242,8 @@ class Planner:
     def _find(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
         """A candidate with its largest micro-batch; ``first``: a likely one."""
         try:
-            if self._overfills_node(self._estimate(candidate.setup, 1)):
+            limited = self.goal.node_memory_bytes is not None
+            if limited and self._overfills_node(self._estimate(candidate.setup, 1)):
                 return None
             best = self._largest(candidate, first)
             if best is None:
@@ -301,16 +303,15 @@ class Planner:
     def _fastest_of(self, setup: TrainingSetup, sizes: list[int]) -> int | None:
         """The micro-batch with which a pipeline is fastest: large ones leave it few to be filled with."""
         full = setup.resolve(self.model.context_length)
-
-        def speed(size: int) -> float:
-            found = setup_speed(
-                sized(full, size, self.goal.global_batch_size), self.model, self.gpu, self.sizes,
-                trainable_params=self.sizes.num_params,
-            )  # fmt: skip
-            return found.per_gpu
-
+        speeds: dict[int, float] = {}
+        for size in sizes:
+            with suppress(SetupError):  # micro-batches that are too few for the stages
+                cut = sized(full, size, self.goal.global_batch_size)
+                speeds[size] = setup_speed(
+                    cut, self.model, self.gpu, self.sizes, trainable_params=self.sizes.num_params
+                ).per_gpu
         failed = MAX_MICRO_BATCH
-        for size in sorted(sizes, key=lambda each: (-speed(each), each)):
+        for size in sorted(speeds, key=lambda each: (-speeds[each], each)):
             if size >= failed:
                 continue
             if self._size_fits(setup, size):

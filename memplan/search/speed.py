@@ -15,11 +15,11 @@ from memplan.model.spec import ModelSpec
 from memplan.search.sizes import ModelSizes, model_sizes
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import (
     FsdpStrategy,
     Offload,
-    PipelineSchedule,
     Recomputation,
     TrainingSetup,
     ZeroStage,

@@ -20,8 +20,9 @@ from memplan.search.sizes import ModelSizes, model_sizes
 from memplan.search.speed import bubble_share, setup_speed
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine
-from memplan.training.setup import PipelineSchedule, TrainingSetup
+from memplan.training.setup import TrainingSetup
 
 MODEL = load_model("llama-3.2-1b")
 SIZES = model_sizes(MODEL)
@@ -122,13 +123,18 @@ def test_who_splits_how() -> None:
 
 
 def test_a_pipeline_idles_less_with_more_micro_batches_and_stages() -> None:
-    def bubble(**fields: Any) -> float:
-        return bubble_share(TrainingSetup(num_gpus=8, pipeline_parallel=4, **fields))
+    def bubble(schedule: PipelineSchedule, **fields: Any) -> float:
+        steps = {"gradient_accumulation_steps": 16, **fields}
+        return bubble_share(
+            TrainingSetup(num_gpus=8, pipeline_parallel=4, pipeline_schedule=schedule, **steps)
+        )
 
-    assert bubble(gradient_accumulation_steps=4) == pytest.approx(3 / 4)
-    assert bubble(gradient_accumulation_steps=16) == pytest.approx(3 / 16)
-    assert bubble(gradient_accumulation_steps=16, virtual_stages=2) == pytest.approx(3 / 32)
-    assert bubble(pipeline_schedule=PipelineSchedule.ZBV) == 0
+    plain = PipelineSchedule.ONE_F_ONE_B
+    assert bubble(plain, gradient_accumulation_steps=4) == pytest.approx(3 / 4)
+    assert bubble(plain) == pytest.approx(3 / 16)
+    looped = PipelineSchedule.INTERLEAVED_ONE_F_ONE_B
+    assert bubble(looped, virtual_stages=2) == pytest.approx(3 / 32)
+    assert bubble(PipelineSchedule.ZBV, virtual_stages=2) == 0
     assert in_flight_share(TrainingSetup(num_gpus=8)) == 1
 
 
