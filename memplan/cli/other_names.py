@@ -8,10 +8,6 @@ NOT_MODELLED = {
         ("pipeline-parallel", "pipeline-parallel-size", "pipeline-model-parallel-size", "pp"),
         ("pipeline parallelism is", _FULL_SHARD),
     ),
-    **dict.fromkeys(
-        ("context-parallel", "context-parallel-size", "cp"),
-        ("parallelism over the sequence is", "--checkpointing full, which keeps less of it"),
-    ),
     **dict.fromkeys(("expert-parallel", "ep"), ("expert parallelism is", _FULL_SHARD)),
 }
 """Name -> what it is, and the nearest that is modelled."""
@@ -21,6 +17,10 @@ RENAMED = {
         ("tensor-parallel-size", "tensor-model-parallel-size", "tp-size"), "--tensor-parallel"
     ),
     **dict.fromkeys(("sp",), "--sequence-parallel"),
+    **dict.fromkeys(
+        ("context-parallel-size", "context-parallel-degree", "cp-size"), "--context-parallel"
+    ),
+    **dict.fromkeys(("cp-kind", "cp-comm-type"), "--context-parallel-kind"),
     **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
     **dict.fromkeys(
         ("quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8", "qlora"),

@@ -75,6 +75,18 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         help_text="The logits stay split over the vocabulary.",
     ),
     SettingOption(
+        flag="--context-parallel", also=("--cp",), field="context_parallel", kind=int, default=1,
+        metavar="N",
+        help_text="GPUs that share each sequence, with --engine fsdp or ddp (ring attention).",
+        axis_help="GPUs that share each sequence: 1,2,4,8.",
+    ),
+    SettingOption(
+        flag="--context-parallel-kind", field="context_parallel_kind", kind=str | None,
+        metavar="KIND",
+        help_text="How: ring (torch's, accelerate's cp_size).",
+        axis_help="ring.",
+    ),
+    SettingOption(
         flag="--fp8", field="fp8", default="none", metavar="RECIPE",
         help_text="Linear layers in fewer bits: torchao-tensorwise, torchao-rowwise, "
         "torchao-rowwise-with-gw-hp, te-delayed, te-current, te-mxfp8 or te-nvfp4.",

@@ -49,8 +49,8 @@ def assumptions_of(
 
 def _split(resolved: TrainingSetup) -> tuple[str, ...]:
     """Over how many ranks each layer is split, and what else is."""
-    group = resolved.split_over
-    return () if group is None else (group.words,)
+    groups = (resolved.split_over, resolved.sequences_shared)
+    return tuple(group.words for group in groups if group is not None)
 
 
 def _job(resolved: TrainingSetup) -> tuple[str, ...]:
@@ -258,7 +258,7 @@ def _fp8_notes(setup: TrainingSetup) -> list[str]:
 
 def _piles_up(setup: TrainingSetup) -> bool:
     """Whether sharded gradients wait, whole, for the last micro-batch."""
-    if setup.data_parallel == 1:
+    if setup.gradient_ranks == 1:
         return False
     if setup.chosen_engine is Engine.FSDP:
         from memplan.memory.fsdp2.options import Fsdp2Options

@@ -54,6 +54,10 @@ class Job:
             from memplan.estimator.split_model import check_split  # only where it is split
 
             check_split(resolved)
+        if resolved.context_parallel > 1 or resolved.context_parallel_kind is not None:
+            from memplan.estimator.shared_sequences import check_shared  # only where they are
+
+            check_shared(resolved)
         _refuse_kernels(resolved, gpu)
         _refuse_fp8(resolved, gpu)
         _refuse_packing(resolved, model)
@@ -286,6 +290,6 @@ def _refuse_packing(setup: TrainingSetup, model: ModelSpec) -> None:
 
 
 UNMODELLED_DEGREES = (
-    "pipeline_parallel", "context_parallel", "expert_parallel", "virtual_stages",
+    "pipeline_parallel", "expert_parallel", "virtual_stages",
 )  # fmt: skip
 """Parallel degrees that a setup may name and no account holds yet: refused, never ignored."""

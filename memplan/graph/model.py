@@ -36,6 +36,10 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.local_model import local_model  # only where it is split
 
         model = local_model(model, options, options.tensor_parallel)
+    if options.context_parallel is not None:
+        from memplan.graph.attention.ring import check_shared  # only where sequences are shared
+
+        check_shared(model)
     tape = _record(model, options)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)

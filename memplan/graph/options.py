@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.training.compilation import Compilation
+from memplan.training.context_parallel import ContextParallel
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels, Packing
@@ -70,6 +71,8 @@ class TapeOptions:
     """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     tensor_parallel: TensorParallel | None = None
     """How the model is split over ranks; the sizes of its spec are a rank's own then."""
+    context_parallel: ContextParallel | None = None
+    """How ranks share each sequence; ``seq_len`` is a rank's share then."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
     compile: Compilation = Compilation.NONE

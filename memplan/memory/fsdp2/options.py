@@ -103,7 +103,7 @@ class Fsdp2Options:
 
     def shard_degree(self, setup: TrainingSetup) -> int:
         """Ranks over which each parameter is spread."""
-        return setup.data_parallel // self.data_parallel_replicate_degree
+        return setup.gradient_ranks // self.data_parallel_replicate_degree
 
 
 def _reshard(setup: TrainingSetup, read: OptionReader) -> bool | None:
@@ -142,9 +142,9 @@ def _reduces_each(setup: TrainingSetup, wrapping: Wrapping) -> bool:
 def _replicas(setup: TrainingSetup, read: OptionReader) -> int:
     default = setup.nodes if setup.fsdp_strategy is FsdpStrategy.HYBRID else 1
     replicas = read.positive("data_parallel_replicate_degree", default)
-    if setup.data_parallel % replicas:
+    if setup.gradient_ranks % replicas:
         msg = (
-            f"engine_options: data_parallel_replicate_degree: {setup.data_parallel} data-parallel "
+            f"engine_options: data_parallel_replicate_degree: {setup.gradient_ranks} data-parallel "
             f"ranks cannot be split into {replicas} equal groups; give a divisor"
         )
         raise SetupError(msg)
