@@ -38,7 +38,7 @@ def assumptions_of(
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
-        *_split(resolved),
+        *_split(model, resolved),
         *_adapter(model, resolved),
         *_job(resolved),
         *base_words(model, asked, resolved),
@@ -47,10 +47,15 @@ def assumptions_of(
     )
 
 
-def _split(resolved: TrainingSetup) -> tuple[str, ...]:
-    """Over how many ranks each layer is split, and what else is."""
-    groups = (resolved.split_over, resolved.sequences_shared)
-    return tuple(group.words for group in groups if group is not None)
+def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """Over how many ranks each layer is split, by whose plan, what else is, and who shares sequences."""
+    group, sharing = resolved.split_over, resolved.sequences_shared
+    words = () if sharing is None else (sharing.words,)
+    if group is None:
+        return words
+    from memplan.graph.tensor_plans import plan_words  # only where it is split
+
+    return (f"{group.words}, {plan_words(model, group)}", *words)
 
 
 def _job(resolved: TrainingSetup) -> tuple[str, ...]:

@@ -71,6 +71,7 @@ def _beside(setup: TrainingSetup, kind: ContextParallelKind) -> tuple[tuple[str,
     plain = "leave it out"
     return (
         ("job", setup.job is not PLAIN, plain),
+        ("adapter: prompt", type(setup.adapter).__name__ == "PromptTuning", "take lora"),
         ("lengths", setup.lengths is not None, plain),
         ("quantize", setup.chosen_quantization is not None, plain),
         ("compile", setup.compile is not Compilation.NONE, plain),
