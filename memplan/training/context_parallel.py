@@ -16,6 +16,15 @@ class ContextParallelKind(Enum):
     ``sp_size``."""
 
 
+class RotateMethod(Enum):
+    """How keys and values of a ring get about (torch's ``set_rotate_method``)."""
+
+    ALLGATHER = "allgather"
+    """Those of all ranks are gathered at once."""
+    ALLTOALL = "alltoall"
+    """From rank to rank."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextParallel:
     """Sequences shared by the ranks of a group.
@@ -27,6 +36,8 @@ class ContextParallel:
     degree: int
     """Ranks that share each sequence."""
     kind: ContextParallelKind
+    rotate_method: RotateMethod = RotateMethod.ALLGATHER
+    """In a ring."""
 
     @property
     def place(self) -> int:
@@ -40,8 +51,10 @@ class ContextParallel:
     @property
     def words(self) -> str:
         """What people read of it."""
+        gathers = self.rotate_method is RotateMethod.ALLGATHER
+        rotated = "all gathered" if gathers else "sent from rank to rank"
         how = {
-            ContextParallelKind.RING: "ring attention, keys and values all gathered",
+            ContextParallelKind.RING: f"ring attention, keys and values {rotated}",
             ContextParallelKind.ALL_TO_ALL: "Ulysses, all-to-all to heads and back",
         }[self.kind]
         return f"each sequence shared by {self.degree} ranks ({how})"

@@ -10,7 +10,7 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
 from memplan.training.compilation import Compilation
-from memplan.training.context_parallel import ContextParallel, ContextParallelKind
+from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
@@ -364,7 +364,9 @@ class TrainingSetup:
         if kind is None:
             whole = self.chosen_engine is Engine.DEEPSPEED
             kind = ContextParallelKind.ALL_TO_ALL if whole else ContextParallelKind.RING
-        return ContextParallel(degree=self.context_parallel, kind=kind)
+        method = dict(self.engine_options).get(ROTATION)
+        rotation = RotateMethod.ALLGATHER if method is None else _rotate_method(method)
+        return ContextParallel(degree=self.context_parallel, kind=kind, rotate_method=rotation)
 
     @property
     def data_parallel(self) -> int:
@@ -444,6 +446,14 @@ class TrainingSetup:
 def _job(value: object) -> Job:
     """A job; of one that is null, the model's own task."""
     return PLAIN if value is None else Job.read(value)
+
+
+ROTATION = "context_parallel_rotate_method"
+"""The engine's option that says how keys and values of a ring get about."""
+
+
+def _rotate_method(value: object) -> RotateMethod:
+    return coerce_enum(f"engine_options: {ROTATION}", value, RotateMethod)
 
 
 def usual_engine(num_gpus: int, tensor_parallel: int = 1, context_parallel: int = 1) -> Engine:

@@ -27,7 +27,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.context_parallel import ContextParallel
+from memplan.training.context_parallel import ContextParallel, RotateMethod
 from memplan.training.sdpa import ScoreKernel
 
 RING_KERNELS = {
@@ -133,6 +133,7 @@ class _Ring:
         self.kernel = kernel
         self.query, self.key, self.value = query, key, value
         self.shape = shape
+        self.gathers = group.rotate_method is RotateMethod.ALLGATHER
         # What lies token by token is copied before it is sent, unless it is of one head.
         self.copies = not key.by_head and shape.spec.num_kv_heads > 1
 
@@ -160,9 +161,19 @@ class _Ring:
     def _both(self, dtype: DType) -> int:
         return allocated_bytes(self.key.numel + self.value.numel, dtype)
 
-    def _gathered(self) -> int:
-        numel = self.group.degree * (self.key.numel + self.value.numel)
-        return allocated_bytes(numel, self.key.dtype)
+    def _arriving(self) -> int:
+        """What a rank is sent: all ranks' keys and values, or those of the one before."""
+        numel = self.key.numel + self.value.numel
+        return allocated_bytes(numel * (self.group.degree if self.gathers else 1), self.key.dtype)
+
+    def _turn(
+        self, script: BlockScript, step: int, held: list[Held], coming: Held | None
+    ) -> list[Held]:
+        """Go on to the keys and values that have come; those looked at so far are let go."""
+        if not step:
+            return held
+        script.drop(*held)
+        return [] if self.gathers or coming is None else [coming]
 
     # -- forward ---------------------------------------------------------------------------------
 
@@ -173,17 +184,22 @@ class _Ring:
         sent = (
             [script.take(key_bytes), script.take(value_bytes)] if self.copies else []
         )  # ``contiguous``
-        joined = script.take(self._both(self.key.dtype))
-        gathered = script.take(self._gathered())
+        joined: Held | None = None
+        coming: Held | None = None
         merged: list[Held] = []
         block: list[Held] = []
         for step in range(degree):
-            if step == 1:
-                script.drop(joined)
-            if 0 < step < degree - 1:
-                script.drop(script.take(self._both(self.key.dtype)))  # joined again, and not sent
-            if step == 1:
-                script.drop(*sent)
+            script.drop(joined)
+            joined, new = None, coming
+            if step < degree - 1:
+                joined = script.take(self._both(self.key.dtype))
+                if step and self.gathers:
+                    script.drop(joined)  # they are there already
+                    joined = None
+                else:
+                    new = script.take(self._arriving())
+            sent = self._turn(script, step, sent, coming)
+            coming = new
             part = self._part(step)
             old, block = block, self._forward_kernel(script, part)
             script.drop(*old)
@@ -195,7 +211,7 @@ class _Ring:
             script.drop(merged[1])
             script.result()
             script.drop(merged[0])
-        script.drop(gathered, *block)
+        script.drop(coming, *block)
         return tuple(script.steps)
 
     def _forward_kernel(self, script: BlockScript, part: Shape) -> list[Held]:
@@ -254,25 +270,28 @@ class _Ring:
         query_gradient = script.take(wide_query)
         gradients = [script.take(wide_key), script.take(wide_value)]
         sent = [script.take(key_bytes), script.take(value_bytes)] if self.copies else []
-        joined = script.take(self._both(self.key.dtype))
-        gathered = script.take(self._gathered())
+        joined: Held | None = None
+        coming: Held | None = None
         parts: list[Held] = []
         rows: Held | None = None
         on_its_way: Held | None = None
         received: Held | None = None
         for step in range(degree):
-            if 0 < step < degree - 1:
+            new = coming
+            if step < degree - 1:
                 again = script.take(self._both(self.key.dtype))
                 script.drop(joined)
                 joined = again
+                if not (step and self.gathers):
+                    new = script.take(self._arriving())
             part = self._part(step)
             halved = part.queries < self.shape.queries
             if halved:
                 cut = script.take(allocated_bytes(part.rows * part.spec.num_heads, DType.FP32))
                 script.drop(rows)
                 rows = cut
-            if step == 1:
-                script.drop(*sent)
+            sent = self._turn(script, step, sent, coming)
+            coming = new
             old, parts = parts, self._backward_kernel(script, part, out)
             script.drop(*old)
             if step:
@@ -306,7 +325,7 @@ class _Ring:
             script.drop(query_gradient)
             script.result()
             script.drop(on_its_way, *gradients, received)
-        script.drop(joined, *parts, gathered, rows)
+        script.drop(joined, *parts, coming, rows)
         return tuple(script.steps)
 
     def _backward_kernel(self, script: BlockScript, part: Shape, out: Tensor) -> list[Held]:

@@ -11,8 +11,9 @@ from memplan.memory.engine_options import (
     option_names,
     reduces_each_micro_batch,
 )
+from memplan.training.context_parallel import RotateMethod
 from memplan.training.precision import PRECISIONS
-from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup
+from memplan.training.setup import ROTATION, FsdpStrategy, Offload, TrainingSetup
 
 
 class Wrapping(Enum):
@@ -76,6 +77,8 @@ class Fsdp2Options:
     """Where the whole model lies before it is sharded."""
     state_dict_type: StateDictType = StateDictType.FULL
     """How a checkpoint is written."""
+    context_parallel_rotate_method: RotateMethod = RotateMethod.ALLGATHER
+    """How keys and values of ranks that share sequences get about."""
 
     @classmethod
     def of(cls, setup: TrainingSetup) -> "Fsdp2Options":
@@ -97,6 +100,7 @@ class Fsdp2Options:
             enable_fsdp_float8_all_gather=read.boolean(FP8_ALL_GATHER, default=False),
             init_device=read.member("init_device", _usual_place(setup)),
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
+            context_parallel_rotate_method=_rotation(setup, read),
         )
         check_offload(setup)
         return made
@@ -122,6 +126,13 @@ def _reshard(setup: TrainingSetup, read: OptionReader) -> bool | None:
         msg = "fsdp_strategy: shard_grad_op means reshard_after_forward false; give one of the two"
         raise SetupError(msg)
     return reshard
+
+
+def _rotation(setup: TrainingSetup, read: OptionReader) -> RotateMethod:
+    if read.values.get(ROTATION) is not None and setup.context_parallel == 1:
+        msg = f"engine_options: {ROTATION}: no ranks share sequences: give context_parallel too"
+        raise SetupError(msg)
+    return read.member(ROTATION, RotateMethod.ALLGATHER)
 
 
 def _default_reduce_dtype(setup: TrainingSetup, wrapping: Wrapping) -> DType | None:
