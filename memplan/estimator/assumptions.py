@@ -39,6 +39,7 @@ def assumptions_of(
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
         *_split(model, resolved),
+        *_pipeline(model, resolved),
         *_adapter(model, resolved),
         *_job(resolved),
         *base_words(model, asked, resolved),
@@ -56,6 +57,15 @@ def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     from memplan.graph.tensor_plans import plan_words  # only where it is split
 
     return (f"{group.words}, {plan_words(model, group)}", *words)
+
+
+def _pipeline(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """How many ranks have the layers, which of them each, and in which order they run."""
+    if resolved.pipeline is None:
+        return ()
+    from memplan.estimator.pipelines import pipeline_words  # only for pipelines
+
+    return pipeline_words(model, resolved.pipeline)
 
 
 def _job(resolved: TrainingSetup) -> tuple[str, ...]:

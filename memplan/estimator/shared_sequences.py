@@ -70,6 +70,7 @@ def _beside(setup: TrainingSetup, kind: ContextParallelKind) -> tuple[tuple[str,
     is_ring = kind is ContextParallelKind.RING
     plain = "leave it out"
     return (
+        ("pipeline_parallel", setup.pipeline_parallel > 1, plain),
         ("job", setup.job is not PLAIN, plain),
         ("adapter: prompt", type(setup.adapter).__name__ == "PromptTuning", "take lora"),
         ("lengths", setup.lengths is not None, plain),

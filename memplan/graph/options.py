@@ -12,7 +12,7 @@ from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels, Packing
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.objectives import LogProbabilities, Objective
-from memplan.training.parallelism import TensorParallel
+from memplan.training.parallelism import StagePlace, TensorParallel
 from memplan.training.sdpa import DEFAULT_SUPPORT, SdpaSupport
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class TapeOptions:
     """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     tensor_parallel: TensorParallel | None = None
     """How the model is split over ranks; the sizes of its spec are a rank's own then."""
+    stage: StagePlace | None = None
+    """Of a pipeline: the model's layers are a stage's own then."""
     split_plan: SplitPlan = PLAIN_SPLIT
     """Which parts of its layers they share, and how."""
     context_parallel: ContextParallel | None = None

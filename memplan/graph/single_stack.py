@@ -67,9 +67,20 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
             return t
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
-    x, table = embed(t, model, stack)
+    stage = options.stage
+    if stage is None or stage.is_first:
+        x, table = embed(t, model, stack)
+    else:
+        from memplan.graph.stages import receive  # only for pipelines
+
+        x, table = receive(t, model, stage)
     context = shared_tensors(t, model, stack)
     x = run_layers(t, stack, x, context)
+    if stage is not None and not stage.is_last:
+        from memplan.graph.stages import hand_on  # only for pipelines
+
+        hand_on(t)
+        return t
     x = finish_stack(t, stack, x, context)
     head(t, model, x, table)
     return t
@@ -236,7 +247,12 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
     """Every run of equal layers, split where only some are checkpointed."""
     t.end(x)
     embedded = x
-    for position, run in enumerate(split_runs(t, stack)):
+    runs = split_runs(t, stack)
+    if t.options.stage is not None:
+        from memplan.graph.stages import edge_runs  # only for pipelines
+
+        runs = edge_runs(runs, t.options.stage)
+    for position, run in enumerate(runs):
         x = run_layer(t, stack, run, x, context)
         if position == 0 and stack.convolution is not None:
             from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2
