@@ -61,7 +61,8 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "pipeline_schedule": ({"num_gpus": 8}, "gpipe"),
     "virtual_stages": ({"num_gpus": 8}, 2),
     "layers_per_stage": ({"num_gpus": 8}, (1, 1)),
-    "context_parallel": ({"num_gpus": 8}, 2),
+    "context_parallel": ({"num_gpus": 8, "engine": "fsdp", "seq_len": 2048}, 2),
+    "context_parallel_kind": ({"num_gpus": 8}, "ring"),
     "expert_parallel": ({"num_gpus": 8}, 2),
     "offload_optimizer": ({"num_gpus": 8, "zero_stage": 2}, "cpu"),
     "offload_param": ({"num_gpus": 8, "zero_stage": 3}, "cpu"),
@@ -175,6 +176,11 @@ TRAINED: dict[str, Entry] = {
     "tensor_parallel": ((*JOB, "--engine", "fsdp"), ("--tensor-parallel", "2")),
     "sequence_parallel": (SPLIT, ("--sequence-parallel",)),
     "loss_parallel": (SPLIT, ("--loss-parallel",)),
+    "context_parallel": ((*JOB, "--engine", "fsdp"), ("--context-parallel", "2")),
+    "context_parallel_kind": (
+        (*JOB, "--engine", "fsdp", "--cp", "2"),
+        ("--context-parallel-kind", "all-to-all"),
+    ),
     "pipeline_parallel": (STEPS, ("--pipeline-parallel", "2")),
     "pipeline_schedule": (STAGES, ("--pipeline-schedule", "gpipe")),
     "virtual_stages": (

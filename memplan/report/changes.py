@@ -30,7 +30,7 @@ def engine_name(setup: TrainingSetup) -> str:
 
 _DEGREES = {
     "tensor_parallel": "tensor parallel", "pipeline_parallel": "a pipeline",
-    "context_parallel": "context parallel", "expert_parallel": "expert parallel",
+    "context_parallel": "sequences shared", "expert_parallel": "expert parallel",
 }  # fmt: skip
 ONE_GPU = "one GPU"
 """What a setup without an engine is called."""
@@ -87,11 +87,13 @@ def setup_label(setup: TrainingSetup) -> str:
 
     >>> setup_label(TrainingSetup(num_gpus=8, engine="fsdp", tensor_parallel=4))
     'FSDP2 x TP4'
+    >>> setup_label(TrainingSetup(num_gpus=8, context_parallel=8))
+    'FSDP2 x CP8'
     """
     split = degrees_label(setup)
     if not split:
         return sharing_label(setup)
-    return split if setup.data_parallel == 1 else f"{sharing_label(setup)} x {split}"
+    return split if setup.gradient_ranks == 1 else f"{sharing_label(setup)} x {split}"
 
 
 def degrees_label(setup: TrainingSetup) -> str:
