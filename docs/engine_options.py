@@ -11,12 +11,24 @@ from memplan.memory import ddp
 from memplan.memory.deepspeed import options as deepspeed
 from memplan.memory.fsdp1 import options as fsdp1
 from memplan.memory.fsdp2 import options as fsdp2
+from memplan.memory.megatron import options as megatron_states
+from memplan.training import megatron as megatron_layers
 from memplan.training import quantization
 
 ENGINES: dict[str, tuple[str, ModuleType, Any]] = {
     "ddp": ("DDP, and one GPU", ddp, ddp.DdpOptions),
     "fsdp": ("FSDP2 (`fsdp`)", fsdp2, fsdp2.Fsdp2Options),
     "fsdp1": ("FSDP1", fsdp1, fsdp1.Fsdp1Options),
+    "megatron states": (
+        "Megatron (`megatron`): data parallelism and optimizer",
+        megatron_states,
+        megatron_states.MegatronStates,
+    ),
+    "megatron layers": (
+        "Megatron: layers",
+        megatron_layers,
+        megatron_layers.MegatronLayers,
+    ),
 }
 """Engines whose fields are their options: a title, the module, the dataclass."""
 

@@ -35,15 +35,26 @@ def assumptions_of(
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
         _optimizer(resolved),
-        _kernels(resolved),
-        f"attention {resolved.chosen_kernels.attention.value}",
-        _checkpointing(resolved),
+        *_layers(model, resolved),
         *_split(resolved),
         *_adapter(model, resolved),
         *_job(resolved),
         *base_words(model, asked, resolved),
         *_loading(asked, resolved),
         *_overrides(resolved),
+    )
+
+
+def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """How the layers run, and what of them is computed again."""
+    if resolved.chosen_engine is Engine.MEGATRON:
+        from memplan.estimator.megatron_setup import megatron_words  # only for its engine
+
+        return megatron_words(model, resolved)
+    return (
+        _kernels(resolved),
+        f"attention {resolved.chosen_kernels.attention.value}",
+        _checkpointing(resolved),
     )
 
 
@@ -123,6 +134,11 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         options.pop("zero_init", None)  # said by ``_loading``
     for name in QUANTIZATION_OPTIONS:
         options.pop(name, None)  # said by ``base_words``
+    if setup.chosen_engine is Engine.MEGATRON:
+        from memplan.estimator.megatron_setup import SAID_APART  # only for its engine
+
+        for name in SAID_APART:
+            options.pop(name, None)  # said by ``_layers``
     found += [f"{name} {value}" for name, value in options.items()]
     return found
 

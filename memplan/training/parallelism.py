@@ -1,11 +1,22 @@
 """How a model is split over ranks, as data."""
 
+from enum import Enum
+
 from memplan.fast_dataclass import dataclass
+
+
+class TensorParallelKind(Enum):
+    """Whose split it is; the value is what people read."""
+
+    DTENSOR = "DTensor"
+    """torch's: inputs are kept as they were gathered."""
+    MEGATRON = "Megatron"
+    """Megatron's: shares are kept, and gathered into one buffer again; the loss is always split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorParallel:
-    """Heads, networks and vocabulary split over the ranks of a group (torch's DTensor).
+    """Heads, networks and vocabulary split over the ranks of a group.
 
     >>> TensorParallel(degree=4, sequence=True).words
     'tensor parallel over 4 ranks (DTensor) with sequence parallel'
@@ -17,6 +28,8 @@ class TensorParallel:
     """Between the split blocks each rank has a share of every sequence (``SequenceParallel``)."""
     loss: bool = False
     """The logits stay split over the vocabulary (``loss_parallel``)."""
+    kind: TensorParallelKind = TensorParallelKind.DTENSOR
+    """Whose it is."""
 
     @property
     def words(self) -> str:
@@ -26,6 +39,6 @@ class TensorParallel:
             for name, chosen in (("sequence parallel", self.sequence), ("loss parallel", self.loss))
             if chosen
         ]
-        return f"tensor parallel over {self.degree} ranks (DTensor)" + (
+        return f"tensor parallel over {self.degree} ranks ({self.kind.value})" + (
             f" with {' and '.join(beside)}" if beside else ""
         )

@@ -26,10 +26,9 @@ from memplan.training.kernels import (
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
-from memplan.training.parallelism import TensorParallel
+from memplan.training.parallelism import TensorParallel, TensorParallelKind
 from memplan.training.precision import (
     PRECISIONS,
-    UNMODELLED_ENGINES,
     Engine,
     Precision,
     engine_precision,
@@ -175,7 +174,8 @@ class TrainingSetup:
     dropout: float | None = None
     """Every dropout probability; None: the config's own, in train mode."""
     tensor_parallel: int = 1
-    """GPUs over which heads, feed-forward networks and the vocabulary are split (DTensor)."""
+    """GPUs over which heads, feed-forward networks and the vocabulary are split: by Megatron under its
+    engine, else by DTensor."""
     sequence_parallel: bool = False
     """Between the split blocks each of them has a share of every sequence."""
     loss_parallel: bool = False
@@ -347,8 +347,12 @@ class TrainingSetup:
         """How each layer is split over ranks; None: it is not."""
         if self.tensor_parallel == 1:
             return None
+        by_megatron = self.chosen_engine is Engine.MEGATRON
         return TensorParallel(
-            degree=self.tensor_parallel, sequence=self.sequence_parallel, loss=self.loss_parallel
+            degree=self.tensor_parallel,
+            sequence=self.sequence_parallel,
+            loss=self.loss_parallel,
+            kind=TensorParallelKind.MEGATRON if by_megatron else TensorParallelKind.DTENSOR,
         )
 
     @property
@@ -519,7 +523,7 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
             return kind(value)
         except (ValueError, TypeError):  # the latter for what cannot be compared
             pass
-    known = [str(member.value) for member in kind if member not in UNMODELLED_ENGINES]
+    known = [str(member.value) for member in kind]
     meant = _MEANT.get(kind, {}).get(str(value).lower().replace("-", "_"))
     hint = f" Did you mean {meant}?" if meant else did_you_mean(str(value), known)
     listed = ", ".join(known)
