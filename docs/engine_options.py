@@ -7,6 +7,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from memplan.dtypes import DType
 from memplan.memory import ddp
 from memplan.memory.deepspeed import options as deepspeed
 from memplan.memory.fsdp1 import options as fsdp1
@@ -95,7 +96,7 @@ def documented(kind: Any) -> dict[str, str]:
 def _meaning(text: str, default: object) -> str:
     """What an option means, and what each of its values does."""
     parts = [text] if text else []
-    if isinstance(default, Enum):
+    if isinstance(default, Enum) and not isinstance(default, DType):
         said = documented(type(default))
         values = (
             f"`{member.value}`" + (f": {said[member.name]}" if member.name in said else "")
@@ -115,8 +116,12 @@ def _plain(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, DType):
+        return value.label
     if isinstance(value, Enum):
         return str(value.value)
+    if isinstance(value, tuple):
+        return ", ".join(_plain(each) for each in value)
     if value == deepspeed.UNLIMITED:
         return "no limit"
     return f"{value:,}" if isinstance(value, int) else str(value)

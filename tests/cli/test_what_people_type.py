@@ -89,7 +89,9 @@ def test_megatron_is_an_engine(run: Any, command: str) -> None:
 def test_megatron_takes_its_own_options(run: Any) -> None:
     command = (*SMALL, "--gpus", "4", "--engine", "megatron", "--tp", "2", "--sequence-parallel")
     held = [
-        rows(run, *command, "--engine-option", f"use_distributed_optimizer={chosen}")[0]["held_bytes"]
+        rows(run, *command, "--engine-option", f"use_distributed_optimizer={chosen}")[0][
+            "held_bytes"
+        ]
         for chosen in ("true", "false")
     ]
     assert held[0] < held[1]

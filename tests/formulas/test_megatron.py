@@ -53,9 +53,7 @@ SELECTIVE = {"sequence_parallel": True, "selective": True}
         ),
     ],
 )  # fmt: skip
-def test_report(
-    shape: FormulaShape, layout: dict[str, Any], states: int, activations: int
-) -> None:
+def test_report(shape: FormulaShape, layout: dict[str, Any], states: int, activations: int) -> None:
     divided = MegatronLayout(**layout)
     tied = shape is GPT3
     params = shard_parameters(shape, tied=tied, rms_norm=not tied, layout=divided)

@@ -83,7 +83,10 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
     ("config", "why"),
     [
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "decoders"),
-        ({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "a norm before attention"),
+        (
+            {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]},
+            "a norm before attention",
+        ),
         ({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "no dense ones"),
     ],
 )

@@ -96,7 +96,7 @@ def core_attention(
         gradients=(Gradient.FRESH, Gradient.FRESH), flops=flops,
     )  # fmt: skip
     out = t.contiguous(product)
-    t.touch(scores, *held)
+    t.touch(scores, weights, *held)
     return out
 
 

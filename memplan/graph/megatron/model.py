@@ -265,7 +265,7 @@ def _attention(
     normed, mixed = _into_columns(
         c, x, layer, f"{prefix}input_layernorm", f"{name}.linear_qkv", weight, bias
     )
-    query, key, value = split_heads(c, mixed, spec)
+    split = query, key, value = split_heads(c, mixed, spec)
     by_engine = _by_engine(c)
     if spec.rotary is not None:
         turn = turned if by_engine else rotary
@@ -276,7 +276,8 @@ def _attention(
     if c.settings.recomputes(RecomputeModule.CORE_ATTN):
         _recompute_since(c, start, (query, key, value))
     projected = linear(c, out, proj) if by_engine else row_linear(c, out, proj)
-    t.touch(query, key, value, out)
+    # ``qkv_output`` names them as they were split, too.
+    t.touch(*split, query, key, value, out)
     return projected, proj_bias, normed
 
 
