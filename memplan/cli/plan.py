@@ -65,6 +65,9 @@ PLAN_PANEL = "Goal"
     without={
         "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing",
         "tensor_parallel",
+        "pipeline_parallel",
+        "pipeline_schedule",
+        "virtual_stages",
     }
 )  # fmt: skip
 def plan(
@@ -211,7 +214,7 @@ def plan(
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 
-        emit_setup(_chosen(plans).setup, emit, output)
+        emit_setup(_chosen(plans).setup, spec, emit, output)
         return
     _show(plans, spec, output_format)
 

@@ -9,6 +9,7 @@ from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import KernelPreset, Packing
+from memplan.training.parallelism import TensorParallelKind
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
     DEFAULT_SEQ_LEN_CAP,
@@ -36,7 +37,8 @@ def assumptions_of(
         *_fp8(resolved),
         _optimizer(resolved),
         *_layers(model, resolved),
-        *_split(resolved),
+        *_split(model, resolved),
+        *_pipeline(model, resolved),
         *_adapter(model, resolved),
         *_job(resolved),
         *base_words(model, asked, resolved),
@@ -58,10 +60,25 @@ def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     )
 
 
-def _split(resolved: TrainingSetup) -> tuple[str, ...]:
-    """Over how many ranks each layer is split, and what else is."""
+def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """Over how many ranks each layer is split, by whose plan, and what else is."""
     group = resolved.split_over
-    return () if group is None else (group.words,)
+    if group is None:
+        return ()
+    if group.kind is TensorParallelKind.MEGATRON:
+        return (group.words,)
+    from memplan.graph.tensor_plans import plan_words  # only where it is split
+
+    return (f"{group.words}, {plan_words(model, group)}",)
+
+
+def _pipeline(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """How many ranks have the layers, which of them each, and in which order they run."""
+    if resolved.pipeline is None:
+        return ()
+    from memplan.estimator.pipelines import pipeline_words  # only for pipelines
+
+    return pipeline_words(model, resolved.pipeline)
 
 
 def _job(resolved: TrainingSetup) -> tuple[str, ...]:

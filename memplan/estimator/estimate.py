@@ -332,6 +332,11 @@ class Estimate(Displayed):
         for label in COMPONENT_LABELS:
             row[f"{label}_bytes"] = components.get(label, 0)
         row["left_out"] = "; ".join(self.unmodelled)
+        if self.setup.pipeline is not None:
+            from memplan.estimator.pipelines import stages_of_rank  # only for pipelines
+
+            row["rank"] = self.account.rank
+            row["stages"] = " ".join(map(str, stages_of_rank(self.setup, self.account.rank)))
         if self.host_verdict is not None:
             row["node_memory_bytes"] = self.node_memory_bytes
             row["host_verdict"] = self.host_verdict.value

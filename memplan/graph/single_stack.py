@@ -27,6 +27,7 @@ from memplan.graph.operations import (
 )
 from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
+from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
 from memplan.graph.stacks import (
     BASE_MODEL,
@@ -66,9 +67,20 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
             return t
     t.inputs_bytes = _ids(t, options.batch_size * options.seq_len) + _label_bytes(t, model)
     stack = model.stacks[0]
-    x, table = embed(t, model, stack)
+    stage = options.stage
+    if stage is None or stage.is_first:
+        x, table = embed(t, model, stack)
+    else:
+        from memplan.graph.stages import receive  # only for pipelines
+
+        x, table = receive(t, model, stage)
     context = shared_tensors(t, model, stack)
     x = run_layers(t, stack, x, context)
+    if stage is not None and not stage.is_last:
+        from memplan.graph.stages import hand_on  # only for pipelines
+
+        hand_on(t)
+        return t
     x = finish_stack(t, stack, x, context)
     head(t, model, x, table)
     return t
@@ -103,7 +115,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
     group = t.options.tensor_parallel
-    if group is None:
+    if group is None or t.options.split_plan.table is Sharing.WHOLE:
         table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
     else:
         from memplan.graph.tensor_parallel import token_table  # only then
@@ -121,7 +133,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     x = embedding_lookup(t, table, tokens - prompts * t.options.batch_size)
     if prompts and t.adaptation is not None:
         x = t.adaptation.prompted(t, x)
-    if group is not None:
+    if group is not None and table.ranks > 1:
         from memplan.graph.tensor_parallel import add_up  # only then
 
         x = add_up(t, group, x)
@@ -225,7 +237,12 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
     """Every run of equal layers, split where only some are checkpointed."""
     t.end(x)
     embedded = x
-    for position, run in enumerate(split_runs(t, stack)):
+    runs = split_runs(t, stack)
+    if t.options.stage is not None:
+        from memplan.graph.stages import edge_runs  # only for pipelines
+
+        runs = edge_runs(runs, t.options.stage)
+    for position, run in enumerate(runs):
         x = run_layer(t, stack, run, x, context)
         if position == 0 and stack.convolution is not None:
             from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2

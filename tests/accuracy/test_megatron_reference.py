@@ -64,4 +64,6 @@ def test_own_records(checkout: Path) -> None:
     for record in own_records(checkout):
         predicted = predict_megatron(record)
         for figure, truth in record["bytes"].items():
-            assert abs(predicted[figure] - truth) <= 5e-4 * truth, (record["settings"], figure)
+            # The rotary module's angles are counted from the start, and made in the first pass.
+            bar = 2e-3 if figure == "peak_load" else 2e-4
+            assert abs(predicted[figure] - truth) <= bar * truth, (record["settings"], figure)

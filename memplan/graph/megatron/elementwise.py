@@ -24,16 +24,17 @@ def bias_dropout_add(
     t = c.tape
     drops = dropout_probability(t, probability) > 0.0
     if not c.settings.bias_dropout_fusion or t.decomposed:
-        given = x
+        given = shifted = x
         if bias is not None:
-            x = t.tensor(given.numel, given.dtype)
+            shifted = t.tensor(given.numel, given.dtype)
             t.record(
-                OperationKind.ADD, (given, bias), (x,), gradients=(Gradient.ALIAS, Gradient.SUMMED)
+                OperationKind.ADD,
+                (given, bias),
+                (shifted,),
+                gradients=(Gradient.ALIAS, Gradient.SUMMED),
             )
-        if drops:
-            x = drop(t, x)
-        out = t.add(residual, x)
-        t.touch(given)
+        out = t.add(residual, drop(t, shifted) if drops else shifted)
+        t.touch(shifted, given)
         return out
     out = t.tensor(residual.numel, residual.dtype)
     mask = (t.tensor(x.numel, DType.BOOL),) if drops else ()
