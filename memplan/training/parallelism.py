@@ -10,6 +10,8 @@ class TensorParallelKind(Enum):
 
     DTENSOR = "DTensor"
     """torch's: inputs are kept as they were gathered."""
+    AUTOTP = "AutoTP"
+    """DeepSpeed's: collectives add up in place, and the token table is whole."""
     MEGATRON = "Megatron"
     """Megatron's: shares are kept, and gathered into one buffer again; the loss is always split."""
 
