@@ -22,6 +22,7 @@ from memplan.memory.account import (
 )
 from memplan.memory.beside import ALONE, Beside
 from memplan.memory.engine_options import looks_for_overflow
+from memplan.memory.exchange import Visit
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
@@ -62,6 +63,15 @@ def rank_account(
     ranks = _heaviest(_Question(asked, 0, None)) if rank is None else [rank]
     found = [_weigh(asked, each, capacity_bytes) for each in ranks]
     return _account(given, max(found, key=_step_peak))
+
+
+def step_visits(given: RankInput, *, rank: int = 0) -> tuple[Visit, ...]:
+    """What a rank exchanges in a steady step, pass after pass.
+
+    Of more micro-batches than ``MICRO_BATCHES`` the first, one after it and the last are told.
+    """
+    outlined = _outlined(_Question(_asked(given), rank, None))
+    return tuple(outlined.outline.visits[1:])
 
 
 def activations_peak_bytes(given: RankInput) -> int:

@@ -15,6 +15,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.memory.account import ComponentKind
+from memplan.memory.exchange import ALONE as ALONE_RANKS
+from memplan.memory.exchange import ExchangeKind, Hiding, Ranks
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.training.setup import TrainingSetup
@@ -190,6 +192,16 @@ class SideLedger(Ledger):
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``."""
         self.ledger.empty_cache()
+
+    def exchange(
+        self,
+        kind: ExchangeKind,
+        num_bytes: int,
+        ranks: Ranks = ALONE_RANKS,
+        hiding: Hiding = Hiding.NONE,
+    ) -> None:
+        """Something is sent, fetched or copied."""
+        self.ledger.exchange(kind, num_bytes, ranks, hiding)
 
     @property
     def shares_formats(self) -> bool:

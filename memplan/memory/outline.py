@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
+from memplan.memory.exchange import Visit
 from memplan.memory.ledger import Part
 from memplan.memory.spots import Spot, Spots
 
@@ -41,6 +42,8 @@ class Outline:
         """The points that may be the fullest of their spot, whatever the model holds there."""
         self.held: dict[Part, Held] = {}
         """What is held when a part of the run ends."""
+        self.visits: list[Visit] = []
+        """What is exchanged in each part of a steady step, in order."""
 
     @property
     def held_bytes(self) -> int:
