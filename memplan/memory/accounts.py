@@ -22,7 +22,7 @@ from memplan.memory.account import (
 )
 from memplan.memory.beside import ALONE, Beside
 from memplan.memory.engine_options import looks_for_overflow
-from memplan.memory.exchange import Visit
+from memplan.training.exchange import Visit
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (

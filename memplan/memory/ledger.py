@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind
 from memplan.memory.allocator import EMPTY_CACHE
-from memplan.memory.exchange import ALONE, ExchangeKind, Hiding, Ranks
+from memplan.training.exchange import ALONE, ExchangeKind, Hiding, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
-from memplan.memory.exchange import Visit
+from memplan.training.exchange import Visit
 from memplan.memory.ledger import Part
 from memplan.memory.spots import Spot, Spots
 

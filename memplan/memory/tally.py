@@ -11,7 +11,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
 from memplan.memory.backward_walk import GradientBuffer, Interval
-from memplan.memory.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
+from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import Held, Line, Outline, Point
 from memplan.memory.playback import Engine

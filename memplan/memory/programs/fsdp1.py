@@ -16,7 +16,7 @@ from it a run can be.
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
-from memplan.memory.exchange import ExchangeKind, Hiding, Ranks
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.memory.fsdp1.options import AutoWrap, Prefetch
 from memplan.memory.fsdp1.units import FlatUnit, flat_places, own_states
 from memplan.memory.fsdp1.wrapping import wrap

@@ -14,7 +14,7 @@ from memplan.dtypes import DType
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
-from memplan.memory.exchange import ExchangeKind, Hiding, Ranks
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.memory.fsdp2.host import host_memory
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType
 from memplan.memory.fsdp2.units import (

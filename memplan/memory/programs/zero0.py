@@ -18,7 +18,7 @@ gradients are the optimizer's own.
 from memplan.errors import SetupError
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
-from memplan.memory.exchange import ExchangeKind
+from memplan.training.exchange import ExchangeKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram

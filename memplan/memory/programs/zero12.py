@@ -9,7 +9,7 @@ from memplan.memory.deepspeed.reduction import (
     flattens_on_gpu,
     reduction_settings,
 )
-from memplan.memory.exchange import ExchangeKind, Hiding
+from memplan.training.exchange import ExchangeKind, Hiding
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram

@@ -24,7 +24,7 @@ from memplan.memory.deepspeed.shards import (
     shard_plan,
 )
 from memplan.memory.engine_options import looks_for_overflow
-from memplan.memory.exchange import ExchangeKind, Hiding
+from memplan.training.exchange import ExchangeKind, Hiding
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Stops, backward_acts, forward_acts
 from memplan.memory.programs.gathering import PlayedCoordinator

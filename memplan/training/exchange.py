@@ -65,6 +65,6 @@ class Visit(NamedTuple):
     """A part of a step, and what was exchanged in it."""
 
     part: str
-    """As ``memplan.memory.ledger.Part`` calls it."""
+    """As the ledger calls it: ``forward``, ``backward``, ``step``."""
     exchanges: tuple[tuple[Exchange, int], ...]
     """Each, and how often."""
