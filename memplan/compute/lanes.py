@@ -49,6 +49,8 @@ class Stage:
     """From the host, asked for ahead."""
     stored_s: float = 0.0
     """To the host, waited for at the end of the pass."""
+    waited_s: float = 0.0
+    """To or from the host, while computing waits."""
 
 
 class Clock:
@@ -74,6 +76,11 @@ class Clock:
             self._run(stage)
         for lane in (Lane.LINK, Lane.HOST):
             self._wait_for(lane, self.free_s[lane])
+
+    def skip(self, seconds: float) -> None:
+        """So much time passes with what is not told again."""
+        self.now_s += seconds
+        self.free_s = dict.fromkeys(Lane, self.now_s)
 
     def wait(self, lane: Lane, seconds: float, words: str) -> None:
         """Something that nothing hides."""
@@ -120,6 +127,7 @@ class Clock:
         self.now_s = end
         self.lookahead_s = each
         self.wait(Lane.LINK, stage.blocking_s, stage.words)
+        self.wait(Lane.HOST, stage.waited_s, stage.words)
 
     def _note(self, lane: Lane, start_s: float, stop_s: float, words: str) -> None:
         if stop_s > start_s:

@@ -18,21 +18,45 @@ DEFAULT_TFLOPS = 312.0
 """Of a card that is known by its memory alone: an A100's."""
 DEFAULT_BANDWIDTH = 2_039_000_000_000
 """The same card's memory [bytes/s]."""
-SUSTAINED = 0.90
-"""Of the best rate of any product (MAMF, ml-engineering), what large ones of one's own shape hold."""
-UNMEASURED = 0.72
-"""The same, of the data sheet's rate, where no product was measured: the catalog's median of MAMF over
-data sheet is 0.80."""
-BANDWIDTH_SHARE = 0.88
-"""Of the data sheet's bandwidth, what element-wise kernels over large tensors reach."""
+SUSTAINED = 0.88
+"""Of the best rate of any product (MAMF, ml-engineering), what large ones hold in a long run: an H100 reaches
+794 TFLOP/s in bursts and 700 over seconds, at its limit of power (``tests/measured/h100_rates.json``)."""
+UNMEASURED = 0.70
+"""The same, of the data sheet's rate, where no product was measured: 0.88 of the catalog's median MAMF."""
+SINGLE_SHARE = 0.75
+"""The same in fp32 without tensor cores, which stays below the limit of power: 50 of an H100's 67 TFLOP/s."""
+BANDWIDTH_SHARE = 0.90
+"""Of the data sheet's bandwidth, what element-wise kernels over large tensors reach: 3.0 of 3.35 TB/s on an
+H100."""
 KERNEL_S = 2e-6
 """What a kernel takes on the device beside its work: its start, its end and the gap before it [s]."""
-HOST_KERNEL_S = 9e-6
-"""What it takes Python and torch to ask for a kernel in an eager forward pass [s]."""
-HOST_BACKWARD_KERNEL_S = 6e-6
-"""The same in autograd's thread, without Python [s]."""
-HOST_COMPILED_KERNEL_S = 3e-6
-"""The same from inductor's code [s]."""
+UPDATE_SHARE = 0.78
+"""Of what element-wise kernels reach, what an optimizer's multi-tensor kernels do: 2.4 TB/s on an H100."""
+HOST_S = 25e-6
+"""What it takes Python and torch to ask for an element-wise kernel in a model's own code [s]. The call alone
+takes 11 microseconds on a cloud machine of 2023, a linear layer's 29; whole models of transformers two to
+three times that (36 runs bound by their host, ``tests/measured/h100.json``)."""
+HOST_PRODUCT_S = 100e-6
+"""For a product of matrices, the module that it is in included."""
+HOST_AUTOCAST_S = 12e-6
+"""What autocast adds to that."""
+HOST_BACKWARD_S = 20e-6
+"""For a kernel in autograd's thread."""
+HOST_BACKWARD_PRODUCT_S = 50e-6
+"""For a product there."""
+HOST_VIEW_S = 2.9e-6
+HOST_COMPILED_S = 4e-6
+"""For a kernel of inductor's code: an assumption."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionRate:
+    """What a kernel of attention reaches on long sequences with heads of 128, in 16 bits [FLOP/s]."""
+
+    forward: float
+    backward: float
+    half_head: float = 0.84
+    """Of that with heads of 64."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,14 +68,9 @@ class Rates:
     bytes_per_s: float
     """Of kernels that read and write large tensors."""
     num_multiprocessors: int
-    attention: Mapping[OperationKind, tuple[float, float]]
-    """What attention's kernels reach forward and backward, in 16 bits [FLOP/s]."""
-    third_flash: tuple[float, float]
-    """The same of FlashAttention-3."""
+    attention: Mapping[OperationKind, AttentionRate]
+    third_flash: AttentionRate
     kernel_s: float = KERNEL_S
-    host_s: float = HOST_KERNEL_S
-    host_backward_s: float = HOST_BACKWARD_KERNEL_S
-    host_compiled_s: float = HOST_COMPILED_KERNEL_S
 
     def rate_of(self, dtype: DType) -> float:
         """Of large products of tensors in this format [FLOP/s]."""
@@ -59,31 +78,31 @@ class Rates:
         return self.flops_per_s[DType.FP32] if found is None else found
 
 
-Shares = Mapping[OperationKind, tuple[float, float]]
-"""Of the data sheet's dense 16-bit rate, what attention's kernels reach forward and backward: long
-sequences, heads of 128, a causal mask's half counted."""
+Shares = Mapping[OperationKind, tuple[float, float, float]]
+"""Of the data sheet's dense 16-bit rate, what attention's kernels reach forward and backward on long sequences
+with heads of 128, and of that with heads of 64."""
 
 _AMPERE: Shares = {
-    OperationKind.FLASH_ATTENTION: (0.63, 0.54),
-    OperationKind.CUDNN_ATTENTION: (0.63, 0.54),
-    OperationKind.EFFICIENT_ATTENTION: (0.36, 0.27),
+    OperationKind.FLASH_ATTENTION: (0.66, 0.60, 0.90),
+    OperationKind.CUDNN_ATTENTION: (0.66, 0.60, 0.90),
+    OperationKind.EFFICIENT_ATTENTION: (0.38, 0.29, 0.90),
 }
-"""A100: FlashAttention-2 reaches 190-210 TFLOP/s forward and 160-185 backward, Triton's and CUTLASS's kernels
+"""A100: FlashAttention-2 reaches 200-210 TFLOP/s forward and 180-190 backward, Triton's and CUTLASS's kernels
 of FlashAttention's first form 100-130 and 75-90 (arXiv:2307.08691, figures 4 to 6)."""
 _HOPPER: Shares = {
-    OperationKind.FLASH_ATTENTION: (0.38, 0.33),
-    OperationKind.CUDNN_ATTENTION: (0.58, 0.48),
-    OperationKind.EFFICIENT_ATTENTION: (0.20, 0.14),
+    OperationKind.FLASH_ATTENTION: (0.35, 0.31, 0.93),
+    OperationKind.CUDNN_ATTENTION: (0.67, 0.59, 0.74),
+    OperationKind.EFFICIENT_ATTENTION: (0.21, 0.15, 0.90),
 }
-"""H100: FlashAttention-2 has none of its new instructions, 350-400 TFLOP/s forward and 300-330 backward;
-cuDNN does, 550-600 and 450-500 (arXiv:2407.08608, figures 5 to 7)."""
+"""H100, measured: 350 TFLOP/s forward and 310 backward of FlashAttention-2, which has none of its new
+instructions; 660 and 585 of cuDNN (``tests/measured/h100_rates.json``)."""
 _BLACKWELL: Shares = {
-    OperationKind.FLASH_ATTENTION: (0.19, 0.16),
-    OperationKind.CUDNN_ATTENTION: (0.58, 0.45),
-    OperationKind.EFFICIENT_ATTENTION: (0.10, 0.07),
+    OperationKind.FLASH_ATTENTION: (0.16, 0.14, 0.93),
+    OperationKind.CUDNN_ATTENTION: (0.60, 0.47, 0.74),
+    OperationKind.EFFICIENT_ATTENTION: (0.10, 0.07, 0.90),
 }
-"""B200: what does not use its tensor memory is no faster than on H100."""
-THIRD_FLASH = (0.65, 0.55)
+"""B200: what does not use its tensor memory is no faster than on H100; an assumption."""
+THIRD_FLASH = (0.67, 0.57, 0.75)
 """FlashAttention-3 on H100: 640-660 TFLOP/s and 540-560 (arXiv:2407.08608, figures 5 to 7)."""
 _BY_CAPABILITY: tuple[tuple[tuple[int, int], Shares], ...] = (
     ((10, 0), _BLACKWELL), ((9, 0), _HOPPER), ((0, 0), _AMPERE),
@@ -96,7 +115,7 @@ def rates_of(gpu: GpuSpec | None) -> Rates:
 
     >>> from memplan.sources.catalog import load_gpu
     >>> round(rates_of(load_gpu("a100-80gb")).rate_of(DType.BF16) / 1e12)
-    244
+    239
     """
     sheet = gpu.dense_tflops if gpu is not None else None
     best = gpu.measured_tflops if gpu is not None else None
@@ -111,7 +130,7 @@ def rates_of(gpu: GpuSpec | None) -> Rates:
         return (otherwise if rate is None else rate) * share * 1e12
 
     fp16 = (sheet.fp16 if sheet is not None else None) or half
-    single = (sheet.fp32 if sheet is not None else None) or half / 16
+    single = SINGLE_SHARE / share * ((sheet.fp32 if sheet is not None else None) or half / 16)
     bf16 = sheet.bf16 if sheet is not None and gpu is not None and gpu.has_bf16 else None
     if gpu is not None and not gpu.has_bf16:
         bf16 = single
@@ -132,6 +151,11 @@ def rates_of(gpu: GpuSpec | None) -> Rates:
         },
         bytes_per_s=BANDWIDTH_SHARE * (bandwidth or DEFAULT_BANDWIDTH),
         num_multiprocessors=num_multiprocessors(gpu),
-        attention={kind: (ahead * peak, back * peak) for kind, (ahead, back) in shares.items()},
-        third_flash=(THIRD_FLASH[0] * peak, THIRD_FLASH[1] * peak),
+        attention={kind: _attention(found, peak) for kind, found in shares.items()},
+        third_flash=_attention(THIRD_FLASH, peak),
     )
+
+
+def _attention(shares: tuple[float, float, float], peak: float) -> AttentionRate:
+    forward, backward, half_head = shares
+    return AttentionRate(forward=forward * peak, backward=backward * peak, half_head=half_head)

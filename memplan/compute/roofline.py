@@ -6,13 +6,22 @@ and writes the gradients of its inputs. In a compiled region what stands between
 kernel, and only what is really written moves.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
 from memplan.compute.flops import attention_factor, causal_share, early_stop, recomputed_positions
-from memplan.compute.products import Shape, product_seconds, shape_of
-from memplan.compute.rates import Rates
+from memplan.compute.products import Shape, alignment_share, product_seconds, shape_of
+from memplan.compute.rates import (
+    HOST_AUTOCAST_S,
+    HOST_BACKWARD_PRODUCT_S,
+    HOST_BACKWARD_S,
+    HOST_COMPILED_S,
+    HOST_PRODUCT_S,
+    HOST_S,
+    HOST_VIEW_S,
+    Rates,
+)
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import (
     ATTENTION_KERNELS,
@@ -43,13 +52,22 @@ LOOKUPS = frozenset(
     {OperationKind.EMBEDDING, OperationKind.INDEX_SELECT, OperationKind.INDEX, OperationKind.GATHER}
 )
 """What reads no more of its first input than it makes."""
-HALF_LENGTH = 256
-"""Keys at which attention's kernels reach half of their rate: there are few tiles, and a causal mask cuts
-many of them."""
+HALF_LENGTHS = {True: (500, 1100), False: (150, 450)}
+"""Keys at which attention's kernels reach half of their rate forward and backward, with a causal mask, which
+cuts tiles, and without (``tests/measured/h100_rates.json``)."""
 FULL_HEAD = 128
-"""Head width at which they reach their rate; half of it fills half of a tile of one of the products."""
-VIEW_HOST_SHARE = 0.3
-"""Of asking for a kernel, what it takes to make a view."""
+SINGLE_ATTENTION_SHARE = 1 / 6
+"""Of its rate in 16 bits, what a kernel reaches in fp32: three products in TF32, each half as fast."""
+SLOW_KINDS: Mapping[OperationKind, tuple[float, float]] = {
+    OperationKind.LAYER_NORM: (0.68, 0.40), OperationKind.RMS_NORM: (0.68, 0.40),
+    OperationKind.SOFTMAX: (0.60, 0.50), OperationKind.SAFE_SOFTMAX: (0.60, 0.50),
+    OperationKind.LOG_SOFTMAX: (0.75, 0.57), OperationKind.CROSS_ENTROPY: (0.75, 0.57),
+    OperationKind.NLL_LOSS: (0.75, 0.57), OperationKind.DROPOUT: (0.85, 0.85),
+    OperationKind.EMBEDDING: (0.90, 0.50), OperationKind.SUM: (0.90, 0.90),
+}  # fmt: skip
+"""What reads rows twice, or sums over columns too: of the rate of element-wise kernels, what they reach forward
+and backward (``tests/measured/h100_rates.json``)."""
+_PLAIN = (1.0, 1.0)
 
 
 class Message(NamedTuple):
@@ -72,6 +90,11 @@ class Work:
         self.host_s = 0.0
         """Asking for the kernels, which runs ahead of them."""
         self.messages: list[Message] = []
+
+    @property
+    def device_s(self) -> float:
+        """On the GPU, messages left out."""
+        return self.products_s + self.attention_s + self.memory_s
 
 
 class SegmentWork(NamedTuple):
@@ -148,22 +171,23 @@ class _Reader:
                 self._run(work, kernel[0])
             else:
                 self._move(work, _fused_bytes(kernel))
-                work.host_s += self.rates.host_compiled_s
+                work.host_s += HOST_COMPILED_S
         return work
 
     def _run(self, work: Work, operation: Operation) -> None:
-        kind, rates = operation.kind, self.rates
-        host_s = rates.host_compiled_s if self.is_compiled else rates.host_s
+        kind = operation.kind
         if kind in VIEWS:
-            work.host_s += VIEW_HOST_SHARE * host_s
+            work.host_s += 0.0 if self.is_compiled else HOST_VIEW_S
             return
-        work.host_s += host_s
+        work.host_s += self._host_seconds(operation)
         scratch = _positive(operation.forward_scratch)
+        slow = SLOW_KINDS.get(kind, _PLAIN)[0]
         if kind in _SENT:
             self._send(work, operation, _SENT[kind][0])
             self._move(work, 2 * scratch)
         elif not operation.flops:
-            self._move(work, _read_bytes(operation) + _made_bytes(operation) + 2 * scratch)
+            moved = _read_bytes(operation) + _made_bytes(operation)
+            self._move(work, moved / slow + 2 * scratch)
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share, 0)
         elif kind in OUTPUT_LOSSES:
@@ -171,6 +195,20 @@ class _Reader:
         else:
             work.products_s += self._product(operation, _shape(operation))
             self._move(work, 2 * scratch)
+
+    def _host_seconds(self, operation: Operation) -> float:
+        """What it takes to ask for an operation's kernel in the forward pass."""
+        if self.is_compiled:
+            return HOST_COMPILED_S
+        if not operation.flops or operation.kind in ATTENTION_KERNELS:
+            return HOST_S
+        return HOST_PRODUCT_S + (HOST_AUTOCAST_S if self.tape.autocast is not None else 0.0)
+
+    def _host_backward_s(self, operation: Operation) -> float:
+        if self.is_compiled:
+            return HOST_COMPILED_S
+        made = _backward_bytes(operation)
+        return HOST_BACKWARD_S if made else HOST_VIEW_S
 
     def _move(self, work: Work, num_bytes: float) -> None:
         if num_bytes:
@@ -189,10 +227,12 @@ class _Reader:
         spec = layer.attention if layer is not None else None
         head = spec.head_dim if isinstance(spec, AttentionSpec) else FULL_HEAD
         length = self.tape.options.seq_len
-        reached = found[direction] * length / (length + HALF_LENGTH)
-        reached *= min(1.0, 0.5 + 0.5 * head / FULL_HEAD)
+        half_length = HALF_LENGTHS[self.share < 1][direction]
+        reached = (found.backward if direction else found.forward) * length / (length + half_length)
+        if head < FULL_HEAD:
+            reached *= found.half_head ** (FULL_HEAD / head - 1)
         if not query.dtype.is_half:
-            reached *= rates.rate_of(query.dtype) / rates.rate_of(DType.BF16)
+            reached *= SINGLE_ATTENTION_SHARE
         seconds = flops / reached
         moved = (_read_bytes(operation) + _made_bytes(operation)) * (1 + direction)
         work.attention_s += max(seconds, moved / rates.bytes_per_s) + rates.kernel_s
@@ -200,12 +240,11 @@ class _Reader:
     def _product(self, operation: Operation, shape: Shape) -> float:
         rates, first = self.rates, operation.inputs[0]
         dtype = DType.FP8 if self._is_narrow(operation) else first.dtype
+        rate = rates.rate_of(dtype)
+        if dtype is not DType.FP32:
+            rate *= alignment_share(shape)
         return rates.kernel_s + product_seconds(
-            shape,
-            first.dtype.num_bytes,
-            rates.rate_of(dtype),
-            rates.bytes_per_s,
-            rates.num_multiprocessors,
+            shape, first.dtype.num_bytes, rate, rates.bytes_per_s, rates.num_multiprocessors
         )
 
     def _is_narrow(self, operation: Operation) -> bool:
@@ -236,7 +275,7 @@ class _Reader:
                     self._run_back(work, kernel[0])
                 else:
                     self._move(work, _fused_backward_bytes(kernel))
-                    work.host_s += self.rates.host_compiled_s
+                    work.host_s += HOST_COMPILED_S
             return work
         for operation in graded:
             self._run_back(work, operation)
@@ -244,9 +283,9 @@ class _Reader:
         return work
 
     def _run_back(self, work: Work, operation: Operation) -> None:
-        kind, rates = operation.kind, self.rates
-        host_s = rates.host_compiled_s if self.is_compiled else rates.host_backward_s
-        work.host_s += host_s
+        kind = operation.kind
+        if not operation.flops or kind in ATTENTION_KERNELS:
+            work.host_s += self._host_backward_s(operation)
         scratch = _positive(operation.backward_scratch)
         if kind in _SENT:
             if kind is not OperationKind.ALL_GATHER or scratch:
@@ -268,7 +307,8 @@ class _Reader:
             self._multiply_back(work, operation)
             self._move(work, 2 * scratch)
         else:
-            self._move(work, _backward_bytes(operation) + 2 * scratch)
+            slow = SLOW_KINDS.get(kind, _PLAIN)[1]
+            self._move(work, _backward_bytes(operation) / slow + 2 * scratch)
 
     def _multiply_back(self, work: Work, operation: Operation) -> None:
         batch, m, n, k = _shape(operation)
@@ -279,7 +319,7 @@ class _Reader:
                 continue
             if place < 2:
                 work.products_s += self._product(operation, turned[place])
-                work.host_s += self.rates.host_backward_s
+                work.host_s += HOST_COMPILED_S if self.is_compiled else HOST_BACKWARD_PRODUCT_S
             else:
                 # A bias.
                 self._move(work, _made_bytes(operation))
@@ -295,7 +335,7 @@ class _Reader:
             if count > 1 and not isinstance(tensor, Parameter):
                 for _ in range(count - 1):
                     self._move(work, 3 * _num_bytes(tensor))
-                    work.host_s += self.rates.host_backward_s
+                    work.host_s += HOST_BACKWARD_S
 
 
 _SENT = {
