@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.splits import PLAIN_SPLIT, SplitPlan
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
@@ -70,6 +71,8 @@ class TapeOptions:
     """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     tensor_parallel: TensorParallel | None = None
     """How the model is split over ranks; the sizes of its spec are a rank's own then."""
+    split_plan: SplitPlan = PLAIN_SPLIT
+    """Which parts of its layers they share, and how."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
     compile: Compilation = Compilation.NONE
