@@ -39,7 +39,9 @@ def collective_seconds(
         # Each rank sends to every other by its own card.
         members = max(1, network.gpus_per_node // stride)
         far = num_bytes * (degree - members) / degree
-        return BASE_S + NODE_HOP_S + max(far / network.between_nodes, num_bytes / network.within_node)
+        return (
+            BASE_S + NODE_HOP_S + max(far / network.between_nodes, num_bytes / network.within_node)
+        )
     rounds = _ROUNDS[kind]
     moved = rounds * num_bytes * (degree - 1) / degree
     return BASE_S + latency_seconds(kind, ranks, network) + moved / rate

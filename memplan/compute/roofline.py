@@ -347,8 +347,8 @@ _SENT = {
 
 
 def _shape(operation: Operation) -> Shape:
-    first, second = operation.inputs[:2] if len(operation.inputs) > 1 else operation.inputs * 2
-    out = operation.outputs[0]
+    first, out = operation.inputs[0], operation.outputs[0]
+    second = operation.inputs[1] if len(operation.inputs) > 1 else first
     factor = second.num_weights if _is_packed(second) else second.numel
     if not (first.numel and factor and out.numel):
         return Shape(1, 1, 1, 1)

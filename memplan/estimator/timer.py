@@ -164,9 +164,7 @@ class Timer:
             beside = None if index in done else backward.get(index)
             done.add(index)
             name = f"{each.segment.name}, backward"
-            stages.append(
-                self._stage(run, name, each.repeats, [(index, 1), (index, 2)], beside)
-            )
+            stages.append(self._stage(run, name, each.repeats, [(index, 1), (index, 2)], beside))
         if -1 in backward:
             stages.append(self._stage(run, "reduction", 1, [], backward[-1]))
         run.clock.run(stages)

@@ -22,7 +22,6 @@ from memplan.memory.account import (
 )
 from memplan.memory.beside import ALONE, Beside
 from memplan.memory.engine_options import looks_for_overflow
-from memplan.training.exchange import Visit
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
@@ -38,6 +37,7 @@ from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Tally
+from memplan.training.exchange import Visit
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 

@@ -15,10 +15,10 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.memory.account import ComponentKind
-from memplan.training.exchange import ALONE as ALONE_RANKS
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
+from memplan.training.exchange import ALONE as ALONE_RANKS
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.setup import TrainingSetup
 
 

@@ -11,12 +11,12 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
 from memplan.memory.backward_walk import GradientBuffer, Interval
-from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import Held, Line, Outline, Point
 from memplan.memory.playback import Engine
 from memplan.memory.spots import PassSpots, Spot, Spots
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
+from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 
 _ROUND = ALLOCATION_ROUNDING - 1
 """The bits of a block that its size leaves: they say its line."""

@@ -10,10 +10,10 @@ which gradients come is known, the buckets are made again, before the second for
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ddp import DdpOptions, compressed_format
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.rank import RankInput
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.units import MIB, round_up
 
 _BUFFERS, _BUCKET = ComponentKind.COMMUNICATION_BUFFERS, "gradient bucket"

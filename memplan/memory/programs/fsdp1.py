@@ -16,7 +16,6 @@ from it a run can be.
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.memory.fsdp1.options import AutoWrap, Prefetch
 from memplan.memory.fsdp1.units import FlatUnit, flat_places, own_states
 from memplan.memory.fsdp1.wrapping import wrap
@@ -27,6 +26,7 @@ from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.optimizers.script import Stepped
 
 SHARD_STREAM, GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3, 4

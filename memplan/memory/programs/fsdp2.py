@@ -14,7 +14,6 @@ from memplan.dtypes import DType
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.memory.fsdp2.host import host_memory
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType
 from memplan.memory.fsdp2.units import (
@@ -32,6 +31,7 @@ from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
 from memplan.model.parameters import ModelPart
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.setup import Offload
 
 if TYPE_CHECKING:
@@ -218,9 +218,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         if self.offloaded:
             ledger.exchange(ExchangeKind.TO_GPU, unit.shard_bytes, hiding=Hiding.AHEAD)
         ledger.exchange(ExchangeKind.COPY, unit.copy_in_bytes + unit.shard_bytes)
-        ledger.exchange(
-            ExchangeKind.ALL_GATHER, unit.all_gather_bytes, self.ranks, Hiding.AHEAD
-        )
+        ledger.exchange(ExchangeKind.ALL_GATHER, unit.all_gather_bytes, self.ranks, Hiding.AHEAD)
         use.all_gather = ledger.allocate(
             unit.all_gather_bytes, GATHER_STREAM, _BUFFERS, "result of an all-gather"
         )

@@ -6,8 +6,8 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
 from memplan.memory.deepspeed.job import rounded
 from memplan.memory.deepspeed.partition import shard_numel
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.memory.ledger import Block, Ledger
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 

@@ -6,10 +6,10 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
-from memplan.training.exchange import ExchangeKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.rank import RankInput
 from memplan.memory.reduction import Multiprocessors, column_sum_scratch
+from memplan.training.exchange import ExchangeKind
 from memplan.training.optimizers.script import (
     Act,
     ActKind,

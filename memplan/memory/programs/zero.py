@@ -7,9 +7,9 @@ from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs.program import Program, Weight
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.optimizers.script import Stepped
 
 

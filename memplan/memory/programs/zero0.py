@@ -18,10 +18,10 @@ gradients are the optimizer's own.
 from memplan.errors import SetupError
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
-from memplan.training.exchange import ExchangeKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.training.exchange import ExchangeKind
 
 ALLREDUCE_BUCKET = 500_000_000
 """Elements of the engine's own bucket; a constant of engine.py."""

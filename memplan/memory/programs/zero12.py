@@ -9,10 +9,10 @@ from memplan.memory.deepspeed.reduction import (
     flattens_on_gpu,
     reduction_settings,
 )
-from memplan.training.exchange import ExchangeKind, Hiding
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.training.exchange import ExchangeKind, Hiding
 from memplan.training.setup import ZeroStage
 
 REDUCE_STREAM = 1

@@ -24,12 +24,12 @@ from memplan.memory.deepspeed.shards import (
     shard_plan,
 )
 from memplan.memory.engine_options import looks_for_overflow
-from memplan.training.exchange import ExchangeKind, Hiding
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.playback import Acts, Stops, backward_acts, forward_acts
 from memplan.memory.programs.gathering import PlayedCoordinator
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.training.exchange import ExchangeKind
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
