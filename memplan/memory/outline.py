@@ -45,7 +45,7 @@ class Outline:
         """The points that may be the fullest of their spot, whatever the model holds there."""
         self.held: dict[Part, Held] = {}
         """What is held when a part of the run ends."""
-        self.visits: list["Visit"] = []
+        self.visits: list[Visit] = []
         """What is exchanged in each part of a steady step, in order."""
 
     @property
