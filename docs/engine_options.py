@@ -11,7 +11,7 @@ from memplan.memory import ddp
 from memplan.memory.deepspeed import options as deepspeed
 from memplan.memory.fsdp1 import options as fsdp1
 from memplan.memory.fsdp2 import options as fsdp2
-from memplan.training import quantization
+from memplan.training import parallelism, quantization
 
 ENGINES: dict[str, tuple[str, ModuleType, Any]] = {
     "ddp": ("DDP, and one GPU", ddp, ddp.DdpOptions),
@@ -25,6 +25,9 @@ def document() -> str:
     """All of it, as Markdown."""
     parts = [_section(title, rows(kind)) for title, _, kind in ENGINES.values()]
     parts.append(_section("DeepSpeed", deepspeed_rows()))
+    known = rows(parallelism.PipelineParallel)
+    options = {"return_outputs": known["returns_outputs"]}
+    parts.append(_section("torch's pipelines (`pipeline_parallel`), with DDP and FSDP2", options))
     parts.append(_section("A quantized base (`quantize`), with any engine", quantization_rows()))
     parts.append(
         "Taken, and without effect on memory worth counting: "

@@ -65,6 +65,11 @@ PLAN_PANEL = "Goal"
     without={
         "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing",
         "tensor_parallel",
+        "pipeline_parallel",
+        "pipeline_schedule",
+        "virtual_stages",
+        "context_parallel",
+        "context_parallel_kind",
     }
 )  # fmt: skip
 def plan(

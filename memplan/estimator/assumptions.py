@@ -39,6 +39,7 @@ def assumptions_of(
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
         *_split(model, resolved),
+        *_pipeline(model, resolved),
         *_adapter(model, resolved),
         *_job(resolved),
         *base_words(model, asked, resolved),
@@ -48,13 +49,23 @@ def assumptions_of(
 
 
 def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
-    """Over how many ranks each layer is split, by whose plan, and what else is."""
-    group = resolved.split_over
+    """Over how many ranks each layer is split, by whose plan, what else is, and who shares sequences."""
+    group, sharing = resolved.split_over, resolved.sequences_shared
+    words = () if sharing is None else (sharing.words,)
     if group is None:
-        return ()
+        return words
     from memplan.graph.tensor_plans import plan_words  # only where it is split
 
-    return (f"{group.words}, {plan_words(model, group)}",)
+    return (f"{group.words}, {plan_words(model, group)}", *words)
+
+
+def _pipeline(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """How many ranks have the layers, which of them each, and in which order they run."""
+    if resolved.pipeline is None:
+        return ()
+    from memplan.estimator.pipelines import pipeline_words  # only for pipelines
+
+    return pipeline_words(model, resolved.pipeline)
 
 
 def _job(resolved: TrainingSetup) -> tuple[str, ...]:
@@ -262,7 +273,7 @@ def _fp8_notes(setup: TrainingSetup) -> list[str]:
 
 def _piles_up(setup: TrainingSetup) -> bool:
     """Whether sharded gradients wait, whole, for the last micro-batch."""
-    if setup.data_parallel == 1:
+    if setup.gradient_ranks == 1:
         return False
     if setup.chosen_engine is Engine.FSDP:
         from memplan.memory.fsdp2.options import Fsdp2Options

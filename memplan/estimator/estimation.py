@@ -44,8 +44,24 @@ def estimate(
         activations_bytes=job.given.passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(job.given.tape),
         assumptions=assumptions_of(model, setup, job.setup, gpu),
-        notes=(*notes_of(model, job.setup, gpu), *_compared_with_eager(model, job, account, gpu)),
+        notes=(
+            *notes_of(model, job.setup, gpu),
+            *_compared_with_eager(model, job, account, gpu),
+            *_stages(model, job.setup, account, is_worst=rank is None),
+        ),
     )
+
+
+def _stages(
+    model: ModelSpec, setup: TrainingSetup, account: RankAccount, *, is_worst: bool
+) -> tuple[str, ...]:
+    """Of a pipeline, whose account it is."""
+    if setup.pipeline is None:
+        return ()
+    from memplan.estimator.pipelines import stage_words  # only for pipelines
+
+    words = stage_words(model, setup, account.rank)
+    return (f"The fullest rank is shown: {words}" if is_worst else f"One rank is shown: {words}",)
 
 
 def _compared_with_eager(

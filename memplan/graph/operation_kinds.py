@@ -109,6 +109,7 @@ class OperationKind(StrEnum):
     POSITION_FACTORS = "position_factors"
     POW = "pow"
     QUICK_GELU = "quick_gelu"
+    RECEIVE = "receive"
     REDUCE_SCATTER = "reduce_scatter"
     RELATIVE_POSITION_BUCKET = "relative_position_bucket"
     RELU = "relu"

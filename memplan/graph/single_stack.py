@@ -65,14 +65,34 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         record_tables(t, counted_parts(model), tied=model.head.tied)
         if not model.stacks:
             return t
-    t.inputs_bytes = _ids(t, options.batch_size * options.seq_len) + _label_bytes(t, model)
+    t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
-    x, table = embed(t, model, stack)
+    stage = options.stage
+    if stage is None or stage.is_first:
+        x, table = embed(t, model, stack)
+    else:
+        from memplan.graph.stages import receive  # only for pipelines
+
+        x, table = receive(t, model, stage)
     context = shared_tensors(t, model, stack)
     x = run_layers(t, stack, x, context)
+    if stage is not None and not stage.is_last:
+        from memplan.graph.stages import hand_on  # only for pipelines
+
+        hand_on(t)
+        return t
     x = finish_stack(t, stack, x, context)
     head(t, model, x, table)
     return t
+
+
+def _input_bytes(t: Tape, model: ModelSpec) -> int:
+    """Token ids and labels; where ranks share sequences, shifted labels and positions too, and a rank's
+    share of each lies in a storage of the whole (``resize_``) [bytes]."""
+    group = t.options.context_parallel
+    if group is not None:
+        return 4 * _ids(t, t.options.batch_size * t.options.seq_len * group.degree)
+    return _ids(t, t.options.batch_size * t.options.seq_len) + _label_bytes(t, model)
 
 
 def _label_bytes(t: Tape, model: ModelSpec) -> int:
@@ -170,8 +190,9 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
         tables = complex_tables if by_complex else rotary_tables
-        # Rows of several documents have position ids of their own.
-        rows = context.batch if t.options.packing is Packing.DOCUMENTS else 1
+        # Rows of several documents have position ids of their own; shares of sequences are given them.
+        apart = t.options.packing is Packing.DOCUMENTS or t.options.context_parallel is not None
+        rows = context.batch if apart else 1
         positions = context.seq_len * rows
         if rotary.sections:
             from memplan.graph.attention.rotary import sectioned_tables  # only for Qwen3.5
@@ -226,7 +247,12 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
     """Every run of equal layers, split where only some are checkpointed."""
     t.end(x)
     embedded = x
-    for position, run in enumerate(split_runs(t, stack)):
+    runs = split_runs(t, stack)
+    if t.options.stage is not None:
+        from memplan.graph.stages import edge_runs  # only for pipelines
+
+        runs = edge_runs(runs, t.options.stage)
+    for position, run in enumerate(runs):
         x = run_layer(t, stack, run, x, context)
         if position == 0 and stack.convolution is not None:
             from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2

@@ -96,8 +96,11 @@ class BackwardWalk:
         again: ForwardProfile | None = None,
         device: Multiprocessors | None = None,
         hooked: bool = False,
+        lent: bool = False,
     ) -> None:
         self.device = device
+        self.lent = lent
+        """The gradient of what it returns lies in a buffer that stays, and that nothing is added to."""
         self.hooked = hooked
         self.segment = segment
         self.saves = dict(saves)
@@ -137,8 +140,8 @@ class BackwardWalk:
             self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
             self.holders = sum(map(keeps_something, segment.operations))
         if segment.output is not None:
-            is_foreign = segment.compiled is Compilation.LAYER
-            size = segment.output.storage.num_bytes
+            is_foreign = segment.compiled is Compilation.LAYER or self.lent
+            size = 0 if self.lent else segment.output.storage.num_bytes
             self.buffers[segment.output] = GradientBuffer(size, is_view=is_foreign)
         for tensor, size in self.shared.items():
             self.buffers[tensor] = GradientBuffer(size)

@@ -14,7 +14,7 @@ from memplan.memory.backward_walk import GradientBuffer, Interval
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import Held, Line, Outline, Point
 from memplan.memory.playback import Engine
-from memplan.memory.spots import PassSpots, Spot, Spots
+from memplan.memory.spots import PassSpots, Spot, Spots, height_entries
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
 from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 
@@ -299,6 +299,10 @@ class TallyPlayback:
         self.spots = ledger.spots.of(passes)
         self.engine = engine
         self.uses = repeated_uses(passes)
+        self.rest = [each for each in height_entries(passes.after_forward) if each.num_bytes]
+        """What a micro-batch holds between its forward and its backward pass."""
+        self.parked: dict[int, list[Block]] = {}
+        """The same as blocks, of those whose backward pass is to come."""
         self.waiting: dict[tuple[Parameter, int], tuple[int, Block]] = {}
         """Gradients of weights used more than once: how many are to come, and the sum so far."""
 
@@ -319,6 +323,22 @@ class TallyPlayback:
     def return_loss(self) -> None:
         """The model has returned: its outputs but the loss go, and casts."""
         self.ledger.rest(self.spots.after_forward)
+
+    def park(self, micro_batch: int) -> None:
+        """Another pass is to run before this micro-batch's backward one: it is held as it is."""
+        ledger = self.ledger
+        ledger.stand(self.spots.between)
+        self.parked[micro_batch] = [
+            ledger.allocate(
+                each.num_bytes, 0, each.kind, f"{each.origin}, of micro-batches in flight"
+            )
+            for each in self.rest
+        ]
+
+    def resume(self, micro_batch: int) -> None:
+        """Go on with it."""
+        self.ledger.free_all(self.parked.pop(micro_batch))
+        self.ledger.stand(self.spots.after_forward)
 
     def _forward(self, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine

@@ -83,11 +83,18 @@ def setup_label(setup: TrainingSetup) -> str:
 
     >>> setup_label(TrainingSetup(num_gpus=8, engine="fsdp", tensor_parallel=4))
     'FSDP2 x TP4'
+    >>> setup_label(TrainingSetup(num_gpus=8, context_parallel=8))
+    'FSDP2 x CP8'
     """
-    if setup.tensor_parallel == 1:
+    degrees = {
+        "TP": setup.tensor_parallel,
+        "PP": setup.pipeline_parallel,
+        "CP": setup.context_parallel,
+    }
+    split = " x ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1)
+    if not split:
         return sharing_label(setup)
-    split = f"TP{setup.tensor_parallel}"
-    return split if setup.data_parallel == 1 else f"{sharing_label(setup)} x {split}"
+    return split if setup.gradient_ranks == 1 else f"{sharing_label(setup)} x {split}"
 
 
 def checkpointing_label(setup: TrainingSetup) -> str:
@@ -117,6 +124,10 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(engine_label(after))
     if before.tensor_parallel != after.tensor_parallel:
         parts.append(f"tensor parallel over {_gpus(after.tensor_parallel)}")
+    if before.context_parallel != after.context_parallel:
+        parts.append(f"sequences shared by {_gpus(after.context_parallel)}")
+    if before.pipeline_parallel != after.pipeline_parallel:
+        parts.append(f"a pipeline over {_gpus(after.pipeline_parallel)}")
     same_stage = before.zero_stage is after.zero_stage
     if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
         parts.append("zero.Init")
