@@ -99,6 +99,7 @@ def time_of(
     job: Job, *, between_nodes: float | None = None, rates: Rates | None = None
 ) -> StepTime:
     """The same of a job, on a GPU that reaches these rates; None: those of its kind."""
+    _refuse_untimed(job.setup)
     rates = rates or rates_of(job.gpu)
     setup, model, tape = job.setup, job.walked.model, job.given.tape
     flops = _flops(job)
@@ -119,6 +120,14 @@ def time_of(
         shares=expected.shares(),
         intervals=tuple(expected.clock.intervals),
     )
+
+
+def _refuse_untimed(setup: TrainingSetup) -> None:
+    """Refuse what is modelled in bytes and not in time yet."""
+    for name in ("pipeline_parallel", "context_parallel", "expert_parallel"):
+        if getattr(setup, name) > 1:
+            msg = f"{name}: the time of its steps is not told yet, only their memory"
+            raise UnsupportedOperationError(msg)
 
 
 def _flops(job: Job) -> StepFlops:

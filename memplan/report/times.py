@@ -40,16 +40,18 @@ class Timed:
     """A setup with its time."""
 
     time: StepTime | None
-    """None: its operations are not written down."""
+    """None: it is not known."""
     run: RunCost | None
+    why: str = ""
+    """It is not known."""
 
 
 def timed(answer: "Estimate", question: TimeQuestion) -> Timed:
     """The time of an answer's step, and of the run that is asked for."""
     try:
         time = step_time(answer, between_nodes=question.between_nodes)
-    except UnsupportedOperationError:
-        return Timed(time=None, run=None)
+    except UnsupportedOperationError as error:
+        return Timed(time=None, run=None, why=str(error))
     if question.mfu is not None:
         time = time.with_mfu(question.mfu)
     setup = answer.setup
@@ -121,7 +123,7 @@ def time_lines(answer: "Estimate", question: TimeQuestion) -> list[str]:
     time = found.time
     name = answer.gpu.short_name if answer.gpu is not None else "A100-80"
     if time is None:
-        return [f"Time on {name}: not known, the model's operations are not written down"]
+        return [f"Time on {name}: not known: {found.why}"]
     span = f" ({_span(time.low_s, time.high_s)})" if time.low_s < time.high_s else ""
     lines = [
         f"Step on {name}: {seconds_text(time.expected_s)}{span}, "
