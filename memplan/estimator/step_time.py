@@ -5,13 +5,13 @@ Three cases are told: what is expected, and a low and a high end between which w
 
 from dataclasses import field, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
 
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
 from memplan.compute.lanes import Interval
 from memplan.compute.rates import DEFAULT_TFLOPS, Rates, rates_of
 from memplan.compute.roofline import segment_work
 from memplan.errors import UnsupportedOperationError
-from memplan.estimator.estimate import Estimate
 from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
 from memplan.estimator.recording import Walked
@@ -22,6 +22,9 @@ from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from memplan.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +88,23 @@ class StepTime:
         )
 
 
-def step_time(answer: Estimate, *, between_nodes: float | None = None) -> StepTime:
+class Judged(Protocol):
+    """An estimate, as far as its time goes."""
+
+    @property
+    def model(self) -> "ModelSpec":
+        """What is trained."""
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """How."""
+
+    @property
+    def gpu(self) -> GpuSpec | None:
+        """On what."""
+
+
+def step_time(answer: Judged, *, between_nodes: float | None = None) -> StepTime:
     """How long a step of an estimated setup takes.
 
     ``between_nodes`` is a GPU's nominal share of the network between nodes [bytes/s]; None: what nodes
