@@ -133,6 +133,8 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         tensor_parallel=setup.split_over,
+        offload=setup.offload_activations,
+        weights_stay=not setup.offload_activations.sends or setup.chosen_engine is Engine.DDP,
         freeze=setup.freeze,
         compile=setup.compile,
         input_gradients=_input_gradients(setup),

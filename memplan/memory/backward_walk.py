@@ -6,7 +6,8 @@ and everything it kept are still alive, then lets both go (torch/csrc/autograd/e
 outputs to the next nodes' buffers). A profile is relative to the bytes alive when it begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import EXTERN_KERNELS
@@ -66,6 +67,12 @@ class BackwardProfile:
     """Gradients that are there when it begins."""
     left: "dict[Tensor, GradientBuffer]"
     """Gradients of earlier segments' tensors that are there when it ends."""
+    arriving: Sequence[object] = ()
+    """Keys of what had come back from CPU RAM when it began."""
+    leaving: Sequence[object] = ()
+    """Keys of what has when it ends."""
+    streams: Mapping[object, int] = field(default_factory=dict)
+    """Of the blocks that are not of the main stream's memory."""
 
 
 class GradientBuffer:
@@ -133,7 +140,7 @@ class BackwardWalk:
         """Walk the operations backward."""
         segment = self.segment
         given_storage = segment.input.storage if segment.input is not None else None
-        if segment.checkpointed and given_storage is not None:
+        if segment.keeps_input and given_storage is not None:
             self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
             self.holders = sum(map(keeps_something, segment.operations))
         if segment.output is not None:
@@ -315,6 +322,8 @@ class BackwardWalk:
                 self._sum_rows(tensor, operation.outputs[0])
             if product is not incoming[0]:
                 self._free(product, product.num_bytes)
+        if operation.handed or self.segment.input_away is not None:
+            self._end_formula(operation)
         for buffer in incoming:
             self._release(buffer)
         if self.is_compiled:
@@ -361,7 +370,9 @@ class BackwardWalk:
                     continue
                 kind = Gradient.FRESH
             if kind == Gradient.SAVED:
-                self._hand_over(next(handed_over))
+                kept = next(handed_over, None)
+                if kept is not None:  # else it has come back for this formula
+                    self._hand_over(kept)
                 kind = Gradient.FRESH
             if made and len(stages) > 1:
                 self._play(stages.pop(0))
@@ -381,6 +392,9 @@ class BackwardWalk:
         for stage in stages:
             self._play(stage)
         return made, products
+
+    def _end_formula(self, operation: Operation) -> None:
+        """A formula that reads what went to CPU RAM has run."""
 
     def _sum_rows(self, tensor: Tensor, out: Tensor) -> None:
         """What the kernel that sums a gradient over its rows asks for beside the result."""

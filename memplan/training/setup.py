@@ -9,6 +9,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
@@ -188,6 +189,8 @@ class TrainingSetup:
     expert_parallel: int = 1
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
+    offload_activations: ActivationOffload = ActivationOffload.NONE
+    """What is kept for the backward pass and goes to CPU RAM in between, and how."""
     freeze: FrozenParts = FrozenParts()
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
@@ -493,11 +496,11 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "precision": Precision, "fp8": Fp8Recipe, "optimizer": Optimizer, "attention": AttentionKernel,
     "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
     "packing": Packing,
-    "offload_optimizer": Offload, "offload_param": Offload,
+    "offload_optimizer": Offload, "offload_param": Offload, "offload_activations": ActivationOffload,
     "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind, "compile": Compilation,
 }  # fmt: skip
 
-_ALWAYS_NAMED = (Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
+_ALWAYS_NAMED = (ActivationOffload, Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
 """What no engine or model fills in where it is null."""
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
