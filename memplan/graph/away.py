@@ -4,7 +4,7 @@ Autograd hands every tensor that it keeps to the hooks that are set when it is k
 (torch/csrc/autograd/saved_variable.cpp), one after another, weights and doubles among them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memplan.graph.operation_kinds import ATTENTION_KERNELS, PRODUCTS, OperationKind
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
@@ -64,6 +64,7 @@ class Hooks:
         outputs: Sequence[Tensor],
         in_head: bool,
         in_python: bool,
+        is_shared: Callable[[Storage], bool],
     ) -> tuple[list[Tensor], Handed]:
         """Those of an operation's tensors that stay, and where each of all lies."""
         rules = self.rules
@@ -75,7 +76,7 @@ class Hooks:
         for tensor in tensors:
             self.number += 1
             away = None
-            if not self._stays(kind, tensor):
+            if not self._stays(kind, tensor, is_shared=is_shared(tensor.storage)):
                 is_result = in_python or any(tensor is out for out in outputs)
                 lies_across = _lies_across(kind, tensor, (*inputs[:3], *outputs[:1]))
                 copied = self._is_copied(tensor, lies_across=lies_across)
@@ -90,8 +91,11 @@ class Hooks:
         self.number += 1
         return Away(tensor)
 
-    def _stays(self, kind: OperationKind, tensor: Tensor) -> bool:
+    def _stays(self, kind: OperationKind, tensor: Tensor, *, is_shared: bool) -> bool:
         rules = self.rules
+        if rules.keeps_doubles and is_shared:
+            # Every layer after the first finds it known: two products or more of each read it.
+            return True
         if rules.keeps_doubles and _identity(tensor) in self.known:
             self.known[_identity(tensor)] = self.number
             return True

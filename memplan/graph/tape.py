@@ -374,6 +374,7 @@ class Tape:
                 saves, handed = self.hooks.take(
                     kind, saves, inputs=inputs, outputs=outputs,
                     in_head=segment.part is ModelPart.HEAD, in_python=in_python,
+                    is_shared=self._is_shared,
                 )  # fmt: skip
             for tensor in saves:
                 storage = tensor.storage
@@ -404,6 +405,10 @@ class Tape:
                 pinned=pinned, handed=handed,
             )
         )  # fmt: skip
+
+    def _is_shared(self, storage: Storage) -> bool:
+        """Whether it is of an earlier segment, and not what the present one is given."""
+        return 0 <= storage.segment < self.segment.index and not self._is_input(storage)
 
     def _is_input(self, storage: Storage) -> bool:
         x = self.segment.input

@@ -218,7 +218,8 @@ class BackwardWalk:
     def _let_go(self, operation: Operation) -> None:
         """``release_variables``: what only this operation still kept is freed."""
         # What was recomputed is unpacked into variables of the formula, which go in reverse order.
-        saved = reversed(operation.saved) if self.segment.checkpointed else operation.saved
+        unpacked = self.segment.checkpointed or operation.handed
+        saved = reversed(operation.saved) if unpacked else operation.saved
         for storage in saved:
             self._unkeep(storage)
 
@@ -312,7 +313,9 @@ class BackwardWalk:
         made, products = self._formula(operation, incoming[0])
         # What was recomputed is let go by the formula itself, before the engine casts or sums
         # what the formula returned (``validate_outputs``).
-        if self.segment.checkpointed and not self.is_compiled:
+        # So does it with what hooks give it.
+        unpacked = self.segment.checkpointed or bool(operation.handed)
+        if unpacked and not self.is_compiled:
             self._let_go(operation)
         if len(products) > 1:  # validated in the order of the inputs, whatever the formula's was
             products.sort(key=lambda each: operation.inputs.index(each[1]))
@@ -330,7 +333,7 @@ class BackwardWalk:
             self.read.append(operation)
             if operation.kind in EXTERN_KERNELS:
                 self._end_kernel()
-        elif not self.segment.checkpointed:
+        elif not unpacked:
             self._let_go(operation)
         self._let_go_of_given(operation)
         # Next edges are served in the order of the inputs, whatever order the formula went in.

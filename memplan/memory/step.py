@@ -294,8 +294,10 @@ class StepWalk:
         for segment in self.tape.segments:
             own = storage.segment == segment.index
             reads = segment.input is not None and segment.input.storage is storage
-            if reads and segment.keeps_input:
-                return True
+            if reads and segment.checkpointed:
+                if segment.keeps_input:
+                    return True
+                continue
             if (own or reads) and any(storage in each.held for each in segment.operations):
                 return True
         return False

@@ -8,7 +8,7 @@ segments, so a walk begins with what earlier ones left waiting, and leaves its o
 from collections.abc import Sequence
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.away import Away
+from memplan.graph.away import Away, Handed
 from memplan.graph.segments import Change, Operation, Segment, scratch_changes
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, GradientBuffer
@@ -275,13 +275,11 @@ class OffloadForwardWalk(ForwardWalk):
                 self._free(key, -size)
 
 
-def _of(operation: Operation, *, results: bool) -> list[Away | None]:
-    """What an operation's hooks take before it runs, or when it has."""
-    return [
-        each
-        for each in operation.handed
-        if (each is not None and each.is_result) is results
-    ]
+def _of(operation: Operation, *, results: bool) -> Handed:
+    """What an operation's hooks take before it runs, or when it has: inputs come before results."""
+    handed = operation.handed
+    first = next((n for n, each in enumerate(handed) if each is not None and each.is_result), len(handed))
+    return handed[first:] if results else handed[:first]
 
 
 class OffloadBackwardWalk(BackwardWalk):
