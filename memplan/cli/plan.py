@@ -211,7 +211,7 @@ def plan(
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 
-        emit_setup(_chosen(plans).setup, emit, output)
+        emit_setup(_chosen(plans).setup, spec, emit, output)
         return
     _show(plans, spec, output_format)
 

@@ -145,7 +145,7 @@ EmitOption = Annotated[
     typer.Option(
         "--emit",
         metavar="KIND",
-        help="Write the setup for deepspeed, accelerate, training-args or torchtitan instead.",
+        help="Write the setup for deepspeed, accelerate, training-args, torchtitan, megatron or deepspeed+megatron instead.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
@@ -154,7 +154,7 @@ OutputOption = Annotated[
     typer.Option(
         "--output",
         metavar="FILE",
-        help="Where --emit writes; TrainingArguments become YAML in a .yaml file.",
+        help="Where --emit writes; TrainingArguments become YAML in a .yaml file, torchtitan's flags TOML in a .toml file.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

@@ -38,7 +38,7 @@ def assumptions_of(
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
         _checkpointing(resolved),
-        *_split(resolved),
+        *_split(model, resolved),
         *_adapter(model, resolved),
         *_job(resolved),
         *base_words(model, asked, resolved),
@@ -47,10 +47,14 @@ def assumptions_of(
     )
 
 
-def _split(resolved: TrainingSetup) -> tuple[str, ...]:
-    """Over how many ranks each layer is split, and what else is."""
+def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """Over how many ranks each layer is split, by whose plan, and what else is."""
     group = resolved.split_over
-    return () if group is None else (group.words,)
+    if group is None:
+        return ()
+    from memplan.graph.tensor_plans import plan_words  # only where it is split
+
+    return (f"{group.words}, {plan_words(model, group)}",)
 
 
 def _job(resolved: TrainingSetup) -> tuple[str, ...]:

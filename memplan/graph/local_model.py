@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
+from memplan.graph.splits import Sharing
+from memplan.graph.tensor_plans import has_plan
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
@@ -11,9 +13,12 @@ from memplan.model.attention import (
     PositionBias,
     Projection,
 )
+from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, NormPlacement
+from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.kernels import ExpertKernel
 from memplan.training.parallelism import TensorParallel
 
 SPLIT_PLACEMENTS = frozenset(
@@ -38,13 +43,13 @@ def local_model(model: ModelSpec, options: TapeOptions, group: TensorParallel) -
     2
     """
     _check_whole(model, group)
+    stack = model.stacks[0]
+    runs = tuple(_local_run(model, run, options, group) for run in stack.runs)
     _divided(model.num_outputs, group.degree, f"{model.name}'s vocabulary")
     _divided(model.vocab_size, group.degree, f"{model.name}'s vocabulary")
     if group.sequence:
         what = "seq_len, of which sequence_parallel gives each rank a share,"
         _divided(options.seq_len, group.degree, what)
-    stack = model.stacks[0]
-    runs = tuple(_local_run(model, run, group) for run in stack.runs)
     return replace(model, stacks=(replace(stack, runs=runs),))
 
 
@@ -76,37 +81,105 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
 
 
 def _is_plain(spec: EmbeddingSpec) -> bool:
-    odd = (
-        spec.own_module,
-        spec.prompts,
-        spec.position_source,
-        spec.patch_features,
-        spec.extra_rows,
-    )
+    odd = (spec.own_module, spec.prompts, spec.patch_features, spec.extra_rows)
     return not any(odd)
 
 
-def _local_run(model: ModelSpec, run: LayerRun, group: TensorParallel) -> LayerRun:
-    return replace(run, layer=_local_layer(model, run.layer, group))
+def _local_run(
+    model: ModelSpec, run: LayerRun, options: TapeOptions, group: TensorParallel
+) -> LayerRun:
+    return replace(run, layer=_local_layer(model, run.layer, options, group))
 
 
-def _local_layer(model: ModelSpec, layer: LayerSpec, group: TensorParallel) -> LayerSpec:
-    attention, network = layer.attention, layer.feed_forward
+def _local_layer(
+    model: ModelSpec, layer: LayerSpec, options: TapeOptions, group: TensorParallel
+) -> LayerSpec:
+    """The layer with a rank's heads and widths, as the model's plan shares its two parts."""
+    plan = options.split_plan
     if layer.placement not in SPLIT_PLACEMENTS or layer.cross_attention is not None:
         _refuse(model, "its layers are not attention and a network side by side or in turn")
-    if not isinstance(attention, AttentionSpec) or not _splits_by_head(attention):
+    attention, network = layer.attention, layer.feed_forward
+    if isinstance(attention, AttentionSpec):
+        attention = _shared_attention(model, attention, plan.attention, group)
+    elif isinstance(attention, LatentAttentionSpec):
+        attention = _local_latent(model, attention, plan.attention, group)
+    else:
         _refuse(model, "its attention is not one of heads that are independent of one another")
-    if not isinstance(network, FeedForwardSpec):
-        _refuse(model, "its feed-forward networks are no dense ones")
-    assert isinstance(attention, AttentionSpec)
-    assert isinstance(network, FeedForwardSpec)
-    if attention.projection is not Projection.SEPARATE or network.fused_gate_up:
+    if isinstance(network, FeedForwardSpec):
+        network = _shared_network(model, network, plan.network, group)
+    elif isinstance(network, MixtureSpec):
+        network = _local_mixture(model, network, options, group)
+    else:
+        _refuse(model, "its feed-forward networks are not written down")
+    return replace(layer, attention=attention, feed_forward=network)
+
+
+def _shared_attention(
+    model: ModelSpec, spec: AttentionSpec, sharing: Sharing, group: TensorParallel
+) -> AttentionSpec:
+    if spec.form is not AttentionForm.INTERFACE or spec.output_gate is not OutputGate.NONE:
+        _refuse(model, "its class computes its attention in steps of its own")
+    if sharing is Sharing.WHOLE:
+        return spec
+    if sharing is Sharing.JOINED:
+        _check_joined(model, spec.num_heads * spec.head_dim, group, "queries")
+        _check_joined(model, spec.num_kv_heads * spec.head_dim, group, "keys")
+        return spec
+    if not _splits_by_head(spec):
+        _refuse(model, "its attention is not one of heads that are independent of one another")
+    if spec.projection not in SPLIT_BY_HEAD:
         _refuse(model, "matrices that are several in one do not split by heads or columns of each")
-    return replace(
-        layer,
-        attention=_local_attention(model, attention, group),
-        feed_forward=_local_network(model, network, group),
-    )
+    return _local_attention(model, spec, group)
+
+
+SPLIT_BY_HEAD = frozenset(
+    {Projection.SEPARATE, Projection.FUSED_INTERLEAVED, Projection.FUSED_SELECTED}
+)
+"""Where a share of the rows is all that some heads have: queries, keys and values."""
+
+
+def _check_joined(model: ModelSpec, width: int, group: TensorParallel, what: str) -> None:
+    _divided(width, group.degree, f"the width of {model.name}'s {what}")
+
+
+def _local_latent(
+    model: ModelSpec, spec: LatentAttentionSpec, sharing: Sharing, group: TensorParallel
+) -> LatentAttentionSpec:
+    if group.sequence:
+        _refuse(model, "sequence_parallel has no rule for its latent attention")
+    if sharing is Sharing.WHOLE:
+        return spec
+    heads = _divided(spec.num_heads, group.degree, f"{model.name}'s number of heads")
+    return replace(spec, num_heads=heads)
+
+
+def _shared_network(
+    model: ModelSpec, spec: FeedForwardSpec, sharing: Sharing, group: TensorParallel
+) -> FeedForwardSpec:
+    if sharing is Sharing.WHOLE:
+        return spec
+    if sharing is Sharing.JOINED:
+        _check_joined(model, spec.intermediate_size, group, "feed-forward network")
+        return spec
+    if spec.fused_gate_up:
+        _refuse(model, "matrices that are several in one do not split by heads or columns of each")
+    return _local_network(model, spec, group)
+
+
+def _local_mixture(
+    model: ModelSpec, spec: MixtureSpec, options: TapeOptions, group: TensorParallel
+) -> MixtureSpec:
+    """Every expert with a share of its width: gate and up are split each (``packed_colwise``)."""
+    if not has_plan(model):
+        _refuse(model, "transformers has no plan of how to split its mixture of experts")
+    if group.sequence:
+        _refuse(model, "sequence_parallel has no rule for its mixture of experts")
+    if options.kernels.experts is ExpertKernel.MODULES or spec.expert.bias:
+        _refuse(model, "experts that are modules of their own, or have biases, are not split")
+    shared = spec.shared
+    if shared is not None:
+        shared = _shared_network(model, shared, options.split_plan.shared, group)
+    return replace(spec, expert=_local_network(model, spec.expert, group), shared=shared)
 
 
 def _splits_by_head(spec: AttentionSpec) -> bool:

@@ -34,8 +34,11 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         return tape
     if options.tensor_parallel is not None:
         from memplan.graph.local_model import local_model  # only where it is split
+        from memplan.graph.tensor_plans import plan_of
 
-        model = local_model(model, options, options.tensor_parallel)
+        group = options.tensor_parallel
+        options = replace(options, split_plan=plan_of(model, group))
+        model = local_model(model, options, group)
     tape = _record(model, options)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)

@@ -37,8 +37,10 @@ def linear(
     if group is not None and split is not Split.WHOLE:
         from memplan.graph.tensor_parallel import split_product  # only then
 
+        own = in_features // group.degree if split is Split.ROW_CUT else in_features
+
         def product(given: Tensor, width: int) -> Tensor:
-            return linear(t, given, name, in_features, width, bias=bias)
+            return linear(t, given, name, own, width, bias=bias)
 
         return split_product(t, group, x, split, out_features, product)
     weight = t.matrix(f"{name}.weight", out_features, in_features)
@@ -152,7 +154,7 @@ def norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, *, groups: i
     group = t.options.tensor_parallel
     if group is not None and group.sequence:
         for weight in t.segment.parameters[declared:]:
-            weight.added_up = True
+            weight.added_up = weight.is_distributed = True
     t.touch(x)
     return out
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.splits import PLAIN_SPLIT, SplitPlan
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
@@ -75,6 +76,8 @@ class TapeOptions:
     """What goes to CPU RAM between the passes."""
     weights_stay: bool = True
     """Weights are where they were when the hooks that offload were made."""
+    split_plan: SplitPlan = PLAIN_SPLIT
+    """Which parts of its layers they share, and how."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
     compile: Compilation = Compilation.NONE

@@ -27,6 +27,7 @@ from memplan.graph.operations import (
 )
 from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
+from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
 from memplan.graph.stacks import (
     BASE_MODEL,
@@ -103,7 +104,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
     group = t.options.tensor_parallel
-    if group is None:
+    if group is None or t.options.split_plan.table is Sharing.WHOLE:
         table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
     else:
         from memplan.graph.tensor_parallel import token_table  # only then
@@ -121,7 +122,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     x = embedding_lookup(t, table, tokens - prompts * t.options.batch_size)
     if prompts and t.adaptation is not None:
         x = t.adaptation.prompted(t, x)
-    if group is not None:
+    if group is not None and table.ranks > 1:
         from memplan.graph.tensor_parallel import add_up  # only then
 
         x = add_up(t, group, x)

@@ -100,8 +100,8 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "added_up", "experts", "gathered_as", "gradient_numel", "module", "name", "of_adapter", "of_linear",
-        "packed", "ranks", "shape", "unused",
+        "added_up", "experts", "gathered_as", "gradient_numel", "is_distributed", "module", "name",
+        "of_adapter", "of_linear", "packed", "ranks", "shape", "unused",
     )  # fmt: skip
 
     def __init__(
@@ -137,6 +137,8 @@ class Parameter(Tensor):
         """Elements of the gradient that autograd makes: more where it makes those of other ranks too."""
         self.ranks = 1
         """How many ranks have a part of the weight like this one each."""
+        self.is_distributed = False
+        """It is a DTensor, be it one that every rank has whole."""
         self.added_up = False
         """Its gradient is a rank's part of a sum over the ranks that have the rest of the sequences."""
         self.unused = False
@@ -166,11 +168,11 @@ class Parameter(Tensor):
         """Elements that one token's computation uses [elements]."""
         if self.experts is None:
             return self.num_weights
-        return self.numel // self.experts.num_experts * self.experts.num_active
+        return self.num_weights // self.experts.num_experts * self.experts.num_active
 
     @property
     def unfused_numel(self) -> int:
         """Elements of one expert's matrix, as a module of its own would hold it [elements]."""
         if self.experts is None:
             return self.num_weights
-        return self.numel // (self.experts.num_experts * self.experts.num_matrices)
+        return self.num_weights // (self.experts.num_experts * self.experts.num_matrices)

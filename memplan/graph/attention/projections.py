@@ -3,7 +3,6 @@
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.attention.rotary import turned_in_place, turns_heads
 from memplan.graph.operations import linear, norm
-from memplan.graph.splits import Split
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -43,7 +42,8 @@ def project(
 
 def _column(t: Tape, x: Tensor, name: str, hidden: int, width: int, *, bias: bool) -> Tensor:
     """One of them: a rank has some of the heads."""
-    return linear(t, x, f"self_attn.{name}", hidden, width, bias=bias, split=Split.COLUMN)
+    columns = t.options.split_plan.attention.columns
+    return linear(t, x, f"self_attn.{name}", hidden, width, bias=bias, split=columns)
 
 
 def _heads(

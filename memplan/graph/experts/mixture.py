@@ -34,7 +34,7 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
 
         routed = experts_in_turn(t, x, weights, chosen, spec, hidden_size)
     else:
-        routed = routed_experts(t, x, weights, chosen, spec, hidden_size)
+        routed = _routed(t, x, weights, chosen, spec, hidden_size)
     if spec.routed_scaled:
         routed = t.scale(routed)
     if spec.shared is None:
@@ -51,11 +51,27 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     return out
 
 
+def _routed(
+    t: Tape, x: Tensor, weights: Tensor, chosen: Tensor, spec: MixtureSpec, hidden_size: int
+) -> Tensor:
+    """The routed experts: all of them, or a rank's share of each."""
+    group = t.options.tensor_parallel
+    if group is None:
+        return routed_experts(t, x, weights, chosen, spec, hidden_size)
+    from memplan.graph.tensor_parallel import split_experts  # only then
+
+    def product(given: Tensor, scores: Tensor) -> Tensor:
+        return routed_experts(t, given, scores, chosen, spec, hidden_size)
+
+    return split_experts(t, group, x, weights, product)
+
+
 def _shared(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     from memplan.graph.feed_forward import feed_forward
 
     assert spec.shared is not None
-    return feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts")
+    sharing = t.options.split_plan.shared
+    return feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts", sharing=sharing)
 
 
 def _gate_shared(t: Tape, x: Tensor, shared: Tensor, hidden_size: int) -> Tensor:

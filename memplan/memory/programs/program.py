@@ -238,6 +238,14 @@ class Program:
             for weight in weights if first else ():
                 self._step_alone(weight, None)
             return
+        for group in self.parameter_groups(weights):
+            self._step_together(group, first=first)
+
+    def parameter_groups(self, weights: list[Weight]) -> list[list[Weight]]:
+        """What the optimizer steps at once."""
+        return [weights]
+
+    def _step_together(self, weights: list[Weight], *, first: bool) -> None:
         tensors = stepped_all(parameter for parameter, _ in weights)
 
         def replace(number: int, kind: ActKind, block: Block | None) -> None:
