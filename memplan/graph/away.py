@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 
 from memplan.graph.operation_kinds import ATTENTION_KERNELS, PRODUCTS, OperationKind
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
-from memplan.training.activation_offload import OffloadRules, Rows, WeightsKept
+from memplan.training.activation_offload import (
+    OFFLOAD_RULES,
+    ActivationOffload,
+    OffloadRules,
+    Rows,
+    WeightsKept,
+)
 
 
 class Away:
@@ -16,9 +22,7 @@ class Away:
 
     __slots__ = ("copied_bytes", "is_result", "num_bytes", "pinned_bytes", "storage")
 
-    def __init__(
-        self, tensor: Tensor, *, copied: bool = False, is_result: bool = False
-    ) -> None:
+    def __init__(self, tensor: Tensor, *, copied: bool = False, is_result: bool = False) -> None:
         self.storage = tensor.storage
         self.num_bytes = allocated_bytes(tensor.numel, tensor.dtype)
         """Of what comes back."""
@@ -41,6 +45,11 @@ def pinned_bytes(num_bytes: int) -> int:
 
 Handed = tuple[Away | None, ...]
 """For each tensor handed to the hooks, where it lies in between; None: it stays."""
+
+
+def hooks_of(how: ActivationOffload, *, weights_stay: bool) -> "Hooks":
+    """New hooks of a way of offloading."""
+    return Hooks(OFFLOAD_RULES[how], weights_stay=weights_stay)
 
 
 class Hooks:
@@ -103,6 +112,8 @@ class Hooks:
             return True
         if not isinstance(tensor, Parameter):
             return False
+        if tensor.packed is not None:
+            return True  # bitsandbytes' function keeps its codes by itself.
         if rules.weights_kept is WeightsKept.ALL:
             return self.weights_stay
         return rules.weights_kept is WeightsKept.AS_THEY_ARE and kind not in PRODUCTS
@@ -126,7 +137,9 @@ def _lies_across(kind: OperationKind, tensor: Tensor, heads: Sequence[Tensor]) -
     """Whether an operation keeps it as a transposed view: weights of products, heads of attention."""
     if kind in PRODUCTS:
         return tensor.by_column
-    return kind in ATTENTION_KERNELS and not tensor.by_head and any(tensor is each for each in heads)
+    return (
+        kind in ATTENTION_KERNELS and not tensor.by_head and any(tensor is each for each in heads)
+    )
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
 from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart
-from memplan.training.activation_offload import OFFLOAD_RULES, ActivationOffload
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 if TYPE_CHECKING:
@@ -44,11 +44,9 @@ class Tape:
         self.hooks: Hooks | None = None
         """What takes tensors that operations keep to CPU RAM."""
         if options.offload is not ActivationOffload.NONE:
-            from memplan.graph.away import Hooks  # only then
+            from memplan.graph.away import hooks_of  # only then
 
-            self.hooks = Hooks(
-                OFFLOAD_RULES[options.offload], weights_stay=options.weights_stay
-            )
+            self.hooks = hooks_of(options.offload, weights_stay=options.weights_stay)
         self.adaptation = options.adaptation
         """The adapter in whose place the model's own weights are frozen."""
         self.adapted: Mapping[str, int] = {}

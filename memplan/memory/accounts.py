@@ -139,7 +139,7 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
         rank=found.rank,
         phases=tuple(_phases(found, inputs)),
         held_bytes=outlined.outline.held_bytes + inputs.num_bytes,
-        host=outlined.host,
+        host=_with_states(outlined.host, given.passes.away_bytes),
         left_out=outlined.left_out,
         unsaved=outlined.unsaved,
     )
@@ -217,7 +217,8 @@ def _with_average(program: Program) -> HostMemory:
 
 
 def _with_states(host: HostMemory, num_bytes: int) -> HostMemory:
-    """With an optimizer's states that are in CPU RAM, or may have to be."""
+    """With what else is in CPU RAM between steps: an optimizer's states, page-locked blocks that torch
+    keeps for the next activations."""
     if not num_bytes:
         return host
     held, saved = host.held_bytes + num_bytes, host.save_bytes + num_bytes

@@ -286,7 +286,7 @@ class Playback:
             for _ in range(each.repeats):
                 remaining[each.segment.index] -= 1
                 self._backward(each, remaining[each.segment.index], cuts)
-            if not remaining[each.segment.index] and not each.segment.checkpointed:
+            if not remaining[each.segment.index] and not each.segment.keeps_input:
                 self._free_shared(each.segment)
         for weight, block in finished:
             self.engine.gradient_ready(weight, block)

@@ -8,9 +8,7 @@ layer's number, so its highest point is at one end of the run.
 engine's business, as its program says it.
 """
 
-from collections.abc import Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Gradient, Segment, SegmentComponent
@@ -20,9 +18,6 @@ from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, Interval
 from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES, ActivationOffload
-
-if TYPE_CHECKING:
-    from memplan.graph.away import Away
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +147,8 @@ class StepPasses:
     backward: list[BackwardPass] = field(default_factory=list)
     after_backward: Height = Height()
     """What is left beside gradients: the loss, leaves that want gradients, and these."""
-    away: "Sequence[Away]" = ()
-    """What lies in CPU RAM when backward begins, each as often as it does."""
+    away_bytes: int = 0
+    """What lies in CPU RAM when backward begins, page-locked."""
 
 
 class StepWalk:
@@ -198,7 +193,7 @@ class StepWalk:
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
         if self.transit is not None:
-            self.passes.away = self.transit.away
+            self.passes.away_bytes = pinned_away_bytes(self.tape)
             self.transit.turn()
         if not self.tape.options.without_gradients:
             self._backward()
@@ -333,7 +328,7 @@ class StepWalk:
                 if not remaining:
                     accumulated = finished
             released = self._free_shared(segment)
-            if segment.checkpointed:
+            if segment.keeps_input:
                 self.passes.backward[-1].released_bytes = released
         if self.transit is not None:
             self._lower(Level(earlier_bytes=-sum(self.transit.waiting_back)), loss=False)
@@ -343,7 +338,7 @@ class StepWalk:
     ) -> tuple[BackwardProfile, Level]:
         walk = ForwardWalk(segment, keep=True)
         made = BackwardWalk if self.transit is None else self.transit.backward
-        walked = made(
+        walk_back = made(
             segment,
             walk.saves,
             in_place_sums=not self.tape.decomposed,
@@ -353,9 +348,9 @@ class StepWalk:
             again=walk.recompute() if segment.checkpointed else None,
             device=self.device,
         )
-        back = walked.run()
+        back = walk_back.run()
         if self.transit is not None:
-            self.transit.went_back(walked)
+            self.transit.went_back(walk_back)
         end = back.end
         if segment.input is not None and self._is_loss(segment.input.storage):
             # From the loss to the head: it is the head's until that lets it go.
@@ -374,6 +369,17 @@ class StepWalk:
                 released += storage.num_bytes
         self._lower(Level(saved_bytes=-released), loss=False)
         return released
+
+
+def pinned_away_bytes(tape: Tape) -> int:
+    """CPU RAM that a forward pass fills with what it keeps [bytes]."""
+    return sum(
+        segment.repeat * away.pinned_bytes
+        for segment in tape.segments
+        for handed in (*(each.handed for each in segment.operations), (segment.input_away,))
+        for away in handed
+        if away is not None
+    )
 
 
 def splits_sums(tape: Tape) -> bool:

@@ -41,8 +41,7 @@ class Transit:
         self.waiting_back: tuple[int, ...] = ()
         """Bytes of each that came back."""
         self.present: frozenset[Away] = frozenset()
-        self.away: list[Away] = []
-        """All that went."""
+        """What has not gone when backward begins."""
 
     def forward(
         self, segment: Segment, *, drops_input: bool
@@ -81,8 +80,9 @@ class Transit:
             device=device, hooked=hooked,
         )  # fmt: skip
 
-    def went_back(self, walk: "OffloadBackwardWalk") -> None:
+    def went_back(self, walk: BackwardWalk) -> None:
         """Take over what it leaves."""
+        assert isinstance(walk, OffloadBackwardWalk)
         self.waiting_back = tuple(_size(key) for key in walk.waiting)
         self.present = walk.present
 
@@ -175,11 +175,11 @@ class OffloadForwardWalk(ForwardWalk):
         starts.append(len(events))
         return self._profile(kept, cached, starts)
 
-    def _profile(
-        self, kept: dict[Storage, int], cached: int, starts: list[int]
-    ) -> ForwardProfile:
+    def _profile(self, kept: dict[Storage, int], cached: int, starts: list[int]) -> ForwardProfile:
         given = self.segment.input.storage if self.segment.input is not None else None
-        is_waiting = given is not None and self.drops_input and bool(self.holders.get(given))
+        is_waiting = False
+        if given is not None and given not in kept and self.drops_input:
+            is_waiting = bool(self.holders.get(given))
         if is_waiting:
             self.let_go.add(given)
         # What is on its way twice goes with the last of both.
@@ -278,7 +278,9 @@ class OffloadForwardWalk(ForwardWalk):
 def _of(operation: Operation, *, results: bool) -> Handed:
     """What an operation's hooks take before it runs, or when it has: inputs come before results."""
     handed = operation.handed
-    first = next((n for n, each in enumerate(handed) if each is not None and each.is_result), len(handed))
+    first = next(
+        (n for n, each in enumerate(handed) if each is not None and each.is_result), len(handed)
+    )
     return handed[first:] if results else handed[:first]
 
 

@@ -24,6 +24,7 @@ from memplan.training.kernels import (
     NormKernel,
     Packing,
     RotaryKernel,
+    SelectivePolicy,
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
@@ -772,6 +773,8 @@ def _check_fp8(setup: TrainingSetup, engine: Engine) -> None:
 
 
 def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
+    if setup.offload_activations.sends:
+        _check_activation_offload(setup)
     parts = {"offload_optimizer": setup.offload_optimizer, "offload_param": setup.offload_param}
     for name, place in parts.items():
         if place is not Offload.NONE and engine in (Engine.DDP, Engine.MEGATRON):
@@ -784,6 +787,28 @@ def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
             raise SetupError(msg)
     if setup.offload_optimizer is not Offload.NONE and setup.zero_stage is ZeroStage.NONE:
         msg = "offload_optimizer: DeepSpeed offloads from stage 1 on, not 0"
+        raise SetupError(msg)
+
+
+def _check_activation_offload(setup: TrainingSetup) -> None:
+    how = setup.offload_activations.value
+    msg = ""
+    if setup.compile is not Compilation.NONE:
+        msg = "what a compiled graph keeps is not followed to CPU RAM: leave torch.compile out"
+    elif setup.fp8 is not Fp8Recipe.NONE:
+        msg = f"what {setup.fp8.value} keeps is not followed to CPU RAM: leave fp8 out"
+    elif (
+        setup.checkpointing is Recomputation.SELECTIVE
+        and setup.chosen_kernels.selective is not SelectivePolicy.EVERY_OTHER_MATMUL
+    ):
+        msg = "beside recomputed attention it is not modelled: take checkpointing none or full"
+    elif setup.offload_activations is ActivationOffload.CHECKPOINTS and setup.checkpointing in (
+        Recomputation.NONE,
+        0.0,
+    ):
+        msg = "no layer is checkpointed: say checkpointing full, or streamed"
+    if msg:
+        msg = f"offload_activations: {how}: {msg}"
         raise SetupError(msg)
 
 
