@@ -20,7 +20,9 @@ from memplan.training.activation_offload import (
 class Away:
     """A tensor that lies in CPU RAM from its forward to its backward pass."""
 
-    __slots__ = ("copied_bytes", "is_result", "num_bytes", "pinned_bytes", "storage")
+    __slots__ = (
+        "copied_bytes", "is_result", "is_turned", "num_bytes", "pinned_bytes", "storage",
+    )  # fmt: skip
 
     def __init__(self, tensor: Tensor, *, copied: bool = False, is_result: bool = False) -> None:
         self.storage = tensor.storage
@@ -30,6 +32,8 @@ class Away:
         """Of a copy on the GPU, made first."""
         self.is_result = is_result
         """The operation has run when it goes."""
+        self.is_turned = False
+        """It comes back in rows, where it lay across them."""
         self.pinned_bytes = pinned_bytes(tensor.numel * tensor.dtype.num_bytes)
 
 
@@ -90,6 +94,7 @@ class Hooks:
                 lies_across = _lies_across(kind, tensor, (*inputs[:3], *outputs[:1]))
                 copied = self._is_copied(tensor, lies_across=lies_across)
                 away = Away(tensor, copied=copied, is_result=is_result)
+                away.is_turned = lies_across and rules.rows is not Rows.AS_THEY_LIE
                 self._send(tensor)
             handed.append(away)
         stay = [tensor for tensor, away in zip(tensors, handed, strict=True) if away is None]

@@ -127,6 +127,8 @@ class BackwardWalk:
         self.events: list[Event] = []
         self.marks: list[tuple[int, int]] = []
         self.handed_over: set[Storage] = set()
+        self.across: set[GradientBuffer] = set()
+        """Gradients that lie head by head, since what they are of came back in rows of its heads."""
         self.buffers: dict[Tensor, GradientBuffer] = {}
         self.is_compiled = segment.compiled is not Compilation.NONE
         self.finished: list[tuple[Parameter, int, GradientBuffer | None]] = []
@@ -304,6 +306,8 @@ class BackwardWalk:
             for tensor in operation.outputs
             if (buffer := self.buffers.pop(tensor, None)) is not None
         ]
+        if self.across:
+            incoming = self._in_rows(operation, incoming)
         if self.is_compiled and operation.kind in EXTERN_KERNELS:
             self._end_kernel()
         if not incoming:
@@ -395,6 +399,21 @@ class BackwardWalk:
         for stage in stages:
             self._play(stage)
         return made, products
+
+    def _in_rows(
+        self, operation: Operation, incoming: list[GradientBuffer]
+    ) -> list[GradientBuffer]:
+        """Gradients as a product takes them: copied into rows where they lie otherwise."""
+        found = []
+        for buffer in incoming:
+            if buffer in self.across and operation.multiplies:
+                rows = GradientBuffer(buffer.num_bytes)
+                self._allocate(rows, rows.num_bytes)
+                self._release(buffer)
+                found.append(rows)
+            else:
+                found.append(buffer)
+        return found
 
     def _end_formula(self, operation: Operation) -> None:
         """A formula that reads what went to CPU RAM has run."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.away import Away, Handed
+from memplan.graph.operation_kinds import ATTENTION_KERNELS
 from memplan.graph.segments import Change, Operation, Segment, scratch_changes
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, GradientBuffer
@@ -312,12 +313,18 @@ class OffloadBackwardWalk(BackwardWalk):
         self.waiting: list[object] = [InTransit(size) for size in waiting]
         """What came back for earlier formulas, until the next one has run."""
         self.arriving = list(self.waiting)
+        self.held: list[Storage] = []
+        """What is kept, and did not go before backward began."""
         self.back: list[object] = []
         """What has come back for the formula at hand."""
         self.streams: dict[object, int] = {}
 
     def run(self) -> BackwardProfile:
         """Walk the operations backward."""
+        for away in self.present:
+            if away.storage in self.saves:
+                self.saves[away.storage] += 1
+                self.held.append(away.storage)
         profile = super().run()
         profile.arriving = self.arriving
         profile.leaving = self.waiting
@@ -365,6 +372,10 @@ class OffloadBackwardWalk(BackwardWalk):
             if away is not None and away not in self.present:
                 self._come_back(InTransit(away.num_bytes), away.num_bytes)
         found = super()._formula(operation, incoming)
+        if operation.kind in ATTENTION_KERNELS and len(operation.inputs) > 2:
+            value = operation.inputs[2]
+            if any(away and away.is_turned and away.storage is value.storage for away in operation.handed):
+                self.across.update(made for tensor, made in found[0] if tensor is value)
         if not self.rules.in_flight:
             for key in reversed(self.back):
                 self._go(key)
@@ -377,9 +388,9 @@ class OffloadBackwardWalk(BackwardWalk):
             return
         if not self.back and not any(operation.handed):
             return
-        for key in self.waiting:
+        for key in (*self.waiting, *self.held):
             self._go(key)
-        self.waiting = []
+        self.waiting, self.held = [], []
         for key in self.back:
             if isinstance(key, Storage) and self.saves[key] > 1:
                 self._unkeep(key)
