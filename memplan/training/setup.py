@@ -576,6 +576,12 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         **dict.fromkeys(("packed", "sample_packing", "block_mask"), "'documents'"),
     },
     Offload: dict.fromkeys(("true", "yes", "on"), "'cpu'"),
+    ActivationOffload: {
+        **dict.fromkeys(("true", "yes", "on", "trl"), "'streamed'"),
+        **dict.fromkeys(("cpu", "save_on_cpu"), "'save-on-cpu'"),
+        **dict.fromkeys(("unsloth", "offload", "cpu_checkpointing"), "'checkpoints'"),
+        **dict.fromkeys(("false", "no", "off"), "'none'"),
+    },
     Engine: {
         **dict.fromkeys(("zero", "zero1", "zero2", "zero3", "zero_1", "zero_2", "zero_3"),
                         "'deepspeed', with the stage beside it"),
