@@ -32,11 +32,12 @@ from memplan.memory.programs import (
     program_of,
     stops_of,
 )
-from memplan.memory.programs.program import Program
+from memplan.memory.programs.program import RankProgram
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Tally
+from memplan.training.exchange import Visit
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
@@ -64,6 +65,15 @@ def rank_account(
     return _account(given, max(found, key=_step_peak))
 
 
+def step_visits(given: RankInput, *, rank: int = 0) -> tuple[Visit, ...]:
+    """What a rank exchanges in a steady step, pass after pass.
+
+    Of more micro-batches than ``MICRO_BATCHES`` the first, one after it and the last are told.
+    """
+    outlined = _outlined(_Question(_asked(given), rank, None))
+    return tuple(outlined.outline.visits[1:])
+
+
 def activations_peak_bytes(given: RankInput) -> int:
     """The most that the model's own tensors take in a step, weights and gradients left out [bytes]."""
     return _spots(_Same(given.passes), _Same(None), _Same(given.beside)).highest_bytes
@@ -85,6 +95,8 @@ def _asked(given: RankInput) -> _Asked:
     beside = given.beside
     spots = _spots(_Same(given.passes), _Same(stops), _Same(beside))
     structure = _structure(_Same(given.tape), _Same(given.passes))
+    if given.stages:
+        spots, structure = _staged(given)
     if beside is not ALONE:
         structure = _joint_structure(structure, _Same(beside))
     if within is not None:
@@ -129,9 +141,11 @@ def _step_peak(found: _Weighed) -> int:
 
 
 def _account(given: RankInput, found: _Weighed) -> RankAccount:
+    pipeline = given.setup.pipeline
+    num_batches = 1 if pipeline is None else pipeline.num_micro_batches
     inputs = Entry(
         ComponentKind.INPUTS,
-        max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),
+        num_batches * max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),
         "token ids and labels",
     )
     outlined = found.outlined
@@ -195,13 +209,13 @@ def _outlined(question: "_Question") -> _Outlined:
     program.save()
     return _Outlined(
         outline=ledger.close(program.weight_words),
-        host=_with_states(_with_average(program), program.optimizer.off_gpu_bytes),
+        host=_with_states(_with_average(program), program.off_gpu_bytes),
         left_out=program.left_out,
         unsaved=program.unsaved,
     )
 
 
-def _with_average(program: Program) -> HostMemory:
+def _with_average(program: RankProgram) -> HostMemory:
     """What a rank needs of CPU RAM, an average of its weights that lies there included."""
     host = program.host_memory()
     width = program.given.beside.averaged_host_bytes
@@ -279,7 +293,7 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         _formats_of(setup),
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
         setup.gpus_per_node,
-        (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.data_parallel == 1,
+        (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.gradient_ranks == 1,
         (setup.micro_batch_size, setup.seq_len, setup.target_seq_len)
         if holds_inputs(setup)
         else None,
@@ -332,6 +346,45 @@ def _spots(passes: _Same, stops: _Same, beside: _Same) -> Spots:
         own = Spots(each.passes, {} if within is None else within.stops, spots)
         spots.others.append(own)
     return spots
+
+
+def _staged(given: RankInput) -> "tuple[Spots, _Structure]":
+    """Of a pipeline: the spots of all its stages, and what an outline depends on of them.
+
+    What is in flight beside a pass is held as blocks, so an outline goes by the batch too.
+    """
+    unlike = dict.fromkeys(given.stages)
+    spots = _spots_of_stages(tuple(_Same(stage.passes) for stage in unlike))
+    numbers = {stage: number for number, stage in enumerate(unlike)}
+    key = (
+        given.setup.num_gpus,
+        given.setup.gradient_accumulation_steps,
+        tuple(numbers[stage] for stage in given.stages),
+        tuple(_same_stage(_Same(each.tape), _Same(each.passes)) for each in unlike),
+    )
+    return spots, _interned(*key)
+
+
+@lru_cache(maxsize=256)
+def _same_stage(tape: _Same, passes: _Same) -> tuple[object, ...]:
+    assert isinstance(passes.value, StepPasses)
+    assert isinstance(tape.value, Tape)
+    rest = passes.value.after_forward
+    return _structure(tape, passes), rest, tape.value.options.stage
+
+
+@lru_cache(maxsize=64)
+def _spots_of_stages(unlike: "tuple[_Same, ...]") -> Spots:
+    main: Spots | None = None
+    for each in unlike:
+        assert isinstance(each.value, StepPasses)
+        own = Spots(each.value, {}, main)
+        if main is None:
+            main = own
+        else:
+            main.others.append(own)
+    assert main is not None
+    return main
 
 
 # -- structure -----------------------------------------------------------------------------------------

@@ -10,12 +10,19 @@ from dataclasses import field
 from typing import Protocol
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.segments import Segment
+from memplan.graph.segments import Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
+from memplan.memory.step import (
+    BackwardPass,
+    ForwardPass,
+    StepPasses,
+    kept_by,
+    lets_go,
+    seed_of,
+)
 from memplan.memory.walk import WORKSPACE, Event
 
 Act = tuple[int, int]
@@ -45,6 +52,14 @@ Frame = dict[object, Block]
 """What one repetition of a segment holds: the walks' keys and their blocks."""
 Place = tuple[Frame, object]
 """Where a block is noted."""
+_Parked = tuple[
+    dict[tuple[int, int], Frame],
+    dict[tuple[int, int], Place],
+    dict[Tensor, Block],
+    dict[Storage, int],
+    Place | None,
+]
+"""What a forward pass leaves to the backward one."""
 
 
 class Engine(Protocol):
@@ -101,6 +116,8 @@ class Playback:
         self.ledger = ledger
         self.engine = engine
         self.leaves = {leaf.storage for leaf in tape.leaves}
+        self.parked: dict[int, _Parked] = {}
+        """Micro-batches whose backward pass is to come."""
         self.kept = {segment: _kept(segment) for segment in tape.segments}
 
     def _need_workspace(self, *, forward: bool) -> None:
@@ -141,8 +158,24 @@ class Playback:
     def return_loss(self) -> None:
         """The model has returned, its hooks have run: its outputs but the loss go, and casts."""
         self._release(self.tape.segments[-1])
+        sent = lets_go(self.tape)
+        if sent is not None:
+            self._free_any(sent)
         for place in self.casts:
             self._free(place)
+
+    def park(self, micro_batch: int) -> None:
+        """Another pass is to run before this micro-batch's backward one."""
+        self.parked[micro_batch] = (
+            self.frames, self.inputs, self.shared, self.keepers, self.output
+        )  # fmt: skip
+
+    def resume(self, micro_batch: int) -> None:
+        """Go on with it."""
+        self.frames, self.inputs, self.shared, self.keepers, self.output = self.parked.pop(
+            micro_batch
+        )
+        self.flow = None
 
     def _forward(self, each: ForwardPass) -> None:
         segment = each.segment
@@ -275,11 +308,12 @@ class Playback:
         self.finished = finished if self.engine.takes_all_at_once else None
         self.waiting: dict[tuple[Parameter, int], Block] = {}
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
-        loss = self.tape.segments[-1].output
-        if loss is not None:
-            size = loss.storage.num_bytes
-            kind = ComponentKind.LOGITS_AND_LOSS
-            self.flow = self.ledger.allocate(size, 0, kind, "gradient of the loss")
+        seed = seed_of(self.tape)
+        if seed is not None:
+            kind, name = ComponentKind.LOGITS_AND_LOSS, "gradient of the loss"
+            if self.tape.segments[-1].component is not SegmentComponent.LOGITS_AND_LOSS:
+                kind, name = ComponentKind.TEMPORARIES, "gradient from the stage behind"
+            self.flow = self.ledger.allocate(seed.num_bytes, 0, kind, name)
         for each in self.passes.backward:
             stops = self.engine.stops(each.segment)
             cuts = None if stops is None else backward_cuts(each, stops)
@@ -456,7 +490,9 @@ def backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:
 
 
 def _saved(segment: Segment) -> frozenset[Storage]:
-    return frozenset(storage for operation in segment.operations for storage in operation.held)
+    given = (storage for region in segment.regions for storage in region.given)
+    held = (storage for operation in segment.operations for storage in operation.held)
+    return frozenset((*held, *given))
 
 
 def _kept(segment: Segment) -> frozenset[Storage]:

@@ -190,6 +190,7 @@ class StepWalk:
         self._let_go_of_carried()
         self.passes.at_return = self.level
         self._release(self.tape.segments[-1])
+        self._lower(Level(saved_bytes=-self._sent_bytes()), loss=False)
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
         if self.transit is not None:
@@ -199,6 +200,11 @@ class StepWalk:
             self._backward()
         self.passes.after_backward = self.level
         return self.passes
+
+    def _sent_bytes(self) -> int:
+        """What a stage has sent and lets go, its graph aside [bytes]."""
+        sent = lets_go(self.tape)
+        return 0 if sent is None else sent.num_bytes
 
     def _lower(self, change: Level, *, loss: bool) -> None:
         self.level = self.level.plus(change, loss=loss)
@@ -266,6 +272,8 @@ class StepWalk:
 
     def _is_loss(self, storage: Storage) -> bool:
         """Whether the head made it."""
+        if storage.segment < 0:
+            return False
         maker = self.tape.segments[storage.segment]
         return maker.component is SegmentComponent.LOGITS_AND_LOSS
 
@@ -302,9 +310,10 @@ class StepWalk:
     def _backward(self) -> None:
         accumulated: dict[Parameter, bool] = {}
         shared: dict[Tensor, int] = {}
-        loss = self.tape.segments[-1].output
-        if loss is not None:
-            self._lower(Level(other_bytes=loss.storage.num_bytes), loss=True)
+        seed = seed_of(self.tape)
+        if seed is not None:
+            is_loss = self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
+            self._lower(Level(other_bytes=seed.num_bytes), loss=is_loss)
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
             own = frozenset(segment.parameters)
@@ -347,6 +356,7 @@ class StepWalk:
             shared=shared,
             again=walk.recompute() if segment.checkpointed else None,
             device=self.device,
+            lent=segment is self.tape.segments[-1] and gradient_stays(self.tape),
         )
         back = walk_back.run()
         if self.transit is not None:
@@ -380,6 +390,28 @@ def pinned_away_bytes(tape: Tape) -> int:
         for away in handed
         if away is not None
     )
+
+
+def gradient_stays(tape: Tape) -> bool:
+    """Whether the gradient of what the tape returns lies in a pipeline's buffer, which is not its own."""
+    stage = tape.options.stage
+    return stage is not None and not stage.is_last and stage.runtime.keeps_buffers
+
+
+def seed_of(tape: Tape) -> Storage | None:
+    """As large as the gradient that a backward pass begins with, where that is of its own."""
+    output = tape.segments[-1].output
+    return None if output is None or gradient_stays(tape) else output.storage
+
+
+def lets_go(tape: Tape) -> Storage | None:
+    """What a stage returns, where it is let go once it is sent (``deallocate_output_tensor``)."""
+    stage, last = tape.options.stage, tape.segments[-1]
+    if stage is None or stage.is_last or not stage.runtime.lets_outputs_go or last.output is None:
+        return None
+    storage = last.output.storage
+    kept = storage.held or any(storage in each.held for each in last.operations)
+    return None if kept else storage
 
 
 def splits_sums(tape: Tape) -> bool:

@@ -73,12 +73,13 @@ class Transit:
         again: ForwardProfile | None,
         device: Multiprocessors | None,
         hooked: bool,
+        lent: bool,
     ) -> "OffloadBackwardWalk":
         """A walk over one repetition, from what came back before it."""
         return OffloadBackwardWalk(
             segment, saves, rules=self.rules, waiting=self.waiting_back, present=self.present,
             in_place_sums=in_place_sums, accumulated=accumulated, shared=shared, again=again,
-            device=device, hooked=hooked,
+            device=device, hooked=hooked, lent=lent,
         )  # fmt: skip
 
     def went_back(self, walk: BackwardWalk) -> None:
@@ -302,10 +303,11 @@ class OffloadBackwardWalk(BackwardWalk):
         again: ForwardProfile | None = None,
         device: Multiprocessors | None = None,
         hooked: bool = False,
+        lent: bool = False,
     ) -> None:
         super().__init__(
             segment, saves, in_place_sums=in_place_sums, accumulated=accumulated,
-            shared=shared, again=again, device=device, hooked=hooked,
+            shared=shared, again=again, device=device, hooked=hooked, lent=lent,
         )  # fmt: skip
         self.rules = rules
         self.present = present
@@ -374,7 +376,10 @@ class OffloadBackwardWalk(BackwardWalk):
         found = super()._formula(operation, incoming)
         if operation.kind in ATTENTION_KERNELS and len(operation.inputs) > 2:
             value = operation.inputs[2]
-            if any(away and away.is_turned and away.storage is value.storage for away in operation.handed):
+            if any(
+                away and away.is_turned and away.storage is value.storage
+                for away in operation.handed
+            ):
                 self.across.update(made for tensor, made in found[0] if tensor is value)
         if not self.rules.in_flight:
             for key in reversed(self.back):

@@ -52,6 +52,12 @@ class Player(Protocol):
     def let_go(self) -> None:
         """The loss goes, and what its graph still holds."""
 
+    def park(self, micro_batch: int) -> None:
+        """Another pass is to run before this micro-batch's backward one."""
+
+    def resume(self, micro_batch: int) -> None:
+        """Go on with it."""
+
 
 class Company(Protocol):
     """A job's other models, and what they do when."""
@@ -70,6 +76,47 @@ class Company(Protocol):
 
     def evaluate(self, step: int) -> None:
         """What runs between steps."""
+
+
+class RankProgram(Protocol):
+    """A training run on one rank."""
+
+    weight_words: Mapping[ComponentKind, str]
+    given: RankInput
+    left_out: tuple[str, ...]
+    unsaved: tuple[str, ...]
+
+    @property
+    def weights(self) -> list[Weight]:
+        """In the order of ``named_parameters()``."""
+
+    @property
+    def off_gpu_bytes(self) -> int:
+        """States of the optimizer that are not on the GPU."""
+
+    def run(self, *, num_steps: int | None = None) -> None:
+        """Load, then train."""
+
+    def start(self) -> None:
+        """Load, and fetch the first batch."""
+
+    def settle(self, *, num_micro_batches: int) -> None:
+        """Come to where every further step is like the last."""
+
+    def train(self, step: int, *, num_micro_batches: int) -> None:
+        """One step."""
+
+    def evaluate(self, step: int) -> None:
+        """What runs between steps."""
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+
+    def host_memory(self) -> HostMemory:
+        """CPU RAM that the rank needs."""
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """Elements of a weight that this rank keeps between steps."""
 
 
 class Program:
@@ -120,6 +167,11 @@ class Program:
             self.empties_cache = loads_bitsandbytes(given.setup)
         self.company: Company | None = None
         """The job's other models; None: there are none."""
+
+    @property
+    def off_gpu_bytes(self) -> int:
+        """States of the optimizer that are not on the GPU."""
+        return self.optimizer.off_gpu_bytes
 
     # -- a run -----------------------------------------------------------------------------------
 
@@ -225,10 +277,18 @@ class Program:
         self.ledger.enter(Part.FORWARD, step)
         if self.company is not None:
             self.company.run(When.FIRST)
+        self.forward_pass()
+        self.ledger.enter(Part.BACKWARD, step)
+        self.backward_pass()
+
+    def forward_pass(self) -> None:
+        """Forward once."""
         self.playback.forward()
         self.end_forward()
         self.playback.return_loss()
-        self.ledger.enter(Part.BACKWARD, step)
+
+    def backward_pass(self) -> None:
+        """Backward once."""
         self.begin_backward()
         self.playback.backward()
         self.end_backward()

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.compilation import Compilation
 from memplan.training.optimizers import Optimizer
+from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import (
     FsdpStrategy,
     Offload,
-    PipelineSchedule,
     Recomputation,
     TrainingSetup,
     checkpointing_text,
