@@ -7,16 +7,29 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from memplan.dtypes import DType
 from memplan.memory import ddp
 from memplan.memory.deepspeed import options as deepspeed
 from memplan.memory.fsdp1 import options as fsdp1
 from memplan.memory.fsdp2 import options as fsdp2
-from memplan.training import quantization
+from memplan.memory.megatron import options as megatron_states
+from memplan.training import megatron as megatron_layers
+from memplan.training import parallelism, quantization
 
 ENGINES: dict[str, tuple[str, ModuleType, Any]] = {
     "ddp": ("DDP, and one GPU", ddp, ddp.DdpOptions),
     "fsdp": ("FSDP2 (`fsdp`)", fsdp2, fsdp2.Fsdp2Options),
     "fsdp1": ("FSDP1", fsdp1, fsdp1.Fsdp1Options),
+    "megatron states": (
+        "Megatron (`megatron`): data parallelism and optimizer",
+        megatron_states,
+        megatron_states.MegatronStates,
+    ),
+    "megatron layers": (
+        "Megatron: layers",
+        megatron_layers,
+        megatron_layers.MegatronLayers,
+    ),
 }
 """Engines whose fields are their options: a title, the module, the dataclass."""
 
@@ -25,6 +38,9 @@ def document() -> str:
     """All of it, as Markdown."""
     parts = [_section(title, rows(kind)) for title, _, kind in ENGINES.values()]
     parts.append(_section("DeepSpeed", deepspeed_rows()))
+    known = rows(parallelism.PipelineParallel)
+    options = {"return_outputs": known["returns_outputs"]}
+    parts.append(_section("torch's pipelines (`pipeline_parallel`), with DDP and FSDP2", options))
     parts.append(_section("A quantized base (`quantize`), with any engine", quantization_rows()))
     parts.append(
         "Taken, and without effect on memory worth counting: "
@@ -83,7 +99,7 @@ def documented(kind: Any) -> dict[str, str]:
 def _meaning(text: str, default: object) -> str:
     """What an option means, and what each of its values does."""
     parts = [text] if text else []
-    if isinstance(default, Enum):
+    if isinstance(default, Enum) and not isinstance(default, DType):
         said = documented(type(default))
         values = (
             f"`{member.value}`" + (f": {said[member.name]}" if member.name in said else "")
@@ -103,8 +119,12 @@ def _plain(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, DType):
+        return value.label
     if isinstance(value, Enum):
         return str(value.value)
+    if isinstance(value, tuple):
+        return ", ".join(_plain(each) for each in value)
     if value == deepspeed.UNLIMITED:
         return "no limit"
     return f"{value:,}" if isinstance(value, int) else str(value)

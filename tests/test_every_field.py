@@ -57,13 +57,16 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "tensor_parallel": ({"num_gpus": 8, "engine": "fsdp"}, 2),
     "sequence_parallel": ({"num_gpus": 8, "engine": "fsdp"}, True),
     "loss_parallel": ({"num_gpus": 8, "engine": "fsdp"}, True),
-    "pipeline_parallel": ({"num_gpus": 8}, 2),
+    "pipeline_parallel": ({"num_gpus": 2, "gradient_accumulation_steps": 4}, 2),
     "pipeline_schedule": ({"num_gpus": 8}, "gpipe"),
     "virtual_stages": ({"num_gpus": 8}, 2),
-    "context_parallel": ({"num_gpus": 8}, 2),
+    "layers_per_stage": ({"num_gpus": 8}, (1, 1)),
+    "context_parallel": ({"num_gpus": 8, "engine": "fsdp", "seq_len": 2048}, 2),
+    "context_parallel_kind": ({"num_gpus": 8}, "ring"),
     "expert_parallel": ({"num_gpus": 8}, 2),
     "offload_optimizer": ({"num_gpus": 8, "zero_stage": 2}, "cpu"),
     "offload_param": ({"num_gpus": 8, "zero_stage": 3}, "cpu"),
+    "offload_activations": ({}, "save-on-cpu"),
     "freeze": ({}, "layers.0"),
     "adapter": ({}, {"lora": {"rank": 4, "targets": "all-linear"}}),
     "job": ({}, "dpo"),
@@ -131,6 +134,8 @@ CARD = ("--gpu", "a100-80gb")
 MODEL = ("MODEL",)
 JOB = (*MODEL, *CARD, "--gpus", "8")
 SPLIT = (*JOB, "--engine", "fsdp", "--tensor-parallel", "2")
+STEPS = (*MODEL, *CARD, "--gpus", "2", "--engine", "ddp", "--gradient-accumulation", "4")
+STAGES = (*STEPS, "--pipeline-parallel", "2")
 Words = tuple[str, ...]
 Entry = tuple[Words, Words]
 """What a command is called with, and what is added; FILE names are written before."""
@@ -166,12 +171,25 @@ TRAINED: dict[str, Entry] = {
     "optim_args": ((*JOB, "--optimizer", "sgd"), ("--optim-args", "momentum=0.9")),
     "optimizer_in_backward": ((*MODEL, "--engine", "ddp"), ("--optimizer-in-backward",)),
     "checkpointing": (JOB, ("--checkpointing", "full")),
+    "offload_activations": (JOB, ("--offload-activations", "streamed")),
     "kernels": (JOB, ("--kernels", "torchtitan")),
     "attention": (JOB, ("--attention", "eager")),
     "norm": (JOB, ("--norm", "fused")),
     "tensor_parallel": ((*JOB, "--engine", "fsdp"), ("--tensor-parallel", "2")),
     "sequence_parallel": (SPLIT, ("--sequence-parallel",)),
     "loss_parallel": (SPLIT, ("--loss-parallel",)),
+    "context_parallel": ((*JOB, "--engine", "fsdp"), ("--context-parallel", "2")),
+    "context_parallel_kind": (
+        (*JOB, "--engine", "fsdp", "--cp", "2"),
+        ("--context-parallel-kind", "all-to-all"),
+    ),
+    "pipeline_parallel": (STEPS, ("--pipeline-parallel", "2")),
+    "pipeline_schedule": (STAGES, ("--pipeline-schedule", "gpipe")),
+    "virtual_stages": (
+        (*STAGES, "--pipeline-schedule", "interleaved-1f1b"),
+        ("--virtual-stages", "3"),
+    ),
+    "layers_per_stage": (STAGES, ("--layers-per-stage", "2,0")),
     "fp8": (JOB, ("--fp8", "te-current")),
     "mlp": (JOB, ("--mlp", "fused")),
     "rotary": (JOB, ("--rotary", "liger")),
@@ -248,6 +266,10 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "job": ((*JOB, "--engine", "fsdp"), ("--job", "dpo")),
         "allow": ((*JOB, "--limit", "100"), ("--allow", "lora")),
         "headroom": (JOB, ("--headroom", "50%")),
+        "pipeline_parallel": (JOB, ("--pipeline-parallel", "2")),
+        "virtual_stages": (JOB, ("--virtual-stages", "2")),
+        "context_parallel": (JOB, ("--context-parallel", "2")),
+        "expert_parallel": (JOB, ("--expert-parallel", "2")),
         "limit": (JOB, ("--limit", "1")),
         "maximize": (JOB, ("--maximize", "seq-len")),
         "exact": (JOB, ("--exact",)),

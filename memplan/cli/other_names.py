@@ -4,14 +4,6 @@ _FULL_SHARD = "--engine fsdp or --zero 3, which shard the model over all GPUs"
 _FROZEN = "--freeze, which says what is not trained"
 
 NOT_MODELLED = {
-    **dict.fromkeys(
-        ("pipeline-parallel", "pipeline-parallel-size", "pipeline-model-parallel-size", "pp"),
-        ("pipeline parallelism is", _FULL_SHARD),
-    ),
-    **dict.fromkeys(
-        ("context-parallel", "context-parallel-size", "cp"),
-        ("parallelism over the sequence is", "--checkpointing full, which keeps less of it"),
-    ),
     **dict.fromkeys(("expert-parallel", "ep"), ("expert parallelism is", _FULL_SHARD)),
 }
 """Name -> what it is, and the nearest that is modelled."""
@@ -20,7 +12,20 @@ RENAMED = {
     **dict.fromkeys(
         ("tensor-parallel-size", "tensor-model-parallel-size", "tp-size"), "--tensor-parallel"
     ),
+    **dict.fromkeys(
+        ("pipeline-parallel-size", "pipeline-model-parallel-size", "pp-size"),
+        "--pipeline-parallel",
+    ),
+    **dict.fromkeys(
+        ("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"),
+        "--virtual-stages",
+    ),
+    **dict.fromkeys(("pp-schedule",), "--pipeline-schedule"),
     **dict.fromkeys(("sp",), "--sequence-parallel"),
+    **dict.fromkeys(
+        ("context-parallel-size", "context-parallel-degree", "cp-size"), "--context-parallel"
+    ),
+    **dict.fromkeys(("cp-kind", "cp-comm-type"), "--context-parallel-kind"),
     **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
     **dict.fromkeys(
         ("quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8", "qlora"),
@@ -74,8 +79,8 @@ RENAMED = {
 def other_name(option: str, known: tuple[str, ...]) -> str:
     """What to say of an option that a command does not have; nothing where nothing is known.
 
-    >>> other_name("--pp", ("--engine", "--zero"))[:34]
-    'pipeline parallelism is not modell'
+    >>> other_name("--ep", ("--engine", "--zero"))[:32]
+    'expert parallelism is not modell'
     >>> other_name("--max-length", ("--seq-len",)), other_name("--max-length", ())
     ("it is called '--seq-len'", '')
     """

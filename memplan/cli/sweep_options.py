@@ -54,7 +54,7 @@ GpuNames = Annotated[
     ),
 ]
 EngineAxis = Annotated[
-    str | None, axis_option("--engine", "ddp, deepspeed, fsdp (FSDP2) or fsdp1.", "NAMES")
+    str | None, axis_option("--engine", "ddp, deepspeed, fsdp (FSDP2), fsdp1 or megatron.", "NAMES")
 ]
 ZeroAxis = Annotated[str | None, axis_option("--zero", "DeepSpeed's ZeRO stages: 0-3.", "LIST")]
 FsdpStrategyAxis = Annotated[
@@ -145,7 +145,7 @@ EmitOption = Annotated[
     typer.Option(
         "--emit",
         metavar="KIND",
-        help="Write the setup for deepspeed, accelerate, training-args or torchtitan instead.",
+        help="Write the setup for deepspeed, accelerate, training-args, torchtitan, megatron or deepspeed+megatron instead.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
@@ -154,7 +154,7 @@ OutputOption = Annotated[
     typer.Option(
         "--output",
         metavar="FILE",
-        help="Where --emit writes; TrainingArguments become YAML in a .yaml file.",
+        help="Where --emit writes; TrainingArguments become YAML in a .yaml file, torchtitan's flags TOML in a .toml file.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

@@ -16,6 +16,7 @@ from memplan.upward import Displayed
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
+    from memplan.estimator.step_time import StepTime
     from memplan.memory.required import PlayedRun, Replays
 
 SCHEMA_VERSION = 1
@@ -296,6 +297,17 @@ class Estimate(Displayed):
 
         return estimate_flops(self.model, self.setup, self.gpu)
 
+    @property
+    def time(self) -> "StepTime":
+        """How long an optimizer step takes, between nodes as these cards are sold in.
+
+        Computed anew at each call; ``memplan.estimator.step_time`` takes another network. Raises
+        ``UnsupportedOperationError`` for a model whose operations are not written down.
+        """
+        from memplan.estimator.step_time import step_time  # most estimates are of memory alone
+
+        return step_time(self)
+
     def to_dict(self) -> dict[str, object]:
         """One row of ``--format json``: flat, bytes as integers, in a stable order."""
         setup, total = self.setup, self.total_bytes
@@ -332,6 +344,11 @@ class Estimate(Displayed):
         for label in COMPONENT_LABELS:
             row[f"{label}_bytes"] = components.get(label, 0)
         row["left_out"] = "; ".join(self.unmodelled)
+        if self.setup.pipeline is not None:
+            from memplan.estimator.pipelines import stages_of_rank  # only for pipelines
+
+            row["rank"] = self.account.rank
+            row["stages"] = " ".join(map(str, stages_of_rank(self.setup, self.account.rank)))
         if self.host_verdict is not None:
             row["node_memory_bytes"] = self.node_memory_bytes
             row["host_verdict"] = self.host_verdict.value
@@ -339,9 +356,11 @@ class Estimate(Displayed):
 
 
 def num_communicators(setup: TrainingSetup) -> int:
-    """NCCL's communicators: one, and one more where shards are replicated, or layers split, too."""
-    splits_too = setup.tensor_parallel > 1 and setup.data_parallel > 1
-    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too
+    """NCCL's communicators: one, and one more where shards are replicated, layers split, or
+    sequences shared, too."""
+    splits_too = setup.tensor_parallel > 1 and setup.gradient_ranks > 1
+    shares_too = setup.context_parallel > 1
+    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too + shares_too
 
 
 PHASE_NAMES = (

@@ -19,17 +19,16 @@ from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
-from memplan.memory.beside import ALONE, Beside
 from memplan.memory.engine_options import engine_autocast
 from memplan.memory.programs import rank_kinds
-from memplan.memory.rank import RankInput, joined
+from memplan.memory.rank import RankInput, Stage, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
 from memplan.training.fp8 import FP8_RECIPES, Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import AttentionKernel, Packing
-from memplan.training.precision import PRECISIONS, refuse_unmodelled
+from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
 
 
@@ -50,10 +49,22 @@ class Job:
             family=model.family,
         )
         resolved = on_its_base(model, resolved)
-        if resolved.is_split:
+        if resolved.chosen_engine is Engine.MEGATRON:
+            from memplan.estimator.megatron_setup import check_megatron  # only for its engine
+
+            check_megatron(resolved)
+        elif resolved.is_split:
             from memplan.estimator.split_model import check_split  # only where it is split
 
             check_split(resolved)
+        if resolved.context_parallel > 1 or resolved.context_parallel_kind is not None:
+            from memplan.estimator.shared_sequences import check_shared  # only where they are
+
+            check_shared(resolved)
+        if resolved.pipeline_parallel > 1:
+            from memplan.estimator.pipelines import check_pipeline  # only for pipelines
+
+            check_pipeline(resolved)
         _refuse_kernels(resolved, gpu)
         _refuse_fp8(resolved, gpu)
         _refuse_packing(resolved, model)
@@ -69,7 +80,7 @@ class Job:
     def account(self, *, rank: int | None) -> RankAccount:
         """One rank's account, or the worst one's, on this GPU."""
         if rank is None:
-            account = worst_account(self.walked, self.setup, self.given.beside)
+            account = worst_account(_Given(self.given), self.setup)
         else:
             account = rank_account(self.given, rank=rank)
         gpu = self.gpu
@@ -114,7 +125,10 @@ def prepared(model: ModelSpec, resolved: TrainingSetup, gpu: GpuSpec | None) -> 
     """Record what a resolved setup trains, and what runs beside it."""
     if resolved.job is PLAIN and resolved.ema is None:
         walked = walked_on_card(model, tape_options(resolved, gpu))
-        return Prepared(walked, walked.trained_as(resolved))
+        given = walked.trained_as(resolved)
+        if resolved.pipeline is not None:
+            given = replace(given, stages=_stages(walked, resolved))
+        return Prepared(walked, given)
     from memplan.estimator.others import beside, trained_model  # only for jobs beside sft
 
     trained = trained_model(model, resolved.job)
@@ -122,11 +136,18 @@ def prepared(model: ModelSpec, resolved: TrainingSetup, gpu: GpuSpec | None) -> 
     return Prepared(walked, walked.trained_as(resolved, beside(walked, resolved, gpu)))
 
 
+def _stages(walked: Walked, resolved: TrainingSetup) -> tuple[Stage, ...]:
+    from memplan.estimator.pipelines import stages_of  # only for pipelines
+
+    assert resolved.pipeline is not None
+    return stages_of(walked.model, walked.options, resolved.pipeline)
+
+
 def _recorded(
     model: ModelSpec, options: TapeOptions, resolved: TrainingSetup, gpu: GpuSpec | None
 ) -> RankInput:
     """A run's tapes, recorded and walked again where they are not remembered."""
-    if resolved.job is PLAIN and resolved.ema is None:
+    if resolved.job is PLAIN and resolved.ema is None and resolved.pipeline is None:
         tape, passes = record_and_walk(model, options)
         return RankInput(tape=tape, passes=passes, setup=resolved)
     return prepared(model, resolved, gpu).rank_input
@@ -138,10 +159,26 @@ def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:
     return workspace_bytes(gpu.compute_capability if gpu is not None else None)
 
 
+class _Given:
+    """What a rank's account is made from, told apart by the objects that it is of."""
+
+    __slots__ = ("given", "key")
+
+    def __init__(self, given: RankInput) -> None:
+        self.given = given
+        self.key = (id(given.tape), id(given.beside), tuple(map(id, given.stages)))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Given) and other.key == self.key
+
+
 @lru_cache(maxsize=256)
-def worst_account(walked: Walked, resolved: TrainingSetup, beside: Beside = ALONE) -> RankAccount:
+def worst_account(made_from: _Given, resolved: TrainingSetup) -> RankAccount:  # noqa: ARG001
     """The worst rank's account on a GPU with room to load; remembered, since GPUs share it."""
-    return rank_account(walked.trained_as(resolved, beside))
+    return rank_account(made_from.given)
 
 
 def with_workspaces(account: RankAccount, num_bytes: int) -> RankAccount:
@@ -196,7 +233,6 @@ def _rank_of(runs: tuple[range, ...], worst: int) -> int:
 
 
 def _refuse_unmodelled(setup: TrainingSetup) -> None:
-    refuse_unmodelled(setup.chosen_engine)
     for name in UNMODELLED_DEGREES:
         if getattr(setup, name) > 1:
             msg = (
@@ -204,9 +240,6 @@ def _refuse_unmodelled(setup: TrainingSetup) -> None:
                 "`engine='fsdp'` or `zero_stage=3`"
             )
             raise SetupError(msg)
-    if setup.pipeline_schedule is not None:
-        msg = "pipeline_schedule: is not modelled, as no pipeline parallelism is"
-        raise SetupError(msg)
 
 
 def _refuse_untrained(given: Prepared) -> None:
@@ -286,6 +319,6 @@ def _refuse_packing(setup: TrainingSetup, model: ModelSpec) -> None:
 
 
 UNMODELLED_DEGREES = (
-    "pipeline_parallel", "context_parallel", "expert_parallel", "virtual_stages",
+    "expert_parallel",
 )  # fmt: skip
 """Parallel degrees that a setup may name and no account holds yet: refused, never ignored."""

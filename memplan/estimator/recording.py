@@ -39,6 +39,7 @@ from memplan.training.sdpa import (
 from memplan.training.setup import Recomputation, TrainingSetup
 
 if TYPE_CHECKING:
+    from memplan.training.megatron import MegatronLayers
     from memplan.training.quantization import Quantization
 
 
@@ -107,7 +108,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     """How the tape has to be written for a setup with every default filled in."""
     formats = PRECISIONS[setup.chosen_precision]
     sequences = setup.micro_batch_size * setup.job.sequences_per_example
-    rows, seq_len = sequences, setup.seq_len or 1
+    rows, seq_len = sequences, (setup.seq_len or 1) // setup.context_parallel
     if setup.packing is Packing.PADDING_FREE:
         rows, seq_len = 1, rows * seq_len
     options = TapeOptions(
@@ -115,7 +116,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         seq_len=seq_len,
         packing=setup.packing,
         num_sequences=sequences,
-        target_seq_len=setup.target_seq_len or seq_len,
+        target_seq_len=(setup.target_seq_len or 0) // setup.context_parallel or seq_len,
         weights=formats.weights,
         compute=formats.compute,
         autocast=formats.autocast or engine_autocast(setup),
@@ -133,6 +134,10 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         tensor_parallel=setup.split_over,
+        offload=setup.offload_activations,
+        weights_stay=not setup.offload_activations.sends or setup.chosen_engine is Engine.DDP,
+        megatron=_megatron_layers(setup),
+        context_parallel=setup.sequences_shared,
         freeze=setup.freeze,
         compile=setup.compile,
         input_gradients=_input_gradients(setup),
@@ -149,6 +154,15 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     )
     how = setup.chosen_quantization
     return options if how is None else _quantized(options, how)
+
+
+def _megatron_layers(setup: TrainingSetup) -> "MegatronLayers | None":
+    """How Megatron writes its layers down; None under every other engine."""
+    if setup.chosen_engine is not Engine.MEGATRON:
+        return None
+    from memplan.memory.megatron.options import layers_of  # only then
+
+    return layers_of(setup)
 
 
 def _quantized(options: TapeOptions, how: "Quantization") -> TapeOptions:

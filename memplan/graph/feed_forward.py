@@ -3,7 +3,7 @@
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, dropout, linear
 from memplan.graph.segments import Gradient
-from memplan.graph.splits import Split
+from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
@@ -11,15 +11,23 @@ from memplan.training.kernels import FeedForwardKernel
 
 
 def feed_forward(
-    t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str = "mlp"
+    t: Tape,
+    x: Tensor,
+    spec: FeedForwardSpec,
+    hidden_size: int,
+    name: str = "mlp",
+    *,
+    sharing: Sharing | None = None,
 ) -> Tensor:
-    """Up, activation (times the gate), down."""
+    """Up, activation (times the gate), down; ``sharing`` says how ranks share what is no layer's own."""
     inner = spec.intermediate_size
+    sharing = sharing or t.options.split_plan.network
     halves = x
     if spec.gated:
-        middle, halves = _gated(t, x, spec, hidden_size, name)
+        middle, halves = _gated(t, x, spec, hidden_size, name, sharing)
     else:
-        up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias, split=Split.COLUMN)
+        columns = sharing.columns
+        up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias, split=columns)
         middle = _activated(t, up, spec.activation, name)
         t.touch(up)
         if spec.place is NetworkPlace.NESTED:
@@ -31,7 +39,7 @@ def feed_forward(
     if spec.output_cast:
         middle = t.cast(middle, t.compute)
     out = linear(
-        t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias, split=Split.ROW
+        t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias, split=sharing.rows
     )
     if spec.fused_gate_up:
         t.touch(halves)
@@ -49,14 +57,14 @@ def _activated(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:
 
 
 def _gated(
-    t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str
+    t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str, sharing: Sharing
 ) -> tuple[Tensor, Tensor]:
     """The gated product, and the gate."""
     inner = spec.intermediate_size
 
     def column(part: str, width: int) -> Tensor:
         return linear(
-            t, x, f"{name}.{part}", hidden_size, width, bias=spec.bias, split=Split.COLUMN
+            t, x, f"{name}.{part}", hidden_size, width, bias=spec.bias, split=sharing.columns
         )
 
     if spec.fused_gate_up:

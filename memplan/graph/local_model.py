@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
+from memplan.graph.splits import PLAIN_SPLIT, Sharing
+from memplan.graph.tensor_plans import PLANS, has_plan
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
@@ -11,10 +13,13 @@ from memplan.model.attention import (
     PositionBias,
     Projection,
 )
+from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, NormPlacement
+from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.parallelism import TensorParallel
+from memplan.training.kernels import ExpertKernel
+from memplan.training.parallelism import TensorParallel, TensorParallelKind
 
 SPLIT_PLACEMENTS = frozenset(
     {
@@ -38,17 +43,18 @@ def local_model(model: ModelSpec, options: TapeOptions, group: TensorParallel) -
     2
     """
     _check_whole(model, group)
-    _divided(model.num_outputs, group.degree, f"{model.name}'s vocabulary")
-    _divided(model.vocab_size, group.degree, f"{model.name}'s vocabulary")
+    stack = model.stacks[0]
+    runs = tuple(_local_run(model, run, options, group) for run in stack.runs)
+    divided(model.num_outputs, group.degree, f"{model.name}'s vocabulary")
+    divided(model.vocab_size, group.degree, f"{model.name}'s vocabulary")
     if group.sequence:
         what = "seq_len, of which sequence_parallel gives each rank a share,"
-        _divided(options.seq_len, group.degree, what)
-    stack = model.stacks[0]
-    runs = tuple(_local_run(model, run, group) for run in stack.runs)
+        divided(options.seq_len, group.degree, what)
     return replace(model, stacks=(replace(stack, runs=runs),))
 
 
-def _divided(size: int, degree: int, what: str) -> int:
+def divided(size: int, degree: int, what: str) -> int:
+    """A rank's share of a size; refused with the arithmetic where there is none."""
     share, rest = divmod(size, degree)
     if rest:
         msg = (
@@ -65,6 +71,8 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
         _refuse(
             model, f"only decoders with a language model's head are, and this is {model.task.value}"
         )
+    if group.kind is TensorParallelKind.AUTOTP:
+        _check_autotp(model, group)
     stack = model.stacks[0]
     if model.tables or stack.convolution is not None or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
@@ -75,38 +83,122 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
         _refuse(model, "sequence_parallel has no rule for its learned positions")
 
 
+def _check_autotp(model: ModelSpec, group: TensorParallel) -> None:
+    """Refuse what DeepSpeed itself does: plans with styles that it has no layer for.
+
+    (deepspeed 0.19.8, module_inject/tp_plan_converter.py, ``SUPPORTED_STYLES``)
+    """
+    plan = PLANS.get(model.family)
+    layers = [run.layer for run in model.stacks[0].runs]
+    dense = all(isinstance(each.feed_forward, FeedForwardSpec) for each in layers)
+    by_head = all(isinstance(each.attention, AttentionSpec) for each in layers)
+    if plan is None:
+        _refuse(model, "transformers has no tp_plan for AutoTP to go by")
+    elif replace(plan, table=PLAIN_SPLIT.table) != PLAIN_SPLIT or not (dense and by_head):
+        _refuse(model, "AutoTP refuses its tp_plan, whose styles are more than columns and rows")
+    if model.head.tied:
+        _refuse(model, "AutoTP's joint split of a tied token table is not written down")
+    if group.sequence or group.loss:
+        name = "sequence_parallel" if group.sequence else "loss_parallel"
+        _refuse(model, f"AutoTP has no {name}")
+
+
 def _is_plain(spec: EmbeddingSpec) -> bool:
-    odd = (
-        spec.own_module,
-        spec.prompts,
-        spec.position_source,
-        spec.patch_features,
-        spec.extra_rows,
-    )
+    odd = (spec.own_module, spec.prompts, spec.patch_features, spec.extra_rows)
     return not any(odd)
 
 
-def _local_run(model: ModelSpec, run: LayerRun, group: TensorParallel) -> LayerRun:
-    return replace(run, layer=_local_layer(model, run.layer, group))
+def _local_run(
+    model: ModelSpec, run: LayerRun, options: TapeOptions, group: TensorParallel
+) -> LayerRun:
+    return replace(run, layer=_local_layer(model, run.layer, options, group))
 
 
-def _local_layer(model: ModelSpec, layer: LayerSpec, group: TensorParallel) -> LayerSpec:
-    attention, network = layer.attention, layer.feed_forward
+def _local_layer(
+    model: ModelSpec, layer: LayerSpec, options: TapeOptions, group: TensorParallel
+) -> LayerSpec:
+    """The layer with a rank's heads and widths, as the model's plan shares its two parts."""
+    plan = options.split_plan
     if layer.placement not in SPLIT_PLACEMENTS or layer.cross_attention is not None:
         _refuse(model, "its layers are not attention and a network side by side or in turn")
-    if not isinstance(attention, AttentionSpec) or not _splits_by_head(attention):
+    attention, network = layer.attention, layer.feed_forward
+    if isinstance(attention, AttentionSpec):
+        attention = _shared_attention(model, attention, plan.attention, group)
+    elif isinstance(attention, LatentAttentionSpec):
+        attention = _local_latent(model, attention, plan.attention, group)
+    else:
         _refuse(model, "its attention is not one of heads that are independent of one another")
-    if not isinstance(network, FeedForwardSpec):
-        _refuse(model, "its feed-forward networks are no dense ones")
-    assert isinstance(attention, AttentionSpec)
-    assert isinstance(network, FeedForwardSpec)
-    if attention.projection is not Projection.SEPARATE or network.fused_gate_up:
+    if isinstance(network, FeedForwardSpec):
+        network = _shared_network(model, network, plan.network, group)
+    elif isinstance(network, MixtureSpec):
+        network = _local_mixture(model, network, options, group)
+    else:
+        _refuse(model, "its feed-forward networks are not written down")
+    return replace(layer, attention=attention, feed_forward=network)
+
+
+def _shared_attention(
+    model: ModelSpec, spec: AttentionSpec, sharing: Sharing, group: TensorParallel
+) -> AttentionSpec:
+    if spec.form is not AttentionForm.INTERFACE or spec.output_gate is not OutputGate.NONE:
+        _refuse(model, "its class computes its attention in steps of its own")
+    if sharing is Sharing.WHOLE:
+        return spec
+    if sharing is Sharing.JOINED:
+        _check_joined(model, spec.num_heads * spec.head_dim, group, "queries")
+        _check_joined(model, spec.num_kv_heads * spec.head_dim, group, "keys")
+        return spec
+    if not _splits_by_head(spec):
+        _refuse(model, "its attention is not one of heads that are independent of one another")
+    if spec.projection not in SPLIT_BY_HEAD:
         _refuse(model, "matrices that are several in one do not split by heads or columns of each")
-    return replace(
-        layer,
-        attention=_local_attention(model, attention, group),
-        feed_forward=_local_network(model, network, group),
-    )
+    return _local_attention(model, spec, group)
+
+
+SPLIT_BY_HEAD = frozenset(
+    {Projection.SEPARATE, Projection.FUSED_INTERLEAVED, Projection.FUSED_SELECTED}
+)
+"""Where a share of the rows is all that some heads have: queries, keys and values."""
+
+
+def _check_joined(model: ModelSpec, width: int, group: TensorParallel, what: str) -> None:
+    divided(width, group.degree, f"the width of {model.name}'s {what}")
+
+
+def _local_latent(
+    model: ModelSpec, spec: LatentAttentionSpec, sharing: Sharing, group: TensorParallel
+) -> LatentAttentionSpec:
+    if sharing is Sharing.WHOLE:
+        return spec
+    heads = divided(spec.num_heads, group.degree, f"{model.name}'s number of heads")
+    return replace(spec, num_heads=heads)
+
+
+def _shared_network(
+    model: ModelSpec, spec: FeedForwardSpec, sharing: Sharing, group: TensorParallel
+) -> FeedForwardSpec:
+    if sharing is Sharing.WHOLE:
+        return spec
+    if sharing is Sharing.JOINED:
+        _check_joined(model, spec.intermediate_size, group, "feed-forward network")
+        return spec
+    if spec.fused_gate_up:
+        _refuse(model, "matrices that are several in one do not split by heads or columns of each")
+    return _local_network(model, spec, group)
+
+
+def _local_mixture(
+    model: ModelSpec, spec: MixtureSpec, options: TapeOptions, group: TensorParallel
+) -> MixtureSpec:
+    """Every expert with a share of its width: gate and up are split each (``packed_colwise``)."""
+    if not has_plan(model):
+        _refuse(model, "transformers has no plan of how to split its mixture of experts")
+    if options.kernels.experts is ExpertKernel.MODULES or spec.expert.bias:
+        _refuse(model, "experts that are modules of their own, or have biases, are not split")
+    shared = spec.shared
+    if shared is not None:
+        shared = _shared_network(model, shared, options.split_plan.shared, group)
+    return replace(spec, expert=_local_network(model, spec.expert, group), shared=shared)
 
 
 def _splits_by_head(spec: AttentionSpec) -> bool:
@@ -122,15 +214,15 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
 
 def _local_attention(model: ModelSpec, spec: AttentionSpec, group: TensorParallel) -> AttentionSpec:
     degree = group.degree
-    heads = _divided(spec.num_heads, degree, f"{model.name}'s number of heads")
-    kv_heads = _divided(spec.num_kv_heads, degree, f"{model.name}'s number of key/value heads")
+    heads = divided(spec.num_heads, degree, f"{model.name}'s number of heads")
+    kv_heads = divided(spec.num_kv_heads, degree, f"{model.name}'s number of key/value heads")
     return replace(spec, num_heads=heads, num_kv_heads=kv_heads)
 
 
 def _local_network(
     model: ModelSpec, spec: FeedForwardSpec, group: TensorParallel
 ) -> FeedForwardSpec:
-    width = _divided(
+    width = divided(
         spec.intermediate_size, group.degree, f"the width of {model.name}'s feed-forward network"
     )
     return replace(spec, intermediate_size=width)

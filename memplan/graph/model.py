@@ -32,10 +32,21 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         tape = record_model(model, replace(options, quantizer=quantizer))
         check_skipped(tape, options.quantization, model.name)
         return tape
+    if options.megatron is not None:
+        from memplan.graph.megatron.model import record_megatron  # only for its engine
+
+        return record_megatron(model, options, options.megatron)
     if options.tensor_parallel is not None:
         from memplan.graph.local_model import local_model  # only where it is split
+        from memplan.graph.tensor_plans import plan_of
 
-        model = local_model(model, options, options.tensor_parallel)
+        group = options.tensor_parallel
+        options = replace(options, split_plan=plan_of(model, group))
+        model = local_model(model, options, group)
+    if options.context_parallel is not None:
+        from memplan.graph.attention.ring import check_shared  # only where sequences are shared
+
+        check_shared(model)
     tape = _record(model, options)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)

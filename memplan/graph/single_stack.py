@@ -27,6 +27,7 @@ from memplan.graph.operations import (
 )
 from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
+from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
 from memplan.graph.stacks import (
     BASE_MODEL,
@@ -40,8 +41,9 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
 from memplan.model.layers import StackSpec
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.kernels import AttentionKernel, Packing, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
 
@@ -64,14 +66,39 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         record_tables(t, counted_parts(model), tied=model.head.tied)
         if not model.stacks:
             return t
-    t.inputs_bytes = _ids(t, options.batch_size * options.seq_len) + _label_bytes(t, model)
+    t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
-    x, table = embed(t, model, stack)
+    stage = options.stage
+    if stage is None or stage.is_first:
+        x, table = embed(t, model, stack)
+    else:
+        from memplan.graph.stages import receive  # only for pipelines
+
+        x, table = receive(t, model, stage)
     context = shared_tensors(t, model, stack)
     x = run_layers(t, stack, x, context)
+    if stage is not None and not stage.is_last:
+        from memplan.graph.stages import hand_on  # only for pipelines
+
+        hand_on(t)
+        return t
     x = finish_stack(t, stack, x, context)
     head(t, model, x, table)
     return t
+
+
+def _input_bytes(t: Tape, model: ModelSpec) -> int:
+    """Token ids and labels [bytes].
+
+    Where ranks share sequences, shifted labels and positions too. Of a ring a rank's share of each lies
+    in a storage of the whole (``resize_``); DeepSpeed's loader hands out shares, in place of the labels.
+    """
+    group = t.options.context_parallel
+    if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
+        return 3 * _ids(t, t.options.batch_size * t.options.seq_len)
+    if group is not None:
+        return 4 * _ids(t, t.options.batch_size * t.options.seq_len * group.degree)
+    return _ids(t, t.options.batch_size * t.options.seq_len) + _label_bytes(t, model)
 
 
 def _label_bytes(t: Tape, model: ModelSpec) -> int:
@@ -103,8 +130,10 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
     group = t.options.tensor_parallel
-    if group is None:
-        table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
+    if group is None or t.options.split_plan.table is Sharing.WHOLE:
+        table = t.parameter(
+            "embed_tokens.weight", rows, spec.embedding_size, role=WeightRole.TOKEN_TABLE
+        )
     else:
         from memplan.graph.tensor_parallel import token_table  # only then
 
@@ -121,7 +150,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     x = embedding_lookup(t, table, tokens - prompts * t.options.batch_size)
     if prompts and t.adaptation is not None:
         x = t.adaptation.prompted(t, x)
-    if group is not None:
+    if group is not None and table.ranks > 1:
         from memplan.graph.tensor_parallel import add_up  # only then
 
         x = add_up(t, group, x)
@@ -169,8 +198,9 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
         tables = complex_tables if by_complex else rotary_tables
-        # Rows of several documents have position ids of their own.
-        rows = context.batch if t.options.packing is Packing.DOCUMENTS else 1
+        # Rows of several documents have position ids of their own; shares of sequences are given them.
+        apart = t.options.packing is Packing.DOCUMENTS or t.options.context_parallel is not None
+        rows = context.batch if apart else 1
         positions = context.seq_len * rows
         if rotary.sections:
             from memplan.graph.attention.rotary import sectioned_tables  # only for Qwen3.5
@@ -225,7 +255,12 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
     """Every run of equal layers, split where only some are checkpointed."""
     t.end(x)
     embedded = x
-    for position, run in enumerate(split_runs(t, stack)):
+    runs = split_runs(t, stack)
+    if t.options.stage is not None:
+        from memplan.graph.stages import edge_runs  # only for pipelines
+
+        runs = edge_runs(runs, t.options.stage)
+    for position, run in enumerate(runs):
         x = run_layer(t, stack, run, x, context)
         if position == 0 and stack.convolution is not None:
             from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2
@@ -341,7 +376,9 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     if takes_matrix(t):
         weight = t.own_copy(table, "lm_head") if model.head.tied else table
         if not model.head.tied:
-            weight = t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])
+            weight = t.parameter(
+                "lm_head.weight", model.num_outputs, table.shape[-1], role=WeightRole.OUTPUT
+            )
         return language_model_loss(t, x, weight, model.num_outputs, lambda hidden: hidden)
     group = t.options.tensor_parallel
     return language_model_loss(

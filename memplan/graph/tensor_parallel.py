@@ -15,6 +15,7 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.model.parameters import WeightRole
 from memplan.training.parallelism import TensorParallel
 
 
@@ -31,18 +32,26 @@ def split_product(
     ``product`` is of the input and the number of outputs, which of a vocabulary is whole here.
     """
     declared = len(t.segment.parameters)
+    by_row = split in (Split.ROW, Split.ROW_CUT, Split.ROW_PARTIAL)
     if split is Split.VOCABULARY:
         x = gather_sequence(t, group, x)
+    if split in (Split.VOCABULARY, Split.COLUMN_JOINED):
         num_outputs //= group.degree
-    if split is not Split.ROW:
+    if split is Split.ROW_CUT:
+        x = cut_columns(t, group, x)
+    elif not by_row:
         x = copied_to_ranks(t, group, x)
     out = product(x, num_outputs)
     for weight in t.segment.parameters[declared:]:
         # A row's bias is the same on all: it is added once.
-        weight.ranks = 1 if split is Split.ROW and len(weight.shape) == 1 else group.degree
-    if split is Split.ROW:
+        weight.ranks = 1 if by_row and len(weight.shape) == 1 else group.degree
+        weight.is_distributed = True
+    if split is Split.ROW_PARTIAL:
+        return out
+    if by_row:
         return add_up(t, group, out)
-    return out if split is Split.COLUMN or group.loss else join_columns(t, group, out)
+    stays = split is Split.COLUMN or (split is Split.VOCABULARY and group.loss)
+    return out if stays else join_columns(t, group, out)
 
 
 def gather_sequence(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
@@ -102,6 +111,61 @@ def join_columns(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
     return out
 
 
+def cut_columns(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
+    """A rank's own columns of what all have, copied out; in backward the ranks' gradients are joined."""
+    out = t.tensor(x.numel // group.degree, x.dtype)
+    t.record(
+        OperationKind.COPY_SLICE, (x,), (out,), gradients=(Gradient.VIEW,),
+        backward_scratch_bytes=(x.storage.num_bytes, RESULT),
+    )  # fmt: skip
+    return out
+
+
+def shared_experts_input(t: Tape, x: Tensor) -> Tensor:
+    """What all ranks have, handed to experts of which each has a share: its gradients are added up.
+
+    (transformers 5.23, distributed/parallel_utils.py, ``_AllReduceBackward``: in place)
+    """
+    out = t.view(x, x.numel)
+    t.record(OperationKind.COPY_TO_RANKS, (x,), (out,), gradients=(Gradient.ALIAS,), in_python=True)
+    return out
+
+
+def split_experts(
+    t: Tape,
+    group: TensorParallel,
+    x: Tensor,
+    weights: Tensor,
+    product: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Every routed expert's share of a rank: its partial sums are added up in place.
+
+    (transformers 5.23, distributed/tensor_parallel.py, ``MoeExpertsParallel``) With sequence parallel
+    that is left to the end of the mixture (``PrepareModuleInputOutput``).
+    """
+    declared = len(t.segment.parameters)
+    if not group.sequence:
+        x, weights = shared_experts_input(t, x), shared_experts_input(t, weights)
+    out = product(x, weights)
+    for weight in t.segment.parameters[declared:]:
+        weight.ranks = group.degree
+        weight.is_distributed = True
+    if group.sequence:
+        return out
+    whole = t.view(out, out.numel)
+    t.record(
+        OperationKind.ALL_REDUCE, (out,), (whole,), gradients=(Gradient.ALIAS,), in_python=True
+    )
+    return whole
+
+
+def note_parts_of_sums(t: Tape, declared: int) -> None:
+    """Weights that ranks have whole, behind gathered sequences: each makes a part of their gradients."""
+    for weight in t.segment.parameters[declared:]:
+        if not weight.is_distributed:
+            weight.added_up = weight.is_distributed = True
+
+
 def _joined(t: Tape, num_bytes: int) -> tuple[int, ...]:
     """What comes from all ranks before it is laid in the order of several sequences."""
     return (num_bytes, RESULT) if t.options.batch_size > 1 else ()
@@ -116,8 +180,11 @@ def token_table(
     or what shards it further, cuts the rank's rows out (``_ops/_embedding_ops.py``,
     ``embedding_dense_backward_strategy``). A tied one is added to the output matrix's, which is split.
     """
-    table = t.parameter("embed_tokens.weight", num_rows // group.degree, width)
+    table = t.parameter(
+        "embed_tokens.weight", num_rows // group.degree, width, role=WeightRole.TOKEN_TABLE
+    )
     table.ranks = group.degree
+    table.is_distributed = True
     if not tied:
         table.gradient_numel = num_rows * width
     return table

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.model.parameters import LayerBlock, WeightRole
 
 if TYPE_CHECKING:
     from memplan.training.quantization import Quantization
@@ -100,8 +101,21 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "added_up", "experts", "gathered_as", "gradient_numel", "module", "name", "of_adapter", "of_linear",
-        "packed", "ranks", "shape", "unused",
+        "added_up",
+        "block",
+        "experts",
+        "gathered_as",
+        "gradient_numel",
+        "is_distributed",
+        "module",
+        "name",
+        "of_adapter",
+        "of_linear",
+        "packed",
+        "ranks",
+        "role",
+        "shape",
+        "unused",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +129,8 @@ class Parameter(Tensor):
         experts: ExpertShare | None = None,
         of_adapter: bool = False,
         packed: PackedMatrix | None = None,
+        role: WeightRole = WeightRole.MATRIX,
+        block: LayerBlock = LayerBlock.NETWORK,
     ) -> None:
         numel = 1
         for size in shape:
@@ -126,6 +142,8 @@ class Parameter(Tensor):
         self.by_column = True
         self.module = module
         """The module that owns it directly."""
+        self.role = role
+        self.block = block
         self.shape = shape
         self.of_adapter = of_adapter
         """An adapter's own weight, or a copy that is trained in place of a frozen one."""
@@ -137,6 +155,8 @@ class Parameter(Tensor):
         """Elements of the gradient that autograd makes: more where it makes those of other ranks too."""
         self.ranks = 1
         """How many ranks have a part of the weight like this one each."""
+        self.is_distributed = False
+        """It is a DTensor, be it one that every rank has whole."""
         self.added_up = False
         """Its gradient is a rank's part of a sum over the ranks that have the rest of the sequences."""
         self.unused = False
@@ -166,11 +186,11 @@ class Parameter(Tensor):
         """Elements that one token's computation uses [elements]."""
         if self.experts is None:
             return self.num_weights
-        return self.numel // self.experts.num_experts * self.experts.num_active
+        return self.num_weights // self.experts.num_experts * self.experts.num_active
 
     @property
     def unfused_numel(self) -> int:
         """Elements of one expert's matrix, as a module of its own would hold it [elements]."""
         if self.experts is None:
             return self.num_weights
-        return self.numel // (self.experts.num_experts * self.experts.num_matrices)
+        return self.num_weights // (self.experts.num_experts * self.experts.num_matrices)

@@ -32,11 +32,12 @@ from memplan.memory.programs import (
     program_of,
     stops_of,
 )
-from memplan.memory.programs.program import Program
+from memplan.memory.programs.program import RankProgram
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Tally
+from memplan.training.exchange import Visit
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
@@ -64,6 +65,15 @@ def rank_account(
     return _account(given, max(found, key=_step_peak))
 
 
+def step_visits(given: RankInput, *, rank: int = 0) -> tuple[Visit, ...]:
+    """What a rank exchanges in a steady step, pass after pass.
+
+    Of more micro-batches than ``MICRO_BATCHES`` the first, one after it and the last are told.
+    """
+    outlined = _outlined(_Question(_asked(given), rank, None))
+    return tuple(outlined.outline.visits[1:])
+
+
 def activations_peak_bytes(given: RankInput) -> int:
     """The most that the model's own tensors take in a step, weights and gradients left out [bytes]."""
     return _spots(_Same(given.passes), _Same(None), _Same(given.beside)).highest_bytes
@@ -85,6 +95,8 @@ def _asked(given: RankInput) -> _Asked:
     beside = given.beside
     spots = _spots(_Same(given.passes), _Same(stops), _Same(beside))
     structure = _structure(_Same(given.tape), _Same(given.passes))
+    if given.stages:
+        spots, structure = _staged(given)
     if beside is not ALONE:
         structure = _joint_structure(structure, _Same(beside))
     if within is not None:
@@ -129,9 +141,11 @@ def _step_peak(found: _Weighed) -> int:
 
 
 def _account(given: RankInput, found: _Weighed) -> RankAccount:
+    pipeline = given.setup.pipeline
+    num_batches = 1 if pipeline is None else pipeline.num_micro_batches
     inputs = Entry(
         ComponentKind.INPUTS,
-        max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),
+        num_batches * max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),
         "token ids and labels",
     )
     outlined = found.outlined
@@ -139,7 +153,7 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
         rank=found.rank,
         phases=tuple(_phases(found, inputs)),
         held_bytes=outlined.outline.held_bytes + inputs.num_bytes,
-        host=outlined.host,
+        host=_with_states(outlined.host, given.passes.away_bytes),
         left_out=outlined.left_out,
         unsaved=outlined.unsaved,
     )
@@ -195,13 +209,13 @@ def _outlined(question: "_Question") -> _Outlined:
     program.save()
     return _Outlined(
         outline=ledger.close(program.weight_words),
-        host=_with_states(_with_average(program), program.optimizer.off_gpu_bytes),
+        host=_with_states(_with_average(program), program.off_gpu_bytes),
         left_out=program.left_out,
         unsaved=program.unsaved,
     )
 
 
-def _with_average(program: Program) -> HostMemory:
+def _with_average(program: RankProgram) -> HostMemory:
     """What a rank needs of CPU RAM, an average of its weights that lies there included."""
     host = program.host_memory()
     width = program.given.beside.averaged_host_bytes
@@ -217,7 +231,8 @@ def _with_average(program: Program) -> HostMemory:
 
 
 def _with_states(host: HostMemory, num_bytes: int) -> HostMemory:
-    """With an optimizer's states that are in CPU RAM, or may have to be."""
+    """With what else is in CPU RAM between steps: an optimizer's states, page-locked blocks that torch
+    keeps for the next activations."""
     if not num_bytes:
         return host
     held, saved = host.held_bytes + num_bytes, host.save_bytes + num_bytes
@@ -262,7 +277,7 @@ _SAID_OTHERWISE = {
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
-    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8",
+    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8", "offload_activations",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
@@ -278,7 +293,7 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         _formats_of(setup),
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
         setup.gpus_per_node,
-        (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.data_parallel == 1,
+        (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.gradient_ranks == 1,
         (setup.micro_batch_size, setup.seq_len, setup.target_seq_len)
         if holds_inputs(setup)
         else None,
@@ -333,6 +348,45 @@ def _spots(passes: _Same, stops: _Same, beside: _Same) -> Spots:
     return spots
 
 
+def _staged(given: RankInput) -> "tuple[Spots, _Structure]":
+    """Of a pipeline: the spots of all its stages, and what an outline depends on of them.
+
+    What is in flight beside a pass is held as blocks, so an outline goes by the batch too.
+    """
+    unlike = dict.fromkeys(given.stages)
+    spots = _spots_of_stages(tuple(_Same(stage.passes) for stage in unlike))
+    numbers = {stage: number for number, stage in enumerate(unlike)}
+    key = (
+        given.setup.num_gpus,
+        given.setup.gradient_accumulation_steps,
+        tuple(numbers[stage] for stage in given.stages),
+        tuple(_same_stage(_Same(each.tape), _Same(each.passes)) for each in unlike),
+    )
+    return spots, _interned(*key)
+
+
+@lru_cache(maxsize=256)
+def _same_stage(tape: _Same, passes: _Same) -> tuple[object, ...]:
+    assert isinstance(passes.value, StepPasses)
+    assert isinstance(tape.value, Tape)
+    rest = passes.value.after_forward
+    return _structure(tape, passes), rest, tape.value.options.stage
+
+
+@lru_cache(maxsize=64)
+def _spots_of_stages(unlike: "tuple[_Same, ...]") -> Spots:
+    main: Spots | None = None
+    for each in unlike:
+        assert isinstance(each.value, StepPasses)
+        own = Spots(each.value, {}, main)
+        if main is None:
+            main = own
+        else:
+            main.others.append(own)
+    assert main is not None
+    return main
+
+
 # -- structure -----------------------------------------------------------------------------------------
 
 
@@ -344,6 +398,7 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
         tape.value.buffers_bytes,
         tape.value.declared,
         tuple(_outline_of(segment) for segment in tape.value.segments),
+        tuple(each.repeats for each in passes.value.forward),
         tuple(_order_of(each) for each in passes.value.backward),
     )
 

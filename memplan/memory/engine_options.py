@@ -10,8 +10,10 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.text import shown
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.kernels import KernelPreset
+from memplan.training.parallelism import PipelineRuntime
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import (
+    PIPELINE_OPTIONS,
     QUANTIZATION_OPTIONS,
     TrainingSetup,
     ZeroStage,
@@ -35,7 +37,9 @@ class OptionReader:
         self.values = dict(setup.engine_options)
         names = list(known)
         for name in self.values:
-            if name not in names and not says_quantization(name, setup):
+            if name in names or says_pipeline(name, setup):
+                continue
+            if not says_quantization(name, setup):
                 msg = (
                     f"engine_options: {self.engine} has no option {shown(name)}."
                     f"{did_you_mean(name, names)} It has {', '.join(names)}"
@@ -101,6 +105,24 @@ def says_quantization(name: str, setup: TrainingSetup) -> bool:
         return False
     if setup.chosen_quantization is None:
         msg = f"engine_options: {name}: nothing is quantized; say quantize, such as nf4"
+        raise SetupError(msg)
+    return True
+
+
+def says_pipeline(name: str, setup: TrainingSetup) -> bool:
+    """Whether an option is of torch's pipelines; refused where there is none.
+
+    Raises ``SetupError``.
+    """
+    if name not in PIPELINE_OPTIONS:
+        return False
+    pipeline = setup.pipeline
+    if pipeline is None or pipeline.runtime is not PipelineRuntime.TORCH:
+        msg = f"engine_options: {name}: is of torch's pipelines; say pipeline_parallel, with ddp or fsdp"
+        raise SetupError(msg)
+    value = dict(setup.engine_options)[name]
+    if not isinstance(value, bool):
+        msg = f"engine_options: {name}: expected true or false, got {shown(value)}"
         raise SetupError(msg)
     return True
 

@@ -121,6 +121,7 @@ def play_named(given: RankInput, *, workspace_bytes: int, rank: int = 0) -> Name
     program = program_of(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     program.run()
     others = [(each.tape, each.passes) for each in given.beside.models]
+    others += [(each.tape, each.passes) for each in given.stages]
     labels = block_labels(ledger, given.tape, given.passes, others)
     return NamedRun(ledger=ledger, labels=labels)
 
@@ -135,7 +136,13 @@ def block_labels(
     index = _KeyIndex(tape, passes)
     for other_tape, other_passes in others:
         index.add(other_tape, other_passes)
-    owners = {parameter: segment for segment in tape.segments for parameter in segment.parameters}
+    tapes = [tape, *(each for each, _ in others)]
+    owners = {
+        parameter: segment
+        for each in tapes
+        for segment in each.segments
+        for parameter in segment.parameters
+    }
     found: dict[Block, Label] = {}
     for block, stretch in _placed(ledger):
         place, position = stretch.place, 0

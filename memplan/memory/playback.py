@@ -10,12 +10,19 @@ from dataclasses import field
 from typing import Protocol
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.segments import Segment
+from memplan.graph.segments import Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by
+from memplan.memory.step import (
+    BackwardPass,
+    ForwardPass,
+    StepPasses,
+    kept_by,
+    lets_go,
+    seed_of,
+)
 from memplan.memory.walk import WORKSPACE, Event
 
 Act = tuple[int, int]
@@ -45,6 +52,14 @@ Frame = dict[object, Block]
 """What one repetition of a segment holds: the walks' keys and their blocks."""
 Place = tuple[Frame, object]
 """Where a block is noted."""
+_Parked = tuple[
+    dict[tuple[int, int], Frame],
+    dict[tuple[int, int], Place],
+    dict[Tensor, Block],
+    dict[Storage, int],
+    Place | None,
+]
+"""What a forward pass leaves to the backward one."""
 
 
 class Engine(Protocol):
@@ -101,6 +116,8 @@ class Playback:
         self.ledger = ledger
         self.engine = engine
         self.leaves = {leaf.storage for leaf in tape.leaves}
+        self.parked: dict[int, _Parked] = {}
+        """Micro-batches whose backward pass is to come."""
         self.kept = {segment: _kept(segment) for segment in tape.segments}
 
     def _need_workspace(self, *, forward: bool) -> None:
@@ -123,6 +140,7 @@ class Playback:
         self.inputs: dict[tuple[int, int], Place] = {}
         self.shared: dict[Tensor, Block] = {}
         self.flow: Block | None = None
+        self.transit: list[Block] = []
         self.keepers: dict[Storage, int] = {}
         for segment in self.tape.segments:
             for storage in kept_by(segment):
@@ -132,7 +150,7 @@ class Playback:
         self.output: Place | None = None
         joined_at = self.tape.joined_at
         for each in self.passes.forward:
-            if joined_at == each.segment.index:
+            if joined_at == each.segment.index and not each.first:
                 self.engine.run_joined()
             self._forward(each)
         self._let_go_of_carried()
@@ -140,8 +158,24 @@ class Playback:
     def return_loss(self) -> None:
         """The model has returned, its hooks have run: its outputs but the loss go, and casts."""
         self._release(self.tape.segments[-1])
+        sent = lets_go(self.tape)
+        if sent is not None:
+            self._free_any(sent)
         for place in self.casts:
             self._free(place)
+
+    def park(self, micro_batch: int) -> None:
+        """Another pass is to run before this micro-batch's backward one."""
+        self.parked[micro_batch] = (
+            self.frames, self.inputs, self.shared, self.keepers, self.output
+        )  # fmt: skip
+
+    def resume(self, micro_batch: int) -> None:
+        """Go on with it."""
+        self.frames, self.inputs, self.shared, self.keepers, self.output = self.parked.pop(
+            micro_batch
+        )
+        self.flow = None
 
     def _forward(self, each: ForwardPass) -> None:
         segment = each.segment
@@ -154,7 +188,7 @@ class Playback:
             # The base model has returned.
             self._let_go_of_carried()
         given = segment.input.storage if segment.input is not None else None
-        for repetition in range(segment.repeat):
+        for repetition in each.repetitions:
             ledger.reach(segment, repetition)
             self.engine.before_forward(segment, repetition)
             frame = ledger.frame()
@@ -162,6 +196,7 @@ class Playback:
             source = self._source(repetition, given)
             if source is not None:
                 self.inputs[segment.index, repetition] = source
+            frame.update(zip(each.profile.arriving, self.transit, strict=True))
             for events, acts in _pieces(each.profile.events, cuts):
                 for key, size in events:
                     if size:
@@ -173,6 +208,7 @@ class Playback:
                         ledger.free(frame.pop(key))
                 if acts:
                     self.engine.reach(segment, repetition, acts)
+            self.transit = [_taken(key, frame, source) for key in each.profile.leaving]
             self._let_go_of_carried()
             if carried is not None:
                 self.carried = (frame, carried)
@@ -188,7 +224,8 @@ class Playback:
                 self.output = (frame, output)
             elif output is not None and output is not given:
                 self.output = self._place(output)
-        if segment is not self.tape.segments[-1]:
+        is_done = each.repetitions.stop == segment.repeat
+        if is_done and segment is not self.tape.segments[-1]:
             self._release(segment)
 
     def _release(self, segment: Segment) -> None:
@@ -224,7 +261,7 @@ class Playback:
 
     def _drops_input(self, each: ForwardPass, repetition: int, given: Storage | None) -> bool:
         segment = each.segment
-        if given is None or segment.checkpointed or not each.profile.input_freed:
+        if given is None or segment.keeps_input or not each.profile.input_freed:
             return False
         if repetition:
             output = segment.output
@@ -236,7 +273,7 @@ class Playback:
     def _kept_nearby(self, storage: Storage) -> bool:
         for segment in self.tape.segments:
             reads = segment.input is not None and segment.input.storage is storage
-            if reads and segment.checkpointed:
+            if reads and segment.keeps_input:
                 return True
             if (storage.segment == segment.index or reads) and storage in self.kept[segment]:
                 return True
@@ -271,21 +308,24 @@ class Playback:
         self.finished = finished if self.engine.takes_all_at_once else None
         self.waiting: dict[tuple[Parameter, int], Block] = {}
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
-        loss = self.tape.segments[-1].output
-        if loss is not None:
-            size = loss.storage.num_bytes
-            kind = ComponentKind.LOGITS_AND_LOSS
-            self.flow = self.ledger.allocate(size, 0, kind, "gradient of the loss")
+        seed = seed_of(self.tape)
+        if seed is not None:
+            kind, name = ComponentKind.LOGITS_AND_LOSS, "gradient of the loss"
+            if self.tape.segments[-1].component is not SegmentComponent.LOGITS_AND_LOSS:
+                kind, name = ComponentKind.TEMPORARIES, "gradient from the stage behind"
+            self.flow = self.ledger.allocate(seed.num_bytes, 0, kind, name)
         for each in self.passes.backward:
             stops = self.engine.stops(each.segment)
             cuts = None if stops is None else backward_cuts(each, stops)
             for _ in range(each.repeats):
                 remaining[each.segment.index] -= 1
                 self._backward(each, remaining[each.segment.index], cuts)
-            if not remaining[each.segment.index] and not each.segment.checkpointed:
+            if not remaining[each.segment.index] and not each.segment.keeps_input:
                 self._free_shared(each.segment)
         for weight, block in finished:
             self.engine.gradient_ready(weight, block)
+        self.ledger.free_all(self.transit)
+        self.transit = []
 
     def let_go(self) -> None:
         """The loss goes, and with its graph the leaves that want gradients, and these."""
@@ -316,6 +356,7 @@ class Playback:
                 block = self.shared.pop(tensor, None)
             if block is not None:
                 frame[buffer] = block
+        frame.update(zip(each.profile.arriving, self.transit, strict=True))
         for number, interval in enumerate(each.intervals):
             for events, acts in _pieces(interval.events, cuts[number] if cuts else ()):
                 for key, size in events:
@@ -323,13 +364,13 @@ class Playback:
                         if key in frame:
                             # Made again while the first one is still held by other segments.
                             frame[repetition, key] = frame[key]
-                        frame[key] = ledger.allocate(size)
+                        frame[key] = ledger.allocate(size, each.profile.streams.get(key, 0))
                     elif key is WORKSPACE:
                         self._need_workspace(forward=False)
                     elif key in frame:
                         ledger.free(frame.pop(key))
                     elif key is given and source is not None:
-                        if segment.checkpointed and not repetition:
+                        if segment.keeps_input and not repetition:
                             self._free_shared(segment)
                         self._free(source)
                 if acts:
@@ -348,6 +389,7 @@ class Playback:
                 self.flow = block
             else:
                 self.shared[tensor] = block
+        self.transit = [frame.pop(key) for key in each.profile.leaving]
         engine.after_backward(segment, repetition)
 
     def _gradient(self, weight: tuple[Parameter, int], block: Block | None) -> None:
@@ -377,6 +419,13 @@ class Playback:
                 continue
             if not self._kept_nearby(storage):
                 self._free_any(storage)
+
+
+def _taken(key: object, frame: Frame, source: Place | None) -> Block:
+    """Take a block out of what a repetition holds, or its input out of where it is noted."""
+    if key in frame or source is None:
+        return frame.pop(key)
+    return source[0].pop(source[1])
 
 
 def count_uses(tape: Tape, passes: StepPasses) -> dict[tuple[Parameter, int], int]:
@@ -441,7 +490,9 @@ def backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:
 
 
 def _saved(segment: Segment) -> frozenset[Storage]:
-    return frozenset(storage for operation in segment.operations for storage in operation.held)
+    given = (storage for region in segment.regions for storage in region.given)
+    held = (storage for operation in segment.operations for storage in operation.held)
+    return frozenset((*held, *given))
 
 
 def _kept(segment: Segment) -> frozenset[Storage]:

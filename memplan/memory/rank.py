@@ -11,6 +11,14 @@ from memplan.training.precision import PRECISIONS, PrecisionFormats
 from memplan.training.setup import TrainingSetup
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Stage:
+    """A pipeline's stage, recorded and walked; stages that are alike share both."""
+
+    tape: Tape
+    passes: StepPasses
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankInput:
     """A recorded model, its walk, and the setup with every default filled in."""
@@ -21,6 +29,8 @@ class RankInput:
     """Resolved: no field is None that has a default."""
     beside: Beside = ALONE
     """What the job has beside the model."""
+    stages: tuple[Stage, ...] = ()
+    """Of a pipeline, all of them in the model's order; tape and walk are the whole model's then."""
 
     @property
     def formats(self) -> PrecisionFormats:

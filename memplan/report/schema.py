@@ -64,6 +64,11 @@ HOST_MEANINGS: dict[str, str] = {
     "host_verdict": "fits, or OOM where host_bytes is more",
 }
 """What all rows have besides where ``--cpu-memory`` says how much CPU RAM there is."""
+PIPELINE_MEANINGS: dict[str, str] = {
+    "rank": "the rank whose figures they are: the fullest, or the one asked for",
+    "stages": "numbers of its stages, from 0",
+}
+"""What rows of a pipeline have besides."""
 HINT_MEANINGS: dict[str, str] = {
     "gpu": "id of a GPU that no row fits",
     "row": "number of the row that lacks least, from 0",

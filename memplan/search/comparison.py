@@ -90,8 +90,9 @@ def _engines(base: TrainingSetup, wanted: Wanted) -> tuple[Engine, ...]:
     compared = COMPARED_ENGINES if base.num_gpus > 1 else (Engine.DEEPSPEED,)
     if base.fsdp_strategy is not None:
         compared = (Engine.FSDP,)
-    if base.tensor_parallel > 1:
-        compared = (usual_engine(base.num_gpus, base.tensor_parallel),)
+    spread = base.tensor_parallel * base.pipeline_parallel
+    if spread > 1 or base.context_parallel > 1:
+        compared = (usual_engine(base.num_gpus, spread, base.context_parallel),)
     if base.precision is None:
         return compared
     able = engines_with(base.precision)

@@ -222,8 +222,9 @@ def _engine(base: TrainingSetup, values: Mapping[str, object]) -> Engine | None:
     num_gpus = values.get("num_gpus", base.num_gpus)
     degree = values.get("tensor_parallel", base.tensor_parallel)
     usual = base.chosen_engine
-    if isinstance(num_gpus, int) and isinstance(degree, int):
-        usual = usual_engine(num_gpus, degree)  # else the setup itself refuses them
+    stages = values.get("pipeline_parallel", base.pipeline_parallel)
+    if isinstance(num_gpus, int) and isinstance(degree, int) and isinstance(stages, int):
+        usual = usual_engine(num_gpus, degree * stages)  # else the setup itself refuses them
     if isinstance(precision, Precision) and usual not in engines_with(precision):
         return min(engines_with(precision), key=lambda each: each.value)
     return usual

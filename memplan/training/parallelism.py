@@ -1,11 +1,24 @@
 """How a model is split over ranks, as data."""
 
+from enum import Enum
+
 from memplan.fast_dataclass import dataclass
+
+
+class TensorParallelKind(Enum):
+    """Whose split it is; the value is what people read."""
+
+    DTENSOR = "DTensor"
+    """torch's: inputs are kept as they were gathered."""
+    AUTOTP = "AutoTP"
+    """DeepSpeed's: collectives add up in place, and the token table is whole."""
+    MEGATRON = "Megatron"
+    """Megatron's: shares are kept, and gathered into one buffer again; the loss is always split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorParallel:
-    """Heads, networks and vocabulary split over the ranks of a group (torch's DTensor).
+    """Heads, networks and vocabulary split over the ranks of a group.
 
     >>> TensorParallel(degree=4, sequence=True).words
     'tensor parallel over 4 ranks (DTensor) with sequence parallel'
@@ -17,6 +30,8 @@ class TensorParallel:
     """Between the split blocks each rank has a share of every sequence (``SequenceParallel``)."""
     loss: bool = False
     """The logits stay split over the vocabulary (``loss_parallel``)."""
+    kind: TensorParallelKind = TensorParallelKind.DTENSOR
+    """Whose it is."""
 
     @property
     def words(self) -> str:
@@ -26,6 +41,115 @@ class TensorParallel:
             for name, chosen in (("sequence parallel", self.sequence), ("loss parallel", self.loss))
             if chosen
         ]
-        return f"tensor parallel over {self.degree} ranks (DTensor)" + (
+        return f"tensor parallel over {self.degree} ranks ({self.kind.value})" + (
             f" with {' and '.join(beside)}" if beside else ""
         )
+
+
+class PipelineSchedule(Enum):
+    """The order in which pipeline stages run their micro-batches."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED_ONE_F_ONE_B = "interleaved-1f1b"
+    LOOPED_BFS = "looped-bfs"
+    INTERLEAVED_ZERO_BUBBLE = "interleaved-zero-bubble"
+    ZBV = "zbv"
+    DUALPIPEV = "dualpipev"
+
+    @property
+    def is_single(self) -> bool:
+        """Each rank has one stage."""
+        return self in (PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B)
+
+    @property
+    def is_v(self) -> bool:
+        """Each rank has two stages, as far from either end of the model."""
+        return self in (PipelineSchedule.ZBV, PipelineSchedule.DUALPIPEV)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Gradients of inputs and of weights come in passes of their own, of some micro-batches at least."""
+        return self.is_v or self is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
+
+    @property
+    def usual_virtual_stages(self) -> int:
+        """Stages of a rank where nothing is said: torchtitan's."""
+        return 1 if self.is_single else 2
+
+
+class PipelineRuntime(Enum):
+    """Whose code runs the schedule: what it holds beside the passes themselves."""
+
+    TORCH = "torch"
+    """``torch.distributed.pipelining`` (torchtitan): what is received lies in buffers of its own, one for
+    each micro-batch, for the whole run; what a stage returns stays until its backward pass is over."""
+    MEGATRON = "megatron"
+    """Megatron-core's schedules: a buffer when something is received; what was sent is let go."""
+    DEEPSPEED = "deepspeed"
+    """DeepSpeed's ``PipelineEngine``: a few buffers, used in turn."""
+
+    @property
+    def keeps_buffers(self) -> bool:
+        """What is received lies in buffers that stay, and are none of the passes'."""
+        return self is not PipelineRuntime.MEGATRON
+
+    @property
+    def holds_logits(self) -> bool:
+        """The last stage's outputs stay until its backward pass is over (``fwd_cache``)."""
+        return self is PipelineRuntime.TORCH
+
+    @property
+    def lets_outputs_go(self) -> bool:
+        """What a stage has sent is let go, only its graph is kept (``deallocate_pipeline_outputs``)."""
+        return self is PipelineRuntime.MEGATRON
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagePlace:
+    """Where a stage stands in the model, and who runs it: what its tape depends on beside its layers."""
+
+    is_first: bool
+    is_last: bool
+    runtime: PipelineRuntime = PipelineRuntime.TORCH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineParallel:
+    """The layers spread over the ranks of a pipeline, in stages.
+
+    >>> pipeline = PipelineParallel(
+    ...     degree=4, schedule=PipelineSchedule.ONE_F_ONE_B, num_virtual=1, num_micro_batches=8
+    ... )
+    >>> pipeline.words
+    'pipeline of 4 ranks (1f1b, 8 micro-batches)'
+    """
+
+    degree: int
+    """Ranks over which the stages are spread."""
+    schedule: PipelineSchedule
+    num_virtual: int
+    """Stages of each rank."""
+    num_micro_batches: int
+    """Of a step."""
+    layers_per_stage: tuple[int, ...] | None = None
+    """None: as ``divide_layers`` divides them."""
+    runtime: PipelineRuntime = PipelineRuntime.TORCH
+    returns_outputs: bool = False
+    """``schedule.step(return_outputs=True)``, torch's default, which torchtitan switches off: the last
+    stage keeps the logits of all micro-batches until the next step, and joins them at the end of each."""
+
+    @property
+    def num_stages(self) -> int:
+        """Of all ranks together."""
+        return self.degree * self.num_virtual
+
+    @property
+    def words(self) -> str:
+        """What people read of it."""
+        found = [self.schedule.value]
+        if self.num_virtual > 1:
+            found.append(f"{self.num_virtual} stages a rank")
+        count = self.num_micro_batches
+        found.append(f"{count} micro-batch{'es' if count > 1 else ''}")
+        return f"pipeline of {self.degree} ranks ({', '.join(found)})"

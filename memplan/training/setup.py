@@ -9,7 +9,9 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
+from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
@@ -23,13 +25,19 @@ from memplan.training.kernels import (
     NormKernel,
     Packing,
     RotaryKernel,
+    SelectivePolicy,
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
-from memplan.training.parallelism import TensorParallel
+from memplan.training.parallelism import (
+    PipelineParallel,
+    PipelineRuntime,
+    PipelineSchedule,
+    TensorParallel,
+    TensorParallelKind,
+)
 from memplan.training.precision import (
     PRECISIONS,
-    UNMODELLED_ENGINES,
     Engine,
     Precision,
     engine_precision,
@@ -51,6 +59,8 @@ QUANTIZATION_OPTIONS = (
     "quant_bits", "skip_modules", "quant_keeps_inputs",
 )  # fmt: skip
 """Names under ``engine_options`` that say how the base is quantized, whatever the engine."""
+PIPELINE_OPTIONS = ("return_outputs",)
+"""Names under ``engine_options`` that are of torch's pipelines, whatever engine is beside them."""
 DEFAULT_SEQ_LEN_CAP = 2048
 """Without ``seq_len`` the model's context length is taken, but no more than this [tokens]."""
 
@@ -79,18 +89,6 @@ class Offload(Enum):
     NONE = "none"
     CPU = "cpu"
     NVME = "nvme"
-
-
-class PipelineSchedule(Enum):
-    """The order in which pipeline stages run their micro-batches."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED_ONE_F_ONE_B = "interleaved-1f1b"
-    LOOPED_BFS = "looped-bfs"
-    INTERLEAVED_ZERO_BUBBLE = "interleaved-zero-bubble"
-    ZBV = "zbv"
-    DUALPIPEV = "dualpipev"
 
 
 class AllocatorKind(Enum):
@@ -131,8 +129,8 @@ class TrainingSetup:
     num_nodes: int | None = None
     """Machines; divides ``num_gpus``. None: one for every 8 GPUs."""
     engine: Engine | None = None
-    """None: ddp on one GPU and where one model is spread over all of them, fsdp where tensor parallelism
-    leaves ranks of data, else deepspeed."""
+    """None: ddp on one GPU and where one model is spread over all of them, fsdp where tensor or pipeline
+    parallelism leaves ranks of data, else deepspeed."""
     zero_stage: ZeroStage | None = None
     """DeepSpeed's stage. None: 2."""
     fsdp_strategy: FsdpStrategy | None = None
@@ -175,19 +173,31 @@ class TrainingSetup:
     dropout: float | None = None
     """Every dropout probability; None: the config's own, in train mode."""
     tensor_parallel: int = 1
-    """GPUs over which heads, feed-forward networks and the vocabulary are split (DTensor)."""
+    """GPUs over which heads, feed-forward networks and the vocabulary are split: by Megatron under its
+    engine, else by DTensor."""
     sequence_parallel: bool = False
     """Between the split blocks each of them has a share of every sequence."""
     loss_parallel: bool = False
     """The logits stay split over the vocabulary, and the loss is computed so."""
     pipeline_parallel: int = 1
+    """GPUs over which the layers are spread, in stages; the micro-batches of a step are
+    ``gradient_accumulation_steps``."""
     pipeline_schedule: PipelineSchedule | None = None
     """None: 1f1b, where there is a pipeline."""
     virtual_stages: int = 1
+    """Stages of each of these GPUs; where the schedule is one of several, 1 stands for 2."""
+    layers_per_stage: tuple[int, ...] | None = None
+    """Layers of each stage, the first one's first. None: as many in each, or, where they do not divide,
+    torchtitan's rule, by which embedding and head count as a layer each."""
     context_parallel: int = 1
+    """GPUs that share each sequence: every tensor of tokens is cut by it."""
+    context_parallel_kind: ContextParallelKind | None = None
+    """How attention sees the others' tokens. None: all-to-all under deepspeed, else ring."""
     expert_parallel: int = 1
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
+    offload_activations: ActivationOffload = ActivationOffload.NONE
+    """What is kept for the backward pass and goes to CPU RAM in between, and how."""
     freeze: FrozenParts = FrozenParts()
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
@@ -251,6 +261,11 @@ class TrainingSetup:
             object.__setattr__(self, "engine_options", _options(self.engine_options))
         elif self.engine_options != ():
             object.__setattr__(self, "engine_options", ())
+        if self.layers_per_stage is not None:
+            from memplan.training.stages import read_layers_per_stage  # only for pipelines
+
+            counts = read_layers_per_stage(self.layers_per_stage)
+            object.__setattr__(self, "layers_per_stage", counts)
         object.__setattr__(self, "left_out", _words(self.left_out))
         if self.optimizer_options:
             options = _options(self.optimizer_options, "optimizer_options")
@@ -287,7 +302,8 @@ class TrainingSetup:
         """The engine, the default filled in."""
         if self.engine is not None:
             return self.engine
-        return usual_engine(self.num_gpus, self.tensor_parallel)
+        split = self.tensor_parallel * self.pipeline_parallel
+        return usual_engine(self.num_gpus, split, self.context_parallel)
 
     @property
     def chosen_precision(self) -> Precision:
@@ -348,15 +364,57 @@ class TrainingSetup:
         if self.tensor_parallel == 1:
             return None
         return TensorParallel(
-            degree=self.tensor_parallel, sequence=self.sequence_parallel, loss=self.loss_parallel
+            degree=self.tensor_parallel,
+            sequence=self.sequence_parallel,
+            loss=self.loss_parallel,
+            kind=_KINDS_OF_SPLIT.get(self.chosen_engine, TensorParallelKind.DTENSOR),
+        )
+
+    @property
+    def sequences_shared(self) -> ContextParallel | None:
+        """How ranks share each sequence; None: they do not."""
+        if self.context_parallel == 1:
+            return None
+        kind = self.context_parallel_kind
+        if kind is None:
+            whole = self.chosen_engine is Engine.DEEPSPEED
+            kind = ContextParallelKind.ALL_TO_ALL if whole else ContextParallelKind.RING
+        method = dict(self.engine_options).get(ROTATION)
+        rotation = RotateMethod.ALLGATHER if method is None else _rotate_method(method)
+        return ContextParallel(degree=self.context_parallel, kind=kind, rotate_method=rotation)
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether anything is said of a model that is spread over stages."""
+        said = (self.pipeline_schedule, self.virtual_stages, self.layers_per_stage)
+        return self.pipeline_parallel > 1 or said != (None, 1, None)
+
+    @property
+    def pipeline(self) -> PipelineParallel | None:
+        """How the layers are spread over stages; None: they are not."""
+        if self.pipeline_parallel == 1:
+            return None
+        schedule = self.pipeline_schedule or PipelineSchedule.ONE_F_ONE_B
+        return PipelineParallel(
+            degree=self.pipeline_parallel,
+            schedule=schedule,
+            num_virtual=max(self.virtual_stages, schedule.usual_virtual_stages),
+            num_micro_batches=self.gradient_accumulation_steps,
+            layers_per_stage=self.layers_per_stage,
+            runtime=_RUNTIMES.get(self.chosen_engine, PipelineRuntime.TORCH),
+            returns_outputs=dict(self.engine_options).get("return_outputs") is True,
         )
 
     @property
     def data_parallel(self) -> int:
         """Ranks that each see other sequences."""
-        return self.num_gpus // (
-            self.tensor_parallel * self.pipeline_parallel * self.context_parallel
-        )
+        return self.gradient_ranks // self.context_parallel
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Ranks over which gradients are added up, and what is sharded is spread: those that see other
+        sequences, and those that share one."""
+        return self.num_gpus // (self.tensor_parallel * self.pipeline_parallel)
 
     def resolve(
         self,
@@ -389,8 +447,16 @@ class TrainingSetup:
             ),
             seq_len=seq_len,
             target_seq_len=self.target_seq_len or seq_len,
+            **self._pipeline_choices(),  # type: ignore[arg-type]
             **self._liger_choices(family),  # type: ignore[arg-type]
         )
+
+    def _pipeline_choices(self) -> dict[str, object]:
+        """The schedule's defaults, where there is one."""
+        pipeline = self.pipeline
+        if pipeline is None:
+            return {}
+        return {"pipeline_schedule": pipeline.schedule, "virtual_stages": pipeline.num_virtual}
 
     def _liger_choices(self, family: str | None) -> dict[str, Enum]:
         """What Liger leaves as the model's class has it, as overrides of the preset."""
@@ -422,22 +488,42 @@ class TrainingSetup:
         return self.fsdp_strategy
 
 
+_RUNTIMES = {
+    Engine.DEEPSPEED: PipelineRuntime.DEEPSPEED,
+    Engine.MEGATRON: PipelineRuntime.MEGATRON,
+}
+"""Engines that run pipelines with code of their own; the others' is torch's."""
+
+
 def _job(value: object) -> Job:
     """A job; of one that is null, the model's own task."""
     return PLAIN if value is None else Job.read(value)
 
 
-def usual_engine(num_gpus: int, tensor_parallel: int = 1) -> Engine:
-    """The engine where none is named.
+ROTATION = "context_parallel_rotate_method"
+"""The engine's option that says how keys and values of a ring get about."""
+
+
+def _rotate_method(value: object) -> RotateMethod:
+    return coerce_enum(f"engine_options: {ROTATION}", value, RotateMethod)
+
+
+def usual_engine(num_gpus: int, split: int = 1, sharing: int = 1) -> Engine:
+    """The engine where none is named; ``split``: GPUs over which one copy of the model is spread;
+    ``sharing``: those that share each sequence.
 
     >>> usual_engine(8).value, usual_engine(8, 8).value, usual_engine(64, 8).value
     ('deepspeed', 'ddp', 'fsdp')
     """
-    if num_gpus == tensor_parallel:
+    if num_gpus == split:
         return Engine.DDP
-    return Engine.DEEPSPEED if tensor_parallel == 1 else Engine.FSDP
+    return Engine.DEEPSPEED if split == sharing == 1 else Engine.FSDP
 
 
+_KINDS_OF_SPLIT = {
+    Engine.DEEPSPEED: TensorParallelKind.AUTOTP,
+    Engine.MEGATRON: TensorParallelKind.MEGATRON,
+}
 PLAIN_OPTIMIZERS = (
     Optimizer.ADAMW_FUSED,
     Optimizer.ADAMW_FOREACH,
@@ -493,11 +579,11 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "precision": Precision, "fp8": Fp8Recipe, "optimizer": Optimizer, "attention": AttentionKernel,
     "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
     "packing": Packing,
-    "offload_optimizer": Offload, "offload_param": Offload,
-    "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind, "compile": Compilation,
+    "offload_optimizer": Offload, "offload_param": Offload, "offload_activations": ActivationOffload,
+    "pipeline_schedule": PipelineSchedule, "context_parallel_kind": ContextParallelKind, "allocator": AllocatorKind, "compile": Compilation,
 }  # fmt: skip
 
-_ALWAYS_NAMED = (Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
+_ALWAYS_NAMED = (ActivationOffload, Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
 """What no engine or model fills in where it is null."""
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -519,7 +605,7 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
             return kind(value)
         except (ValueError, TypeError):  # the latter for what cannot be compared
             pass
-    known = [str(member.value) for member in kind if member not in UNMODELLED_ENGINES]
+    known = [str(member.value) for member in kind]
     meant = _MEANT.get(kind, {}).get(str(value).lower().replace("-", "_"))
     hint = f" Did you mean {meant}?" if meant else did_you_mean(str(value), known)
     listed = ", ".join(known)
@@ -572,6 +658,16 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         **dict.fromkeys(("packed", "sample_packing", "block_mask"), "'documents'"),
     },
     Offload: dict.fromkeys(("true", "yes", "on"), "'cpu'"),
+    ActivationOffload: {
+        **dict.fromkeys(("true", "yes", "on", "trl"), "'streamed'"),
+        **dict.fromkeys(("cpu", "save_on_cpu"), "'save-on-cpu'"),
+        **dict.fromkeys(("unsloth", "offload", "cpu_checkpointing"), "'checkpoints'"),
+        **dict.fromkeys(("false", "no", "off"), "'none'"),
+    },
+    ContextParallelKind: {
+        **dict.fromkeys(("ulysses", "alst", "alltoall", "all_to_all", "deepspeed"), "'all-to-all'"),
+        **dict.fromkeys(("allgather", "torch", "ring_attention", "zigzag"), "'ring'"),
+    },
     Engine: {
         **dict.fromkeys(("zero", "zero1", "zero2", "zero3", "zero_1", "zero_2", "zero_3"),
                         "'deepspeed', with the stage beside it"),
@@ -585,6 +681,14 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         "rowwise": "'torchao-rowwise'", "rowwise_with_gw_hp": "'torchao-rowwise-with-gw-hp'",
         **dict.fromkeys(("te", "transformer_engine", "delayed", "hybrid"), "'te-delayed'"),
         "mxfp8": "'te-mxfp8'", "nvfp4": "'te-nvfp4'",
+    },
+    PipelineSchedule: {
+        "interleaved1f1b": "'interleaved-1f1b'", "interleaved": "'interleaved-1f1b'",
+        **dict.fromkeys(("loopedbfs", "bfs"), "'looped-bfs'"),
+        **dict.fromkeys(("interleavedzerobubble", "interleaved_zb", "zb1p", "zero_bubble"),
+                        "'interleaved-zero-bubble'"),
+        **dict.fromkeys(("zbvzerobubble", "zb_v"), "'zbv'"),
+        **dict.fromkeys(("dualpipe", "dual_pipe_v"), "'dualpipev'"),
     },
     Precision: {
         **dict.fromkeys(("float16", "half"), "'fp16'"), "float32": "'fp32'", "bfloat16": "'bf16'",
@@ -769,6 +873,8 @@ def _check_fp8(setup: TrainingSetup, engine: Engine) -> None:
 
 
 def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
+    if setup.offload_activations.sends:
+        _check_activation_offload(setup)
     parts = {"offload_optimizer": setup.offload_optimizer, "offload_param": setup.offload_param}
     for name, place in parts.items():
         if place is not Offload.NONE and engine in (Engine.DDP, Engine.MEGATRON):
@@ -784,6 +890,30 @@ def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
         raise SetupError(msg)
 
 
+def _check_activation_offload(setup: TrainingSetup) -> None:
+    how = setup.offload_activations.value
+    msg = ""
+    if setup.pipeline_parallel > 1 or setup.chosen_engine is Engine.MEGATRON:
+        msg = "in a pipeline or under Megatron it is not modelled: leave one of the two out"
+    elif setup.compile is not Compilation.NONE:
+        msg = "what a compiled graph keeps is not followed to CPU RAM: leave torch.compile out"
+    elif setup.fp8 is not Fp8Recipe.NONE:
+        msg = f"what {setup.fp8.value} keeps is not followed to CPU RAM: leave fp8 out"
+    elif (
+        setup.checkpointing is Recomputation.SELECTIVE
+        and setup.chosen_kernels.selective is not SelectivePolicy.EVERY_OTHER_MATMUL
+    ):
+        msg = "beside recomputed attention it is not modelled: take checkpointing none or full"
+    elif setup.offload_activations is ActivationOffload.CHECKPOINTS and setup.checkpointing in (
+        Recomputation.NONE,
+        0.0,
+    ):
+        msg = "no layer is checkpointed: say checkpointing full, or streamed"
+    if msg:
+        msg = f"offload_activations: {how}: {msg}"
+        raise SetupError(msg)
+
+
 def _check_parallel(setup: TrainingSetup) -> None:
     product = setup.tensor_parallel * setup.pipeline_parallel * setup.context_parallel
     if setup.num_gpus % product:
@@ -793,6 +923,27 @@ def _check_parallel(setup: TrainingSetup) -> None:
             f"{setup.context_parallel} = {product}"
         )
         raise SetupError(msg)
+    if setup.is_pipelined:
+        _check_pipeline(setup)
+
+
+def _check_pipeline(setup: TrainingSetup) -> None:
+    """Refuse what says how stages are run where there are none, and counts that no schedule takes."""
+    pipeline = setup.pipeline
+    if pipeline is None:
+        for name in ("pipeline_schedule", "virtual_stages", "layers_per_stage"):
+            if getattr(setup, name) not in (None, 1):
+                msg = f"{name}: is of the stages that pipeline_parallel makes, and that is 1: give it too"
+                raise SetupError(msg)
+        return
+    from memplan.training.schedules import check_schedule  # only for pipelines
+
+    check_schedule(
+        pipeline.schedule,
+        num_ranks=pipeline.degree,
+        num_virtual=pipeline.num_virtual,
+        num_micro_batches=pipeline.num_micro_batches,
+    )
 
 
 def unknown_field(name: str, known: Iterable[str] = SETUP_FIELDS) -> SetupError:

@@ -33,8 +33,8 @@ def test_what_is_named_is_there_and_what_is_renamed_is_not(options: tuple[str, .
         ("--load_in_4bit", "It is called '--quantize'"),
         ("--tensor-model-parallel-size", "It is called '--tensor-parallel'"),
         (
-            "--pipeline-parallel",
-            "Pipeline parallelism is not modelled; the nearest that is: --engine",
+            "--expert-parallel",
+            "Expert parallelism is not modelled; the nearest that is: --engine",
         ),
         ("--max-length", "It is called '--seq-len'"),
         ("--gradient-checkpointing", "It is called '--checkpointing full'"),

@@ -7,11 +7,13 @@ import pytest
 
 import memplan
 from memplan.errors import SetupError
+from memplan.families.index import FAMILY_MODULES
 from memplan.graph.counts import total_parameters, trainable_parameters
 from memplan.graph.model import record_model
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
+from memplan.graph.tensor_plans import PLANS
 from memplan.training.parallelism import TensorParallel
 
 LLAMA: dict[str, Any] = {
@@ -101,8 +103,10 @@ def test_norms_have_a_part_of_a_sum_on_shares_of_the_sequence() -> None:
         ({"num_key_value_heads": 2}, PLAIN, "key/value heads is 2, which 4 ranks"),
         ({"intermediate_size": 510}, PLAIN, "510 = 4 x 127 + 2"),
         ({"vocab_size": 1001}, PLAIN, "vocabulary is 1001, which 4 ranks"),
-        ({}, TensorParallel(degree=3, sequence=True), "1000 = 3 x 333 + 1"),
-        ({"vocab_size": 1024}, TensorParallel(degree=128, sequence=True), "seq_len"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 384,
+          "intermediate_size": 768}, TensorParallel(degree=3, sequence=True), "1000 = 3 x 333 + 1"),
+        ({"num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 1024},
+         TensorParallel(degree=128, sequence=True), "seq_len"),
     ],
 )  # fmt: skip
 def test_a_degree_that_does_not_divide_is_refused(
@@ -113,7 +117,71 @@ def test_a_degree_that_does_not_divide_is_refused(
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["t5-small", "gpt2", "bert-base-uncased", "mixtral-8x7b"])
+MIXTURE: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+LATENT: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "n_routed_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 8, "topk_method": "greedy",
+}  # fmt: skip
+
+
+def test_a_rank_has_a_share_of_every_experts_width() -> None:
+    found = shapes(tape_of(PLAIN, **MIXTURE))
+    assert found["mlp.gate.weight"] == (8, 256)
+    assert found["mlp.experts.gate_up_proj"] == (8, 256, 256)
+    assert found["mlp.experts.down_proj"] == (8, 256, 128)
+
+
+def test_a_rank_has_its_heads_of_latent_attention() -> None:
+    found = shapes(tape_of(PLAIN, **LATENT))
+    assert found["self_attn.q_a_proj.weight"] == (48, 256)
+    assert found["self_attn.q_b_proj.weight"] == (2 * 48, 48)
+    assert found["self_attn.kv_a_proj_with_mqa.weight"] == (48, 256)
+    assert found["self_attn.kv_b_proj.weight"] == (2 * 64, 32)
+    assert found["mlp.shared_experts.up_proj.weight"] == (16, 256)
+    v3 = {**LATENT, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+          "n_group": 1, "topk_group": 1}  # fmt: skip
+    assert shapes(tape_of(PLAIN, **v3))["self_attn.q_b_proj.weight"] == (8 * 48, 48)
+
+
+def test_rows_normed_as_a_whole_are_joined() -> None:
+    """OLMo 2: three products are joined at once, and its output's rows cut out again."""
+    tape = tape_of(PLAIN, model_type="olmo2", architectures=["Olmo2ForCausalLM"])
+    found = collectives(tape, 1)
+    assert found[OperationKind.ALL_GATHER] == 3
+    assert shapes(tape)["self_attn.q_proj.weight"] == (64, 256)
+    assert shapes(tape)["self_attn.q_norm.weight"] == (256,)
+    assert shapes(tape)["self_attn.o_proj.weight"] == (256, 64)
+
+
+@pytest.mark.parametrize("config", [MIXTURE, LATENT])
+def test_every_plan_counts_the_model_whole(config: dict[str, Any]) -> None:
+    whole = total_parameters(tape_of(None, **config))
+    assert total_parameters(tape_of(PLAIN, **config)) == whole
+    assert total_parameters(tape_of(WHOLE, **config)) == whole
+
+
+def test_with_shares_of_the_sequence_a_mixture_is_added_up_once() -> None:
+    """Its routed and its shared experts together, and what is whole has parts of its gradients."""
+    tape = tape_of(WHOLE, **LATENT)
+    found = collectives(tape, 2)
+    assert found == {OperationKind.ALL_GATHER: 2, OperationKind.REDUCE_SCATTER: 2}
+    parts = {each.name: each.added_up for each in tape.segments[2].parameters}
+    assert parts["mlp.gate.weight"]
+    assert parts["self_attn.q_a_proj.weight"]
+    assert not parts["self_attn.q_b_proj.weight"]
+    assert not parts["mlp.experts.down_proj"]
+
+
+def test_plans_are_of_types_that_are_read() -> None:
+    assert set(FAMILY_MODULES) >= set(PLANS)
+
+
+@pytest.mark.parametrize("name", ["t5-small", "gpt2", "bert-base-uncased", "falcon-7b"])
 def test_what_is_not_split_is_refused_by_name(name: str) -> None:
     with pytest.raises(SetupError, match="tensor_parallel: is not modelled for"):
         record_model(memplan.load_model(name), TapeOptions(seq_len=64, tensor_parallel=PLAIN))

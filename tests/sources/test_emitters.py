@@ -14,6 +14,7 @@ from memplan.sources.accelerate_config import read_accelerate_config
 from memplan.sources.deepspeed_config import read_deepspeed_config
 from memplan.sources.emitters import Emitted, Framework, emit
 from memplan.sources.models import load_model
+from memplan.sources.setup_file import read_setup_file
 from memplan.sources.training_arguments import read_training_arguments
 from memplan.training.setup import TrainingSetup
 
@@ -122,11 +123,122 @@ def test_torchtitan() -> None:
     setup = setup_of({"engine": "fsdp", "micro_batch_size": 2, "checkpointing": "full"})
     flags = emit(setup, Framework.TORCHTITAN).flags.replace(" \\\n", " ").split()
     assert flags[:2] == ["--training.local_batch_size", "2"]
+    assert flags.pop() == "activation-checkpoint:full"  # a word of its own, behind all flags
     found = dict(zip(flags[::2], flags[1::2], strict=True))
     assert found["--training.global_batch_size"] == "16"
     assert found["--training.mixed_precision_param"] == "bfloat16"
     assert found["--parallelism.data_parallel_shard_degree"] == "8"
-    assert found["--activation_checkpoint.mode"] == "full"
+
+
+TITAN: list[Any] = [
+    pytest.param({"checkpointing": "full"}, id="FSDP2"),
+    pytest.param(
+        {"tensor_parallel": 4, "sequence_parallel": True, "checkpointing": "selective"}, id="TP"
+    ),
+    pytest.param(
+        {"tensor_parallel": 2, "sequence_parallel": True, "loss_parallel": True, "compile": "layer"},
+        id="TP compiled",
+    ),
+    pytest.param(
+        {"pipeline_parallel": 2, "pipeline_schedule": "1f1b", "gradient_accumulation_steps": 8},
+        id="PP",
+    ),
+    pytest.param(
+        {"pipeline_parallel": 2, "pipeline_schedule": "interleaved-1f1b", "virtual_stages": 2,
+         "gradient_accumulation_steps": 8, "micro_batch_size": 2, "context_parallel": 2},
+        id="PP CP",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", TITAN)
+def test_torchtitans_files_are_read_back(fields: dict[str, Any], tmp_path: Path) -> None:
+    setup = setup_of({"engine": "fsdp", "kernels": "torchtitan", **fields})
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[model]\nname = "llama3"\nflavor = "8B"\n\n{emit(setup, Framework.TORCHTITAN).toml}\n'
+    )
+    found = read_setup_file(path, given={"num_gpus": 8})
+    for name in (
+        "tensor_parallel", "pipeline_parallel", "context_parallel", "pipeline_schedule",
+        "virtual_stages", "sequence_parallel", "loss_parallel", "micro_batch_size", "seq_len",
+        "gradient_accumulation_steps", "checkpointing", "compile", "precision", "engine",
+    ):  # fmt: skip
+        assert getattr(found.setup, name) == getattr(setup, name), name
+
+
+NAMES = Path(__file__).parent.parent / "data" / "framework_arguments.json"
+"""Arguments that Megatron-LM (d98e8a64) and Megatron-DeepSpeed (4efb479d) have, read from their parsers
+and from the configurations that Megatron-LM makes arguments of."""
+MEGATRON: list[Any] = [
+    pytest.param("llama-3.1-405b", {"tensor_parallel": 8, "pipeline_parallel": 16}, id="uneven"),
+    pytest.param(
+        "llama-2-7b",
+        {"pipeline_parallel": 4, "virtual_stages": 2, "tensor_parallel": 2,
+         "sequence_parallel": True, "checkpointing": "selective"},
+        id="interleaved",
+    ),
+    pytest.param(
+        "deepseek-v3", {"pipeline_parallel": 8, "expert_parallel": 64, "checkpointing": "full"},
+        id="experts",
+    ),
+    pytest.param("qwen3-8b", {"context_parallel": 2, "attention": "flash"}, id="context"),
+    pytest.param("gpt2", {"checkpointing": 4, "precision": "fp16-master"}, id="first layers"),
+    pytest.param("mixtral-8x7b", {"optimizer": "sgd", "expert_parallel": 8}, id="SGD"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fields"), MEGATRON)
+def test_megatron_knows_every_argument(name: str, fields: dict[str, Any]) -> None:
+    known = set(json.loads(NAMES.read_text())["megatron"])
+    setup = setup_of({"num_gpus": 1024, "engine": "megatron", **fields})
+    found = emit(setup, Framework.MEGATRON, load_model(name)).values
+    assert found.keys() <= known
+    assert found["pipeline-model-parallel-size"] == setup.pipeline_parallel
+
+
+def test_megatron_is_told_the_shape_and_the_degrees() -> None:
+    fields = {
+        "num_gpus": 2048, "engine": "megatron", "pipeline_parallel": 16, "expert_parallel": 64,
+        "gradient_accumulation_steps": 32, "micro_batch_size": 2,
+    }  # fmt: skip
+    found = emit(setup_of(fields), Framework.MEGATRON, load_model("deepseek-v3")).values
+    assert found["moe-layer-freq"] == '"([0]*3+[1]*58)"'
+    layers = str(found["pipeline-model-parallel-layout"]).strip('"').split("|")
+    assert (layers[0], layers[-1], len(layers)) == ("Et*4", "t*3L", 16)
+    assert found["global-batch-size"] == 2048 // 16 * 32 * 2
+    assert found["kv-lora-rank"] == 512
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        pytest.param("t5-3b", {}, "2 stacks for seq2seq-lm", id="two stacks"),
+        pytest.param("gpt2", {"engine": "fsdp"}, "engine megatron, not fsdp", id="engine"),
+        pytest.param("gpt2", {"checkpointing": 0.5}, "recompute_method=block", id="a share"),
+    ],
+)
+def test_what_megatron_cannot_be_told_is_refused(
+    name: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SetupError, match=f"emit: .*{message}"):
+        emit(setup_of({"engine": "megatron", **fields}), Framework.MEGATRON, load_model(name))
+
+
+def test_deepspeed_and_megatron_are_a_pair() -> None:
+    fields = {"zero_stage": 1, "pipeline_parallel": 2, "gradient_accumulation_steps": 4}
+    made = emit(setup_of(fields), Framework.DEEPSPEED_MEGATRON, load_model("llama-2-7b"))
+    assert made.values.keys() <= set(json.loads(NAMES.read_text())["deepspeed+megatron"])
+    assert made.beside is not None
+    assert made.values["deepspeed_config"] == made.beside.name
+    beside = json.loads(made.beside.text)
+    assert beside["zero_optimization"] == {"stage": made.values["zero-stage"]}
+    assert beside["train_batch_size"] == made.values["global-batch-size"] == 16
+
+
+def test_megatron_deepspeed_has_no_latent_attention() -> None:
+    with pytest.raises(SetupError, match="no --multi-latent-attention, which deepseek-v3 needs"):
+        emit(setup_of({}), Framework.DEEPSPEED_MEGATRON, load_model("deepseek-v3"))
 
 
 def test_torchtitan_offloads_with_a_flag_without_a_value() -> None:
@@ -177,8 +289,12 @@ def test_what_a_framework_cannot_do_is_refused(
 
 @pytest.mark.parametrize("framework", list(Framework))
 def test_yaml_and_json_say_the_same(framework: Framework) -> None:
-    fields = {"zero_stage": 3} if framework is Framework.DEEPSPEED else {"engine": "fsdp"}
-    made = emit(setup_of(fields), framework)
+    fields = {
+        Framework.DEEPSPEED: {"zero_stage": 3},
+        Framework.DEEPSPEED_MEGATRON: {"zero_stage": 1},
+        Framework.MEGATRON: {"engine": "megatron"},
+    }.get(framework, {"engine": "fsdp"})
+    made = emit(setup_of(fields), framework, MODEL)
     assert yaml.safe_load(made.yaml) == json.loads(made.json) == made.values
 
 

@@ -10,11 +10,13 @@ from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, norm, rotary, rotary_as_complex
 from memplan.graph.segments import Gradient
+from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import RotarySpec
 from memplan.model.latent import LatentAttentionSpec
+from memplan.model.parameters import WeightRole
 
 
 def latent_attention(
@@ -31,6 +33,7 @@ def latent_attention(
         t, x, "self_attn.kv_a_proj_with_mqa", context.hidden_size,
         spec.key_value_rank + rotated, bias=spec.bias,
     )  # fmt: skip
+    narrow = _for_all_ranks(t, narrow, tokens * spec.key_value_rank, tokens * rotated)
     latent, turning_key = t.split(narrow, tokens * spec.key_value_rank, tokens * rotated)
     latent = norm(t, latent, spec.norm, "self_attn.kv_a_layernorm", spec.key_value_rank)
     turned_query, turned_key = _turned(t, turning_query, turning_key, spec.rotary, context)
@@ -48,7 +51,10 @@ def latent_attention(
         held = (*held, narrow_query, mask)
     out = attend(t, query_states, key, value, shape, mask)
     width = heads * spec.value_head_dim
-    out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.bias)
+    out = linear(
+        t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.bias,
+        split=t.options.split_plan.attention.rows, role=WeightRole.ATTENTION_OUTPUT,
+    )  # fmt: skip
     t.touch(x, query, turned_query, narrow, latent, turned_key, query_states, key, value, *held)
     return out
 
@@ -58,14 +64,39 @@ def latent_query(
 ) -> tuple[Tensor, Tensor]:
     """One layer, or two with a norm on the narrow vector between them; and what went into it."""
     width = spec.num_heads * (spec.plain_head_dim + spec.rotary.dim)
+    columns = t.options.split_plan.attention.columns
     if spec.query_rank is None:
-        return linear(t, x, "self_attn.q_proj", context.hidden_size, width), x
+        return linear(
+            t,
+            x,
+            "self_attn.q_proj",
+            context.hidden_size,
+            width,
+            split=columns,
+            role=WeightRole.QUERY_KEY,
+        ), x
     narrow = linear(
         t, x, "self_attn.q_a_proj", context.hidden_size, spec.query_rank, bias=spec.bias
     )
     normed = norm(t, narrow, spec.norm, "self_attn.q_a_layernorm", spec.query_rank)
     t.touch(narrow)
-    return linear(t, normed, "self_attn.q_b_proj", spec.query_rank, width), normed
+    query = linear(t, normed, "self_attn.q_b_proj", spec.query_rank, width, split=columns)
+    return query, normed
+
+
+def _for_all_ranks(t: Tape, narrow: Tensor, *numels: int) -> Tensor:
+    """Keys' rotated part, which every rank's heads read, has its gradients added up on its own.
+
+    (transformers 5.23, distributed/tensor_parallel.py, ``MlaKvAProjParallel``)
+    """
+    group = t.options.tensor_parallel
+    apart = t.options.split_plan.attention is Sharing.SPLIT
+    if group is None or group.sequence or not apart:
+        return narrow
+    from memplan.graph.tensor_parallel import shared_experts_input  # only then
+
+    latent, turning = t.split(narrow, *numels)
+    return t.concatenate(latent, shared_experts_input(t, turning))
 
 
 def by_head(t: Tape, x: Tensor) -> Tensor:
@@ -81,8 +112,9 @@ def keys_and_values(
     """``expand_kv``: both out of the narrow vector, the keys copied together with what is shared."""
     heads, plain, rotated = spec.num_heads, spec.plain_head_dim, spec.rotary.dim
     both = linear(
-        t, latent, "self_attn.kv_b_proj", spec.key_value_rank, heads * (plain + spec.value_head_dim)
-    )
+        t, latent, "self_attn.kv_b_proj", spec.key_value_rank, heads * (plain + spec.value_head_dim),
+        split=t.options.split_plan.attention.columns,
+    )  # fmt: skip
     own, value = t.split(
         by_head(t, both), tokens * heads * plain, tokens * heads * spec.value_head_dim
     )

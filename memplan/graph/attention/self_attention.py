@@ -11,11 +11,11 @@ from memplan.graph.attention.rotary import rotate, turned_in_place, turns_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import clamp, linear, norm
 from memplan.graph.segments import Gradient
-from memplan.graph.splits import Split
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, OutputGate, QueryScaling
+from memplan.model.parameters import WeightRole
 
 
 def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext) -> Tensor:
@@ -73,7 +73,8 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         width,
         context.hidden_size,
         bias=spec.output_bias,
-        split=Split.ROW,
+        split=t.options.split_plan.attention.rows,
+        role=WeightRole.ATTENTION_OUTPUT,
     )
     t.touch(query, key, value, *frame, x)
     if gate is not None:

@@ -141,13 +141,15 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
     weights = model_weights(given.tape)
     accumulated = options.grad_accum_dtype or formats.gradients
     communicated = options.communication_data_type or formats.weights
+    if setup.context_parallel > 1:
+        communicated = options.sequence_communication_dtype or DType.FP32
     return Job(
         given=given,
         options=options,
         weights=weights,
         sizes=_sizes(tuple(weights.numels), tuple(weights.trainable)),
         rank=rank,
-        num_ranks=setup.data_parallel * setup.context_parallel,
+        num_ranks=setup.gradient_ranks,
         weight_bytes=formats.weights.num_bytes,
         gradient_bytes=accumulated.num_bytes,
         accumulates_apart=accumulated is not formats.weights,

@@ -7,7 +7,7 @@ from memplan.graph.tape import Tape
 from memplan.memory.beside import ALONE, SideModel
 from memplan.memory.engine_options import has_module_hooks
 from memplan.memory.ledger import Ledger
-from memplan.memory.programs.program import Program
+from memplan.memory.programs.program import Program, RankProgram
 from memplan.memory.rank import RankInput
 from memplan.memory.spots import StopsBySegment
 from memplan.training.precision import Engine
@@ -21,12 +21,25 @@ def program_of(
     workspace_bytes: int,
     rank: int = 0,
     capacity_bytes: int | None = None,
-) -> Program:
+) -> RankProgram:
     """The program of one rank of a setup's engine.
 
     ``capacity_bytes`` of the GPU, where it is known, decides how DeepSpeed loads.
     """
-    program = _program_of(
+    if given.stages:
+        from memplan.memory.programs.pipeline import PipelineProgram  # only for pipelines
+
+        def stage_program(stage: RankInput) -> Program:
+            return engine_program(
+                stage,
+                ledger,
+                workspace_bytes=workspace_bytes,
+                rank=rank,
+                capacity_bytes=capacity_bytes,
+            )
+
+        return PipelineProgram(given, ledger, stage_program, rank=rank)
+    program = engine_program(
         given, ledger, workspace_bytes=workspace_bytes, rank=rank, capacity_bytes=capacity_bytes
     )
     if given.beside is not ALONE:
@@ -36,9 +49,15 @@ def program_of(
     return program
 
 
-def _program_of(
-    given: RankInput, ledger: Ledger, *, workspace_bytes: int, rank: int, capacity_bytes: int | None
+def engine_program(
+    given: RankInput,
+    ledger: Ledger,
+    *,
+    workspace_bytes: int,
+    rank: int = 0,
+    capacity_bytes: int | None = None,
 ) -> Program:
+    """The program of a model of its own, or of a stage: what the engine does with it."""
     engine = given.setup.chosen_engine
     if engine is Engine.FSDP:
         from memplan.memory.programs.fsdp2 import Fsdp2Program
@@ -55,15 +74,19 @@ def _program_of(
             given,
             ledger,
             workspace_bytes=workspace_bytes,
-            rank=rank,
+            rank=rank // given.setup.tensor_parallel,
             capacity_bytes=capacity_bytes,
         )
+    if engine is Engine.MEGATRON:
+        from memplan.memory.programs.megatron import megatron_program
+
+        return megatron_program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     assert engine is Engine.DDP, f"{engine}: no account either"
     if given.setup.tensor_parallel > 1:
         from memplan.memory.programs.split import SplitProgram
 
         return SplitProgram(given, ledger, workspace_bytes=workspace_bytes)
-    if given.setup.data_parallel == 1:
+    if given.setup.gradient_ranks == 1:
         if given.setup.engine_options:
             from memplan.memory.ddp import DdpOptions  # looked at all the same
 
@@ -102,7 +125,10 @@ def counts_ranks(setup: TrainingSetup) -> bool:
 
 
 def holds_inputs(setup: TrainingSetup) -> bool:
-    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given."""
+    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given, and
+    Megatron's global buffer."""
+    if setup.chosen_engine is Engine.MEGATRON:
+        return True
     is_asked = dict(setup.engine_options).get("reentrant_checkpointing")
     return setup.chosen_engine is Engine.FSDP1 and bool(is_asked)
 
@@ -115,11 +141,18 @@ def loads_by_capacity(setup: TrainingSetup) -> bool:
 
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     """Ranks whose accounts are the same; two of these may have the same one too."""
+    if given.stages:
+        from memplan.memory.pipeline import pipeline_kinds  # only for pipelines
+
+        return pipeline_kinds(given)
     engine = given.setup.chosen_engine
     if engine is Engine.DEEPSPEED:
         from memplan.memory.deepspeed import ranks
 
-        return ranks.rank_kinds(given)
+        # Ranks that split the layers between them stand side by side.
+        split = given.setup.tensor_parallel
+        kinds = ranks.rank_kinds(given)
+        return [tuple(range(run.start * split, run.stop * split) for run in kind) for kind in kinds]
     if engine is Engine.FSDP:
         from memplan.memory.fsdp2.ranks import rank_kinds as fsdp2_kinds
 
@@ -128,19 +161,31 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
         from memplan.memory.fsdp1.wrapping import rank_kinds as fsdp1_kinds
 
         return fsdp1_kinds(given)
+    if engine is Engine.MEGATRON:
+        from memplan.memory.megatron.buffers import rank_kinds as megatron_kinds
+
+        return megatron_kinds(given)
     return [(range(given.setup.num_gpus),)]
 
 
 def heaviest_ranks(given: RankInput) -> list[int]:
     """Ranks one of which holds most."""
+    if given.stages:
+        from memplan.memory.pipeline import heaviest_places  # only for pipelines
+
+        return heaviest_places(given)
     engine = given.setup.chosen_engine
     if engine is Engine.DEEPSPEED:
         from memplan.memory.deepspeed import ranks
 
-        return ranks.heaviest_ranks(given)
+        return [rank * given.setup.tensor_parallel for rank in ranks.heaviest_ranks(given)]
     if engine is Engine.FSDP1:
         from memplan.memory.fsdp1.wrapping import heaviest_ranks as fsdp1_ranks
 
         return fsdp1_ranks(given)
+    if engine is Engine.MEGATRON:
+        from memplan.memory.megatron.buffers import heaviest_ranks as megatron_ranks
+
+        return megatron_ranks(given)
     # ``torch.chunk`` makes the first chunks the largest.
     return [0]

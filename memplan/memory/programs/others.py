@@ -61,9 +61,9 @@ def _program(side: SideModel, ledger: SideLedger) -> Program:
     """Sharded as its engine does with frozen weights, or whole."""
     given = RankInput(tape=side.tape, passes=side.passes, setup=side.setup)
     if side.when is When.OWN_STEP:
-        from memplan.memory.programs import program_of
+        from memplan.memory.programs import engine_program
 
-        return program_of(given, ledger, workspace_bytes=0)
+        return engine_program(given, ledger, workspace_bytes=0)
     if not side.is_sharded:
         return Program(given, ledger)
     engine = side.setup.chosen_engine
@@ -76,9 +76,9 @@ def _program(side: SideModel, ledger: SideLedger) -> Program:
         from memplan.memory.programs.gathered_whole import GatheredWholeProgram
 
         return GatheredWholeProgram(given, ledger)
-    from memplan.memory.programs import program_of
+    from memplan.memory.programs import engine_program
 
-    return program_of(given, ledger, workspace_bytes=0)
+    return engine_program(given, ledger, workspace_bytes=0)
 
 
 def shards_frozen_models(engine: Engine, stage: ZeroStage | None, num_ranks: int) -> bool:

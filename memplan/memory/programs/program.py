@@ -19,7 +19,9 @@ from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.optimizers.script import ActKind
+from memplan.training.setup import TrainingSetup
 from memplan.units import ceil_div, round_up
 
 Weight = tuple[Parameter, int]
@@ -50,6 +52,12 @@ class Player(Protocol):
     def let_go(self) -> None:
         """The loss goes, and what its graph still holds."""
 
+    def park(self, micro_batch: int) -> None:
+        """Another pass is to run before this micro-batch's backward one."""
+
+    def resume(self, micro_batch: int) -> None:
+        """Go on with it."""
+
 
 class Company(Protocol):
     """A job's other models, and what they do when."""
@@ -68,6 +76,47 @@ class Company(Protocol):
 
     def evaluate(self, step: int) -> None:
         """What runs between steps."""
+
+
+class RankProgram(Protocol):
+    """A training run on one rank."""
+
+    weight_words: Mapping[ComponentKind, str]
+    given: RankInput
+    left_out: tuple[str, ...]
+    unsaved: tuple[str, ...]
+
+    @property
+    def weights(self) -> list[Weight]:
+        """In the order of ``named_parameters()``."""
+
+    @property
+    def off_gpu_bytes(self) -> int:
+        """States of the optimizer that are not on the GPU."""
+
+    def run(self, *, num_steps: int | None = None) -> None:
+        """Load, then train."""
+
+    def start(self) -> None:
+        """Load, and fetch the first batch."""
+
+    def settle(self, *, num_micro_batches: int) -> None:
+        """Come to where every further step is like the last."""
+
+    def train(self, step: int, *, num_micro_batches: int) -> None:
+        """One step."""
+
+    def evaluate(self, step: int) -> None:
+        """What runs between steps."""
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+
+    def host_memory(self) -> HostMemory:
+        """CPU RAM that the rank needs."""
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """Elements of a weight that this rank keeps between steps."""
 
 
 class Program:
@@ -112,8 +161,17 @@ class Program:
         """What is not modelled, in words."""
         self.unsaved: tuple[str, ...] = ()
         """Settings that save memory and are not modelled, in words."""
+        self.empties_cache = False
+        """Before every micro-batch."""
+        if given.setup.offload_activations is ActivationOffload.STREAMED:
+            self.empties_cache = loads_bitsandbytes(given.setup)
         self.company: Company | None = None
         """The job's other models; None: there are none."""
+
+    @property
+    def off_gpu_bytes(self) -> int:
+        """States of the optimizer that are not on the GPU."""
+        return self.optimizer.off_gpu_bytes
 
     # -- a run -----------------------------------------------------------------------------------
 
@@ -154,6 +212,8 @@ class Program:
             self.company.before_step(step, num_micro_batches=num_micro_batches)
         for micro_batch in range(num_micro_batches):
             last = micro_batch == num_micro_batches - 1
+            if self.empties_cache:
+                self.ledger.empty_cache()
             self.micro_batch(step, first=not micro_batch, last=last)
         self.ledger.enter(Part.STEP, step)
         self.optimizer_step(first=step == 0)
@@ -217,10 +277,18 @@ class Program:
         self.ledger.enter(Part.FORWARD, step)
         if self.company is not None:
             self.company.run(When.FIRST)
+        self.forward_pass()
+        self.ledger.enter(Part.BACKWARD, step)
+        self.backward_pass()
+
+    def forward_pass(self) -> None:
+        """Forward once."""
         self.playback.forward()
         self.end_forward()
         self.playback.return_loss()
-        self.ledger.enter(Part.BACKWARD, step)
+
+    def backward_pass(self) -> None:
+        """Backward once."""
         self.begin_backward()
         self.playback.backward()
         self.end_backward()
@@ -238,6 +306,14 @@ class Program:
             for weight in weights if first else ():
                 self._step_alone(weight, None)
             return
+        for group in self.parameter_groups(weights):
+            self._step_together(group, first=first)
+
+    def parameter_groups(self, weights: list[Weight]) -> list[list[Weight]]:
+        """What the optimizer steps at once."""
+        return [weights]
+
+    def _step_together(self, weights: list[Weight], *, first: bool) -> None:
         tensors = stepped_all(parameter for parameter, _ in weights)
 
         def replace(number: int, kind: ActKind, block: Block | None) -> None:
@@ -386,6 +462,17 @@ def _next_weight(tape: Tape, segment: Segment, copy: int, position: int) -> Weig
 def is_trained(parameter: Parameter) -> bool:
     """Whether the optimizer steps it."""
     return parameter.requires_grad and not parameter.unused
+
+
+def loads_bitsandbytes(setup: TrainingSetup) -> bool:
+    """Whether a run imports bitsandbytes, for whose sake TRL's hooks empty the cache before each
+    micro-batch (TRL 1.16, models/activation_offloading.py, ``__enter__``)."""
+    from memplan.training.optimizers.bitsandbytes import ROWS  # only where activations go
+    from memplan.training.quantization import Quantization, QuantizationKind
+
+    kinds = (QuantizationKind.NF4, QuantizationKind.FP4, QuantizationKind.INT8)
+    quantized = isinstance(setup.quantize, Quantization) and setup.quantize.kind in kinds
+    return quantized or setup.optimizer in ROWS
 
 
 AVERAGE = "a copy of each weight"

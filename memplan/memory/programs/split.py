@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.programs.program import Program, is_trained
+from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.training.optimizers import Optimizer
 
 GRADIENT_ARGUMENTS = {Optimizer.ADAMW_FOREACH: 2}
@@ -19,6 +19,14 @@ class SplitProgram(Program):
         ComponentKind.PARAMETERS: "the rank's part of every weight",
         ComponentKind.GRADIENTS: "one for each trained part; the token table's is made whole",
     }
+
+    def parameter_groups(self, weights: list[Weight]) -> list[list[Weight]]:
+        """DTensors and plain tensors in groups of their own: none of torch's kernels takes both."""
+        apart = [
+            [weight for weight in weights if weight[0].is_distributed is distributed]
+            for distributed in (True, False)
+        ]
+        return [group for group in apart if group]
 
     def optimizer_step(self, *, first: bool) -> None:
         """The update, and what it makes of gradients that are split otherwise than their weights.

@@ -1,7 +1,8 @@
 """Setups written for the frameworks that run them.
 
-One module for each: ``emit(setup) -> Emitted``. What a framework's file cannot hold is named in the
-result's notes; what a framework cannot do is refused.
+One module for each: ``emit(setup) -> Emitted``, or ``emit(setup, model)`` where the framework is told
+the model's shape too. What a framework's file cannot hold is named in the result's notes; what a
+framework cannot do is refused.
 """
 
 from dataclasses import replace
@@ -14,6 +15,8 @@ from memplan.training.setup import QUANTIZATION_OPTIONS, TrainingSetup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from memplan.model.spec import ModelSpec
 
 __all__ = ["Emitted", "Framework", "emit"]
 
@@ -29,6 +32,20 @@ class Framework(Enum):
     """``transformers.TrainingArguments``, as JSON or YAML."""
     TORCHTITAN = "torchtitan"
     """torchtitan's command-line overrides."""
+    MEGATRON = "megatron"
+    """Arguments of Megatron-LM's ``pretrain_gpt.py``."""
+    DEEPSPEED_MEGATRON = "deepspeed+megatron"
+    """Megatron-DeepSpeed's arguments, and the ``ds_config.json`` beside them."""
+
+    @property
+    def is_told_the_model(self) -> bool:
+        """Whether what is written holds the model's shape."""
+        return self in (Framework.MEGATRON, Framework.DEEPSPEED_MEGATRON)
+
+    @property
+    def takes_flags(self) -> bool:
+        """Whether it is told on its command line."""
+        return self in (Framework.TORCHTITAN, Framework.MEGATRON, Framework.DEEPSPEED_MEGATRON)
 
 
 _MODULES = {
@@ -36,10 +53,12 @@ _MODULES = {
     Framework.ACCELERATE: "accelerate",
     Framework.TRAINING_ARGS: "training_arguments",
     Framework.TORCHTITAN: "torchtitan",
+    Framework.MEGATRON: "megatron",
+    Framework.DEEPSPEED_MEGATRON: "megatron_deepspeed",
 }
 
 
-def emit(setup: TrainingSetup, framework: Framework) -> Emitted:
+def emit(setup: TrainingSetup, framework: Framework, model: "ModelSpec | None" = None) -> Emitted:
     """Write a setup for a framework; defaults are filled in first.
 
     Raises ``SetupError`` for what the framework cannot be told or cannot do.
@@ -49,7 +68,7 @@ def emit(setup: TrainingSetup, framework: Framework) -> Emitted:
     {'stage': 3}
     """
     module = import_module(f"memplan.sources.emitters.{_MODULES[framework]}")
-    write = cast("Callable[[TrainingSetup], Emitted]", module.emit)
+    write = cast("Callable[..., Emitted]", module.emit)
     resolved = setup.resolve()
     said: tuple[str, ...] = ()
     if setup.adapter is not None:
@@ -61,5 +80,9 @@ def emit(setup: TrainingSetup, framework: Framework) -> Emitted:
         others = {name: options[name] for name in options if name not in QUANTIZATION_OPTIONS}
         resolved = replace(resolved, quantize=how, engine_options=others)
         said += (f"load the base quantized: {how}",)
-    made = write(resolved)
+    if framework.is_told_the_model:
+        assert model is not None
+        made = write(resolved, model)
+    else:
+        made = write(resolved)
     return replace(made, notes=(*made.notes, *said)) if said else made

@@ -9,6 +9,14 @@ from memplan.training.setup import TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """A file that goes with what is written, and that it names."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Emitted:
     """A setup in a framework's own words."""
 
@@ -18,6 +26,11 @@ class Emitted:
     """What the framework will run when told so: where it knows but one way of its own, that."""
     notes: tuple[str, ...] = ()
     """What is not in ``values`` and has to be said elsewhere."""
+    beside: Beside | None = None
+    only_in_files: frozenset[str] = frozenset()
+    """Names that a file takes and the command line does not."""
+    last_words: tuple[str, ...] = ()
+    """What stands behind the flags."""
 
     @property
     def json(self) -> str:
@@ -30,12 +43,27 @@ class Emitted:
         return "\n".join(_yaml_lines(self.values, indent=0))
 
     @property
+    def toml(self) -> str:
+        """The values as TOML, names with a dot in the table before it."""
+        tables: dict[str, list[str]] = {}
+        for name, value in self.values.items():
+            table, _, key = name.rpartition(".")
+            tables.setdefault(table, []).append(f"{key} = {json.dumps(value)}")
+        return "\n\n".join(f"[{table}]\n{chr(10).join(lines)}" for table, lines in tables.items())
+
+    @property
     def flags(self) -> str:
         """The values as command-line flags, one a line, to be pasted into a shell."""
-        lines = []
-        for name, value in self.values.items():
-            lines.append(f"--{name}" if value is True else f"--{name} {value}")
-        return " \\\n".join(lines)
+        lines = [
+            f"--{name}" if value is True else f"--{name} {_word(value)}"
+            for name, value in self.values.items()
+            if name not in self.only_in_files
+        ]
+        return " \\\n".join((*lines, *self.last_words))
+
+
+def _word(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def refuse(problem: str) -> SetupError:

@@ -84,6 +84,11 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
                 "parallelism.pipeline_parallel_schedule", f"{schedule!r:.40} is not modelled"
             )
         found.fields["pipeline_schedule"] = _SCHEDULES[word]
+        if word not in ("gpipe", "1f1b"):
+            found.fields["virtual_stages"] = 2
+    method = keys.text("parallelism.context_parallel_rotate_method")
+    if method not in (None, "allgather") and "context_parallel" in found.fields:
+        found.options["context_parallel_rotate_method"] = method
     if found.fields.get("tensor_parallel"):
         found.fields["sequence_parallel"] = True
         found.fields["loss_parallel"] = not keys.flag("parallelism.disable_loss_parallel")
@@ -98,6 +103,15 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
 
 def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     micro = keys.count("training.local_batch_size") or 8
+    in_batch = 1
+    if "pipeline_parallel" in found.fields:
+        # A pipeline cuts its micro-batches out of one local batch.
+        local, key = micro, "parallelism.pipeline_parallel_microbatch_size"
+        micro = keys.count(key) or 1
+        in_batch, rest = divmod(local, micro)
+        if rest:
+            keys.refuse(key, f"{local} sequences are no whole number of micro-batches of {micro}")
+        found.fields["gradient_accumulation_steps"] = in_batch
     found.fields["micro_batch_size"] = micro
     found.fields["seq_len"] = keys.count("training.seq_len")
     whole = keys.take("training.global_batch_size")
@@ -110,10 +124,11 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         for degree in (*degrees, found.fields.get("pipeline_parallel", 1)):
             assert isinstance(degree, int)
             ranks = max(1, ranks // degree)
-        if whole % (micro * ranks):
+        if whole % (micro * in_batch * ranks):
             keys.refuse(
                 "training.global_batch_size",
-                f"{whole} sequences are no whole number of {micro} x {ranks} ranks; give `num_gpus`",
+                f"{whole} sequences are no whole number of {micro * in_batch} x {ranks} ranks; give "
+                "`num_gpus`",
             )
         found.fields["gradient_accumulation_steps"] = whole // (micro * ranks)
 

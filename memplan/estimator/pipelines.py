@@ -1,0 +1,158 @@
+"""A pipeline's stages, recorded and walked; and which setups may have any."""
+
+from functools import lru_cache
+
+from memplan.errors import SetupError
+from memplan.estimator.recording import Walked, walked_on_card
+from memplan.graph.options import TapeOptions
+from memplan.graph.stages import check_stages, stage_model, stage_options
+from memplan.memory.rank import Stage
+from memplan.model.spec import ModelSpec
+from memplan.training.compilation import Compilation
+from memplan.training.fp8 import Fp8Recipe
+from memplan.training.jobs import PLAIN
+from memplan.training.kernels import Packing
+from memplan.training.parallelism import PipelineParallel, PipelineRuntime, StagePlace
+from memplan.training.precision import Engine
+from memplan.training.schedules import rank_stages
+from memplan.training.setup import Offload, TrainingSetup
+from memplan.training.stages import divide_layers
+
+
+def check_pipeline(setup: TrainingSetup) -> None:
+    """Refuse a pipeline beside which something else is not modelled.
+
+    Raises ``SetupError``.
+    """
+    engine = setup.chosen_engine
+    if engine is not Engine.DDP or setup.data_parallel > 1:
+        msg = (
+            f"pipeline_parallel: is not modelled for the engine {engine.value} over "
+            f"{setup.data_parallel} ranks of data yet: leave one of the two out"
+        )
+        raise SetupError(msg)
+    pipeline = setup.pipeline
+    if pipeline is not None and pipeline.schedule.splits_backward:
+        msg = (
+            f"pipeline_schedule: {pipeline.schedule.value} is not modelled yet; gpipe, 1f1b, "
+            "interleaved-1f1b and looped-bfs are"
+        )
+        raise SetupError(msg)
+    for name, odd in _beside(setup):
+        if odd:
+            msg = f"{name}: is not modelled beside pipeline_parallel; leave one of the two out"
+            raise SetupError(msg)
+
+
+def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
+    """Fields, and whether they say what does not go with a pipeline."""
+    return (
+        ("adapter", setup.adapter is not None),
+        ("job", setup.job is not PLAIN),
+        ("ema", setup.ema is not None),
+        ("lengths", setup.lengths is not None),
+        ("quantize", setup.chosen_quantization is not None),
+        ("fp8", setup.fp8 is not Fp8Recipe.NONE),
+        ("compile", setup.compile is not Compilation.NONE),
+        ("packing", setup.packing is not Packing.NONE),
+        ("freeze", setup.freeze.any),
+        ("optimizer_in_backward", setup.optimizer_in_backward),
+        ("offload_optimizer", setup.offload_optimizer is not Offload.NONE),
+        ("offload_param", setup.offload_param is not Offload.NONE),
+    )
+
+
+_RUNTIME_WORDS = {
+    PipelineRuntime.TORCH: "torch.distributed.pipelining, with receive buffers for all micro-batches",
+    PipelineRuntime.MEGATRON: "Megatron-core's schedules",
+    PipelineRuntime.DEEPSPEED: "DeepSpeed's PipelineEngine",
+}
+
+
+def pipeline_words(model: ModelSpec, pipeline: PipelineParallel) -> tuple[str, ...]:
+    """What was assumed of a pipeline, in words."""
+    counts = layer_counts(model, pipeline)
+    if len(set(counts)) == 1:
+        layers = f"{counts[0]} layers a stage"
+    else:
+        layers = f"layers by stage {' + '.join(map(str, counts))}"
+    found = [pipeline.words, layers, _RUNTIME_WORDS[pipeline.runtime]]
+    if model.head.tied:
+        found.append("a copy of the tied matrix on the last stage")
+    return (", ".join(found),)
+
+
+def stage_words(model: ModelSpec, setup: TrainingSetup, rank: int) -> str:
+    """Which stages a rank has, and what is in them."""
+    pipeline = setup.pipeline
+    assert pipeline is not None
+    counts = layer_counts(model, pipeline)
+    parts = []
+    for number in stages_of_rank(setup, rank):
+        start = sum(counts[:number])
+        stop = start + counts[number] - 1
+        held = [f"layers {start}-{stop}" if stop > start else f"layer {start}"]
+        if not counts[number]:
+            held = []
+        if number == 0:
+            held.insert(0, "the embedding")
+        if number == pipeline.num_stages - 1:
+            held.append("the head with its loss")
+        parts.append(f"stage {number} ({', '.join(held)})")
+    return f"rank {rank} has {' and '.join(parts)} of {pipeline.num_stages} stages"
+
+
+def stages_of_rank(setup: TrainingSetup, rank: int) -> tuple[int, ...]:
+    """The stages that a rank has, by number; none where there is no pipeline."""
+    pipeline = setup.pipeline
+    if pipeline is None:
+        return ()
+    place = rank // (setup.num_gpus // pipeline.degree)
+    return rank_stages(
+        pipeline.schedule, num_ranks=pipeline.degree, num_virtual=pipeline.num_virtual, rank=place
+    )
+
+
+def layer_counts(model: ModelSpec, pipeline: PipelineParallel) -> tuple[int, ...]:
+    """The layers of each stage.
+
+    Raises ``SetupError`` where they cannot be divided so.
+    """
+    return divide_layers(
+        model.num_layers,
+        pipeline.num_stages,
+        explicit=pipeline.layers_per_stage,
+        runtime=pipeline.runtime,
+    )
+
+
+def stages_of(
+    model: ModelSpec, options: TapeOptions, pipeline: PipelineParallel
+) -> tuple[Stage, ...]:
+    """Every stage of a pipeline, in the model's order.
+
+    Raises ``SetupError`` for a model that cannot be cut so.
+    """
+    check_stages(model)
+    counts = layer_counts(model, pipeline)
+    return _stages(model, options, counts, pipeline.runtime)
+
+
+@lru_cache(maxsize=64)
+def _stages(
+    model: ModelSpec, options: TapeOptions, counts: tuple[int, ...], runtime: PipelineRuntime
+) -> tuple[Stage, ...]:
+    found: list[Stage] = []
+    start, last = 0, len(counts) - 1
+    for number, count in enumerate(counts):
+        place = StagePlace(is_first=not number, is_last=number == last, runtime=runtime)
+        layers = range(start, start + count)
+        own = stage_options(options, num_layers=model.num_layers, layers=layers, place=place)
+        found.append(_stage(walked_on_card(stage_model(model, layers, place), own)))
+        start += count
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _stage(walked: Walked) -> Stage:
+    return Stage(tape=walked.tape, passes=walked.passes)

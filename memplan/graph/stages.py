@@ -1,0 +1,168 @@
+"""A pipeline's stage on the tape: what it receives, its own layers, what it hands on.
+
+The first one has the embedding, the last one what stands behind the layers, the head and the loss.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memplan.errors import SetupError
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.options import TapeOptions
+from memplan.graph.stacks import TrainedRun
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.model.attention import AttentionSpec, PositionBias
+from memplan.model.layers import LayerRun, LayerSpec
+from memplan.model.parameters import ModelPart
+from memplan.model.spec import ModelSpec, Task
+from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.parallelism import StagePlace
+
+
+def check_stages(model: ModelSpec) -> None:
+    """Refuse a model of which it is not modelled how it is cut into stages.
+
+    Raises ``SetupError``.
+    """
+    if len(model.stacks) != 1 or model.task is not Task.CAUSAL_LM:
+        _refuse(
+            model, f"only decoders with a language model's head are, and this is {model.task.value}"
+        )
+    stack = model.stacks[0]
+    spec = stack.embedding
+    if model.tables or stack.convolution is not None or stack.projected_out:
+        _refuse(model, "it has parts beside a decoder's layers")
+    if spec is None or spec.own_module or spec.prompts or spec.patch_features:
+        _refuse(model, "its embedding is more than a table of tokens")
+    if model.head.router_loss:
+        _refuse(model, "its loss is of the routers of all layers together")
+    for run in stack.runs:
+        if run.shared:
+            _refuse(model, "its layers share their weights")
+        if _reads_first_layer(run.layer):
+            _refuse(model, "its layers read what the first one makes")
+
+
+def _reads_first_layer(layer: LayerSpec) -> bool:
+    attention = layer.attention
+    if layer.cross_attention is not None:
+        return True
+    return isinstance(attention, AttentionSpec) and (
+        attention.position_bias is not PositionBias.NONE or bool(attention.distances)
+    )
+
+
+def _refuse(model: ModelSpec, why: str) -> None:
+    msg = (
+        f"pipeline_parallel: is not modelled for {model.name} ({model.family}): {why}; the nearest that "
+        "is: sharding it over all GPUs, engine='fsdp' or zero_stage=3"
+    )
+    raise SetupError(msg)
+
+
+def stage_model(model: ModelSpec, layers: range, place: StagePlace) -> ModelSpec:
+    """The model with a stage's layers alone; of a tied matrix the last stage has a copy.
+
+    >>> import memplan
+    >>> llama = memplan.load_model("llama-3.1-8b")
+    >>> stage_model(llama, range(8, 16), StagePlace(is_first=False, is_last=False)).num_layers
+    8
+    """
+    stack = model.stacks[0]
+    head = model.head
+    if head.tied and not (place.is_first and place.is_last):
+        head = replace(head, tied=False)
+    cut = replace(stack, runs=_runs_within(stack.runs, layers))
+    return replace(model, stacks=(cut,), head=head)
+
+
+def _runs_within(runs: Sequence[LayerRun], layers: range) -> tuple[LayerRun, ...]:
+    found: list[LayerRun] = []
+    start = 0
+    for run in runs:
+        count = min(start + run.count, layers.stop) - max(start, layers.start)
+        if count > 0:
+            found.append(replace(run, count=count))
+        start += run.count
+    return tuple(found)
+
+
+def stage_options(
+    options: TapeOptions, *, num_layers: int, layers: range, place: StagePlace
+) -> TapeOptions:
+    """The options as they are for a stage's layers, counted from its own first one."""
+    return replace(
+        options,
+        stage=place,
+        outputs_held=options.outputs_held or (place.is_last and place.runtime.holds_logits),
+        checkpointed_layers=_checkpointed_within(options.checkpointed_layers, num_layers, layers),
+    )
+
+
+def _checkpointed_within(
+    chosen: float | CheckpointedLayers, num_layers: int, layers: range
+) -> float | CheckpointedLayers:
+    """Which of a stage's layers are recomputed; a share of the model's is of its first ones."""
+    if isinstance(chosen, float):
+        if chosen in (0.0, 1.0):
+            return chosen
+        count = round(chosen * num_layers)
+        ranges: tuple[tuple[int, int], ...] = ((0, count - 1),)
+    else:
+        ranges = chosen.ranges
+    cut = [
+        (max(low, layers.start) - layers.start, min(high, layers.stop - 1) - layers.start)
+        for low, high in ranges
+    ]
+    inside = tuple((low, high) for low, high in cut if low <= high)
+    if not inside:
+        return 0.0
+    return 1.0 if inside == ((0, len(layers) - 1),) else CheckpointedLayers(inside)
+
+
+def receive(t: Tape, model: ModelSpec, place: StagePlace) -> tuple[Tensor, Parameter]:
+    """What the stage before sends: a leaf that wants a gradient (``_retrieve_recv_activations``).
+
+    Where the runtime has a buffer for it that stays, it takes nothing of its own. The table that comes
+    with it is none of the stage's: the head looks at its width.
+    """
+    t.begin("received", part=ModelPart.OTHER)
+    numel = t.options.batch_size * t.options.seq_len * model.hidden_size
+    group = t.options.tensor_parallel
+    if group is not None and group.sequence:
+        numel //= group.degree
+    if place.runtime.keeps_buffers:
+        x = Tensor(numel, t.compute, Storage(0, -1, 0))
+    else:
+        x = t.tensor(numel, t.compute)
+        t.record(OperationKind.RECEIVE, (), (x,))
+    t.leaf(x)
+    width = model.stacks[0].embedding.embedding_size if model.stacks[0].embedding else 0
+    shape = model.vocab_size, width or model.hidden_size
+    return x, Parameter("embed_tokens.weight", shape, t.compute, module="", trainable=False)
+
+
+def edge_runs(runs: list[TrainedRun], place: StagePlace) -> list[TrainedRun]:
+    """A stage's runs of layers: those that read what was received, or make what is sent, apart."""
+    if runs and not place.is_first:
+        runs = [*_parted(runs[0], 1), *runs[1:]]
+    if runs and not place.is_last:
+        runs = [*runs[:-1], *_parted(runs[-1], runs[-1].count - 1)]
+    return runs
+
+
+def _parted(run: TrainedRun, count: int) -> list[TrainedRun]:
+    if not 0 < count < run.count:
+        return [run]
+    return [replace(run, count=count), replace(run, count=run.count - count)]
+
+
+def hand_on(t: Tape) -> None:
+    """Let go of what the layers shared: the last of them has returned."""
+    kept = {leaf.storage for leaf in t.leaves}
+    for segment in t.segments:
+        for operation in segment.operations:
+            for tensor in operation.outputs:
+                if tensor.storage.held and tensor.storage not in kept:
+                    t.release(tensor)

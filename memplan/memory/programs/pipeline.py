@@ -1,0 +1,162 @@
+"""A rank of a pipeline: its stages' programs, run pass by pass as the schedule says.
+
+Each stage has its engine's own program (its weights, gradients, optimizer and buckets); this one runs
+their passes in turn, several micro-batches in flight, and lets the runtime hold what lies between stages.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from memplan.graph.tensors import Parameter
+from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.ledger import Ledger, Part
+from memplan.memory.playback import Playback
+from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
+from memplan.memory.programs.program import Program, Weight
+from memplan.memory.rank import RankInput
+from memplan.training.schedules import Pass, PassKind, rank_passes, rank_stages
+
+MakeProgram = Callable[[RankInput], Program]
+"""A stage's own program."""
+
+
+class PipelineProgram:
+    """One rank of a pipeline."""
+
+    def __init__(self, given: RankInput, ledger: Ledger, make: MakeProgram, *, rank: int) -> None:
+        pipeline = given.setup.pipeline
+        assert pipeline is not None
+        self.given = given
+        self.ledger = ledger
+        place = place_of(given, rank)
+        numbers = rank_stages(
+            pipeline.schedule,
+            num_ranks=pipeline.degree,
+            num_virtual=pipeline.num_virtual,
+            rank=place,
+        )
+        self.programs = {number: make(_stage_input(given, number)) for number in numbers}
+        """By the stage's number."""
+        self.passes = rank_passes(
+            pipeline.schedule,
+            num_ranks=pipeline.degree,
+            num_virtual=pipeline.num_virtual,
+            num_micro_batches=pipeline.num_micro_batches,
+            rank=place,
+        )
+        links = {number: StageLink.of(given.stages[number].tape) for number in numbers}
+        self.runtime = runtime_of(pipeline, links, ledger)
+        first = self.programs[numbers[0]]
+        self.weight_words: Mapping[ComponentKind, str] = first.weight_words
+        self.left_out = first.left_out
+        self.unsaved = first.unsaved
+        self.num_steps = first.num_steps
+        for program in self.programs.values():
+            # A process has one workspace for each of its threads, whatever stage asks first.
+            if isinstance(program.playback, Playback) and isinstance(first.playback, Playback):
+                program.playback.workspaces = first.playback.workspaces
+
+    @property
+    def weights(self) -> list[Weight]:
+        """Of all its stages."""
+        return [weight for program in self.programs.values() for weight in program.weights]
+
+    @property
+    def off_gpu_bytes(self) -> int:
+        """States of the optimizers that are not on the GPU."""
+        return sum(program.off_gpu_bytes for program in self.programs.values())
+
+    # -- a run -----------------------------------------------------------------------------------
+
+    def run(self, *, num_steps: int | None = None) -> None:
+        """Load, then train; the optimizers' states come with the first step."""
+        self.start()
+        for step in range(num_steps or self.num_steps):
+            self.train(step, num_micro_batches=len(self.passes))
+
+    def start(self) -> None:
+        """Load every stage; the batch of a whole step; the runtime's buffers."""
+        self.ledger.enter(Part.LOAD)
+        for program in self.programs.values():
+            program.load()
+        for program in self.programs.values():
+            program.make_optimizer()
+        self.ledger.enter(Part.FORWARD)
+        self._fetch_batch()
+        self.runtime.begin()
+
+    def _fetch_batch(self) -> None:
+        pipeline = self.given.setup.pipeline
+        assert pipeline is not None
+        for _ in range(pipeline.num_micro_batches):
+            next(iter(self.programs.values())).playback.fetch_batch()
+
+    def settle(self, *, num_micro_batches: int) -> None:  # noqa: ARG002
+        """Come to where every further step is like the last: here, to where there are states."""
+        for program in self.programs.values():
+            program.settle(num_micro_batches=1)
+
+    def train(self, step: int, *, num_micro_batches: int) -> None:  # noqa: ARG002
+        """One step: the whole schedule, and the updates."""
+        self.runtime.begin_step()
+        for each in self.passes:
+            self._run(each, step)
+        self.runtime.end_step()
+        self.ledger.enter(Part.STEP, step)
+        for program in self.programs.values():
+            program.optimizer_step(first=step == 0)
+        for program in self.programs.values():
+            program.zero_grad()
+
+    def _run(self, each: Pass, step: int) -> None:
+        program, runtime = self.programs[each.stage], self.runtime
+        if each.kind is PassKind.FORWARD:
+            self.ledger.enter(Part.FORWARD, step)
+            program.forward_pass()
+            program.playback.park(each.micro_batch)
+            runtime.after_forward(each)
+            return
+        self.ledger.enter(Part.BACKWARD, step)
+        program.playback.resume(each.micro_batch)
+        program.backward_pass()
+        runtime.after_backward(each)
+
+    def evaluate(self, step: int) -> None:
+        """Nothing runs between steps."""
+
+    def save(self) -> None:
+        """Each stage's own part of a checkpoint."""
+        for program in self.programs.values():
+            program.save()
+
+    def host_memory(self) -> HostMemory:
+        """CPU RAM of all its stages."""
+        found = HostMemory()
+        for program in self.programs.values():
+            own = program.host_memory()
+            found = replace(
+                found,
+                held_bytes=found.held_bytes + own.held_bytes,
+                load_bytes=found.load_bytes + own.load_bytes,
+                save_bytes=found.save_bytes + own.save_bytes,
+                writer_bytes=found.writer_bytes + own.writer_bytes,
+            )
+        return found
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """Elements of a weight that this rank keeps between steps."""
+        return next(iter(self.programs.values())).kept_numel(parameter)
+
+
+def place_of(given: RankInput, rank: int) -> int:
+    """Where in the pipeline a rank stands: the pipeline is the outermost dimension of the mesh.
+
+    (torchtitan, Megatron-core and DeepSpeed alike)
+    """
+    setup = given.setup
+    return rank // (setup.num_gpus // setup.pipeline_parallel)
+
+
+def _stage_input(given: RankInput, number: int) -> RankInput:
+    stage = given.stages[number]
+    return replace(given, tape=stage.tape, passes=stage.passes, stages=())

@@ -1,0 +1,66 @@
+"""Pipelines of torch: what is in flight and what a rank holds, against every record of them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from memplan.training.parallelism import PipelineSchedule
+from memplan.training.schedules import PassKind, most_in_flight, rank_passes
+from tests.accuracy.comparison import Comparison, read_records, remember
+from tests.accuracy.pipeline_records import SCHEDULES, predict_pipeline
+
+BARS = {"bytes_before": 0.00001, "peak_fwd_bwd": 0.0001, "peak_step": 0.00001}
+"""The worst relative error; far below what is asked for (peaks 1.5 %)."""
+
+
+@pytest.mark.reference
+def test_every_count(reference_dir: Path) -> None:
+    num_records = 0
+    for record in read_records(reference_dir / "pipeline_in_flight.jsonl"):
+        settings, figures = record["settings"], record["figures"]
+        passes = rank_passes(
+            PipelineSchedule(SCHEDULES[settings["schedule"]]),
+            num_ranks=settings["pp"],
+            num_virtual=settings["stages_per_rank"],
+            num_micro_batches=settings["microbatches"],
+            rank=settings["rank"],
+        )
+        found = most_in_flight(passes)
+        num_records += 1
+        if "peak_in_flight" in figures:
+            assert found.until_weight == figures["peak_in_flight"], settings
+            continue
+        counts = {kind: sum(each.kind is kind for each in passes) for kind in PassKind}
+        assert {
+            "peak_stage_microbatches_until_input_backward": found.until_input,
+            "peak_stage_microbatches_until_weight_backward": found.until_weight,
+            "peak_pending_weight_backwards": found.waiting,
+            "per_stage_peak": {str(stage): count for stage, count in found.by_stage},
+            "n_forward": counts[PassKind.FORWARD],
+            "n_full_backward": counts[PassKind.BACKWARD],
+            "n_input_backward": counts[PassKind.INPUT],
+            "n_weight_backward": counts[PassKind.WEIGHT],
+            "peak_in_flight_in_units_of_model_over_pp": found.until_weight
+            / settings["stages_per_rank"],
+        } == figures, settings
+    assert num_records > 400
+
+
+@pytest.mark.reference
+def test_every_rank(
+    reference_dir: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison = Comparison()
+    for record in read_records(reference_dir / "pipeline_memory.jsonl"):
+        comparison.add(record, record["bytes"], predict_pipeline)
+    with capsys.disabled():
+        sys.stdout.write(f"\npipeline_memory.jsonl: {comparison.table()}\n")
+    assert not comparison.refused
+    for figure, worst in BARS.items():
+        assert comparison.worst(figure)[0] <= worst, comparison.worst(figure)
+    remember(
+        "Pipeline parallel",
+        {figure: comparison.row(figure) for figure in ("bytes_before", "peak_fwd_bwd")},
+        update=pytestconfig.getoption("--update-accuracy"),
+    )

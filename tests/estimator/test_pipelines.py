@@ -1,0 +1,77 @@
+"""Pipelines as answers: the worst rank and its stage, every rank, what is refused by name."""
+
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.errors import SetupError
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+    "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096,
+}  # fmt: skip
+PIPELINE: dict[str, Any] = {
+    "num_gpus": 4, "pipeline_parallel": 4, "gradient_accumulation_steps": 8, "seq_len": 128,
+}  # fmt: skip
+
+
+def answer(**fields: Any) -> memplan.Estimate:
+    return memplan.estimate(LLAMA, memplan.TrainingSetup(**{**PIPELINE, **fields}))
+
+
+def test_the_worst_rank_is_named_with_its_stage() -> None:
+    found = answer()
+    row = found.to_dict()
+    assert row["rank"] == found.account.rank
+    assert row["stages"] == str(found.account.rank)
+    assert any("fullest rank" in note and "of 4 stages" in note for note in found.notes)
+    assert any("pipeline of 4 ranks (1f1b, 8 micro-batches)" in line for line in found.assumptions)
+    assert found.num_params == memplan.load_model(LLAMA).num_params
+
+
+def test_every_rank_is_told() -> None:
+    found = answer(pipeline_schedule="interleaved-1f1b")
+    ranks = found.ranks
+    assert sum(each.num_ranks for each in ranks) == 4
+    assert ranks[0].peak.peak_bytes == found.peak_bytes
+    one = memplan.estimate(
+        LLAMA, memplan.TrainingSetup(**PIPELINE, pipeline_schedule="interleaved-1f1b"), rank=2
+    )
+    assert one.to_dict()["stages"] == "2 6"
+    assert one.peak_bytes in {each.peak.peak_bytes for each in ranks}
+
+
+def test_more_micro_batches_take_buffers_alone() -> None:
+    """1F1B has as many in flight at most as there are stages behind; the buffers are for all."""
+    few, many = answer(), answer(gradient_accumulation_steps=16)
+    buffers = 8 * 2 * 128 * 256 * 4
+    kinds = [each.account.peak.components["communication_buffers"] for each in (few, many)]
+    assert kinds[1] - kinds[0] in (buffers // 2, buffers)
+    activations = [each.account.peak.components["activations"] for each in (few, many)]
+    assert activations[0] == activations[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"gradient_accumulation_steps": 3}, "3 < 4"),
+        ({"pipeline_schedule": "nonsense"}, "pipeline_schedule"),
+        ({"pipeline_parallel": 1, "pipeline_schedule": "1f1b"}, "pipeline_parallel makes"),
+        ({"layers_per_stage": (2, 2, 2)}, "of 3 stages"),
+        ({"adapter": {"lora": 4}}, "adapter: is not modelled beside pipeline_parallel"),
+        ({"engine": "fsdp1", "num_gpus": 8}, "fsdp1"),
+        ({"engine_options": {"return_outputs": 1}}, "return_outputs: expected true or false"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        answer(**fields)
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    setup = memplan.TrainingSetup(**PIPELINE)
+    for name in ("t5-small", "bert-base-uncased"):
+        with pytest.raises(SetupError, match="pipeline_parallel: is not modelled for"):
+            memplan.estimate(name, setup)

@@ -1,0 +1,69 @@
+"""A pipeline's ranks: both ledgers agree to the byte, whatever the schedule."""
+
+from typing import Any
+
+import pytest
+
+from memplan.estimator.job import prepared
+from memplan.memory.accounts import rank_account
+from memplan.memory.ledger import Part
+from memplan.memory.programs import rank_kinds
+from memplan.memory.rank import RankInput
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+from tests.memory.test_tally import NOT_FULLER, played
+
+MODEL = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 7, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 3000,
+    "tie_word_embeddings": True, "max_position_embeddings": 4096,
+}  # fmt: skip
+PIPELINES: tuple[dict[str, Any], ...] = (
+    {"pipeline_schedule": "1f1b", "gradient_accumulation_steps": 5},
+    {"pipeline_schedule": "gpipe", "layers_per_stage": (1, 4, 2)},
+    {"pipeline_schedule": "interleaved-1f1b", "gradient_accumulation_steps": 6},
+    {"pipeline_schedule": "looped-bfs", "gradient_accumulation_steps": 2},
+)
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"checkpointing": 0.5, "micro_batch_size": 2, "precision": "bf16"},
+    {"checkpointing": "full", "engine_options": {"return_outputs": True}, "optimizer": "sgd"},
+    {"num_gpus": 6, "tensor_parallel": 2, "sequence_parallel": True, "precision": "bf16"},
+)
+
+
+def given_for(fields: dict[str, Any]) -> RankInput:
+    """A pipeline over three ranks."""
+    usual = {
+        "num_gpus": 3, "pipeline_parallel": 3, "gradient_accumulation_steps": 4, "seq_len": 96,
+        "engine": "ddp",
+    }  # fmt: skip
+    resolved = TrainingSetup(**{**usual, **fields}).resolve()
+    return prepared(load_model(MODEL, "causal-lm"), resolved, None).rank_input
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda each: each["pipeline_schedule"])
+@pytest.mark.parametrize("way", WAYS, ids=("plain", "half", "outputs", "split"))
+def test_what_is_added_up_is_what_is_played_out(
+    pipeline: dict[str, Any], way: dict[str, Any]
+) -> None:
+    given = given_for({**pipeline, **way})
+    for runs in rank_kinds(given):
+        rank = runs[0].start
+        account = rank_account(given, rank=rank)
+        found = played(given, rank)
+        assert account.held_bytes == found.pop("held"), rank
+        first = found.pop(Part.FIRST_STEP.value)
+        phases = {phase.name: phase.peak_bytes for phase in account.phases if phase.name != "save"}
+        shown = phases.pop(Part.FIRST_STEP.value, None)
+        assert phases == found, rank
+        assert shown is None or shown <= first * NOT_FULLER
+
+
+def test_the_worst_rank_is_the_fullest() -> None:
+    for pipeline in PIPELINES:
+        given = given_for(pipeline)
+        peaks = [
+            rank_account(given, rank=runs[0].start).peak.peak_bytes for runs in rank_kinds(given)
+        ]
+        assert rank_account(given).peak.peak_bytes == max(peaks)
