@@ -21,7 +21,7 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import ModelSpec
 
 
@@ -43,6 +43,8 @@ class FlopsComponent(Enum):
     OUTPUT_PROJECTION = "attention output"
     CROSS_PROJECTIONS = "cross-attention projections"
     CROSS_SCORES = "cross-attention scores"
+    TOKEN_MIXING = "token mixing"
+    """State spaces, convolutions and attention that is counted as a whole."""
     FEED_FORWARD = "feed-forward"
     ROUTER = "router"
     EXPERTS = "experts"
@@ -155,7 +157,7 @@ class _Counter:
                 continue
             weight = self._weight(operation)
             if weight is not None:
-                cross = "cross_attn" in weight.name
+                cross = weight.block is LayerBlock.CROSS_ATTENTION
             component = self._component(segment, operation, weight, cross=cross)
             share = Fraction(1)
             if component is FlopsComponent.SCORES:
@@ -220,10 +222,11 @@ class _Counter:
             return FlopsComponent.LOGITS if is_logits else FlopsComponent.OTHER
         if not segment.is_layer:
             return FlopsComponent.OTHER
-        return next(
-            (found for part, found in _COMPONENTS if part in weight.name),
-            FlopsComponent.FEED_FORWARD,
-        )
+        if weight.block is LayerBlock.ATTENTION and weight.role is WeightRole.ATTENTION_OUTPUT:
+            return FlopsComponent.OUTPUT_PROJECTION
+        if weight.role is WeightRole.ROUTER:
+            return FlopsComponent.ROUTER
+        return _COMPONENTS[weight.block]
 
     def _counted_share(self, layer: LayerSpec | None) -> Fraction:
         """The share of the scores that the convention counts."""
@@ -244,15 +247,15 @@ class _Counter:
         return Fraction(2 * length * window - window**2, 2 * length**2)
 
 
-_COMPONENTS = (
-    ("cross_attn", FlopsComponent.CROSS_PROJECTIONS),
-    ("attn.o_proj", FlopsComponent.OUTPUT_PROJECTION),
-    ("attn", FlopsComponent.PROJECTIONS),
-    ("shared_expert", FlopsComponent.SHARED_EXPERTS),
-    ("experts", FlopsComponent.EXPERTS),
-    ("mlp.gate.", FlopsComponent.ROUTER),
-)
-"""What stands in a weight's name, and what its product is for; the first match counts."""
+_COMPONENTS = {
+    LayerBlock.CROSS_ATTENTION: FlopsComponent.CROSS_PROJECTIONS,
+    LayerBlock.ATTENTION: FlopsComponent.PROJECTIONS,
+    LayerBlock.MIXER: FlopsComponent.TOKEN_MIXING,
+    LayerBlock.SHARED_EXPERT: FlopsComponent.SHARED_EXPERTS,
+    LayerBlock.EXPERTS: FlopsComponent.EXPERTS,
+    LayerBlock.NETWORK: FlopsComponent.FEED_FORWARD,
+}
+"""What the products of a block's weights are for."""
 
 
 def _passes(operation: Operation, unit: Fraction) -> tuple[Fraction, Fraction]:

@@ -7,7 +7,7 @@ from memplan.training.jobs import PLAIN
 from memplan.training.kernels import LossKernel, Packing
 from memplan.training.losses import LOSS_FORMS, LossGradient
 from memplan.training.precision import Engine
-from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
+from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup, ZeroStage
 
 _PARTS = ("sequence_parallel", "loss_parallel")
 
@@ -32,10 +32,16 @@ def check_split(setup: TrainingSetup) -> None:
 
 def _check_engine(setup: TrainingSetup) -> None:
     engine = setup.chosen_engine
-    if engine not in (Engine.DDP, Engine.FSDP):
+    if engine not in (Engine.DDP, Engine.FSDP, Engine.DEEPSPEED):
         msg = (
-            f"tensor_parallel: is modelled for the engines ddp and fsdp, and the engine is "
+            f"tensor_parallel: is modelled for the engines ddp, fsdp and deepspeed, and the engine is "
             f"{engine.value}: name one of them"
+        )
+        raise SetupError(msg)
+    if engine is Engine.DEEPSPEED and setup.zero_stage is ZeroStage.PARAMETERS:
+        msg = (
+            "tensor_parallel: AutoTP beside ZeRO-3 is not modelled; take zero_stage 1 or 2, or the engine "
+            "fsdp"
         )
         raise SetupError(msg)
     if engine is Engine.DDP and setup.gradient_ranks > 1:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
-from memplan.graph.splits import Sharing
-from memplan.graph.tensor_plans import has_plan
+from memplan.graph.splits import PLAIN_SPLIT, Sharing
+from memplan.graph.tensor_plans import PLANS, has_plan
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
@@ -19,7 +19,7 @@ from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.kernels import ExpertKernel
-from memplan.training.parallelism import TensorParallel
+from memplan.training.parallelism import TensorParallel, TensorParallelKind
 
 SPLIT_PLACEMENTS = frozenset(
     {
@@ -70,6 +70,8 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
         _refuse(
             model, f"only decoders with a language model's head are, and this is {model.task.value}"
         )
+    if group.kind is TensorParallelKind.AUTOTP:
+        _check_autotp(model, group)
     stack = model.stacks[0]
     if model.tables or stack.convolution is not None or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
@@ -78,6 +80,26 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
         _refuse(model, "its embedding is more than a token table")
     elif group.sequence and spec.num_positions:
         _refuse(model, "sequence_parallel has no rule for its learned positions")
+
+
+def _check_autotp(model: ModelSpec, group: TensorParallel) -> None:
+    """Refuse what DeepSpeed itself does: plans with styles that it has no layer for.
+
+    (deepspeed 0.19.8, module_inject/tp_plan_converter.py, ``SUPPORTED_STYLES``)
+    """
+    plan = PLANS.get(model.family)
+    layers = [run.layer for run in model.stacks[0].runs]
+    dense = all(isinstance(each.feed_forward, FeedForwardSpec) for each in layers)
+    by_head = all(isinstance(each.attention, AttentionSpec) for each in layers)
+    if plan is None:
+        _refuse(model, "transformers has no tp_plan for AutoTP to go by")
+    elif replace(plan, table=PLAIN_SPLIT.table) != PLAIN_SPLIT or not (dense and by_head):
+        _refuse(model, "AutoTP refuses its tp_plan, whose styles are more than columns and rows")
+    if model.head.tied:
+        _refuse(model, "AutoTP's joint split of a tied token table is not written down")
+    if group.sequence or group.loss:
+        name = "sequence_parallel" if group.sequence else "loss_parallel"
+        _refuse(model, f"AutoTP has no {name}")
 
 
 def _is_plain(spec: EmbeddingSpec) -> bool:

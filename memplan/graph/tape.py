@@ -19,7 +19,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
 from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 
@@ -43,6 +43,8 @@ class Tape:
         self._repetition = 0
         """How often segments of the present one's name were repeated before."""
         self._again: Segment | None = None
+        self.block = LayerBlock.NETWORK
+        """The block of a layer that is being written down."""
         self.segments: list[Segment] = []
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
         self.inputs_bytes = 0
@@ -205,6 +207,7 @@ class Tape:
         trainable: bool = True,
         experts: ExpertShare | None = None,
         of_adapter: bool = False,
+        role: WeightRole = WeightRole.MATRIX,
     ) -> Parameter:
         """Declare a weight of the present segment, owned by ``module`` (by default its prefix).
 
@@ -239,11 +242,13 @@ class Tape:
         made = Parameter(
             name,
             shape,
-            dtype or self._usual_dtype(module, shape),
+            dtype or self._usual_dtype(role),
             module=module,
             trainable=trainable,
             experts=experts,
             of_adapter=of_adapter,
+            role=role,
+            block=self.block,
         )
         self.segment.parameters.append(made)
         return self._trained_copy(made) if copied else made
@@ -257,14 +262,14 @@ class Tape:
         made = Parameter(
             f"{module}.modules_to_save.default.weight", weight.shape, weight.dtype,
             module=f"{module}.modules_to_save.default", trainable=not self.frozen, of_adapter=True,
+            role=WeightRole.OUTPUT, block=self.block,
         )  # fmt: skip
         self.segment.parameters.append(made)
         return made
 
-    def _usual_dtype(self, module: str, shape: tuple[int, ...]) -> DType:
+    def _usual_dtype(self, role: WeightRole) -> DType:
         norms = self.options.norms
-        is_norm = norms is not None and len(shape) == 1 and "norm" in module
-        return norms if norms is not None and is_norm else self.options.compute
+        return norms if norms is not None and role is WeightRole.NORM else self.options.compute
 
     def _trained_copy(self, original: Parameter) -> Parameter:
         """The copy that is trained in a weight's place (peft's ``ModulesToSaveWrapper``)."""
@@ -272,19 +277,26 @@ class Tape:
         made = Parameter(
             f"{module}.{original.name.rpartition('.')[2]}", original.shape, original.dtype,
             module=module, trainable=not self.frozen, experts=original.experts, of_adapter=True,
+            role=original.role, block=original.block,
         )  # fmt: skip
         self.segment.parameters.append(made)
         return made
 
     def matrix(
-        self, name: str, out_features: int, in_features: int, *, module: str = ""
+        self,
+        name: str,
+        out_features: int,
+        in_features: int,
+        *,
+        module: str = "",
+        role: WeightRole = WeightRole.MATRIX,
     ) -> Parameter:
         """Declare the weight of a ``torch.nn.Linear``: packed where the base is quantized.
 
         What a task adds stays as it is: the output matrix, and a head that is trained beside it
         (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``).
         """
-        whole = self.parameter(name, out_features, in_features, module=module)
+        whole = self.parameter(name, out_features, in_features, module=module, role=role)
         quantizer = self.options.quantizer
         stays = whole.of_adapter or self.segment.part is ModelPart.HEAD
         if quantizer is None or stays or self._again is not None:
@@ -299,7 +311,7 @@ class Tape:
         dtype = None
         if weight.packed is not None:
             dtype = weight.packed.quantization.compute_dtype
-        return self.parameter(name, weight.matrix_shape[0], dtype=dtype)
+        return self.parameter(name, weight.matrix_shape[0], dtype=dtype, role=WeightRole.OTHER)
 
     def buffer(self, numel: int, dtype: DType) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters."""

@@ -15,6 +15,7 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.model.parameters import WeightRole
 from memplan.training.parallelism import TensorParallel
 
 
@@ -166,7 +167,9 @@ def token_table(
     or what shards it further, cuts the rank's rows out (``_ops/_embedding_ops.py``,
     ``embedding_dense_backward_strategy``). A tied one is added to the output matrix's, which is split.
     """
-    table = t.parameter("embed_tokens.weight", num_rows // group.degree, width)
+    table = t.parameter(
+        "embed_tokens.weight", num_rows // group.degree, width, role=WeightRole.TOKEN_TABLE
+    )
     table.ranks = group.degree
     table.is_distributed = True
     if not tied:

@@ -42,10 +42,13 @@ _NAMED = {
 """Keys that may change memory elsewhere: the answer names them, unless they are off."""
 
 _REFUSED = (
-    "tensor_parallel", "pipeline", "torch_autocast", "hybrid_engine", "sequence_parallel_size",
+    "pipeline", "torch_autocast", "hybrid_engine", "sequence_parallel_size",
     "expert_parallel", "weight_quantization", "compile", "msamp",
 )  # fmt: skip
 """Keys that change memory and are not modelled, unless they are off."""
+
+_PLAIN_SPLIT = ("autotp_size", "dtype", "keep_module_on_host")
+"""Keys of ``tensor_parallel`` beside which layers are split as transformers plans it."""
 
 _REMOVED_AT = {"": tuple(REMOVED), "zero_optimization.": REMOVED_FROM_ZERO}
 """Keys that are passed over, by where they stand: ``_pass_over_removed`` speaks of them."""
@@ -128,6 +131,7 @@ class _Reader:
         self._read_precision()
         self._read_zero()
         self._read_optimizer()
+        self._read_tensor_parallel()
         self._read_batch()
         self._add_given_options()
         self.fields["engine_options"] = self.options
@@ -194,6 +198,18 @@ class _Reader:
                 self.notes.append(f"{key} {_NAMED[key]}")
             elif key in _REFUSED and not _is_off(value):
                 self._fail(key, "changes memory and is not modelled; leave it out")
+
+    def _read_tensor_parallel(self) -> None:
+        """AutoTP's degree; what splits layers otherwise than transformers' plans do is refused."""
+        section = self._section("tensor_parallel")
+        for key, value in section.items():
+            plain = key in _PLAIN_SPLIT or value == "torch" or _is_off(value)
+            if not plain:
+                name = f"tensor_parallel.{key}"
+                self._fail(name, "splits layers in a way that is not modelled; leave it out")
+        size = section.get("autotp_size")
+        if isinstance(size, int) and size > 1:
+            self._set("tensor_parallel", size, "tensor_parallel.autotp_size")
 
     def _section(
         self, key: str, parent: Mapping[str, object] | None = None
@@ -322,7 +338,7 @@ class _Reader:
         """DeepSpeed's rule: batch = micro-batch x steps x data-parallel ranks."""
         ranks = self._given_count("num_gpus") or 1
         for degree in ("tensor_parallel", "pipeline_parallel"):
-            ranks = max(1, ranks // (self._given_count(degree) or 1))
+            ranks = max(1, ranks // (self._known(degree) or 1))
         micro = self._known("micro_batch_size")
         steps = self._known("gradient_accumulation_steps")
         if micro is None:
@@ -382,8 +398,6 @@ def _is_off(value: object) -> bool:
             return coerce(FLAG, value["enabled"]) is False
         except ValueError:
             return False
-    if "autotp_size" in value:
-        return value["autotp_size"] in (0, 1)
     return not any(each for each in value.values() if each is not None)
 
 

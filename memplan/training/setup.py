@@ -32,6 +32,7 @@ from memplan.training.parallelism import (
     PipelineRuntime,
     PipelineSchedule,
     TensorParallel,
+    TensorParallelKind,
 )
 from memplan.training.precision import (
     PRECISIONS,
@@ -359,7 +360,10 @@ class TrainingSetup:
         if self.tensor_parallel == 1:
             return None
         return TensorParallel(
-            degree=self.tensor_parallel, sequence=self.sequence_parallel, loss=self.loss_parallel
+            degree=self.tensor_parallel,
+            sequence=self.sequence_parallel,
+            loss=self.loss_parallel,
+            kind=_KINDS_OF_SPLIT.get(self.chosen_engine, TensorParallelKind.DTENSOR),
         )
 
     @property
@@ -512,6 +516,7 @@ def usual_engine(num_gpus: int, split: int = 1, sharing: int = 1) -> Engine:
     return Engine.DEEPSPEED if split == sharing == 1 else Engine.FSDP
 
 
+_KINDS_OF_SPLIT = {Engine.DEEPSPEED: TensorParallelKind.AUTOTP}
 PLAIN_OPTIMIZERS = (
     Optimizer.ADAMW_FUSED,
     Optimizer.ADAMW_FOREACH,

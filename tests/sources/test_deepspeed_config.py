@@ -142,7 +142,7 @@ def test_stage_0_without_an_optimizer_section_brings_its_own() -> None:
         ),
         pytest.param({"zero_optimization": {"stage": 4}}, {}, "must be 0, 1, 2 or 3", id="stage"),
         pytest.param({"zero_optimization": 3}, {}, "expected a mapping", id="not a section"),
-        pytest.param({"tensor_parallel": {"autotp_size": 2}}, {}, "not modelled", id="AutoTP"),
+        pytest.param({"tensor_parallel": {"preset_model": "llama"}}, {}, "not modelled", id="AutoTP"),
         pytest.param({"optimizer": {"type": "Lamp"}}, {}, "Did you mean 'lamb'", id="optimizer"),
         pytest.param({"optimizer": {"type": "OneBitAdam"}}, {}, "nearest is Adam", id="removed"),
         pytest.param({"optimizer": {"type": "Muon"}}, {}, "nearest is AdamW", id="Muon"),
@@ -336,3 +336,11 @@ def test_what_saves_memory_makes_an_upper_bound() -> None:
     assert "upper bounds" in note
     assert saving.verdict is Verdict.TIGHT
     assert answer({"stage": 3}).verdict is Verdict.OOM
+
+
+def test_autotp_splits_layers() -> None:
+    config = {"tensor_parallel": {"autotp_size": 2}, "train_batch_size": 8,
+              "bf16": {"enabled": True}}  # fmt: skip
+    fields = deepspeed_fields(config, {"num_gpus": 8}, source="ds.json").fields
+    assert fields["tensor_parallel"] == 2
+    assert fields["micro_batch_size"] == 2

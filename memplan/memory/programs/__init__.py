@@ -74,7 +74,7 @@ def engine_program(
             given,
             ledger,
             workspace_bytes=workspace_bytes,
-            rank=rank,
+            rank=rank // given.setup.tensor_parallel,
             capacity_bytes=capacity_bytes,
         )
     assert engine is Engine.DDP, f"{engine}: no account either"
@@ -142,7 +142,10 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     if engine is Engine.DEEPSPEED:
         from memplan.memory.deepspeed import ranks
 
-        return ranks.rank_kinds(given)
+        # Ranks that split the layers between them stand side by side.
+        split = given.setup.tensor_parallel
+        kinds = ranks.rank_kinds(given)
+        return [tuple(range(run.start * split, run.stop * split) for run in kind) for kind in kinds]
     if engine is Engine.FSDP:
         from memplan.memory.fsdp2.ranks import rank_kinds as fsdp2_kinds
 
@@ -164,7 +167,7 @@ def heaviest_ranks(given: RankInput) -> list[int]:
     if engine is Engine.DEEPSPEED:
         from memplan.memory.deepspeed import ranks
 
-        return ranks.heaviest_ranks(given)
+        return [rank * given.setup.tensor_parallel for rank in ranks.heaviest_ranks(given)]
     if engine is Engine.FSDP1:
         from memplan.memory.fsdp1.wrapping import heaviest_ranks as fsdp1_ranks
 

@@ -9,6 +9,7 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.rank import RankInput
 from memplan.memory.reduction import Multiprocessors, column_sum_scratch
+from memplan.model.parameters import WeightRole
 from memplan.training.optimizers.script import (
     Act,
     ActKind,
@@ -225,21 +226,19 @@ def stepped(
     )
 
 
-_EMBEDDINGS = ("embed", "relative_attention", "position", "wte", "wpe", "shared")
+_ROLES = {
+    WeightRole.OUTPUT: TensorRole.HEAD,
+    WeightRole.TOKEN_TABLE: TensorRole.EMBEDDING,
+    WeightRole.TABLE: TensorRole.EMBEDDING,
+    WeightRole.QUERY_KEY: TensorRole.QUERY_KEY,
+}
 
 
 def role_of(parameter: Parameter) -> TensorRole:
-    """What a parameter is to an optimizer, as its module is called."""
+    """What a parameter is to an optimizer, by its role in its module."""
     if len(parameter.shape) != 2:
         return TensorRole.OTHER
-    last = parameter.module.rpartition(".")[2] or parameter.name.rpartition(".")[0]
-    if last.startswith("lm_head"):
-        return TensorRole.HEAD
-    if any(part in last for part in _EMBEDDINGS):
-        return TensorRole.EMBEDDING
-    if last in ("q_proj", "k_proj"):
-        return TensorRole.QUERY_KEY
-    return TensorRole.LINEAR
+    return _ROLES.get(parameter.role, TensorRole.LINEAR)
 
 
 def stepped_all(parameters: Iterable[Parameter]) -> list[Stepped]:
