@@ -167,16 +167,17 @@ def check_degrees(
 
 
 def may_split(engine: Engine, degrees: Degrees, num_gpus: int) -> bool:
-    """Whether an engine splits models so: a plain loop only where the group is the whole job.
+    """Whether an engine may split models so: a plain loop only where the group is the whole job.
 
     >>> may_split(Engine.DDP, Degrees(tensor=8), 8), may_split(Engine.DDP, Degrees(tensor=4), 8)
     (True, False)
     """
     if degrees == Degrees():
         return True
-    alone = degrees._replace(tensor=1) == Degrees()
-    if alone and degrees.tensor == num_gpus:
-        return engine in (Engine.DDP, Engine.MEGATRON)
+    if engine is Engine.DDP:
+        return degrees.tensor * degrees.pipeline == num_gpus
+    if engine is Engine.DEEPSPEED:
+        return degrees.pipeline == 1
     return engine in (Engine.FSDP, Engine.MEGATRON)
 
 
