@@ -149,7 +149,7 @@ class _Counter:
 
     def add(self, segment: Segment) -> None:
         again = recomputed_positions(segment)
-        stop = _early_stop(segment)
+        stop = early_stop(segment)
         cross = False
         for position, operation in enumerate(segment.operations):
             self._note_copy(operation)
@@ -160,8 +160,8 @@ class _Counter:
                 cross = weight.block is LayerBlock.CROSS_ATTENTION
             component = self._component(segment, operation, weight, cross=cross)
             share = Fraction(1)
-            if component is FlopsComponent.SCORES:
-                share = self._counted_share(segment.layer)
+            if component is FlopsComponent.SCORES and self.scores is ScoreCount.CAUSAL:
+                share = causal_share(segment.layer, self.tape, self.model)
             unit = Fraction(operation.flops) * share * segment.repeat
             forward, backward = _passes(operation, unit)
             tally = self.tallies.setdefault(component, _Tally())
@@ -228,23 +228,24 @@ class _Counter:
             return FlopsComponent.ROUTER
         return _COMPONENTS[weight.block]
 
-    def _counted_share(self, layer: LayerSpec | None) -> Fraction:
-        """The share of the scores that the convention counts."""
-        if self.scores is ScoreCount.FULL or layer is None:
-            return Fraction(1)
-        attention = layer.attention
-        if not isinstance(attention, AttentionSpec | LatentAttentionSpec):
-            return Fraction(1)
-        spec: AttentionSpec = (
-            attention.scores if isinstance(attention, LatentAttentionSpec) else attention
-        )
-        if not spec.causal:
-            return Fraction(1)
-        # Only decoders are causal; beside an encoder they read the target.
-        options = self.tape.options
-        length = options.seq_len if len(self.model.stacks) == 1 else options.target_seq_len
-        window = min(spec.sliding_window or length, length)
-        return Fraction(2 * length * window - window**2, 2 * length**2)
+
+def causal_share(layer: LayerSpec | None, tape: Tape, model: ModelSpec) -> Fraction:
+    """The share of a layer's scores that its mask lets through."""
+    if layer is None:
+        return Fraction(1)
+    attention = layer.attention
+    if not isinstance(attention, AttentionSpec | LatentAttentionSpec):
+        return Fraction(1)
+    spec: AttentionSpec = (
+        attention.scores if isinstance(attention, LatentAttentionSpec) else attention
+    )
+    if not spec.causal:
+        return Fraction(1)
+    # Only decoders are causal; beside an encoder they read the target.
+    options = tape.options
+    length = options.seq_len if len(model.stacks) == 1 else options.target_seq_len
+    window = min(spec.sliding_window or length, length)
+    return Fraction(2 * length * window - window**2, 2 * length**2)
 
 
 _COMPONENTS = {
@@ -269,7 +270,7 @@ def _passes(operation: Operation, unit: Fraction) -> tuple[Fraction, Fraction]:
     if operation.kind in OUTPUT_LOSSES:
         return unit / 3, sum(each.requires_grad for each in operation.inputs[:2]) * unit / 3
     if operation.kind in ATTENTION_KERNELS:
-        return unit, unit * _attention_factor(operation, needed)
+        return unit, unit * attention_factor(operation, needed)
     return unit, unit * sum(needed[:2])
 
 
@@ -279,7 +280,7 @@ def _score_part(operation: Operation) -> Fraction:
     return Fraction(key.numel, key.numel + value.numel)
 
 
-def _attention_factor(operation: Operation, needed: list[bool]) -> Fraction:
+def attention_factor(operation: Operation, needed: list[bool]) -> Fraction:
     """Backward over forward: a product for each gradient, and one for that of the weights."""
     query, key, value = needed[:3]
     scores = _score_part(operation)
@@ -301,7 +302,7 @@ def recomputed_positions(segment: Segment) -> frozenset[int]:
     return frozenset(found)
 
 
-def _early_stop(segment: Segment) -> int:
+def early_stop(segment: Segment) -> int:
     """The first operation that torch no longer runs again."""
     operations = segment.operations
     if not segment.checkpointed or segment.kept_outputs:

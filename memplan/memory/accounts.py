@@ -37,6 +37,7 @@ from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Tally
+from memplan.training.exchange import Visit
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
@@ -62,6 +63,15 @@ def rank_account(
     ranks = _heaviest(_Question(asked, 0, None)) if rank is None else [rank]
     found = [_weigh(asked, each, capacity_bytes) for each in ranks]
     return _account(given, max(found, key=_step_peak))
+
+
+def step_visits(given: RankInput, *, rank: int = 0) -> tuple[Visit, ...]:
+    """What a rank exchanges in a steady step, pass after pass.
+
+    Of more micro-batches than ``MICRO_BATCHES`` the first, one after it and the last are told.
+    """
+    outlined = _outlined(_Question(_asked(given), rank, None))
+    return tuple(outlined.outline.visits[1:])
 
 
 def activations_peak_bytes(given: RankInput) -> int:
