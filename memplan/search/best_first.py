@@ -130,8 +130,8 @@ class BestFirst:
         """What one sequence keeps of all layers, and with the loss; None where it cannot be [bytes]."""
         degrees = degrees_of(setup)
         key = (
-            setup.engine, setup.precision, setup.checkpointing, degrees.tensor, degrees.context,
-            degrees.expert,
+            setup.engine, setup.zero_stage, setup.fsdp_strategy, setup.precision,
+            setup.checkpointing, degrees.tensor, degrees.context, degrees.expert,
         )  # fmt: skip
         if key not in self._walked:
             alone = replace(

@@ -41,8 +41,11 @@ class Degrees(NamedTuple):
         """How much is split in all: fewer is simpler."""
         return self.tensor * self.pipeline * self.virtual * self.context * self.expert
 
-    def on(self, base: TrainingSetup) -> dict[str, object]:
-        """The fields of a setup that they make, where the base has others."""
+    def on(self, base: TrainingSetup, engine: Engine) -> dict[str, object]:
+        """The fields of a setup that they make under an engine, where the base has others.
+
+        DeepSpeed's AutoTP splits neither sequences nor the loss; Megatron's loss is split by itself.
+        """
         fields: dict[str, object] = {
             "tensor_parallel": self.tensor,
             "pipeline_parallel": self.pipeline,
@@ -51,8 +54,9 @@ class Degrees(NamedTuple):
             "expert_parallel": self.expert,
         }
         if self.tensor != base.tensor_parallel:
-            parallel_loss = base.chosen_kernels.loss is LossKernel.EAGER
-            fields["sequence_parallel"] = self.tensor > 1
+            dtensor = engine not in (Engine.DEEPSPEED, Engine.MEGATRON)
+            parallel_loss = base.chosen_kernels.loss is LossKernel.EAGER and dtensor
+            fields["sequence_parallel"] = self.tensor > 1 and engine is not Engine.DEEPSPEED
             fields["loss_parallel"] = self.tensor > 1 and parallel_loss
         if self.pipeline == 1:
             fields["pipeline_schedule"] = None

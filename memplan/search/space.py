@@ -107,7 +107,7 @@ class Space:
             "checkpointing": policy,
             "gradient_accumulation_steps": steps,
             "engine_options": variant.options(base),
-            **split.on(base),
+            **split.on(base, variant.engine),
         }
         try:
             return replace(base, **fields)  # type: ignore[arg-type]
