@@ -34,7 +34,7 @@ def _check_engine(setup: TrainingSetup) -> None:
     engine = setup.chosen_engine
     if engine not in (Engine.DDP, Engine.FSDP, Engine.DEEPSPEED):
         msg = (
-            f"tensor_parallel: is modelled for the engines ddp, fsdp and deepspeed, and the engine is "
+            f"tensor_parallel: is modelled for the engines ddp, fsdp, deepspeed and megatron, and the engine is "
             f"{engine.value}: name one of them"
         )
         raise SetupError(msg)
