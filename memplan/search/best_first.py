@@ -118,6 +118,11 @@ class BestFirst:
         """The same as a walk of the model has it."""
         setup = head.candidate.setup
         kept = self._kept(setup)
+        if kept is None and setup.sequence_parallel:
+            # Some layers have no rule for shares of sequences: then between them each rank has all.
+            setup = replace(setup, sequence_parallel=False)
+            head = head._replace(candidate=replace(head.candidate, setup=setup))
+            kept = self._kept(setup)
         if kept is None:
             return None
         left = room_bytes - states_floor(setup, self.sizes)
@@ -131,7 +136,8 @@ class BestFirst:
         degrees = degrees_of(setup)
         key = (
             setup.engine, setup.zero_stage, setup.fsdp_strategy, setup.precision,
-            setup.checkpointing, degrees.tensor, degrees.context, degrees.expert,
+            setup.checkpointing, setup.sequence_parallel, degrees.tensor, degrees.context,
+            degrees.expert,
         )  # fmt: skip
         if key not in self._walked:
             alone = replace(

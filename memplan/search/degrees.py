@@ -164,7 +164,7 @@ def check_degrees(
     if product > 1 and all(count % product for count in num_gpus):
         counts = ", ".join(map(str, num_gpus))
         msg = (
-            f"num_gpus: {counts} not divisible by tensor_parallel x pipeline_parallel x context_parallel "
+            f"num_gpus: {counts}: not divisible by tensor_parallel x pipeline_parallel x context_parallel "
             f"= {least[0]} x {least[1]} x {least[2]} = {product}"
         )
         raise SetupError(msg)

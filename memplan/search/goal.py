@@ -252,6 +252,11 @@ class PlannedSetup:
         return self.estimate.setup
 
     @property
+    def offloads(self) -> bool:
+        """Whether optimizer states or weights are kept on the host."""
+        return Offload.CPU in (self.setup.offload_optimizer, self.setup.offload_param)
+
+    @property
     def headroom_bytes(self) -> int:
         """What is left of the GPU at the high end of the range [bytes]."""
         gpu = self.estimate.gpu
