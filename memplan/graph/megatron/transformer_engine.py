@@ -6,16 +6,19 @@ Userbuffers (``tp_comm_overlap``) are off.
 """
 
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.kernels import cudnn, flash
 from memplan.graph.megatron.attention import rotary
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm_weights
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import dropout_probability
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.norms import NormSpec
+from memplan.training.sdpa import ScoreKernel, SdpaCall
 
 
 def norm_linear(
@@ -97,9 +100,25 @@ def fused_attention(
     if not regular:
         query, key, value = (_own(c, each) for each in (query, key, value))
     shape = Shape(c.batch, c.seq_len, c.seq_len, spec)
-    if t.options.sdpa.cudnn_head_dim >= spec.head_dim:
+    kernel = t.sdpa_kernel(_call(c, spec))
+    if kernel is ScoreKernel.CUDNN:
         return cudnn(t, query, key, value, shape, None)
-    return flash(t, query, key, value, shape)
+    if kernel is ScoreKernel.FLASH:
+        return flash(t, query, key, value, shape)
+    msg = (
+        "engine_options: transformer_impl: TransformerEngine's attention kernels need compute capability 8.0, 16 "
+        f"bits and heads of up to 256 numbers (here {spec.head_dim}): take transformer_impl=local"
+    )
+    raise SetupError(msg)
+
+
+def _call(c: MegatronContext, spec: AttentionSpec) -> SdpaCall:
+    """What decides between cuDNN's kernel and flash: the same as where torch prefers cuDNN's."""
+    return SdpaCall(
+        dtype=c.dtype, head_dim=spec.head_dim, value_head_dim=spec.head_dim, queries=c.seq_len,
+        keys=c.seq_len, masked=False, trained_mask=False,
+        dropout=dropout_probability(c.tape, spec.dropout) > 0.0, grouped=False,
+    )  # fmt: skip
 
 
 def _own(c: MegatronContext, x: Tensor) -> Tensor:
