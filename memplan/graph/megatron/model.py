@@ -59,11 +59,12 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
         degree=degree,
         sequence=group is not None and group.sequence,
         hidden_size=model.hidden_size,
+        context=1 if options.context_parallel is None else options.context_parallel.degree,
         batch=options.batch_size,
         seq_len=options.seq_len,
     )
     stage = options.stage or StagePlace(is_first=True, is_last=True)
-    t.inputs_bytes = _input_bytes(c, stage)
+    t.inputs_bytes = _input_bytes(c)
     stack = model.stacks[0]
     vocabulary = padded_vocabulary(model, settings, degree) // degree
     if stage.is_first:
@@ -81,11 +82,10 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
     return t
 
 
-def _input_bytes(c: MegatronContext, stage: StagePlace) -> int:
-    """Ids and positions on the first stage, labels and the loss's mask on the last."""
+def _input_bytes(c: MegatronContext) -> int:
+    """Ids, positions, labels and the loss's mask; of a pipeline each stage fetches some of them."""
     ids, mask = (c.tape.tensor(c.tokens, dtype) for dtype in (DType.INT64, DType.FP32))
-    first = 2 * ids.storage.num_bytes if stage.is_first else 0
-    return first + (ids.storage.num_bytes + mask.storage.num_bytes if stage.is_last else 0)
+    return 3 * ids.storage.num_bytes + mask.storage.num_bytes
 
 
 def _finish(

@@ -13,7 +13,7 @@ from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.megatron.buffers import Buffer, lay_out, sizes_of
+from memplan.memory.megatron.buffers import Buffer, lay_out, shard_ranks, sizes_of
 from memplan.memory.megatron.options import MegatronStates
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.programs.stepping import stepped
@@ -104,10 +104,10 @@ class MegatronProgram(MegatronLayersProgram):
         super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         setup = given.setup
         self.states = MegatronStates.of(setup)
-        self.data_rank = rank // setup.tensor_parallel % setup.data_parallel
+        self.data_rank = rank // setup.tensor_parallel % shard_ranks(setup)
         self.weights_dtype = given.formats.weights
         self.gradients_dtype = self.states.main_gradients(self.weights_dtype)
-        self.buffer: Buffer = lay_out(sizes_of(given), self.states, setup.data_parallel)
+        self.buffer: Buffer = lay_out(sizes_of(given), self.states, shard_ranks(setup))
         self.copies: list[Block] = []
         """Of gradients in fp32, where the main ones are not."""
 
@@ -134,7 +134,7 @@ class MegatronProgram(MegatronLayersProgram):
         """The parts of weights that this rank steps, in elements."""
         if not self.states.use_distributed_optimizer:
             return [(weight, weight[0].numel) for weight in self.weights]
-        ranks = self.given.setup.data_parallel
+        ranks = shard_ranks(self.given.setup)
         shards = self.buffer.shards(self.data_rank, ranks)
         return [(self.weights[number], numel) for number, numel in sorted(shards)]
 
