@@ -132,6 +132,12 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="none, full, selective, or layers: 0.5, 8, 0-7+12.",
     ),
     SettingOption(
+        flag="--offload-activations", field="offload_activations", default="none", metavar="HOW",
+        help_text="To CPU RAM between the passes: none, save-on-cpu (torch), streamed (TRL), "
+        "torchtune, or checkpoints (inputs of checkpointed layers).",
+        axis_help="none, save-on-cpu, streamed, torchtune, checkpoints.",
+    ),
+    SettingOption(
         flag="--kernels", field="kernels", default="hf",
         help_text="Whose kernels: hf, torchtitan, megatron, liger or unsloth.",
         axis_help="hf, torchtitan, megatron, liger, unsloth.",
