@@ -72,6 +72,8 @@ def activations_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
     Equation: ``2 * tokens * h * layers``, the input of each layer in 16 bits, which full recomputation
     keeps (Korthikanti et al., arXiv:2205.05198, section 5), in ``min(p, m)`` micro-batches.
     """
+    if setup.offload_activations.sends:
+        return 0.0
     split = setup.tensor_parallel
     inputs = 2 * local_tokens(setup) * sizes.hidden_size / split
     return inputs * sizes.num_layers * in_flight_share(setup)
