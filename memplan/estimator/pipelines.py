@@ -31,13 +31,6 @@ def check_pipeline(setup: TrainingSetup) -> None:
             f"{setup.data_parallel} ranks of data yet: leave one of the two out"
         )
         raise SetupError(msg)
-    pipeline = setup.pipeline
-    if pipeline is not None and pipeline.schedule.splits_backward:
-        msg = (
-            f"pipeline_schedule: {pipeline.schedule.value} is not modelled yet; gpipe, 1f1b, "
-            "interleaved-1f1b and looped-bfs are"
-        )
-        raise SetupError(msg)
     for name, odd in _beside(setup):
         if odd:
             msg = f"{name}: is not modelled beside pipeline_parallel; leave one of the two out"
@@ -135,17 +128,22 @@ def stages_of(
     """
     check_stages(model)
     counts = layer_counts(model, pipeline)
-    return _stages(model, options, counts, pipeline.runtime)
+    return _stages(model, options, counts, pipeline)
 
 
 @lru_cache(maxsize=64)
 def _stages(
-    model: ModelSpec, options: TapeOptions, counts: tuple[int, ...], runtime: PipelineRuntime
+    model: ModelSpec, options: TapeOptions, counts: tuple[int, ...], pipeline: PipelineParallel
 ) -> tuple[Stage, ...]:
     found: list[Stage] = []
     start, last = 0, len(counts) - 1
     for number, count in enumerate(counts):
-        place = StagePlace(is_first=not number, is_last=number == last, runtime=runtime)
+        place = StagePlace(
+            is_first=not number,
+            is_last=number == last,
+            runtime=pipeline.runtime,
+            splits_backward=pipeline.schedule.splits_backward,
+        )
         layers = range(start, start + count)
         own = stage_options(options, num_layers=model.num_layers, layers=layers, place=place)
         found.append(_stage(walked_on_card(stage_model(model, layers, place), own)))

@@ -116,9 +116,18 @@ class PipelineProgram:
             program.playback.park(each.micro_batch)
             runtime.after_forward(each)
             return
+        is_first = runtime.links[each.stage].is_first
+        if is_first and each.kind is PassKind.INPUT:
+            return  # It has no input that wants a gradient: all of it is left to the weights' pass.
         self.ledger.enter(Part.BACKWARD, step)
         program.playback.resume(each.micro_batch)
-        program.backward_pass()
+        if each.kind is PassKind.INPUT:
+            program.inputs_pass()
+            program.playback.park(each.micro_batch)
+        elif each.kind is PassKind.WEIGHT and not is_first:
+            program.weights_pass()
+        else:
+            program.backward_pass()
         runtime.after_backward(each)
 
     def evaluate(self, step: int) -> None:

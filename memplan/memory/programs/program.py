@@ -47,6 +47,12 @@ class Player(Protocol):
     def backward(self) -> None:
         """Every segment's backward pass."""
 
+    def backward_inputs(self) -> None:
+        """The backward pass of a pipeline's stage for its input's gradient alone."""
+
+    def backward_weights(self) -> None:
+        """The one for the weights' gradients."""
+
     def let_go(self) -> None:
         """The loss goes, and what its graph still holds."""
 
@@ -283,6 +289,16 @@ class Program:
         """Backward once."""
         self.begin_backward()
         self.playback.backward()
+        self.end_backward()
+        self.playback.let_go()
+
+    def inputs_pass(self) -> None:
+        """Backward for the gradient of a stage's input alone."""
+        self.playback.backward_inputs()
+
+    def weights_pass(self) -> None:
+        """Backward for the weights' gradients, behind it."""
+        self.playback.backward_weights()
         self.end_backward()
         self.playback.let_go()
 
