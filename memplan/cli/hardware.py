@@ -68,6 +68,8 @@ def _unfit(gpu: "GpuSpec", attention: str, setup: "TrainingSetup | None") -> str
         return "it has no flash attention 3"
     if setup is None:
         return ""
+    if setup.context_parallel > 1 and not gpu.supports_flash_attention:
+        return "it has no flash attention, which shared sequences go through"
     if setup.fp8.value != "none":
         from memplan.training.fp8 import FP8_RECIPES
 

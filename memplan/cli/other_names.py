@@ -4,10 +4,6 @@ _FULL_SHARD = "--engine fsdp or --zero 3, which shard the model over all GPUs"
 _FROZEN = "--freeze, which says what is not trained"
 
 NOT_MODELLED = {
-    **dict.fromkeys(
-        ("context-parallel", "context-parallel-size", "cp"),
-        ("parallelism over the sequence is", "--checkpointing full, which keeps less of it"),
-    ),
     **dict.fromkeys(("expert-parallel", "ep"), ("expert parallelism is", _FULL_SHARD)),
 }
 """Name -> what it is, and the nearest that is modelled."""
@@ -26,6 +22,10 @@ RENAMED = {
     ),
     **dict.fromkeys(("pp-schedule",), "--pipeline-schedule"),
     **dict.fromkeys(("sp",), "--sequence-parallel"),
+    **dict.fromkeys(
+        ("context-parallel-size", "context-parallel-degree", "cp-size"), "--context-parallel"
+    ),
+    **dict.fromkeys(("cp-kind", "cp-comm-type"), "--context-parallel-kind"),
     **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
     **dict.fromkeys(
         ("quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8", "qlora"),

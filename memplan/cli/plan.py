@@ -1,7 +1,7 @@
 """``memplan plan``."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,15 +59,29 @@ if TYPE_CHECKING:
     from memplan.training.setup import Checkpointing, TrainingSetup, ZeroStage
 
 PLAN_PANEL = "Goal"
+DEGREES_PANEL = (
+    "How models are split [default: what is usual, where that is faster or all that fits]"
+)
+
+
+def degrees_option(name: str, also: str, what: str) -> Any:
+    """An option that takes degrees of one kind."""
+    return typer.Option(
+        name,
+        also,
+        metavar="LIST",
+        help=f"{what}: 1,2,4 or 1..8.",
+        rich_help_panel=DEGREES_PANEL,
+        show_default=False,
+    )
 
 
 @takes_setting_axes(
     without={
         "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing",
-        "tensor_parallel",
-        "pipeline_parallel",
-        "pipeline_schedule",
-        "virtual_stages",
+        "tensor_parallel", "pipeline_parallel", "pipeline_schedule", "virtual_stages",
+        "context_parallel", "context_parallel_kind",
+        "expert_parallel",
     }
 )  # fmt: skip
 def plan(
@@ -135,12 +149,23 @@ def plan(
     ] = None,
     tensor_parallel: Annotated[
         str | None,
-        axis_option(
-            "--tensor-parallel",
-            "GPUs that split each layer between them, with sequence and loss parallel: 1,2,4,8.",
-            "LIST",
-            PLAN_PANEL,
-        ),
+        degrees_option("--tensor-parallel", "--tp", "GPUs that split each layer between them"),
+    ] = None,
+    pipeline_parallel: Annotated[
+        str | None,
+        degrees_option("--pipeline-parallel", "--pp", "Stages that layers are shared out to"),
+    ] = None,
+    virtual_stages: Annotated[
+        str | None,
+        degrees_option("--virtual-stages", "--vp", "Stages of one GPU of a pipeline"),
+    ] = None,
+    context_parallel: Annotated[
+        str | None,
+        degrees_option("--context-parallel", "--cp", "GPUs that split each sequence between them"),
+    ] = None,
+    expert_parallel: Annotated[
+        str | None,
+        degrees_option("--expert-parallel", "--ep", "GPUs that experts are shared out to"),
     ] = None,
     engine: EngineAxis = None,
     zero: ZeroAxis = None,
@@ -193,7 +218,11 @@ def plan(
         zero_stages=_stages(zero),
         precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(checkpointing),
-        tensor_parallel=_degrees(tensor_parallel),
+        tensor_parallel=_degrees(tensor_parallel, "--tensor-parallel"),
+        pipeline_parallel=_degrees(pipeline_parallel, "--pipeline-parallel"),
+        virtual_stages=_degrees(virtual_stages, "--virtual-stages"),
+        context_parallel=_degrees(context_parallel, "--context-parallel"),
+        expert_parallel=_degrees(expert_parallel, "--expert-parallel"),
         allow=_concessions(allow),
         limit=limit,
         node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
@@ -289,10 +318,10 @@ def _stages(text: str | None) -> "tuple[ZeroStage, ...]":
     )
 
 
-def _degrees(text: str | None) -> tuple[int, ...]:
+def _degrees(text: str | None, option: str) -> tuple[int, ...]:
     from memplan.search.ranges import parse_range
 
-    return () if text is None else tuple(parse_range(text, option="--tensor-parallel", minimum=1))
+    return () if text is None else tuple(parse_range(text, option=option, minimum=1))
 
 
 def _engines(text: str | None) -> "tuple[Engine, ...]":

@@ -75,6 +75,18 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         help_text="The logits stay split over the vocabulary.",
     ),
     SettingOption(
+        flag="--context-parallel", also=("--cp",), field="context_parallel", kind=int, default=1,
+        metavar="N",
+        help_text="GPUs that share each sequence, with --engine fsdp or ddp (ring attention).",
+        axis_help="GPUs that share each sequence: 1,2,4,8.",
+    ),
+    SettingOption(
+        flag="--context-parallel-kind", field="context_parallel_kind", kind=str | None,
+        metavar="KIND",
+        help_text="How: ring (torch's, accelerate's cp_size).",
+        axis_help="ring.",
+    ),
+    SettingOption(
         flag="--pipeline-parallel", also=("--pp",), field="pipeline_parallel", kind=int, default=1,
         metavar="N",
         help_text="GPUs over which the layers are spread in stages; the micro-batches of a step are "

@@ -1,7 +1,7 @@
 """One question answered: the memory of a model trained in one way, on one kind of GPU."""
 
 from memplan.estimator.estimate import Estimate, Verdict
-from memplan.estimator.estimation import estimate, least_bytes
+from memplan.estimator.estimation import estimate, least_bytes, walked_bytes
 from memplan.estimator.settling import expandable_note, settled, without_run
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "expandable_note",
     "least_bytes",
     "settled",
+    "walked_bytes",
     "without_run",
 ]

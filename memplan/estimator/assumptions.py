@@ -49,13 +49,14 @@ def assumptions_of(
 
 
 def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
-    """Over how many ranks each layer is split, by whose plan, and what else is."""
-    group = resolved.split_over
+    """Over how many ranks each layer is split, by whose plan, what else is, and who shares sequences."""
+    group, sharing = resolved.split_over, resolved.sequences_shared
+    words = () if sharing is None else (sharing.words,)
     if group is None:
-        return ()
+        return words
     from memplan.graph.tensor_plans import plan_words  # only where it is split
 
-    return (f"{group.words}, {plan_words(model, group)}",)
+    return (f"{group.words}, {plan_words(model, group)}", *words)
 
 
 def _pipeline(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
@@ -272,7 +273,7 @@ def _fp8_notes(setup: TrainingSetup) -> list[str]:
 
 def _piles_up(setup: TrainingSetup) -> bool:
     """Whether sharded gradients wait, whole, for the last micro-batch."""
-    if setup.data_parallel == 1:
+    if setup.gradient_ranks == 1:
         return False
     if setup.chosen_engine is Engine.FSDP:
         from memplan.memory.fsdp2.options import Fsdp2Options

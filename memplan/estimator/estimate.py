@@ -344,9 +344,11 @@ class Estimate(Displayed):
 
 
 def num_communicators(setup: TrainingSetup) -> int:
-    """NCCL's communicators: one, and one more where shards are replicated, or layers split, too."""
-    splits_too = setup.tensor_parallel > 1 and setup.data_parallel > 1
-    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too
+    """NCCL's communicators: one, and one more where shards are replicated, layers split, or
+    sequences shared, too."""
+    splits_too = setup.tensor_parallel > 1 and setup.gradient_ranks > 1
+    shares_too = setup.context_parallel > 1
+    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too + shares_too
 
 
 PHASE_NAMES = (

@@ -88,3 +88,14 @@ def least_bytes(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = No
     Much sooner told than an estimate. Raises ``SetupError`` as ``estimate`` does.
     """
     return accounts.activations_peak_bytes(Job.of(model, setup, gpu).given)
+
+
+def walked_bytes(
+    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None
+) -> tuple[int, int]:
+    """What the forward pass leaves for backward: of the layers, and with logits and loss [bytes].
+
+    Much sooner told than an estimate. Raises ``SetupError`` as ``estimate`` does.
+    """
+    kept = Job.of(model, setup, gpu).given.passes.after_forward
+    return kept.activations_bytes, kept.activations_bytes + kept.loss_bytes

@@ -25,7 +25,11 @@ def estimate_flops(
     not written down.
     """
     resolved = setup.resolve(model.context_length)
-    tape = record_model(model, replace(tape_options(resolved, gpu), tensor_parallel=None))
+    whole = replace(
+        resolved, tensor_parallel=1, sequence_parallel=False, loss_parallel=False, context_parallel=1,
+        context_parallel_kind=None,
+    )  # fmt: skip
+    tape = record_model(model, tape_options(whole, gpu))
     counted = count_flops(tape, model, scores=scores)
     if not counted.total:
         msg = (

@@ -53,6 +53,10 @@ class Job:
             from memplan.estimator.split_model import check_split  # only where it is split
 
             check_split(resolved)
+        if resolved.context_parallel > 1 or resolved.context_parallel_kind is not None:
+            from memplan.estimator.shared_sequences import check_shared  # only where they are
+
+            check_shared(resolved)
         if resolved.pipeline_parallel > 1:
             from memplan.estimator.pipelines import check_pipeline  # only for pipelines
 
@@ -312,6 +316,6 @@ def _refuse_packing(setup: TrainingSetup, model: ModelSpec) -> None:
 
 
 UNMODELLED_DEGREES = (
-    "context_parallel", "expert_parallel",
+    "expert_parallel",
 )  # fmt: skip
 """Parallel degrees that a setup may name and no account holds yet: refused, never ignored."""

@@ -107,7 +107,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     """How the tape has to be written for a setup with every default filled in."""
     formats = PRECISIONS[setup.chosen_precision]
     sequences = setup.micro_batch_size * setup.job.sequences_per_example
-    rows, seq_len = sequences, setup.seq_len or 1
+    rows, seq_len = sequences, (setup.seq_len or 1) // setup.context_parallel
     if setup.packing is Packing.PADDING_FREE:
         rows, seq_len = 1, rows * seq_len
     options = TapeOptions(
@@ -115,7 +115,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         seq_len=seq_len,
         packing=setup.packing,
         num_sequences=sequences,
-        target_seq_len=setup.target_seq_len or seq_len,
+        target_seq_len=(setup.target_seq_len or 0) // setup.context_parallel or seq_len,
         weights=formats.weights,
         compute=formats.compute,
         autocast=formats.autocast or engine_autocast(setup),
@@ -133,6 +133,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         tensor_parallel=setup.split_over,
+        context_parallel=setup.sequences_shared,
         freeze=setup.freeze,
         compile=setup.compile,
         input_gradients=_input_gradients(setup),

@@ -38,9 +38,9 @@ def _check_engine(setup: TrainingSetup) -> None:
             f"{engine.value}: name one of them"
         )
         raise SetupError(msg)
-    if engine is Engine.DDP and setup.data_parallel > 1:
+    if engine is Engine.DDP and setup.gradient_ranks > 1:
         msg = (
-            f"tensor_parallel: {setup.num_gpus} GPUs are {setup.data_parallel} groups of "
+            f"tensor_parallel: {setup.num_gpus} GPUs are {setup.gradient_ranks} groups of "
             f"{setup.tensor_parallel}, which the engine ddp is not modelled for: name the engine fsdp"
         )
         raise SetupError(msg)

@@ -39,6 +39,10 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         group = options.tensor_parallel
         options = replace(options, split_plan=plan_of(model, group))
         model = local_model(model, options, group)
+    if options.context_parallel is not None:
+        from memplan.graph.attention.ring import check_shared  # only where sequences are shared
+
+        check_shared(model)
     tape = _record(model, options)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)

@@ -12,7 +12,7 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.training.fp8 import Fp8Recipe
@@ -575,7 +575,13 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
 
 
 def next_token_labels(t: Tape, tokens: int, *, padded: bool) -> tuple[Tensor, Tensor]:
-    """Labels moved by one token, and what they were copied from: themselves, or padded by one."""
+    """Labels moved by one token, and what they were copied from: themselves, or padded by one.
+
+    Where ranks share sequences they are moved before, and come with the batch.
+    """
+    if t.options.context_parallel is not None:
+        given = Tensor(tokens, DType.INT64, Storage(allocated_bytes(tokens, DType.INT64), -1, 0))
+        return given, given
     labels = t.tensor(tokens, DType.INT64)
     if not padded:
         t.record(OperationKind.SHIFT_LABELS, (), (labels,))

@@ -6,6 +6,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.splits import PLAIN_SPLIT, SplitPlan
 from memplan.training.compilation import Compilation
+from memplan.training.context_parallel import ContextParallel
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels, Packing
@@ -75,6 +76,8 @@ class TapeOptions:
     """Of a pipeline: the model's layers are a stage's own then."""
     split_plan: SplitPlan = PLAIN_SPLIT
     """Which parts of its layers they share, and how."""
+    context_parallel: ContextParallel | None = None
+    """How ranks share each sequence; ``seq_len`` is a rank's share then."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
     compile: Compilation = Compilation.NONE

@@ -65,7 +65,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         record_tables(t, counted_parts(model), tied=model.head.tied)
         if not model.stacks:
             return t
-    t.inputs_bytes = _ids(t, options.batch_size * options.seq_len) + _label_bytes(t, model)
+    t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
     stage = options.stage
     if stage is None or stage.is_first:
@@ -84,6 +84,15 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     x = finish_stack(t, stack, x, context)
     head(t, model, x, table)
     return t
+
+
+def _input_bytes(t: Tape, model: ModelSpec) -> int:
+    """Token ids and labels; where ranks share sequences, shifted labels and positions too, and a rank's
+    share of each lies in a storage of the whole (``resize_``) [bytes]."""
+    group = t.options.context_parallel
+    if group is not None:
+        return 4 * _ids(t, t.options.batch_size * t.options.seq_len * group.degree)
+    return _ids(t, t.options.batch_size * t.options.seq_len) + _label_bytes(t, model)
 
 
 def _label_bytes(t: Tape, model: ModelSpec) -> int:
@@ -181,8 +190,9 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
         tables = complex_tables if by_complex else rotary_tables
-        # Rows of several documents have position ids of their own.
-        rows = context.batch if t.options.packing is Packing.DOCUMENTS else 1
+        # Rows of several documents have position ids of their own; shares of sequences are given them.
+        apart = t.options.packing is Packing.DOCUMENTS or t.options.context_parallel is not None
+        rows = context.batch if apart else 1
         positions = context.seq_len * rows
         if rotary.sections:
             from memplan.graph.attention.rotary import sectioned_tables  # only for Qwen3.5

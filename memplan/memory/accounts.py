@@ -282,7 +282,7 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         _formats_of(setup),
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
         setup.gpus_per_node,
-        (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.data_parallel == 1,
+        (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.gradient_ranks == 1,
         (setup.micro_batch_size, setup.seq_len, setup.target_seq_len)
         if holds_inputs(setup)
         else None,

@@ -28,6 +28,10 @@ def engine_name(setup: TrainingSetup) -> str:
     return _ENGINE_LABELS.get(setup.chosen_engine, "ZeRO")
 
 
+_DEGREES = {
+    "tensor_parallel": "tensor parallel", "pipeline_parallel": "a pipeline",
+    "context_parallel": "sequences shared", "expert_parallel": "expert parallel",
+}  # fmt: skip
 ONE_GPU = "one GPU"
 """What a setup without an engine is called."""
 
@@ -79,16 +83,36 @@ def sharing_label(setup: TrainingSetup) -> str:
 
 
 def setup_label(setup: TrainingSetup) -> str:
-    """A setup in a few words, the same everywhere: engine, what is offloaded, how layers are split.
+    """A setup in a few words, the same everywhere: engine, what is offloaded, how the model is split.
 
     >>> setup_label(TrainingSetup(num_gpus=8, engine="fsdp", tensor_parallel=4))
     'FSDP2 x TP4'
+    >>> setup_label(TrainingSetup(num_gpus=8, context_parallel=8))
+    'FSDP2 x CP8'
     """
-    degrees = {"TP": setup.tensor_parallel, "PP": setup.pipeline_parallel}
-    split = " x ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1)
+    split = degrees_label(setup)
     if not split:
         return sharing_label(setup)
-    return split if setup.data_parallel == 1 else f"{sharing_label(setup)} x {split}"
+    return split if setup.gradient_ranks == 1 else f"{sharing_label(setup)} x {split}"
+
+
+def degrees_label(setup: TrainingSetup) -> str:
+    """How a model is split, in a few words; stages of one rank behind those of all. Empty: it is not.
+
+    >>> degrees_label(TrainingSetup(num_gpus=64, tensor_parallel=8, context_parallel=2))
+    'TP8 x CP2'
+    """
+    parts = [
+        f"{name}{degree}"
+        for name, degree in (
+            ("TP", setup.tensor_parallel), ("PP", setup.pipeline_parallel),
+            ("CP", setup.context_parallel), ("EP", setup.expert_parallel),
+        )
+        if degree > 1
+    ]  # fmt: skip
+    if setup.virtual_stages > 1:
+        parts = [f"{each}x{setup.virtual_stages}" if "PP" in each else each for each in parts]
+    return " x ".join(parts)
 
 
 def checkpointing_label(setup: TrainingSetup) -> str:
@@ -116,10 +140,11 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(f"optimizer {after.optimizer.value}")
     if engine_label(before) != engine_label(after) and engine_label(after) != ONE_GPU:
         parts.append(engine_label(after))
-    if before.tensor_parallel != after.tensor_parallel:
-        parts.append(f"tensor parallel over {_gpus(after.tensor_parallel)}")
-    if before.pipeline_parallel != after.pipeline_parallel:
-        parts.append(f"a pipeline over {_gpus(after.pipeline_parallel)}")
+    parts += [
+        f"{words} over {_gpus(getattr(after, field))}"
+        for field, words in _DEGREES.items()
+        if getattr(before, field) != getattr(after, field)
+    ]
     same_stage = before.zero_stage is after.zero_stage
     if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
         parts.append("zero.Init")

@@ -91,8 +91,8 @@ def _engines(base: TrainingSetup, wanted: Wanted) -> tuple[Engine, ...]:
     if base.fsdp_strategy is not None:
         compared = (Engine.FSDP,)
     spread = base.tensor_parallel * base.pipeline_parallel
-    if spread > 1:
-        compared = (usual_engine(base.num_gpus, spread),)
+    if spread > 1 or base.context_parallel > 1:
+        compared = (usual_engine(base.num_gpus, spread, base.context_parallel),)
     if base.precision is None:
         return compared
     able = engines_with(base.precision)

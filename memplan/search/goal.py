@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 from enum import Enum
-from typing import NamedTuple
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.search.concessions import Concession
+from memplan.search.degrees import AskedDegrees
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed
-from memplan.training.kernels import LossKernel
 from memplan.training.precision import Engine, Precision, refuse_unmodelled
 from memplan.training.setup import (
     Checkpointing,
@@ -41,12 +40,10 @@ class Objective(Enum):
     """As many layers in each stack as possible, the micro-batch being the base's."""
 
 
-class LayerSplit(NamedTuple):
-    """A setup's fields of the same names."""
-
-    tensor_parallel: int
-    sequence_parallel: bool
-    loss_parallel: bool
+DEGREES = (
+    "tensor_parallel", "pipeline_parallel", "virtual_stages", "context_parallel", "expert_parallel",
+)  # fmt: skip
+"""A goal's fields that are degrees."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +123,12 @@ class Goal:
     checkpointing: tuple[Checkpointing, ...] = ()
     """Policies to consider; empty: none and full, with kernels that have it also selective."""
     tensor_parallel: tuple[int, ...] = ()
-    """Degrees to consider, those above 1 with sequence and loss parallel; empty: the base's own."""
+    """Degrees to consider, those above 1 with sequence and loss parallel; empty: the base's own, or
+    what is usual where that is faster or nothing else fits. So the other degrees."""
+    pipeline_parallel: tuple[int, ...] = ()
+    virtual_stages: tuple[int, ...] = ()
+    context_parallel: tuple[int, ...] = ()
+    expert_parallel: tuple[int, ...] = ()
     allow: tuple[Concession, ...] = ()
     """What may be given up beside precision, so that the model fits; empty: nothing."""
     limit: int = DEFAULT_LIMIT
@@ -147,11 +149,13 @@ class Goal:
         ):
             object.__setattr__(self, name, _members(name, getattr(self, name), kind))
         object.__setattr__(self, "checkpointing", _policies(self.checkpointing))
-        if isinstance(self.tensor_parallel, int):
-            object.__setattr__(self, "tensor_parallel", (self.tensor_parallel,))
-        if self.tensor_parallel and min(self.tensor_parallel) < 1:
-            msg = "tensor_parallel: degrees are numbers of GPUs, each at least 1"
-            raise SetupError(msg)
+        for name in DEGREES:
+            degrees = getattr(self, name)
+            if isinstance(degrees, int):
+                object.__setattr__(self, name, (degrees,))
+            elif degrees and min(degrees) < 1:
+                msg = f"{name}: degrees are whole numbers, each at least 1"
+                raise SetupError(msg)
         if not self.num_gpus or min(self.num_gpus) < 1:
             msg = "num_gpus: name at least one number of GPUs, each at least 1"
             raise SetupError(msg)
@@ -180,15 +184,15 @@ class Goal:
         allowed = {Concession.NONE, *self.allow}
         return tuple(each for each in Concession if each in allowed)
 
-    def split_as(self, base: TrainingSetup) -> tuple["LayerSplit", ...]:
-        """Each way to split layers that is considered."""
-        if not self.tensor_parallel:
-            flags = base.sequence_parallel, base.loss_parallel
-            return (LayerSplit(base.tensor_parallel, *flags),)
-        parallel_loss = base.chosen_kernels.loss is LossKernel.EAGER
-        return tuple(
-            LayerSplit(degree, degree > 1, degree > 1 and parallel_loss)
-            for degree in self.tensor_parallel
+    @property
+    def degrees(self) -> AskedDegrees:
+        """The degrees that are named."""
+        return AskedDegrees(
+            tensor=self.tensor_parallel,
+            pipeline=self.pipeline_parallel,
+            virtual=self.virtual_stages,
+            context=self.context_parallel,
+            expert=self.expert_parallel,
         )
 
     @property
@@ -287,6 +291,8 @@ class Plan(Displayed):
     """What a node's CPU RAM is not enough for, with the smallest size."""
     refused: tuple[str, ...]
     """Why combinations were not tried at all, each reason once."""
+    num_ruled_out: int = 0
+    """Combinations that hold more than there is by bounds alone, and of which no estimate was made."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
 

@@ -1,47 +1,44 @@
 """From a model, a GPU and a goal to the setups that fit, best first.
 
-The space: numbers of GPUs x engine, stage and offload x precision x tensor-parallel degrees x
+The space: numbers of GPUs x engine, stage and offload x precision x parallel degrees x
 checkpointing, each with the largest micro-batch that fits. Offloading is tried where the same engine does not fit without it, and
-less recomputation where more of it fits.
-Parallel degrees that the goal does not name are those of its base setup.
+less recomputation where more of it fits. Unsplit models are tried in every way; of the many ways to split one the best
+are looked for (``BestFirst``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, least_bytes, settled
-from memplan.fast_dataclass import dataclass
-from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.runtime import LEAST_OVER_REQUESTED, overhead_range
 from memplan.model.spec import ModelSpec
 from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, fits_within, largest_of, surely_fits
-from memplan.search.concessions import Concession, conceded, order_of
+from memplan.search.best_first import BestFirst, sized
+from memplan.search.concessions import Concession
+from memplan.search.degrees import Degrees, check_degrees, degrees_of, every_degree
 from memplan.search.depth import with_layers
-from memplan.search.goal import EngineVariant, Goal, Objective, Plan, PlannedSetup, Shortfall
+from memplan.search.floors import is_known, states_floor
+from memplan.search.goal import Goal, Objective, Plan, PlannedSetup, Shortfall
 from memplan.search.grid import with_global_batch
-from memplan.search.speed import ASSUMPTIONS, relative_speed
-from memplan.training.kernels import KernelPreset
-from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.precision import (
-    PRECISIONS,
-    Engine,
-    Precision,
-    engine_precision,
-    engines_with,
-)
-from memplan.training.setup import Checkpointing, Recomputation, TrainingSetup
+from memplan.search.order import distance, rank_of
+from memplan.search.sizes import model_sizes
+from memplan.search.space import Candidate, Space
+from memplan.search.speed import ASSUMPTIONS, SPLIT_ASSUMPTIONS, setup_speed
+from memplan.training.setup import TrainingSetup
 
-EQUAL_SPEED = 0.02
-"""Setups whose speeds differ by less are equals, and the simplest of them comes first."""
 SEQ_LEN_STEP = 128
 """Sequences are lengthened by so many tokens: kernels work on blocks of them."""
 MAX_SEQ_LEN = 2**24
 """Beyond which nobody looks [tokens]."""
 MAX_LAYERS = 1000
 """Beyond which nobody looks."""
+SPLIT_SETUPS = 3
+"""Ways to split a model over so many GPUs that are told where no degrees are named."""
+HOPELESS = 2
+"""How many times a card's memory states alone take where no estimate is made of what else they do."""
 
 
 def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec) -> Plan:
@@ -52,17 +49,6 @@ def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec) -> Plan:
     return Planner(model, goal, gpu).run()
 
 
-@dataclass(slots=True)
-class _Candidate:
-    """One combination of the space, its micro-batch still open."""
-
-    setup: TrainingSetup
-    variant: EngineVariant
-    given_up: Concession
-    simplicity: int
-    tier: int
-
-
 class Planner:
     """Walks the space of one goal."""
 
@@ -71,11 +57,14 @@ class Planner:
         self.goal = goal
         self.gpu = gpu
         self.limit_bytes = int(gpu.capacity_bytes * (1 - goal.headroom))
-        self.active_params = active_parameters(model)
+        self.sizes = model_sizes(model)
+        self.space = Space(goal, gpu)
+        self.best_first = BestFirst(goal, model, gpu, self.sizes)
         self.found: list[PlannedSetup] = []
-        self.failed: list[tuple[_Candidate, Estimate]] = []
+        self.failed: list[tuple[Candidate, Estimate]] = []
         self.overfilling: list[Estimate] = []
-        self.refused: dict[str, None] = {}
+        self.refused = self.space.refused
+        self.num_ruled_out = 0
         self.at_hand: TrainingSetup | None = None
         self.answers: dict[int, Estimate] = {}
         """Estimates of the setup at hand, by micro-batch."""
@@ -87,104 +76,146 @@ class Planner:
 
     def run(self) -> Plan:
         """Try everything, rank what fits, and say what the rest lacks."""
+        check_degrees(self.goal.degrees, self.goal.num_gpus, self.sizes, self.model.name)
         for num_gpus in self.goal.num_gpus:
-            fitting: set[tuple[object, ...]] = set()
-            hopeless: set[tuple[object, ...]] = set()
-            for candidate in self._candidates(num_gpus):
-                key = _without_offload(candidate)
-                if candidate.variant.offloads and key in fitting and not self.stretches:
-                    continue
-                setup = candidate.setup
-                split = setup.tensor_parallel
-                own = (candidate.variant, candidate.given_up, setup.precision, split)
-                if own in hopeless:
-                    continue
-                if self._try(candidate):
-                    fitting.add(key)
-                else:
-                    hopeless.add(own)
+            plain, split = self._degrees(num_gpus)
+            self._try_all(num_gpus, plain)
+            self._try_best(num_gpus, split)
         if not (self.found or self.failed or self.overfilling):
-            raise SetupError(next(iter(self.refused), "the goal leaves nothing to try"))
+            if self.num_ruled_out or self.best_first.num_ruled_out:
+                self._try_smallest()
+            if not self.failed:
+                reasons = (*self.refused, *self.best_first.refused)
+                raise SetupError(next(iter(reasons), "the goal leaves nothing to try"))
         ranked = sorted(self.found, key=self._rank)
         return Plan(
             goal=self.goal,
             gpu=self.gpu,
-            setups=tuple(self._told(each) for each in ranked[: self.goal.limit]),
+            setups=tuple(self._told(each) for each in self._shown_of(ranked)),
             num_fitting=len(ranked),
             shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
             overfilling=tuple(self.overfilling),
             refused=tuple(self.refused),
-            assumptions=(*self.model.assumptions, *ASSUMPTIONS),
+            num_ruled_out=self.num_ruled_out + self.best_first.num_ruled_out,
+            assumptions=(*self.model.assumptions, *ASSUMPTIONS, *self._split_assumptions(ranked)),
         )
 
     # -- the space -------------------------------------------------------------------------------
 
-    def _candidates(self, num_gpus: int) -> Iterator[_Candidate]:
-        for given_up in self.goal.concessions:
+    def _degrees(self, num_gpus: int) -> tuple[list[Degrees], list[Degrees]]:
+        """Degrees of which every combination is tried, and those of which the best are."""
+        base, asked = self.goal.base, self.goal.degrees
+        own = degrees_of(base)
+        if not asked.any and (own != Degrees() or not self._may_choose_degrees(num_gpus)):
+            return [own], []
+        if self.stretches:
+            asked = asked.fixed_on(base)
+        found = list(every_degree(asked, self._full_base(), num_gpus, self.sizes))
+        if self.stretches:
+            return found, []
+        return [each for each in found if each == Degrees()], [
+            each for each in found if each != Degrees()
+        ]
+
+    def _full_base(self) -> TrainingSetup:
+        seq_len = self.goal.base.resolve(self.model.context_length).seq_len
+        return replace(self.goal.base, seq_len=seq_len)
+
+    def _may_choose_degrees(self, num_gpus: int) -> bool:
+        """Whether models are split that nobody asked to be: several GPUs, and all that is held is known."""
+        return num_gpus > 1 and not self.stretches and is_known(self.goal.base)
+
+    def _try_all(self, num_gpus: int, degrees: list[Degrees]) -> None:
+        """Try every combination of these degrees."""
+        fitting: set[tuple[object, ...]] = set()
+        hopeless: set[tuple[object, ...]] = set()
+        for candidate in self.space.candidates(num_gpus, degrees):
+            key = candidate.without_offload
+            if candidate.variant.offloads and key in fitting and not self.stretches:
+                continue
+            own = candidate.way
+            if own in hopeless:
+                continue
+            if self._is_hopeless(candidate):
+                hopeless.add(own)
+                continue
+            if self._try(candidate):
+                fitting.add(key)
+            else:
+                hopeless.add(own)
+
+    def _is_hopeless(self, candidate: Candidate) -> bool:
+        """Whether states alone are far beyond the card."""
+        if states_floor(candidate.setup, self.sizes) <= HOPELESS * self.gpu.capacity_bytes:
+            return False
+        self.num_ruled_out += 1
+        return True
+
+    def _try_best(self, num_gpus: int, degrees: list[Degrees]) -> None:
+        """Look for the best combinations of these degrees: such as beat an unsplit model, unless
+        they were asked for."""
+        if not degrees:
+            return
+        asked = self.goal.degrees.any
+        unsplit = [self._rank(each) for each in self.found if each.setup.num_gpus == num_gpus]
+        limits = (Concession.NONE,) if not asked else self.goal.concessions
+        candidates = (
+            each
+            for each in self.space.candidates(num_gpus, degrees)
+            if each.given_up in limits and not each.variant.offloads
+        )
+        known, reasons = len(self.failed), dict(self.refused)
+        found = self.best_first.search(
+            candidates,
+            self._find,
+            self._sizes,
+            room_bytes=self._room_bytes(num_gpus),
+            wanted=self.goal.limit if asked else SPLIT_SETUPS,
+            beats=None if asked else min(unsplit, default=None),
+        )
+        if (found or unsplit) and not asked:
+            # Of ways that nobody asked for, what cannot be is no news.
+            del self.failed[known:]
+            self.refused.clear()
+            self.refused.update(reasons)
+        self.found += found
+
+    def _room_bytes(self, num_gpus: int) -> int:
+        """What may be allocated at most of a card [bytes]."""
+        overhead = overhead_range(self.gpu.compute_capability, num_gpus=num_gpus)
+        left = self.limit_bytes - overhead.high
+        return left if self.goal.exact else int(left / LEAST_OVER_REQUESTED[1])
+
+    def _try_smallest(self) -> None:
+        """Estimate what holds least by bounds, where all were ruled out: so much is missing at least."""
+        num_gpus = max(self.goal.num_gpus)
+        plain, split = self._degrees(num_gpus)
+        candidates = self.space.candidates(num_gpus, [*plain, *split])
+        floors = sorted(candidates, key=lambda each: states_floor(each.setup, self.sizes))
+        for candidate in floors:
             try:
-                base = conceded(self.goal.base, given_up)
+                self.failed.append((candidate, self._estimate(candidate.setup, 1)))
             except SetupError as error:
                 self.refused[str(error)] = None
                 continue
-            yield from self._candidates_of(base, given_up, num_gpus)
+            return
 
-    def _candidates_of(
-        self, base: TrainingSetup, given_up: Concession, num_gpus: int
-    ) -> Iterator[_Candidate]:
-        variants = self.goal.variants
-        engines = tuple({each.engine for each in variants})
-        policies = sorted(self._policies(), key=_saving, reverse=True)
-        for simplicity, variant in enumerate(variants):
-            if not _is_sensible(variant, num_gpus, engines):
-                continue
-            for tier, precision in self._precisions(base, variant.engine):
-                for split, checkpointing in product(self.goal.split_as(base), policies):
-                    if not _may_split(variant, split.tensor_parallel, num_gpus):
-                        continue
-                    try:
-                        setup = replace(
-                            base,
-                            tensor_parallel=split.tensor_parallel,
-                            sequence_parallel=split.sequence_parallel,
-                            loss_parallel=split.loss_parallel,
-                            num_gpus=num_gpus,
-                            num_nodes=None,
-                            engine=variant.engine,
-                            zero_stage=variant.zero_stage,
-                            fsdp_strategy=variant.fsdp_strategy,
-                            offload_optimizer=variant.offload_optimizer,
-                            offload_param=variant.offload_param,
-                            precision=precision,
-                            checkpointing=checkpointing,
-                            engine_options=variant.options(base),
-                        )
-                    except SetupError as error:
-                        self.refused[str(error)] = None
-                        continue
-                    yield _Candidate(setup, variant, given_up, simplicity, tier)
+    def _shown_of(self, ranked: list[PlannedSetup]) -> list[PlannedSetup]:
+        """As many as are wanted, the best of each number of GPUs among them."""
+        limit = self.goal.limit
+        firsts: dict[int, int] = {}
+        for place, each in enumerate(ranked):
+            firsts.setdefault(each.setup.num_gpus, place)
+        kept = set(sorted(firsts.values())[:limit])
+        for place in range(len(ranked)):
+            if len(kept) >= limit:
+                break
+            kept.add(place)
+        return [ranked[place] for place in sorted(kept)]
 
-    def _precisions(self, base: TrainingSetup, engine: Engine) -> list[tuple[int, Precision]]:
-        """The precisions to try with an engine, and the tier of each.
-
-        An adapter's states are in its own format, whatever the frozen weights are in.
-        """
-        is_frozen = base.adapter is not None
-        if self.goal.precisions:
-            asked = [each for each in self.goal.precisions if engine in engines_with(each)]
-            chosen = [engine_precision(each, engine) for each in asked]
-        else:
-            has_bf16 = self.gpu.has_bf16
-            chosen = [engine_precision(None, engine, has_bf16=has_bf16, is_frozen=is_frozen)]
-            if has_bf16 and not is_frozen and engine in PRECISIONS[Precision.BF16].engines:
-                chosen.append(Precision.BF16)
-        return [(0 if is_frozen else _tier(each), each) for each in chosen]
-
-    def _policies(self) -> tuple[Checkpointing, ...]:
-        if self.goal.checkpointing:
-            return self.goal.checkpointing
-        if self.goal.base.kernels is KernelPreset.HF:
-            return (Recomputation.NONE, Recomputation.FULL)
-        return (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
+    def _split_assumptions(self, ranked: Iterable[PlannedSetup]) -> tuple[str, ...]:
+        split = any(degrees_of(each.setup) != Degrees() for each in ranked)
+        return SPLIT_ASSUMPTIONS if split else ()
 
     def _sizes(self, setup: TrainingSetup) -> list[int]:
         """The micro-batches that make up the global batch; without one, there is no list."""
@@ -201,33 +232,41 @@ class Planner:
 
     # -- one candidate ---------------------------------------------------------------------------
 
-    def _try(self, candidate: _Candidate) -> bool:
+    def _try(self, candidate: Candidate) -> bool:
         """Find the largest micro-batch of a candidate; whether there is one."""
+        found = self._find(candidate)
+        if found is not None:
+            self.found.append(found)
+        return found is not None
+
+    def _find(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
+        """A candidate with its largest micro-batch; ``first``: a likely one."""
         try:
-            if self._overfills_node(self._estimate(candidate.setup, 1)):
-                return False
-            best = self._largest(candidate)
+            limited = self.goal.node_memory_bytes is not None
+            if limited and self._overfills_node(self._estimate(candidate.setup, 1)):
+                return None
+            best = self._largest(candidate, first)
             if best is None:
                 smallest = self._estimate(candidate.setup, 1)
                 self.failed.append((candidate, smallest))
-                return False
+                return None
             answer = self._estimate(candidate.setup, best)
             if self._overfills_node(answer):
-                return False
+                return None
         except SetupError as error:
             self.refused[str(error)] = None
-            return False
-        speed = relative_speed(answer, active_params=self.active_params)
-        self.found.append(
-            PlannedSetup(
-                estimate=answer,
-                speed=speed,
-                given_up=candidate.given_up,
-                tier=candidate.tier,
-                simplicity=candidate.simplicity,
-            )
-        )
-        return True
+            return None
+        sizes = replace(self.sizes, num_params=answer.num_params)
+        return PlannedSetup(
+            estimate=answer,
+            speed=setup_speed(
+                answer.setup, answer.model, self.gpu, sizes,
+                trainable_params=answer.trainable_params,
+            ),
+            given_up=candidate.given_up,
+            tier=candidate.tier,
+            simplicity=candidate.simplicity,
+        )  # fmt: skip
 
     def _overfills_node(self, answer: Estimate) -> bool:
         """Whether a node's CPU RAM is not enough for it; then it is kept."""
@@ -237,17 +276,19 @@ class Planner:
         self.overfilling.append(replace(answer, node_memory_bytes=node))
         return True
 
-    def _largest(self, candidate: _Candidate) -> int | None:
+    def _largest(self, candidate: Candidate, first: int | None) -> int | None:
         setup = candidate.setup
         if self.goal.global_batch_size is not None and not self.stretches:
             sizes = self._sizes(setup)
+            if setup.pipeline_parallel > 1:
+                return self._fastest_of(setup, sizes)
             if self._size_fits(setup, sizes[-1]):
                 # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
                 return sizes[-1]
             return largest_of(sizes, lambda size: self._size_fits(setup, size))
         key = (
             candidate.variant, candidate.given_up, candidate.tier, setup.precision,
-            setup.checkpointing, setup.tensor_parallel,
+            setup.checkpointing, degrees_of(setup),
         )  # fmt: skip
         search = SizeSearch(
             lambda size: self._known(self._estimate(setup, size)),
@@ -255,9 +296,28 @@ class Planner:
             looks_beyond=self.stretches,
         )
         run = search.replayed if self.goal.exact else search.bounded
-        best = run(first=self.largest.get(key, 1), limit=self._limit())
+        best = run(first=first or self.largest.get(key, 1), limit=self._limit())
         self.largest[key] = max(best, 1)
         return best or None
+
+    def _fastest_of(self, setup: TrainingSetup, sizes: list[int]) -> int | None:
+        """The micro-batch with which a pipeline is fastest: large ones leave it few to be filled with."""
+        full = setup.resolve(self.model.context_length)
+        speeds: dict[int, float] = {}
+        for size in sizes:
+            with suppress(SetupError):  # micro-batches that are too few for the stages
+                cut = sized(full, size, self.goal.global_batch_size)
+                speeds[size] = setup_speed(
+                    cut, self.model, self.gpu, self.sizes, trainable_params=self.sizes.num_params
+                ).per_gpu
+        failed = MAX_MICRO_BATCH
+        for size in sorted(speeds, key=lambda each: (-speeds[each], each)):
+            if size >= failed:
+                continue
+            if self._size_fits(setup, size):
+                return size
+            failed = size
+        return None
 
     def _size_fits(self, setup: TrainingSetup, size: int) -> bool:
         """Whether a size fits, its activations alone being looked at first."""
@@ -295,10 +355,7 @@ class Planner:
         return MAX_MICRO_BATCH
 
     def _sized(self, setup: TrainingSetup, size: int) -> TrainingSetup:
-        steps = setup.gradient_accumulation_steps
-        if self.goal.global_batch_size is not None:
-            steps = self.goal.global_batch_size // (size * setup.data_parallel)
-        return replace(setup, micro_batch_size=size, gradient_accumulation_steps=max(1, steps))
+        return sized(setup, size, self.goal.global_batch_size)
 
     def _known(self, answer: Estimate) -> Estimate:
         """The answer, of which it can be said whether it fits.
@@ -329,25 +386,13 @@ class Planner:
     # -- the order -------------------------------------------------------------------------------
 
     def _rank(self, each: PlannedSetup) -> tuple[float, ...]:
-        lost = (order_of(each.given_up), each.tier)
-        objective = self.goal.objective
-        setup = each.setup
-        batch = setup.micro_batch_size * setup.data_parallel
-        simple = (each.simplicity, _recomputed(setup), -setup.micro_batch_size)
-        if objective is Objective.GPUS:
-            return (*lost, setup.num_gpus, _bucket(each.speed.per_gpu), *simple)
-        if objective is Objective.BATCH:
-            return (*lost, -batch, _bucket(each.total_speed), *simple)
-        if objective is Objective.SEQ_LEN:
-            return (*lost, -(setup.seq_len or 0), _bucket(each.total_speed), *simple)
-        if objective is Objective.LAYERS:
-            return (*lost, -each.estimate.model.num_layers, _bucket(each.total_speed), *simple)
-        return (*lost, _bucket(each.total_speed), setup.num_gpus, *simple)
+        layers = each.estimate.model.num_layers
+        return rank_of(self.goal.objective, each, each.setup, each.speed.per_gpu, layers)
 
     def _shortfall(
-        self, candidate: _Candidate, answer: Estimate, ranked: list[PlannedSetup]
+        self, candidate: Candidate, answer: Estimate, ranked: list[PlannedSetup]
     ) -> Shortfall:
-        nearest = min(ranked, key=lambda each: _distance(candidate, each), default=None)
+        nearest = min(ranked, key=lambda each: distance(candidate, each), default=None)
         better = None
         if nearest is not None:
             better = self._shown(self._no_larger(nearest.estimate, answer))
@@ -369,70 +414,6 @@ class Planner:
         return smaller if self._fits(smaller) else fitting
 
 
-def _without_offload(candidate: _Candidate) -> tuple[object, ...]:
-    """What two candidates share that differ only in what they offload, or in checkpointing."""
-    variant, setup = candidate.variant, candidate.setup
-    split = setup.tensor_parallel
-    return (variant.engine, variant.zero_stage, candidate.given_up, setup.precision, split)
-
-
-def _is_sensible(variant: EngineVariant, num_gpus: int, engines: tuple[Engine, ...]) -> bool:
-    """One GPU has nothing to shard: there, only offloading is worth an engine."""
-    if num_gpus > 1 or variant.engine is Engine.DDP or Engine.DDP not in engines:
-        return True
-    return variant.offloads
-
-
-def _may_split(variant: EngineVariant, degree: int, num_gpus: int) -> bool:
-    """Whether an engine splits layers: DDP alone only where the group is the whole job."""
-    if degree == 1:
-        return True
-    whole = degree == num_gpus
-    return variant.engine is (Engine.DDP if whole else Engine.FSDP)
-
-
-def _tier(precision: Precision) -> int:
-    return 0 if PRECISIONS[precision].optimizer_states.num_bytes >= 4 else 1
-
-
-def _recomputed(setup: TrainingSetup) -> float:
-    return _saving(setup.checkpointing)
-
-
-def _saving(value: Checkpointing) -> float:
-    """A policy's place among policies: what recomputes more saves more."""
-    if isinstance(value, float):
-        return value
-    if isinstance(value, CheckpointedLayers):
-        return 0.5
-    return {Recomputation.NONE: 0.0, Recomputation.SELECTIVE: 0.5, Recomputation.FULL: 1.0}[value]
-
-
-def _bucket(speed: float) -> float:
-    """Speeds as steps of ``EQUAL_SPEED``, fastest first."""
-    from math import floor, log
-
-    return -floor(log(speed) / log(1 + EQUAL_SPEED))
-
-
-def _distance(candidate: _Candidate, fitting: PlannedSetup) -> tuple[float, ...]:
-    """How far a setup that fits is from one that does not; the fewest and cheapest changes first."""
-    one, other = candidate.setup, fitting.setup
-    changes = (
-        1.0 * (one.checkpointing != other.checkpointing)
-        + 2.0 * (one.chosen_engine is not other.chosen_engine)
-        + 1.0 * (one.zero_stage is not other.zero_stage)
-        + 1.0 * (one.fsdp_strategy is not other.fsdp_strategy)
-        + 2.0 * (one.offload_optimizer is not other.offload_optimizer)
-        + 2.0 * (one.offload_param is not other.offload_param)
-        + 3.0 * (candidate.tier != fitting.tier)
-        + 3.0 * abs(order_of(candidate.given_up) - order_of(fitting.given_up))
-        + 2.0 * (one.tensor_parallel != other.tensor_parallel)
-        + 4.0 * (one.num_gpus != other.num_gpus)
-    )
-    return (changes, other.num_gpus, fitting.simplicity)
-
-
 def divisors(number: int) -> list[int]:
     """All divisors, ascending.
 
@@ -441,13 +422,3 @@ def divisors(number: int) -> list[int]:
     """
     small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
     return small + [number // each for each in reversed(small) if each * each != number]
-
-
-def active_parameters(model: ModelSpec) -> int:
-    """Parameters that one token passes: all of a dense model, a share of a mixture's experts."""
-    tape = record_model(model, TapeOptions())
-    return sum(
-        parameter.active_numel * segment.num_copies
-        for segment in tape.segments
-        for parameter in segment.parameters
-    )

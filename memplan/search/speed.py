@@ -6,14 +6,24 @@ it is recomputation, small micro-batches, communication that computing cannot hi
 to the host. It ranks setups; it is no forecast of tokens per second.
 """
 
+from dataclasses import replace
+
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
+from memplan.search.sizes import ModelSizes, model_sizes
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import FsdpStrategy, Offload, Recomputation, TrainingSetup, ZeroStage
+from memplan.training.setup import (
+    FsdpStrategy,
+    Offload,
+    Recomputation,
+    TrainingSetup,
+    ZeroStage,
+)
 
 FULL_RECOMPUTATION = 1 / 3
 """One more forward pass: 2 of the 6 FLOPs of each parameter and token."""
@@ -53,6 +63,11 @@ ASSUMPTIONS: tuple[str, ...] = (
     f"offloaded optimizers step at {HOST_BYTES_PER_S // 10**9} GB/s per node, and nothing hides it",
 )
 """What the relative speeds rest on, in words."""
+SPLIT_ASSUMPTIONS: tuple[str, ...] = (
+    "sums of split layers and tokens sent to experts are not hidden",
+    "a pipeline idles (stages - 1) / (virtual stages x micro-batches) of its computing",
+)
+"""And of models that are split over GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,31 +80,75 @@ class RelativeSpeed:
     communication: float
     """What is left of it after overlapping."""
     offload: float
+    bubble: float = 0.0
+    """Of a pipeline that fills and empties."""
 
     @property
     def per_gpu(self) -> float:
         """1 where nothing is lost."""
         lost = self.recomputation + self.small_batches + self.communication + self.offload
-        return 1 / (1 + lost)
+        return 1 / (1 + lost + self.bubble)
 
 
 def relative_speed(answer: Estimate, *, active_params: int) -> RelativeSpeed:
     """The speed of one GPU in a setup, beside that of other setups of the same model."""
-    setup, gpu = answer.setup, answer.gpu
-    recomputation = recomputed_share(setup, answer.model)
-    tokens = setup.micro_batch_size * (setup.seq_len or 1)
+    sizes = model_sizes(answer.model)
+    sizes = replace(sizes, num_params=answer.num_params, active_params=active_params)
+    return setup_speed(
+        answer.setup, answer.model, answer.gpu, sizes, trainable_params=answer.trainable_params
+    )
+
+
+def setup_speed(
+    setup: TrainingSetup,
+    model: ModelSpec,
+    gpu: GpuSpec | None,
+    sizes: ModelSizes,
+    *,
+    trainable_params: int,
+) -> RelativeSpeed:
+    """The same without an estimate; the setup has its length and its engine filled in."""
+    recomputation = recomputed_share(setup, model)
+    tokens = local_tokens(setup)
     small = (1 + recomputation) * HALF_SPEED_TOKENS / tokens
+    share = sizes.active_params / (setup.tensor_parallel * setup.pipeline_parallel)
     steps = setup.gradient_accumulation_steps
-    share = active_params / setup.tensor_parallel
     compute_s = 6 * share * tokens * steps / (UTILISATION * flop_rate(gpu))
     computing = compute_s * (1 + recomputation + small)
-    exchange_s = exchanged_bytes(setup, answer.num_params) / exchange_rate(setup, gpu)
+    exchange_s = exchanged_bytes(setup, sizes) / exchange_rate(setup, gpu)
+    exchange_s += ring_seconds(setup, gpu, sizes)
+    shown_s = max(0.0, exchange_s - computing)
+    shown_s += split_seconds(setup, gpu, sizes) + routing_seconds(setup, gpu, sizes)
     return RelativeSpeed(
         recomputation=recomputation,
         small_batches=small,
-        communication=(max(0.0, exchange_s - computing) + split_seconds(answer)) / compute_s,
-        offload=offload_seconds(setup, answer.trainable_params, gpu) / compute_s,
+        communication=shown_s / compute_s,
+        offload=offload_seconds(setup, trainable_params, gpu) / compute_s,
+        bubble=(1 + recomputation + small) * bubble_share(setup),
     )
+
+
+def local_tokens(setup: TrainingSetup) -> float:
+    """Tokens of a micro-batch that one rank sees."""
+    return setup.micro_batch_size * (setup.seq_len or 1) / setup.context_parallel
+
+
+def bubble_share(setup: TrainingSetup) -> float:
+    """Idle time of a pipeline, in units of its computing.
+
+    Equations: ``(p - 1) / m``, with ``v`` stages on each rank ``(p - 1) / (v * m)`` (Narayanan et al.,
+    arXiv:2104.04473, sections 2.2.1 and 2.2.2); the zero-bubble schedules have none (Qi et al., arXiv:2401.10241).
+    """
+    schedule = setup.pipeline_schedule
+    if setup.pipeline_parallel == 1 or schedule in WITHOUT_BUBBLE:
+        return 0.0
+    stages, steps = setup.virtual_stages, setup.gradient_accumulation_steps
+    return (setup.pipeline_parallel - 1) / (stages * steps)
+
+
+WITHOUT_BUBBLE = (
+    PipelineSchedule.ZBV, PipelineSchedule.DUALPIPEV, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE,
+)  # fmt: skip
 
 
 def recomputed_share(setup: TrainingSetup, model: ModelSpec) -> float:
@@ -120,35 +179,71 @@ def exchanged_elements(setup: TrainingSetup) -> int:
             ZeroStage.PARAMETERS: 3 * steps,
         }  # fmt: skip
         return by_stage[setup.zero_stage or ZeroStage.NONE]
+    if engine is Engine.MEGATRON:
+        return 3  # main gradients are scattered in fp32, weights gathered in 16 bits
     if engine in (Engine.FSDP, Engine.FSDP1) and setup.fsdp_strategy is not FsdpStrategy.NO_SHARD:
         return (2 if setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP else 3) * steps
     return 2
 
 
-def exchanged_bytes(setup: TrainingSetup, num_params: int) -> int:
-    """What one GPU sends in one optimizer step [bytes]."""
-    formats = PRECISIONS[setup.chosen_precision]
-    share = num_params / setup.tensor_parallel
-    return int(exchanged_elements(setup) * share * formats.compute.num_bytes)
+def exchanged_bytes(setup: TrainingSetup, sizes: ModelSizes) -> int:
+    """What one GPU sends for the sake of its parameters in one optimizer step [bytes]."""
+    width = PRECISIONS[setup.chosen_precision].compute.num_bytes
+    return int(exchanged_elements(setup) * sizes.local_params(setup) * width)
 
 
-def split_seconds(answer: Estimate) -> float:
+def split_seconds(setup: TrainingSetup, gpu: GpuSpec | None, sizes: ModelSizes) -> float:
     """What adding up split layers takes in one step, which nothing hides [s].
 
     Four sums of all hidden states in each layer and micro-batch, two in each pass; a ring moves each
     twice, less a rank's own share. Gathers and scatters move as much.
     """
-    setup, model = answer.setup, answer.model
     degree = setup.tensor_parallel
     if degree == 1:
         return 0.0
-    width = PRECISIONS[setup.chosen_precision].compute.num_bytes
-    tokens = setup.micro_batch_size * (setup.seq_len or 1) * setup.gradient_accumulation_steps
-    moved = 4 * model.num_layers * tokens * model.hidden_size * width * 2 * (degree - 1) / degree
-    rate = link_rate(answer.gpu)
-    if degree > setup.gpus_per_node:
+    moved = 4 * layer_bytes(setup, sizes.num_layers, sizes.hidden_size) * 2 * (degree - 1) / degree
+    return moved / group_rate(setup, gpu, degree)
+
+
+def routing_seconds(setup: TrainingSetup, gpu: GpuSpec | None, sizes: ModelSizes) -> float:
+    """What sending tokens to their experts takes in one step, which nothing hides [s].
+
+    Each token's hidden states go to its experts and come back, in both passes (Lepikhin et al.,
+    arXiv:2006.16668, section 3.2).
+    """
+    degree = setup.expert_parallel
+    if degree == 1:
+        return 0.0
+    copies = 4 * sizes.experts_per_token * (degree - 1) / degree
+    moved = copies * layer_bytes(setup, sizes.expert_layers, sizes.hidden_size)
+    return moved / setup.tensor_parallel / group_rate(setup, gpu, degree * setup.tensor_parallel)
+
+
+def ring_seconds(setup: TrainingSetup, gpu: GpuSpec | None, sizes: ModelSizes) -> float:
+    """What passing keys and values around takes in one step; computing hides it [s].
+
+    Once in forward, and in backward once more with their gradients (Liu et al., arXiv:2310.01889).
+    """
+    degree = setup.context_parallel
+    if degree == 1:
+        return 0.0
+    each = layer_bytes(setup, sizes.num_layers, sizes.key_value_size) / setup.tensor_parallel
+    return 3 * (degree - 1) * each / group_rate(setup, gpu, degree * setup.tensor_parallel)
+
+
+def layer_bytes(setup: TrainingSetup, num_layers: int, width: int) -> float:
+    """So many numbers of each token in each layer that a rank has, in all micro-batches of a step [bytes]."""
+    tokens = local_tokens(setup) * setup.gradient_accumulation_steps
+    num_bytes = PRECISIONS[setup.chosen_precision].compute.num_bytes
+    return num_layers / setup.pipeline_parallel * tokens * width * num_bytes
+
+
+def group_rate(setup: TrainingSetup, gpu: GpuSpec | None, num_ranks: int) -> float:
+    """What one GPU can send to the others of a group of neighbours [bytes/s]."""
+    rate = link_rate(gpu)
+    if num_ranks > setup.gpus_per_node:
         rate = min(rate, NODE_LINK_BYTES_PER_S)
-    return moved / (rate * ACHIEVED_BANDWIDTH)
+    return rate * ACHIEVED_BANDWIDTH
 
 
 def exchange_rate(setup: TrainingSetup, gpu: GpuSpec | None) -> float:
@@ -168,7 +263,7 @@ def link_rate(gpu: GpuSpec | None) -> float:
 
 def offload_seconds(setup: TrainingSetup, num_params: int, gpu: GpuSpec | None) -> float:
     """Transfers to and from the host, and the optimizer's step there, in one step [s]."""
-    shard = num_params / (setup.data_parallel * setup.tensor_parallel)
+    shard = num_params / setup.num_gpus
     width = PRECISIONS[setup.chosen_precision].compute.num_bytes
     pcie = pcie_rate(gpu) * ACHIEVED_BANDWIDTH
     seconds = 0.0

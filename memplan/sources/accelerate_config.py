@@ -408,6 +408,9 @@ class _Reader:
         for key, name in (("tp_size", "tensor_parallel"), ("cp_size", "context_parallel")):
             if section.get(key) not in (None, 1):
                 self._set(name, section[key], f"parallelism_config.{key}")
+        method = section.get("cp_comm_strategy")
+        if method not in (None, "allgather") and section.get("cp_size") not in (None, 1):
+            self.options["context_parallel_rotate_method"] = method
         if section.get("sp_size") not in (None, 1):
             self._refuse("parallelism_config.sp_size", "is not modelled; leave it at 1")
         if section.get("dp_replicate_size") not in (None, 1):

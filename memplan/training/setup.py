@@ -10,6 +10,7 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
 from memplan.training.compilation import Compilation
+from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
@@ -186,6 +187,9 @@ class TrainingSetup:
     """Layers of each stage, the first one's first. None: as many in each, or, where they do not divide,
     torchtitan's rule, by which embedding and head count as a layer each."""
     context_parallel: int = 1
+    """GPUs that share each sequence: every tensor of tokens is cut by it."""
+    context_parallel_kind: ContextParallelKind | None = None
+    """How attention sees the others' tokens. None: all-to-all under deepspeed, else ring."""
     expert_parallel: int = 1
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
@@ -293,7 +297,8 @@ class TrainingSetup:
         """The engine, the default filled in."""
         if self.engine is not None:
             return self.engine
-        return usual_engine(self.num_gpus, self.tensor_parallel * self.pipeline_parallel)
+        split = self.tensor_parallel * self.pipeline_parallel
+        return usual_engine(self.num_gpus, split, self.context_parallel)
 
     @property
     def chosen_precision(self) -> Precision:
@@ -358,6 +363,19 @@ class TrainingSetup:
         )
 
     @property
+    def sequences_shared(self) -> ContextParallel | None:
+        """How ranks share each sequence; None: they do not."""
+        if self.context_parallel == 1:
+            return None
+        kind = self.context_parallel_kind
+        if kind is None:
+            whole = self.chosen_engine is Engine.DEEPSPEED
+            kind = ContextParallelKind.ALL_TO_ALL if whole else ContextParallelKind.RING
+        method = dict(self.engine_options).get(ROTATION)
+        rotation = RotateMethod.ALLGATHER if method is None else _rotate_method(method)
+        return ContextParallel(degree=self.context_parallel, kind=kind, rotate_method=rotation)
+
+    @property
     def is_pipelined(self) -> bool:
         """Whether anything is said of a model that is spread over stages."""
         said = (self.pipeline_schedule, self.virtual_stages, self.layers_per_stage)
@@ -382,9 +400,13 @@ class TrainingSetup:
     @property
     def data_parallel(self) -> int:
         """Ranks that each see other sequences."""
-        return self.num_gpus // (
-            self.tensor_parallel * self.pipeline_parallel * self.context_parallel
-        )
+        return self.gradient_ranks // self.context_parallel
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Ranks over which gradients are added up, and what is sharded is spread: those that see other
+        sequences, and those that share one."""
+        return self.num_gpus // (self.tensor_parallel * self.pipeline_parallel)
 
     def resolve(
         self,
@@ -470,15 +492,24 @@ def _job(value: object) -> Job:
     return PLAIN if value is None else Job.read(value)
 
 
-def usual_engine(num_gpus: int, split: int = 1) -> Engine:
-    """The engine where none is named; ``split``: GPUs over which one copy of the model is spread.
+ROTATION = "context_parallel_rotate_method"
+"""The engine's option that says how keys and values of a ring get about."""
+
+
+def _rotate_method(value: object) -> RotateMethod:
+    return coerce_enum(f"engine_options: {ROTATION}", value, RotateMethod)
+
+
+def usual_engine(num_gpus: int, split: int = 1, sharing: int = 1) -> Engine:
+    """The engine where none is named; ``split``: GPUs over which one copy of the model is spread;
+    ``sharing``: those that share each sequence.
 
     >>> usual_engine(8).value, usual_engine(8, 8).value, usual_engine(64, 8).value
     ('deepspeed', 'ddp', 'fsdp')
     """
     if num_gpus == split:
         return Engine.DDP
-    return Engine.DEEPSPEED if split == 1 else Engine.FSDP
+    return Engine.DEEPSPEED if split == sharing == 1 else Engine.FSDP
 
 
 PLAIN_OPTIMIZERS = (
@@ -537,7 +568,7 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
     "packing": Packing,
     "offload_optimizer": Offload, "offload_param": Offload,
-    "pipeline_schedule": PipelineSchedule, "allocator": AllocatorKind, "compile": Compilation,
+    "pipeline_schedule": PipelineSchedule, "context_parallel_kind": ContextParallelKind, "allocator": AllocatorKind, "compile": Compilation,
 }  # fmt: skip
 
 _ALWAYS_NAMED = (Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
@@ -615,6 +646,10 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         **dict.fromkeys(("packed", "sample_packing", "block_mask"), "'documents'"),
     },
     Offload: dict.fromkeys(("true", "yes", "on"), "'cpu'"),
+    ContextParallelKind: {
+        **dict.fromkeys(("ulysses", "alst", "alltoall", "all_to_all", "deepspeed"), "'all-to-all'"),
+        **dict.fromkeys(("allgather", "torch", "ring_attention", "zigzag"), "'ring'"),
+    },
     Engine: {
         **dict.fromkeys(("zero", "zero1", "zero2", "zero3", "zero_1", "zero_2", "zero_3"),
                         "'deepspeed', with the stage beside it"),

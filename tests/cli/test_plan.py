@@ -85,7 +85,13 @@ def test_torchtitan_gets_flags_and_notes_go_to_stderr(run: Run) -> None:
         pytest.param(("--emit", "deepspede"), 3, "Did you mean 'deepspeed'", id="framework"),
         pytest.param(("--gpu", "h100,a100", "--emit", "deepspeed"), 2, "one GPU", id="two GPUs"),
         pytest.param(("--gpu-memory", "1GiB", "--emit", "deepspeed"), 3, "nothing fits", id="none"),
-        pytest.param(("--global-batch-size", "7"), 3, "spread evenly", id="global batch"),
+        pytest.param(
+            ("--global-batch-size", "7", "--engine", "deepspeed"), 3, "spread evenly",
+            id="global batch",
+        ),
+        pytest.param(("--pp", "32", "--gpus", "64"), 3, "32 stages are more than the 16 layers", id="stages"),
+        pytest.param(("--ep", "8"), 3, "has no experts", id="experts"),
+        pytest.param(("--tp", "3", "--gpus", "8"), 3, "3 x 1 x 1 = 3", id="degrees"),
         pytest.param(
             ("--engine", "deepspeed", "--emit", "deepspeed", "--output", "/nonexistent/a.json"),
             3, "cannot be written", id="output",

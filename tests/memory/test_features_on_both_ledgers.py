@@ -124,6 +124,9 @@ TOGETHER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mixtral", "zero3", {"compile": "layer"}),
     # What the head gives out, it keeps.
     ("llama", "one GPU", {"job": "grpo:log_probabilities=fused"}),
+    # Ranks that share sequences.
+    ("llama", "fsdp", {"num_gpus": 8, "context_parallel": 4, "micro_batch_size": 2}),
+    ("llama", "ddp", {"num_gpus": 8, "context_parallel": 2, "checkpointing": "full"}),
 )
 
 

@@ -12,7 +12,9 @@ SWEEP = (
     "sweep", "llama-3.2-1b", "--gpus", "8,16", "--zero", "2,3", "--batch-size", "1,2",
     "--seq-len", "4k", "--offload", "none,cpu", "--gpu", "a100-40gb,v100,h100",
 )  # fmt: skip
-PLAN = ("plan", "llama-3.1-8b", "--gpu", "h100", "--gpus", "8,16", "--limit", "4")
+PLAN = (
+    "plan", "llama-3.1-8b", "--gpu", "h100", "--gpus", "8,16", "--limit", "4", "--engine", "deepspeed",
+)  # fmt: skip
 WIDTHS = (40, 47, 60, 80, 120, 200)
 CELL = re.compile(r"[\d.]+ (?:fits|tight|OOM) +[\d.,]+-[\d.,]+")
 

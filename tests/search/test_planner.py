@@ -11,7 +11,8 @@ from memplan.report.changes import describe_change, engine_label
 from memplan.report.plan import job_text, plan_rows, shortfall_lines
 from memplan.search.concessions import Concession
 from memplan.search.goal import Goal, Objective, Plan
-from memplan.search.planner import active_parameters, plan
+from memplan.search.planner import plan
+from memplan.search.sizes import model_sizes
 from memplan.search.speed import relative_speed
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
@@ -91,11 +92,19 @@ def test_the_global_batch_is_kept() -> None:
 
 
 def test_a_global_batch_smaller_than_the_ranks_is_not_tried() -> None:
+    """Unless layers are split: then fewer ranks see sequences of their own."""
     found = made(num_gpus=(8, 64), global_batch_size=32)
-    assert {each.setup.num_gpus for each in found.setups} == {8}
+    unsplit = [
+        each.setup for each in found.setups if each.setup.data_parallel == each.setup.num_gpus
+    ]
+    assert {each.num_gpus for each in unsplit} == {8}
+    assert {each.setup.num_gpus for each in found.setups} == {8, 64}
     assert any("64 data-parallel ranks" in reason for reason in found.refused)
     with pytest.raises(SetupError, match="spread evenly"):
-        made(num_gpus=(64,), global_batch_size=32)
+        made(
+            num_gpus=(64,), global_batch_size=32, tensor_parallel=1, pipeline_parallel=1,
+            context_parallel=1,
+        )  # fmt: skip
 
 
 def test_headroom_is_kept_free() -> None:
@@ -216,8 +225,8 @@ def test_a_bad_goal_is_refused(goal: dict[str, Any], message: str) -> None:
 def test_a_mixture_computes_with_a_share_of_its_parameters() -> None:
     mixture = load_model("mixtral-8x7b")
     answer = estimate(mixture, TrainingSetup(seq_len=16))
-    assert 12e9 < active_parameters(mixture) < 14e9 < answer.num_params
-    assert active_parameters(MODEL) == estimate(MODEL, BASE).num_params
+    assert 12e9 < model_sizes(mixture).active_params < 14e9 < answer.num_params
+    assert model_sizes(MODEL).active_params == estimate(MODEL, BASE).num_params
 
 
 def test_the_least_is_given_up_that_makes_it_fit() -> None:
@@ -280,6 +289,6 @@ def test_a_split_model_pays_for_its_sums() -> None:
                                       micro_batch_size=degree), gpu=load_gpu("h100-80gb"))
         for degree in (1, 4)
     )  # fmt: skip
-    params = active_parameters(model)
+    params = model_sizes(model).active_params
     speeds = [relative_speed(each, active_params=params).per_gpu for each in (alone, split)]
     assert speeds[0] > speeds[1] > 0.5 * speeds[0]

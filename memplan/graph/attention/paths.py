@@ -131,7 +131,12 @@ def _through(
         if mask is not None and mask.dtype is not DType.BOOL:
             mask = t.cast(mask, t.autocast)
         value, key, query = cast = tuple(t.cast(x, t.autocast) for x in reversed(held))
-    if kernel is ScoreKernel.FLASH:
+    group = t.options.context_parallel
+    if group is not None:
+        from memplan.graph.attention.ring import ring_attention  # only then
+
+        out = ring_attention(t, group, kernel, query, key, value, shape)
+    elif kernel is ScoreKernel.FLASH:
         out = flash(t, query, key, value, shape)
     elif kernel is ScoreKernel.CUDNN:
         out = cudnn(t, query, key, value, shape, mask)

@@ -11,8 +11,9 @@ from memplan.memory.engine_options import (
     option_names,
     reduces_each_micro_batch,
 )
+from memplan.training.context_parallel import RotateMethod
 from memplan.training.precision import PRECISIONS
-from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup
+from memplan.training.setup import ROTATION, FsdpStrategy, Offload, TrainingSetup
 
 
 class Wrapping(Enum):
@@ -76,6 +77,8 @@ class Fsdp2Options:
     """Where the whole model lies before it is sharded."""
     state_dict_type: StateDictType = StateDictType.FULL
     """How a checkpoint is written."""
+    context_parallel_rotate_method: RotateMethod = RotateMethod.ALLGATHER
+    """How keys and values of ranks that share sequences get about."""
 
     @classmethod
     def of(cls, setup: TrainingSetup) -> "Fsdp2Options":
@@ -97,13 +100,14 @@ class Fsdp2Options:
             enable_fsdp_float8_all_gather=read.boolean(FP8_ALL_GATHER, default=False),
             init_device=read.member("init_device", _usual_place(setup)),
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
+            context_parallel_rotate_method=_rotation(setup, read),
         )
         check_offload(setup)
         return made
 
     def shard_degree(self, setup: TrainingSetup) -> int:
         """Ranks over which each parameter is spread."""
-        return setup.data_parallel // self.data_parallel_replicate_degree
+        return setup.gradient_ranks // self.data_parallel_replicate_degree
 
 
 def _reshard(setup: TrainingSetup, read: OptionReader) -> bool | None:
@@ -124,6 +128,13 @@ def _reshard(setup: TrainingSetup, read: OptionReader) -> bool | None:
     return reshard
 
 
+def _rotation(setup: TrainingSetup, read: OptionReader) -> RotateMethod:
+    if read.values.get(ROTATION) is not None and setup.context_parallel == 1:
+        msg = f"engine_options: {ROTATION}: no ranks share sequences: give context_parallel too"
+        raise SetupError(msg)
+    return read.member(ROTATION, RotateMethod.ALLGATHER)
+
+
 def _default_reduce_dtype(setup: TrainingSetup, wrapping: Wrapping) -> DType | None:
     """fp32 where the shards are fp32 (torchtitan); accelerate gives the compute format."""
     formats = PRECISIONS[setup.chosen_precision]
@@ -142,9 +153,9 @@ def _reduces_each(setup: TrainingSetup, wrapping: Wrapping) -> bool:
 def _replicas(setup: TrainingSetup, read: OptionReader) -> int:
     default = setup.nodes if setup.fsdp_strategy is FsdpStrategy.HYBRID else 1
     replicas = read.positive("data_parallel_replicate_degree", default)
-    if setup.data_parallel % replicas:
+    if setup.gradient_ranks % replicas:
         msg = (
-            f"engine_options: data_parallel_replicate_degree: {setup.data_parallel} data-parallel "
+            f"engine_options: data_parallel_replicate_degree: {setup.gradient_ranks} data-parallel "
             f"ranks cannot be split into {replicas} equal groups; give a divisor"
         )
         raise SetupError(msg)

@@ -10,7 +10,7 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     options = Fsdp2Options.of(given.setup)
     formats = UnitFormats.of(given, options, offloaded=False)
     runs = places_alike(find_units(given.tape, options, formats), formats.degree)
-    num_ranks = given.setup.data_parallel
+    num_ranks = given.setup.gradient_ranks
     kinds = [in_every_replica(run, degree=formats.degree, num_ranks=num_ranks) for run in runs]
     # Ranks that split the layers between them stand side by side.
     split = given.setup.tensor_parallel

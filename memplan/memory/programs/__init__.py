@@ -82,7 +82,7 @@ def engine_program(
         from memplan.memory.programs.split import SplitProgram
 
         return SplitProgram(given, ledger, workspace_bytes=workspace_bytes)
-    if given.setup.data_parallel == 1:
+    if given.setup.gradient_ranks == 1:
         if given.setup.engine_options:
             from memplan.memory.ddp import DdpOptions  # looked at all the same
 

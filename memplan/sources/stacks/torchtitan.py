@@ -86,6 +86,9 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
         found.fields["pipeline_schedule"] = _SCHEDULES[word]
         if word not in ("gpipe", "1f1b"):
             found.fields["virtual_stages"] = 2
+    method = keys.text("parallelism.context_parallel_rotate_method")
+    if method not in (None, "allgather") and "context_parallel" in found.fields:
+        found.options["context_parallel_rotate_method"] = method
     if found.fields.get("tensor_parallel"):
         found.fields["sequence_parallel"] = True
         found.fields["loss_parallel"] = not keys.flag("parallelism.disable_loss_parallel")

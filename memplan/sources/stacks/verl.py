@@ -99,7 +99,7 @@ def _read_gpus(keys: Keys, found: Found) -> None:
     found.fields["num_nodes"] = nodes
     parallel = keys.count(f"{ACTOR}.ulysses_sequence_parallel_size")
     if parallel not in (None, 1):
-        found.fields["context_parallel"] = parallel
+        found.fields |= {"context_parallel": parallel, "context_parallel_kind": "all-to-all"}
 
 
 def _read_sizes(keys: Keys, found: Found) -> None:

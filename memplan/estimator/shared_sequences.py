@@ -1,0 +1,84 @@
+"""Which setups may share each sequence between ranks: the others are refused, never ignored."""
+
+from memplan.errors import SetupError
+from memplan.training.compilation import Compilation
+from memplan.training.context_parallel import ContextParallelKind
+from memplan.training.jobs import PLAIN
+from memplan.training.kernels import AttentionKernel, Packing
+from memplan.training.precision import Engine
+from memplan.training.setup import TrainingSetup
+
+PIECES = 2
+"""Of each rank's share of a sequence in a ring: one from the front and one from the back."""
+
+_ENGINES = {
+    ContextParallelKind.RING: (Engine.FSDP, Engine.DDP),
+    ContextParallelKind.ALL_TO_ALL: (),
+}
+
+
+def check_shared(setup: TrainingSetup) -> None:
+    """Refuse sequences that are shared by one rank, that do not divide, and what is not modelled beside.
+
+    Raises ``SetupError``.
+    """
+    group = setup.sequences_shared
+    if group is None:
+        msg = "context_parallel_kind: says how context_parallel ranks share sequences, and that is 1: give it too"
+        raise SetupError(msg)
+    _check_engine(setup, group.kind)
+    _check_length(setup, group.kind)
+    for name, odd, nearest in _beside(setup, group.kind):
+        if odd:
+            msg = f"{name}: is not modelled beside context_parallel; {nearest}"
+            raise SetupError(msg)
+
+
+def _check_engine(setup: TrainingSetup, kind: ContextParallelKind) -> None:
+    engine = setup.chosen_engine
+    if not _ENGINES[kind]:
+        msg = f"context_parallel_kind: {kind.value} is not modelled; ring is, for the engines fsdp and ddp"
+        raise SetupError(msg)
+    if engine not in _ENGINES[kind]:
+        known = " and ".join(each.value for each in _ENGINES[kind])
+        msg = (
+            f"context_parallel: {kind.value} is modelled for {known}, and the engine is {engine.value}: "
+            "name one of them, or another context_parallel_kind"
+        )
+        raise SetupError(msg)
+
+
+def _check_length(setup: TrainingSetup, kind: ContextParallelKind) -> None:
+    length = setup.seq_len or 1
+    pieces = setup.context_parallel * (PIECES if kind is ContextParallelKind.RING else 1)
+    share, rest = divmod(length, pieces)
+    if not rest:
+        return
+    why = "each rank has a piece from the front and one from the back, " * (
+        kind is ContextParallelKind.RING
+    )
+    msg = (
+        f"seq_len: {length} tokens cannot be shared evenly: {why}{length} = {pieces} x {share} + {rest}; "
+        f"give a multiple of {pieces}"
+    )
+    raise SetupError(msg)
+
+
+def _beside(setup: TrainingSetup, kind: ContextParallelKind) -> tuple[tuple[str, bool, str], ...]:
+    """Fields, whether they say what does not go with shared sequences, and what to do."""
+    attention = setup.chosen_kernels.attention
+    is_ring = kind is ContextParallelKind.RING
+    plain = "leave it out"
+    return (
+        ("pipeline_parallel", setup.pipeline_parallel > 1, plain),
+        ("job", setup.job is not PLAIN, plain),
+        ("adapter: prompt", type(setup.adapter).__name__ == "PromptTuning", "take lora"),
+        ("lengths", setup.lengths is not None, plain),
+        ("quantize", setup.chosen_quantization is not None, plain),
+        ("compile", setup.compile is not Compilation.NONE, plain),
+        ("packing", setup.packing is not Packing.NONE, plain),
+        (
+            f"attention: {attention.value}", is_ring and attention is not AttentionKernel.SDPA,
+            "ring attention is torch's sdpa: leave it out",
+        ),
+    )  # fmt: skip

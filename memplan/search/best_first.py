@@ -1,0 +1,205 @@
+"""The best of a large space without looking at all of it: bounds first, estimates where these leave it open.
+
+What a setup holds at least says how large a micro-batch can be, and that how fast it can be at most. A
+queue has every combination at the best place that it can take; the first one is looked at more closely
+(arithmetic, then a walk of the model, then estimates) and goes back to the place that it then has, until
+one comes out that is as good as it seemed: no other is better. That is A* (Hart, Nilsson and Raphael, 1968).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from enum import IntEnum
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from memplan.errors import SetupError
+from memplan.estimator import walked_bytes
+from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
+from memplan.search.degrees import degrees_of
+from memplan.search.floors import activations_floor, in_flight_share, states_floor
+from memplan.search.goal import Goal, PlannedSetup
+from memplan.search.order import rank_of
+from memplan.search.sizes import ModelSizes
+from memplan.search.space import Candidate
+from memplan.search.speed import setup_speed
+from memplan.training.setup import TrainingSetup
+
+MOST_LOOKED_AT = 60
+"""Combinations of which estimates are made, for one number of GPUs: then the best so far count."""
+
+Find = Callable[[Candidate, int], PlannedSetup | None]
+"""Looks for a candidate's largest micro-batch from a likely size on; None where not even 1 fits."""
+Sizes = Callable[[TrainingSetup], list[int]]
+"""The micro-batches that a global batch may be cut into; none where there is no global batch."""
+
+
+class _Known(IntEnum):
+    """How closely a combination was looked at."""
+
+    ARITHMETIC = 0
+    WALK = 1
+    ESTIMATES = 2
+
+
+class _Open(NamedTuple):
+    rank: tuple[float, ...]
+    """The best place that it can take."""
+    number: int
+    known: _Known
+    candidate: Candidate
+    size: int
+    """The largest micro-batch that it can have."""
+    found: PlannedSetup | None
+
+
+class BestFirst:
+    """Searches the candidates of one number of GPUs after another; walks are remembered."""
+
+    def __init__(self, goal: Goal, model: ModelSpec, gpu: GpuSpec, sizes: ModelSizes) -> None:
+        self.goal = goal
+        self.model = model
+        self.gpu = gpu
+        self.sizes = sizes
+        self.refused: dict[str, None] = {}
+        """Why models cannot be split so, each reason once."""
+        self.num_ruled_out = 0
+        """Combinations that hold more than there is by bounds alone."""
+        self._walked: dict[tuple[object, ...], tuple[int, int] | None] = {}
+
+    def search(
+        self,
+        candidates: Iterable[Candidate],
+        find: Find,
+        sizes: Sizes,
+        *,
+        room_bytes: int,
+        wanted: int,
+        beats: tuple[float, ...] | None,
+    ) -> list[PlannedSetup]:
+        """The best ones, best first: as many as are wanted, and of places before ``beats``."""
+        queue: list[_Open] = []
+        for number, candidate in enumerate(candidates):
+            first = self._opened(candidate, number, sizes, room_bytes)
+            if first is not None:
+                heappush(queue, first)
+        accepted: list[PlannedSetup] = []
+        looked_at = 0
+        while queue and len(accepted) < wanted:
+            head = heappop(queue)
+            if beats is not None and head.rank[: len(beats)] >= beats:
+                break
+            if head.found is not None:
+                accepted.append(head.found)
+            elif looked_at >= MOST_LOOKED_AT:
+                continue
+            elif head.known is _Known.ARITHMETIC:
+                closer = self._walk(head, sizes, room_bytes)
+                if closer is not None:
+                    heappush(queue, closer)
+            else:
+                looked_at += 1
+                found = find(head.candidate, head.size)
+                if found is not None:
+                    heappush(queue, self._estimated(head, found))
+        return accepted
+
+    def _opened(
+        self, candidate: Candidate, number: int, sizes: Sizes, room_bytes: int
+    ) -> _Open | None:
+        """A candidate as arithmetic has it; None where it cannot fit."""
+        setup = candidate.setup.resolve(self.model.context_length)
+        candidate = replace(candidate, setup=setup)
+        left = room_bytes - states_floor(setup, self.sizes)
+        each = activations_floor(replace(setup, micro_batch_size=1), self.sizes)
+        return self._bounded(candidate, number, _Known.ARITHMETIC, left, each, sizes)
+
+    def _walk(self, head: _Open, sizes: Sizes, room_bytes: int) -> _Open | None:
+        """The same as a walk of the model has it."""
+        setup = head.candidate.setup
+        kept = self._kept(setup)
+        if kept is None:
+            return None
+        left = room_bytes - states_floor(setup, self.sizes)
+        layers, whole = kept
+        share = in_flight_share(setup)
+        each = whole if setup.pipeline_parallel == 1 else layers * share
+        return self._bounded(head.candidate, head.number, _Known.WALK, left, each, sizes)
+
+    def _kept(self, setup: TrainingSetup) -> tuple[int, int] | None:
+        """What one sequence keeps of all layers, and with the loss; None where it cannot be [bytes]."""
+        degrees = degrees_of(setup)
+        key = (
+            setup.engine, setup.precision, setup.checkpointing, degrees.tensor, degrees.context,
+            degrees.expert,
+        )  # fmt: skip
+        if key not in self._walked:
+            alone = replace(
+                setup, micro_batch_size=1, gradient_accumulation_steps=1, pipeline_parallel=1,
+                virtual_stages=1, pipeline_schedule=None, num_nodes=None,
+                num_gpus=setup.num_gpus // setup.pipeline_parallel,
+            )  # fmt: skip
+            try:
+                self._walked[key] = walked_bytes(self.model, alone, self.gpu)
+            except SetupError as error:
+                self.refused[str(error)] = None
+                self._walked[key] = None
+        return self._walked[key]
+
+    def _bounded(
+        self,
+        candidate: Candidate,
+        number: int,
+        known: _Known,
+        left_bytes: float,
+        each_bytes: float,
+        sizes: Sizes,
+    ) -> _Open | None:
+        """The best place with a micro-batch that bounds allow."""
+        most = int(left_bytes // max(1.0, each_bytes))
+        if most < 1:
+            self.num_ruled_out += 1
+            return None
+        try:
+            cut = sizes(candidate.setup)
+        except SetupError as error:
+            self.refused[str(error)] = None
+            return None
+        asked = [size for size in cut if size <= most] if cut else [most]
+        if not asked:
+            self.num_ruled_out += 1
+            return None
+        places = [
+            (rank, size) for size in asked if (rank := self._rank(candidate, size)) is not None
+        ]
+        if not places:
+            return None
+        rank, size = min(places)
+        return _Open(rank, number, known, candidate, size, None)
+
+    def _rank(self, candidate: Candidate, size: int) -> tuple[float, ...] | None:
+        """Its place with a micro-batch of that size; None where too few are left for its stages."""
+        try:
+            setup = sized(candidate.setup, size, self.goal.global_batch_size)
+        except SetupError as error:
+            self.refused[str(error)] = None
+            return None
+        speed = setup_speed(
+            setup, self.model, self.gpu, self.sizes, trainable_params=self.sizes.num_params
+        )
+        return rank_of(self.goal.objective, candidate, setup, speed.per_gpu, self.model.num_layers)
+
+    def _estimated(self, head: _Open, found: PlannedSetup) -> _Open:
+        rank = rank_of(
+            self.goal.objective, head.candidate, found.setup, found.speed.per_gpu,
+            self.model.num_layers,
+        )  # fmt: skip
+        return _Open(rank, head.number, _Known.ESTIMATES, head.candidate, head.size, found)
+
+
+def sized(setup: TrainingSetup, size: int, global_batch_size: int | None) -> TrainingSetup:
+    """The setup with a micro-batch, and as many steps as make up the global batch where there is one."""
+    steps = setup.gradient_accumulation_steps
+    if global_batch_size is not None:
+        steps = global_batch_size // (size * setup.data_parallel)
+    return replace(setup, micro_batch_size=size, gradient_accumulation_steps=max(1, steps))

@@ -1,0 +1,92 @@
+"""What a setup takes at least, by arithmetic: whether an estimate is worth its time.
+
+Each figure is no more than what an estimate finds; what is not known to be held counts 0.
+"""
+
+from memplan.search.sizes import ModelSizes
+from memplan.search.speed import local_tokens
+from memplan.training.jobs import PLAIN
+from memplan.training.optimizers import Optimizer
+from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup, ZeroStage
+
+MAIN_GRADIENT_BYTES = 2
+"""Of Megatron's gradient buffer, in whatever format it is (4 in fp32)."""
+MEGATRON_STATE_BYTES = 8
+"""What its distributed optimizer shards of each parameter at least: two moments in fp32."""
+
+
+def states_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
+    """Weights, gradients and optimizer states of one rank at their fullest; at least [bytes].
+
+    Of adapters, quantized bases, other optimizers and jobs of several models nothing is known.
+    """
+    if not is_known(setup):
+        return 0.0
+    whole = sizes.local_params(setup)
+    shard = sizes.num_params / setup.num_gpus
+    weights, gradients, states = _bytes_each(setup)
+    engine = setup.chosen_engine
+    if engine is Engine.MEGATRON:
+        return (weights + MAIN_GRADIENT_BYTES) * whole + MEGATRON_STATE_BYTES * shard
+    if engine in (Engine.FSDP, Engine.FSDP1):
+        if setup.fsdp_strategy is FsdpStrategy.NO_SHARD:
+            return (weights + gradients + states) * whole
+        gathered = setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP
+        formats = PRECISIONS[setup.chosen_precision]
+        return max(
+            (weights + gradients + states) * shard,
+            (weights + states) * shard + gathered * formats.compute.num_bytes * whole,
+        )
+    if engine is Engine.DDP:
+        return (weights + gradients + states) * whole
+    stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
+    held = weights * (shard if stage is ZeroStage.PARAMETERS else whole)
+    held += states * (whole if stage is ZeroStage.NONE else shard)
+    return held
+
+
+def is_known(setup: TrainingSetup) -> bool:
+    """Whether all of a model is trained with AdamW, and nothing else: what floors know the states of."""
+    plain = setup.adapter is None and setup.quantize is None and setup.job is PLAIN
+    adam = setup.optimizer in (Optimizer.ADAMW_FUSED, Optimizer.ADAMW_FOREACH)
+    return plain and adam and not setup.freeze.any and not setup.optimizer_in_backward
+
+
+def _bytes_each(setup: TrainingSetup) -> tuple[int, int, int]:
+    """Of a parameter: its weight, its gradient, AdamW's states and the master weight."""
+    formats = PRECISIONS[setup.chosen_precision]
+    weights, gradients = formats.weights.num_bytes, formats.gradients.num_bytes
+    states = 2 * formats.optimizer_states.num_bytes + 4 * formats.master_weights
+    if setup.offload_param is not Offload.NONE:
+        weights = gradients = 0
+    if setup.offload_optimizer is not Offload.NONE:
+        states = gradients = 0
+    return weights, gradients, states
+
+
+def activations_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
+    """What layers hand on between them, of the micro-batches in flight on the first stage; at least [bytes].
+
+    Equation: ``2 * tokens * h * layers``, the input of each layer in 16 bits, which full recomputation
+    keeps (Korthikanti et al., arXiv:2205.05198, section 5), in ``min(p, m)`` micro-batches.
+    """
+    split = setup.tensor_parallel
+    inputs = 2 * local_tokens(setup) * sizes.hidden_size / split
+    return inputs * sizes.num_layers * in_flight_share(setup)
+
+
+def in_flight_share(setup: TrainingSetup) -> float:
+    """Micro-batches that a pipeline's first ranks hold, times their share of the layers; at least.
+
+    Equation: ``min(p - 1, m) / p``, the second rank's under 1F1B, as the first may have fewer layers;
+    other schedules hold as many or more.
+
+    >>> from memplan.training.setup import TrainingSetup
+    >>> in_flight_share(TrainingSetup(num_gpus=4, pipeline_parallel=4, gradient_accumulation_steps=8))
+    0.75
+    """
+    stages = setup.pipeline_parallel
+    if stages == 1:
+        return 1.0
+    return min(stages - 1, setup.gradient_accumulation_steps) / stages

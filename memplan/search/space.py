@@ -1,0 +1,163 @@
+"""What a plan tries on so many GPUs: engine, stage and offload x precision x degrees x checkpointing."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from memplan.errors import SetupError
+from memplan.fast_dataclass import dataclass
+from memplan.hardware.gpu import GpuSpec
+from memplan.search.concessions import Concession, conceded
+from memplan.search.degrees import MICRO_BATCHES_OF_A_STAGE, Degrees, degrees_of, may_split
+from memplan.search.goal import EngineVariant, Goal
+from memplan.training.kernels import KernelPreset
+from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.precision import PRECISIONS, Engine, Precision, engine_precision, engines_with
+from memplan.training.setup import Checkpointing, Recomputation, TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One combination of the space, its micro-batch still open."""
+
+    setup: TrainingSetup
+    variant: EngineVariant
+    given_up: Concession
+    simplicity: int
+    """Its variant's place among the ways to train; smaller is simpler."""
+    tier: int
+    """0 with fp32 optimizer states; 1 without."""
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """All but checkpointing: what is hopeless with the most of that is hopeless."""
+        setup = self.setup
+        return (self.variant, self.given_up, setup.precision, degrees_of(setup))
+
+    @property
+    def without_offload(self) -> tuple[object, ...]:
+        """What two share that differ only in what they offload, or in checkpointing."""
+        variant, setup = self.variant, self.setup
+        return (
+            variant.engine, variant.zero_stage, self.given_up, setup.precision, degrees_of(setup),
+        )  # fmt: skip
+
+
+class Space:
+    """The combinations of one goal on one kind of GPU, and why some are none."""
+
+    def __init__(self, goal: Goal, gpu: GpuSpec) -> None:
+        self.goal = goal
+        self.gpu = gpu
+        self.refused: dict[str, None] = {}
+        """Why combinations cannot be, each reason once."""
+
+    def candidates(self, num_gpus: int, degrees: Iterable[Degrees]) -> Iterator[Candidate]:
+        """Each of them; of one way to train, those that save most come first."""
+        splits = list(degrees)
+        for given_up in self.goal.concessions:
+            try:
+                base = conceded(self.goal.base, given_up)
+            except SetupError as error:
+                self.refused[str(error)] = None
+                continue
+            yield from self._of(base, given_up, num_gpus, splits)
+
+    def _of(
+        self, base: TrainingSetup, given_up: Concession, num_gpus: int, splits: list[Degrees]
+    ) -> Iterator[Candidate]:
+        variants = self.goal.variants
+        engines = tuple({each.engine for each in variants})
+        for simplicity, variant in enumerate(variants):
+            if not _is_sensible(variant, num_gpus, engines):
+                continue
+            for tier, precision in self._precisions(base, variant.engine):
+                for split in splits:
+                    if not may_split(variant.engine, split, num_gpus):
+                        continue
+                    for policy in self._policies():
+                        setup = self._setup(base, num_gpus, variant, precision, split, policy)
+                        if setup is not None:
+                            yield Candidate(
+                                setup=setup, variant=variant, given_up=given_up,
+                                simplicity=simplicity, tier=tier,
+                            )  # fmt: skip
+
+    def _setup(
+        self,
+        base: TrainingSetup,
+        num_gpus: int,
+        variant: EngineVariant,
+        precision: Precision,
+        split: Degrees,
+        policy: Checkpointing,
+    ) -> TrainingSetup | None:
+        """One combination; None where it contradicts itself."""
+        steps = base.gradient_accumulation_steps
+        if split.pipeline > 1 and steps == 1:
+            steps = MICRO_BATCHES_OF_A_STAGE * split.pipeline
+        fields = {
+            "num_gpus": num_gpus,
+            "num_nodes": None,
+            "engine": variant.engine,
+            "zero_stage": variant.zero_stage,
+            "fsdp_strategy": variant.fsdp_strategy,
+            "offload_optimizer": variant.offload_optimizer,
+            "offload_param": variant.offload_param,
+            "precision": precision,
+            "checkpointing": policy,
+            "gradient_accumulation_steps": steps,
+            "engine_options": variant.options(base),
+            **split.on(base),
+        }
+        try:
+            return replace(base, **fields)  # type: ignore[arg-type]
+        except SetupError as error:
+            self.refused[str(error)] = None
+            return None
+
+    def _precisions(self, base: TrainingSetup, engine: Engine) -> list[tuple[int, Precision]]:
+        """The precisions to try with an engine, and the tier of each.
+
+        An adapter's states are in its own format, whatever the frozen weights are in.
+        """
+        is_frozen = base.adapter is not None
+        if self.goal.precisions:
+            asked = [each for each in self.goal.precisions if engine in engines_with(each)]
+            chosen = [engine_precision(each, engine) for each in asked]
+        else:
+            has_bf16 = self.gpu.has_bf16
+            chosen = [engine_precision(None, engine, has_bf16=has_bf16, is_frozen=is_frozen)]
+            if has_bf16 and not is_frozen and engine in PRECISIONS[Precision.BF16].engines:
+                chosen.append(Precision.BF16)
+        return [(0 if is_frozen else _tier(each), each) for each in chosen]
+
+    def _policies(self) -> list[Checkpointing]:
+        """Policies of checkpointing, what saves most first."""
+        return sorted(self._chosen_policies(), key=saving, reverse=True)
+
+    def _chosen_policies(self) -> tuple[Checkpointing, ...]:
+        if self.goal.checkpointing:
+            return self.goal.checkpointing
+        if self.goal.base.kernels is KernelPreset.HF:
+            return (Recomputation.NONE, Recomputation.FULL)
+        return (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
+
+
+def saving(value: Checkpointing) -> float:
+    """A policy's place among policies: what recomputes more saves more."""
+    if isinstance(value, float):
+        return value
+    if isinstance(value, CheckpointedLayers):
+        return 0.5
+    return {Recomputation.NONE: 0.0, Recomputation.SELECTIVE: 0.5, Recomputation.FULL: 1.0}[value]
+
+
+def _is_sensible(variant: EngineVariant, num_gpus: int, engines: tuple[Engine, ...]) -> bool:
+    """One GPU has nothing to shard: there, only offloading is worth an engine."""
+    if num_gpus > 1 or variant.engine is Engine.DDP or Engine.DDP not in engines:
+        return True
+    return variant.offloads
+
+
+def _tier(precision: Precision) -> int:
+    return 0 if PRECISIONS[precision].optimizer_states.num_bytes >= 4 else 1

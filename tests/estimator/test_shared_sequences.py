@@ -1,0 +1,61 @@
+"""Setups whose ranks share each sequence: what is counted, and what is refused, with what to do."""
+
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.errors import MemplanError, SetupError
+from memplan.training.setup import TrainingSetup
+
+SHARED: dict[str, Any] = {
+    "num_gpus": 8, "engine": "fsdp", "context_parallel": 8, "seq_len": 131072, "checkpointing": "full",
+}  # fmt: skip
+
+
+def test_every_tensor_of_tokens_is_cut() -> None:
+    alone = memplan.estimate("llama-3.1-8b", TrainingSetup(**{**SHARED, "context_parallel": 1}))
+    shared = memplan.estimate("llama-3.1-8b", TrainingSetup(**SHARED))
+    # Parameters stay sharded over all GPUs; hidden states, logits and their gradients are an eighth.
+    parts = [each.phases["backward"].components["logits_and_loss"] for each in (alone, shared)]
+    assert parts[0] == pytest.approx(8 * parts[1], rel=1e-4)
+    parts = [each.phases["backward"].components["parameters"] for each in (alone, shared)]
+    assert parts[0] == parts[1]
+    assert any("shared by 8 ranks" in text for text in shared.assumptions)
+    assert shared.setup.data_parallel == 1
+    assert shared.setup.gradient_ranks == 8
+
+
+def test_all_scores_are_counted() -> None:
+    alone = memplan.estimate("llama-3.1-8b", TrainingSetup(**{**SHARED, "context_parallel": 1}))
+    shared = memplan.estimate("llama-3.1-8b", TrainingSetup(**SHARED))
+    assert shared.flops == alone.flops
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "told"),
+    [
+        pytest.param("llama-3.1-8b", {"seq_len": 131070}, "131070 = 16 x 8191 + 14", id="length"),
+        pytest.param("llama-3.1-8b", {"context_parallel": 3}, "not divisible", id="gpus"),
+        pytest.param("gemma-2-9b", {}, "a window alone", id="window"),
+        pytest.param("t5-3b", {}, "only decoders", id="encoder-decoder"),
+        pytest.param("llama-3.1-8b", {"attention": "eager"}, "attention: eager", id="eager"),
+        pytest.param("llama-3.1-8b", {"engine": "fsdp1"}, "engine is fsdp1", id="engine"),
+        pytest.param("llama-3.1-8b", {"job": "dpo"}, "job: is not modelled", id="job"),
+        pytest.param(
+            "llama-3.1-8b", {"context_parallel": 1, "context_parallel_kind": "ring"},
+            "give it too", id="kind alone",
+        ),
+        pytest.param(
+            "llama-3.1-8b", {"context_parallel_kind": "ulysses"}, "'all-to-all'", id="spelling"
+        ),
+    ],
+)  # fmt: skip
+def test_refusals(model: str, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(SetupError, match=told.replace("+", r"\+")):
+        memplan.estimate(model, TrainingSetup(**{**SHARED, **fields}))
+
+
+def test_a_card_without_such_a_kernel() -> None:
+    with pytest.raises(MemplanError, match="goes through math"):
+        memplan.estimate("llama-3.1-8b", TrainingSetup(**SHARED, precision="fp16"), gpu="v100")

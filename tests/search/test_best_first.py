@@ -1,0 +1,152 @@
+"""Bounds are bounds, and a search that stops early finds what looking at everything finds."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from memplan.estimator import estimate, walked_bytes
+from memplan.search.degrees import (
+    AskedDegrees,
+    Degrees,
+    check_degrees,
+    every_degree,
+    may_split,
+)
+from memplan.search.floors import activations_floor, in_flight_share, states_floor
+from memplan.search.goal import Goal
+from memplan.search.planner import Planner, plan
+from memplan.search.sizes import ModelSizes, model_sizes
+from memplan.search.speed import bubble_share, setup_speed
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.parallelism import PipelineSchedule
+from memplan.training.precision import Engine
+from memplan.training.setup import TrainingSetup
+
+MODEL = load_model("llama-3.2-1b")
+SIZES = model_sizes(MODEL)
+H100 = load_gpu("h100")
+SETUPS: list[Any] = [
+    pytest.param({"engine": "ddp"}, id="DDP"),
+    pytest.param({"zero_stage": 1, "checkpointing": "full"}, id="stage 1"),
+    pytest.param({"zero_stage": 2, "micro_batch_size": 3}, id="stage 2"),
+    pytest.param({"zero_stage": 3, "num_gpus": 64}, id="stage 3"),
+    pytest.param({"zero_stage": 2, "offload_optimizer": "cpu"}, id="offloaded"),
+    pytest.param({"engine": "fsdp", "checkpointing": "full"}, id="FSDP2"),
+    pytest.param({"engine": "fsdp", "fsdp_strategy": "shard_grad_op"}, id="gathered"),
+    pytest.param({"engine": "fsdp", "precision": "bf16", "checkpointing": 0.5}, id="16 bits"),
+    pytest.param(
+        {"engine": "fsdp", "tensor_parallel": 4, "sequence_parallel": True, "checkpointing": "full"},
+        id="TP",
+    ),
+    pytest.param({"tensor_parallel": 8, "engine": "ddp"}, id="TP alone"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", SETUPS)
+def test_floors_are_below_what_is_held(fields: dict[str, Any]) -> None:
+    setup = TrainingSetup(**{"num_gpus": 8, "seq_len": 1024, **fields}).resolve()
+    answer = estimate(MODEL, setup, H100)
+    states, handed_on = states_floor(setup, SIZES), activations_floor(setup, SIZES)
+    layers, kept = walked_bytes(MODEL, setup, H100)
+    assert 0 < handed_on <= layers <= kept
+    assert states + kept <= answer.worst_bytes
+    assert states > 0.15 * answer.held_bytes  # a floor that says something
+
+
+def test_nothing_is_known_of_what_is_not_plain_training() -> None:
+    setup = TrainingSetup(num_gpus=8, optimizer="sgd")  # type: ignore[arg-type]
+    assert states_floor(setup, SIZES) == 0
+
+
+def test_the_first_found_is_the_best_of_all() -> None:
+    """On eight GPUs everything can be looked at."""
+    goal = Goal(
+        num_gpus=8, base=TrainingSetup(seq_len=2048), engines=("fsdp", "ddp"), limit=3,  # type: ignore[arg-type]
+        tensor_parallel=(1, 2, 4, 8), pipeline_parallel=1, context_parallel=1,  # type: ignore[arg-type]
+    )  # fmt: skip
+    model = load_model("llama-3.1-8b")
+    found = plan(model, goal, H100)
+    everything = Planner(model, replace(goal, limit=100), H100)
+    everything._try_all(8, [Degrees(), Degrees(2), Degrees(4), Degrees(8)])
+    ranked = sorted(everything.found, key=everything._rank)
+    assert [each.setup for each in found.setups] == [each.setup for each in ranked[:3]]
+
+
+def test_every_number_of_gpus_is_told_by_its_best() -> None:
+    found = plan(MODEL, Goal(num_gpus=(8, 16, 32), base=TrainingSetup(seq_len=512), limit=4), H100)
+    assert {each.setup.num_gpus for each in found.setups} == {8, 16, 32}
+    assert len(found.setups) == 4
+
+
+def test_degrees_are_divisors_and_layers_are_split_inside_a_node() -> None:
+    sizes = model_sizes(load_model("mixtral-8x7b"))
+    base = TrainingSetup(seq_len=16384)
+    found = list(every_degree(AskedDegrees(), base, 96, sizes))
+    assert found[0] == Degrees()
+    assert len(set(found)) == len(found)
+    for each in found:
+        assert 96 % (each.tensor * each.pipeline * each.context) == 0
+        assert each.tensor <= 8
+        assert 16384 // each.context >= 4096
+        assert sizes.num_experts % each.expert == 0
+        assert each.virtual == 1 or 32 % (each.pipeline * each.virtual) == 0
+    assert {each.expert for each in found} == {1, 2, 4, 8}
+    assert 3 not in {each.pipeline for each in found}  # divides GPUs, but not layers
+    assert all(
+        each.context == 1 for each in every_degree(AskedDegrees(), TrainingSetup(), 8, sizes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        pytest.param({"pipeline": (32,)}, "32 stages are more than the 16 layers", id="stages"),
+        pytest.param({"expert": (8,)}, "no experts", id="experts"),
+        pytest.param({"tensor": (4,), "pipeline": (4,)}, "= 4 x 4 x 1 = 16", id="product"),
+    ],
+)
+def test_degrees_that_cannot_be_are_refused_with_the_arithmetic(
+    asked: dict[str, Any], message: str
+) -> None:
+    from memplan.errors import SetupError
+
+    with pytest.raises(SetupError, match=message):
+        check_degrees(AskedDegrees(**asked), (8,), SIZES, MODEL.name)
+
+
+def test_who_splits_how() -> None:
+    assert may_split(Engine.DEEPSPEED, Degrees(), 8)
+    assert not may_split(Engine.DEEPSPEED, Degrees(tensor=2), 8)
+    assert may_split(Engine.FSDP, Degrees(tensor=2, pipeline=2), 8)
+
+
+def test_a_pipeline_idles_less_with_more_micro_batches_and_stages() -> None:
+    def bubble(schedule: PipelineSchedule, **fields: Any) -> float:
+        steps = {"gradient_accumulation_steps": 16, **fields}
+        return bubble_share(
+            TrainingSetup(num_gpus=8, pipeline_parallel=4, pipeline_schedule=schedule, **steps)
+        )
+
+    plain = PipelineSchedule.ONE_F_ONE_B
+    assert bubble(plain, gradient_accumulation_steps=4) == pytest.approx(3 / 4)
+    assert bubble(plain) == pytest.approx(3 / 16)
+    looped = PipelineSchedule.INTERLEAVED_ONE_F_ONE_B
+    assert bubble(looped, virtual_stages=2) == pytest.approx(3 / 32)
+    assert bubble(PipelineSchedule.ZBV, virtual_stages=2) == 0
+    assert in_flight_share(TrainingSetup(num_gpus=8)) == 1
+
+
+def test_what_split_models_send_counts() -> None:
+    mixture = load_model("mixtral-8x7b")
+    sizes: ModelSizes = model_sizes(mixture)
+
+    def speed(**fields: Any) -> float:
+        setup = TrainingSetup(num_gpus=64, engine="fsdp", seq_len=8192, **fields)  # type: ignore[arg-type]
+        found = setup_speed(setup, mixture, H100, sizes, trainable_params=sizes.num_params)
+        return found.communication
+
+    assert speed(expert_parallel=8) > 0
+    assert speed(expert_parallel=64) > speed(expert_parallel=8)  # beyond the node
+    assert speed(tensor_parallel=8) > speed(tensor_parallel=2) > 0
