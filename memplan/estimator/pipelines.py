@@ -24,11 +24,18 @@ def check_pipeline(setup: TrainingSetup) -> None:
 
     Raises ``SetupError``.
     """
-    engine = setup.chosen_engine
-    if engine is not Engine.DDP or setup.data_parallel > 1:
+    engine, pipeline = setup.chosen_engine, setup.pipeline
+    assert pipeline is not None
+    if engine not in (Engine.DDP, Engine.FSDP):
         msg = (
-            f"pipeline_parallel: is not modelled for the engine {engine.value} over "
-            f"{setup.data_parallel} ranks of data yet: leave one of the two out"
+            f"pipeline_parallel: is modelled for the engines ddp and fsdp, and the engine is "
+            f"{engine.value}: name one of them"
+        )
+        raise SetupError(msg)
+    if engine is Engine.DDP and setup.data_parallel > 1 and pipeline.schedule.splits_backward:
+        msg = (
+            f"pipeline_schedule: {pipeline.schedule.value} computes weights' gradients past DDP's hooks, "
+            "which never reduces them: name the engine fsdp, or another schedule"
         )
         raise SetupError(msg)
     for name, odd in _beside(setup):

@@ -440,9 +440,7 @@ class Playback:
                 self._free_any(storage)
 
 
-def count_uses(
-    tape: Tape, passes: Sequence[BackwardPass]
-) -> dict[tuple[Parameter, int], int]:
+def count_uses(tape: Tape, passes: Sequence[BackwardPass]) -> dict[tuple[Parameter, int], int]:
     """How often each weight's gradient is computed."""
     uses: dict[tuple[Parameter, int], int] = {}
     remaining = {segment.index: segment.repeat for segment in tape.segments}

@@ -373,9 +373,7 @@ class StepWalk:
             extent=extent,
         )
 
-    def _walked(
-        self, segment: Segment, back: BackwardProfile
-    ) -> tuple[BackwardProfile, Level]:
+    def _walked(self, segment: Segment, back: BackwardProfile) -> tuple[BackwardProfile, Level]:
         end = back.end
         if segment.input is not None and self._is_loss(segment.input.storage):
             # From the loss to the head: it is the head's until that lets it go.

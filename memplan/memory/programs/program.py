@@ -292,6 +292,21 @@ class Program:
         self.end_backward()
         self.playback.let_go()
 
+    def prepare_forward(self) -> None:
+        """A micro-batch's forward pass through a pipeline's stage is next."""
+
+    def prepare_backward(self, *, last: bool) -> None:
+        """One of its backward passes is; after the ``last`` of a step gradients are reduced."""
+
+    def unshard(self) -> None:
+        """A pipeline's schedule wants the stage's weights soon."""
+
+    def reshard(self) -> None:
+        """It does not want them for the present."""
+
+    def reduce_gradients(self) -> None:
+        """The last backward pass of a step through a pipeline's stage is over."""
+
     def inputs_pass(self) -> None:
         """Backward for the gradient of a stage's input alone."""
         self.playback.backward_inputs()
