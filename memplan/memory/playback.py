@@ -314,11 +314,21 @@ class Playback:
 
     def backward_weights(self) -> None:
         """The one for the weights' gradients, from what the first has left."""
-        self.uses = count_uses(self.tape, self.passes.weights)
-        self.finished, self.waiting = None, {}
+        self._expect(self.passes.weights, taken_at_once=None)
         for each in self.passes.weights:
             for repetition in range(each.repeats):
                 self._backward(each, repetition, None)
+
+    def _expect(
+        self,
+        passes: Sequence[BackwardPass],
+        *,
+        taken_at_once: list[tuple[tuple[Parameter, int], Block]] | None,
+    ) -> None:
+        """These passes' gradients are to come."""
+        self.uses = count_uses(self.tape, passes)
+        self.finished = taken_at_once
+        self.waiting: dict[tuple[Parameter, int], Block] = {}
 
     def _seed(self) -> None:
         """The gradient that a backward pass begins with, where it is of its own."""
@@ -331,10 +341,9 @@ class Playback:
 
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
-        self.uses = count_uses(self.tape, self.passes.backward)
         finished: list[tuple[tuple[Parameter, int], Block]] = []
-        self.finished = finished if self.engine.takes_all_at_once else None
-        self.waiting: dict[tuple[Parameter, int], Block] = {}
+        taken = finished if self.engine.takes_all_at_once else None
+        self._expect(self.passes.backward, taken_at_once=taken)
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
         self._seed()
         for each in self.passes.backward:
