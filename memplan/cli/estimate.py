@@ -44,6 +44,7 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
 )
+from memplan.cli.time_options import NO_TIMES, takes_times, time_question
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     DeepSpeedConfigOption,
@@ -70,6 +71,7 @@ def _table_option(name: str, help_text: str, metavar: str) -> Any:
     return typer.Option(name, metavar=metavar, help=help_text, rich_help_panel=DEEPSPEED_PANEL)
 
 
+@takes_times
 @takes_settings()
 def estimate(
     ctx: typer.Context,
@@ -137,6 +139,7 @@ def estimate(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
+    times: Values = NO_TIMES,
     exact: ExactOption = False,
     reserved: Annotated[
         bool,
@@ -173,6 +176,7 @@ def estimate(
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
     else:
         refuse_without(ctx, {"output"}, "--emit")
+    question = time_question(times)
     checks = None
     if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched)):
         from memplan.cli.checking import read_checks
@@ -299,6 +303,7 @@ def estimate(
             exact=exact,
             legend=legend,
             reserved=reserved,
+            question=question,
         )
     if checks is not None:
         from memplan.cli.checking import check_rows

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.estimator import Estimate
+    from memplan.estimator.run_cost import TimeQuestion
 
 
 def show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
@@ -69,17 +70,26 @@ def show(
     exact: bool,
     legend: bool,
     reserved: bool,
+    question: "TimeQuestion | None" = None,
 ) -> None:
-    """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
+    """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU.
+
+    ``question``: with the time of each, which a single setup for people is told in any case.
+    """
     if output_format is not OutputFormat.TABLE:
         if output_format is OutputFormat.MARKDOWN:
-            _show_markdown(rows, everywhere=everywhere, exact=exact)
+            _show_markdown(rows, everywhere=everywhere, exact=exact, question=question)
             return
         from memplan.report.hints import hint_rows, hinted_rows
         from memplan.search.advice import hints_for
 
         found = hints_for(rows[0][0].model, rows)
         flat = hinted_rows(rows, found)
+        if question is not None:
+            from memplan.report.times import time_row
+
+            answers = (each for row in rows for each in row)
+            flat = [own | time_row(each, question) for own, each in zip(flat, answers, strict=True)]
         _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
         return
     from memplan.report.answer import best_places, simplest_first
@@ -93,12 +103,20 @@ def show(
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
     if len(rows) == 1:
-        print_account(console, rows[0], hints, legend=legend, reserved=reserved)
+        print_account(console, rows[0], hints, legend=legend, reserved=reserved, question=question)
     else:
-        print_comparison(console, rows, hints, exact=exact, legend=legend, reserved=reserved)
+        print_comparison(
+            console, rows, hints, exact=exact, legend=legend, reserved=reserved, question=question
+        )
 
 
-def _show_markdown(rows: "Sequence[Sequence[Estimate]]", *, everywhere: bool, exact: bool) -> None:
+def _show_markdown(
+    rows: "Sequence[Sequence[Estimate]]",
+    *,
+    everywhere: bool,
+    exact: bool,
+    question: "TimeQuestion | None",
+) -> None:
     """Write the answer for people who read it elsewhere."""
     from memplan import __version__
     from memplan.report.answer import best_places, simplest_first
@@ -108,3 +126,12 @@ def _show_markdown(rows: "Sequence[Sequence[Estimate]]", *, everywhere: bool, ex
     rows = simplest_first(rows)
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
     say(estimate_markdown(rows, hints, exact=exact, version=__version__))
+    if question is not None:
+        from memplan.report.times import time_lines
+
+        say("")
+        for each in (each for row in rows for each in row):
+            from memplan.report.changes import setup_label
+
+            first, *others = time_lines(each, question)
+            say(f"* {setup_label(each.setup)}: {first}" + "".join(f";{line}" for line in others))

@@ -51,6 +51,7 @@ from memplan.cli.sweep_options import (
     read_axes,
 )
 from memplan.cli.terminal import remark, say
+from memplan.cli.time_options import NO_TIMES, takes_times, time_question
 from memplan.cli.training_options import (
     EngineOptionOption,
     PresetOption,
@@ -60,6 +61,7 @@ from memplan.cli.training_options import (
 
 if TYPE_CHECKING:
     from memplan.cli.checking import Checks
+    from memplan.estimator.run_cost import TimeQuestion
     from memplan.report.pivot import Pivot
     from memplan.search.grid import Grid
     from memplan.search.sweep import Sweep
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup
 
 
+@takes_times
 @takes_setting_axes()
 def sweep(
     model: Annotated[
@@ -118,6 +121,7 @@ def sweep(
     baseline: BaselineOption = None,
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
+    times: Values = NO_TIMES,
     exact: ExactOption = False,
     jobs: JobsOption = 1,
 ) -> None:
@@ -128,6 +132,12 @@ def sweep(
 
     checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
     matrix = _read_pivot(pivot, output_format)
+    question = time_question(times)
+    if question is not None and matrix is not None:
+        from memplan.errors import UsageError
+
+        msg = "--pivot: a matrix shows memory alone: leave out the options of time"
+        raise UsageError(msg)
     axes = read_axes(
         {
             "num_gpus": ("--gpus", num_gpus),
@@ -172,7 +182,7 @@ def sweep(
     if node is None and file is not None:
         node = file.node_memory_bytes
     made = Sweep(spec, grid, gpus, exact=exact, num_jobs=_processes(jobs), node_memory_bytes=node)
-    _show(made, output_format, matrix, checks)
+    _show(made, output_format, matrix, checks, question)
 
 
 def _processes(jobs: int) -> int:
@@ -262,7 +272,11 @@ def _read_pivot(text: str | None, output_format: RowFormat) -> "Pivot | None":
 
 
 def _show(
-    sweep: "Sweep", output_format: RowFormat, pivot: "Pivot | None", checks: "Checks"
+    sweep: "Sweep",
+    output_format: RowFormat,
+    pivot: "Pivot | None",
+    checks: "Checks",
+    question: "TimeQuestion | None",
 ) -> None:
     """Write the results, then judge them."""
     from memplan.cli.progress import with_progress
@@ -275,7 +289,7 @@ def _show(
         if pivot is None:
             from memplan.report.sweep import print_sweep
 
-            print_sweep(console, sweep, kept)
+            print_sweep(console, sweep, kept, question=question)
         else:
             from memplan.report.pivot import print_pivot
 
@@ -284,8 +298,8 @@ def _show(
         return
     from memplan.report.sweep import impossible_notes, sweep_rows
 
-    rows = checks.rows(sweep_rows(results))
-    for line in _lines(rows, output_format, sweep):
+    rows = checks.rows(sweep_rows(results, question))
+    for line in _lines(rows, output_format, sweep, question):
         say(line)
     for note in impossible_notes(sweep):
         remark(note)
@@ -293,7 +307,10 @@ def _show(
 
 
 def _lines(
-    rows: Iterable[Mapping[str, object]], output_format: RowFormat, sweep: "Sweep"
+    rows: Iterable[Mapping[str, object]],
+    output_format: RowFormat,
+    sweep: "Sweep",
+    question: "TimeQuestion | None",
 ) -> Iterable[str]:
     from memplan.cli.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION
@@ -312,4 +329,9 @@ def _lines(
     if output_format is RowFormat.CSV:
         return csv_lines(rows)
     host = () if sweep.node_memory_bytes is None else ("host_verdict",)
-    return markdown_lines(rows, (*MARKDOWN_COLUMNS, *host))
+    told: tuple[str, ...] = ()
+    if question is not None:
+        from memplan.report.times import RUN_MEANINGS, TIME_MEANINGS
+
+        told = (*TIME_MEANINGS, *(RUN_MEANINGS if question.has_length else ()))
+    return markdown_lines(rows, (*MARKDOWN_COLUMNS, *host, *told))

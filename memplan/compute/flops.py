@@ -21,7 +21,7 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import ModelSpec
 
 
@@ -43,6 +43,8 @@ class FlopsComponent(Enum):
     OUTPUT_PROJECTION = "attention output"
     CROSS_PROJECTIONS = "cross-attention projections"
     CROSS_SCORES = "cross-attention scores"
+    TOKEN_MIXING = "token mixing"
+    """State spaces, convolutions and attention that is counted as a whole."""
     FEED_FORWARD = "feed-forward"
     ROUTER = "router"
     EXPERTS = "experts"
@@ -147,7 +149,7 @@ class _Counter:
 
     def add(self, segment: Segment) -> None:
         again = recomputed_positions(segment)
-        stop = _early_stop(segment)
+        stop = early_stop(segment)
         cross = False
         for position, operation in enumerate(segment.operations):
             self._note_copy(operation)
@@ -155,11 +157,11 @@ class _Counter:
                 continue
             weight = self._weight(operation)
             if weight is not None:
-                cross = "cross_attn" in weight.name
+                cross = weight.block is LayerBlock.CROSS_ATTENTION
             component = self._component(segment, operation, weight, cross=cross)
             share = Fraction(1)
-            if component is FlopsComponent.SCORES:
-                share = self._counted_share(segment.layer)
+            if component is FlopsComponent.SCORES and self.scores is ScoreCount.CAUSAL:
+                share = causal_share(segment.layer, self.tape, self.model)
             unit = Fraction(operation.flops) * share * segment.repeat
             forward, backward = _passes(operation, unit)
             tally = self.tallies.setdefault(component, _Tally())
@@ -220,39 +222,41 @@ class _Counter:
             return FlopsComponent.LOGITS if is_logits else FlopsComponent.OTHER
         if not segment.is_layer:
             return FlopsComponent.OTHER
-        return next(
-            (found for part, found in _COMPONENTS if part in weight.name),
-            FlopsComponent.FEED_FORWARD,
-        )
-
-    def _counted_share(self, layer: LayerSpec | None) -> Fraction:
-        """The share of the scores that the convention counts."""
-        if self.scores is ScoreCount.FULL or layer is None:
-            return Fraction(1)
-        attention = layer.attention
-        if not isinstance(attention, AttentionSpec | LatentAttentionSpec):
-            return Fraction(1)
-        spec: AttentionSpec = (
-            attention.scores if isinstance(attention, LatentAttentionSpec) else attention
-        )
-        if not spec.causal:
-            return Fraction(1)
-        # Only decoders are causal; beside an encoder they read the target.
-        options = self.tape.options
-        length = options.seq_len if len(self.model.stacks) == 1 else options.target_seq_len
-        window = min(spec.sliding_window or length, length)
-        return Fraction(2 * length * window - window**2, 2 * length**2)
+        if weight.block is LayerBlock.ATTENTION and weight.role is WeightRole.ATTENTION_OUTPUT:
+            return FlopsComponent.OUTPUT_PROJECTION
+        if weight.role is WeightRole.ROUTER:
+            return FlopsComponent.ROUTER
+        return _COMPONENTS[weight.block]
 
 
-_COMPONENTS = (
-    ("cross_attn", FlopsComponent.CROSS_PROJECTIONS),
-    ("attn.o_proj", FlopsComponent.OUTPUT_PROJECTION),
-    ("attn", FlopsComponent.PROJECTIONS),
-    ("shared_expert", FlopsComponent.SHARED_EXPERTS),
-    ("experts", FlopsComponent.EXPERTS),
-    ("mlp.gate.", FlopsComponent.ROUTER),
-)
-"""What stands in a weight's name, and what its product is for; the first match counts."""
+def causal_share(layer: LayerSpec | None, tape: Tape, model: ModelSpec) -> Fraction:
+    """The share of a layer's scores that its mask lets through."""
+    if layer is None:
+        return Fraction(1)
+    attention = layer.attention
+    if not isinstance(attention, AttentionSpec | LatentAttentionSpec):
+        return Fraction(1)
+    spec: AttentionSpec = (
+        attention.scores if isinstance(attention, LatentAttentionSpec) else attention
+    )
+    if not spec.causal:
+        return Fraction(1)
+    # Only decoders are causal; beside an encoder they read the target.
+    options = tape.options
+    length = options.seq_len if len(model.stacks) == 1 else options.target_seq_len
+    window = min(spec.sliding_window or length, length)
+    return Fraction(2 * length * window - window**2, 2 * length**2)
+
+
+_COMPONENTS = {
+    LayerBlock.CROSS_ATTENTION: FlopsComponent.CROSS_PROJECTIONS,
+    LayerBlock.ATTENTION: FlopsComponent.PROJECTIONS,
+    LayerBlock.MIXER: FlopsComponent.TOKEN_MIXING,
+    LayerBlock.SHARED_EXPERT: FlopsComponent.SHARED_EXPERTS,
+    LayerBlock.EXPERTS: FlopsComponent.EXPERTS,
+    LayerBlock.NETWORK: FlopsComponent.FEED_FORWARD,
+}
+"""What the products of a block's weights are for."""
 
 
 def _passes(operation: Operation, unit: Fraction) -> tuple[Fraction, Fraction]:
@@ -266,7 +270,7 @@ def _passes(operation: Operation, unit: Fraction) -> tuple[Fraction, Fraction]:
     if operation.kind in OUTPUT_LOSSES:
         return unit / 3, sum(each.requires_grad for each in operation.inputs[:2]) * unit / 3
     if operation.kind in ATTENTION_KERNELS:
-        return unit, unit * _attention_factor(operation, needed)
+        return unit, unit * attention_factor(operation, needed)
     return unit, unit * sum(needed[:2])
 
 
@@ -276,7 +280,7 @@ def _score_part(operation: Operation) -> Fraction:
     return Fraction(key.numel, key.numel + value.numel)
 
 
-def _attention_factor(operation: Operation, needed: list[bool]) -> Fraction:
+def attention_factor(operation: Operation, needed: list[bool]) -> Fraction:
     """Backward over forward: a product for each gradient, and one for that of the weights."""
     query, key, value = needed[:3]
     scores = _score_part(operation)
@@ -298,7 +302,7 @@ def recomputed_positions(segment: Segment) -> frozenset[int]:
     return frozenset(found)
 
 
-def _early_stop(segment: Segment) -> int:
+def early_stop(segment: Segment) -> int:
     """The first operation that torch no longer runs again."""
     operations = segment.operations
     if not segment.checkpointed or segment.kept_outputs:

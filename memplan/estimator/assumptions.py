@@ -5,10 +5,12 @@ from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import KernelPreset, Packing
+from memplan.training.parallelism import TensorParallelKind
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
     DEFAULT_SEQ_LEN_CAP,
@@ -18,6 +20,14 @@ from memplan.training.setup import (
     checkpointing_text,
 )
 
+OFFLOAD_WORDS = {
+    ActivationOffload.SAVE_ON_CPU: "activations, and weights that are kept with them, in CPU RAM between "
+    "the passes (save_on_cpu)",
+    ActivationOffload.STREAMED: "activations in CPU RAM between the passes (TRL's OffloadActivations), but "
+    "those kept twice",
+    ActivationOffload.TORCHTUNE: "activations in CPU RAM between the passes (torchtune's OffloadActivations)",
+    ActivationOffload.CHECKPOINTS: "inputs of checkpointed layers in CPU RAM between the passes",
+}
 COMPILED_REGIONS = {
     Compilation.LAYER: "each layer",
     Compilation.MODEL: "the whole model with its loss",
@@ -35,9 +45,7 @@ def assumptions_of(
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
         _optimizer(resolved),
-        _kernels(resolved),
-        f"attention {resolved.chosen_kernels.attention.value}",
-        _checkpointing(resolved),
+        *_layers(model, resolved),
         *_split(model, resolved),
         *_pipeline(model, resolved),
         *_adapter(model, resolved),
@@ -48,12 +56,27 @@ def assumptions_of(
     )
 
 
+def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """How the layers run, and what of them is computed again."""
+    if resolved.chosen_engine is Engine.MEGATRON:
+        from memplan.estimator.megatron_setup import megatron_words  # only for its engine
+
+        return megatron_words(model, resolved)
+    return (
+        _kernels(resolved),
+        f"attention {resolved.chosen_kernels.attention.value}",
+        _checkpointing(resolved),
+    )
+
+
 def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """Over how many ranks each layer is split, by whose plan, what else is, and who shares sequences."""
     group, sharing = resolved.split_over, resolved.sequences_shared
     words = () if sharing is None else (sharing.words,)
     if group is None:
         return words
+    if group.kind is TensorParallelKind.MEGATRON:
+        return (group.words, *words)
     from memplan.graph.tensor_plans import plan_words  # only where it is split
 
     return (f"{group.words}, {plan_words(model, group)}", *words)
@@ -129,6 +152,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append("outputs held until after backward")
     if setup.upcast_outputs:
         found.append("outputs copied to fp32")
+    if setup.offload_activations.sends:
+        found.append(OFFLOAD_WORDS[setup.offload_activations])
     if setup.allocator is not AllocatorKind.DEFAULT:
         found.append(f"allocator {setup.allocator.value}")
     if setup.compile is not Compilation.NONE:
@@ -138,6 +163,11 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         options.pop("zero_init", None)  # said by ``_loading``
     for name in QUANTIZATION_OPTIONS:
         options.pop(name, None)  # said by ``base_words``
+    if setup.chosen_engine is Engine.MEGATRON:
+        from memplan.estimator.megatron_setup import SAID_APART  # only for its engine
+
+        for name in SAID_APART:
+            options.pop(name, None)  # said by ``_layers``
     found += [f"{name} {value}" for name, value in options.items()]
     return found
 

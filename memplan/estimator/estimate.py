@@ -16,6 +16,7 @@ from memplan.upward import Displayed
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
+    from memplan.estimator.step_time import StepTime
     from memplan.memory.required import PlayedRun, Replays
 
 SCHEMA_VERSION = 1
@@ -304,6 +305,17 @@ class Estimate(Displayed):
         from memplan.estimator.flops import estimate_flops  # most estimates are of memory alone
 
         return estimate_flops(self.model, self.setup, self.gpu)
+
+    @property
+    def time(self) -> "StepTime":
+        """How long an optimizer step takes, between nodes as these cards are sold in.
+
+        Computed anew at each call; ``memplan.estimator.step_time`` takes another network. Raises
+        ``UnsupportedOperationError`` for a model whose operations are not written down.
+        """
+        from memplan.estimator.step_time import step_time  # most estimates are of memory alone
+
+        return step_time(self)
 
     def to_dict(self) -> dict[str, object]:
         """One row of ``--format json``: flat, bytes as integers, in a stable order."""

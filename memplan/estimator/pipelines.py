@@ -15,7 +15,7 @@ from memplan.training.kernels import Packing
 from memplan.training.parallelism import PipelineParallel, PipelineRuntime, StagePlace
 from memplan.training.precision import Engine
 from memplan.training.schedules import rank_stages
-from memplan.training.setup import Offload, TrainingSetup
+from memplan.training.setup import Offload, Recomputation, TrainingSetup
 from memplan.training.stages import divide_layers
 
 
@@ -36,6 +36,12 @@ def check_pipeline(setup: TrainingSetup) -> None:
         msg = (
             f"pipeline_schedule: {pipeline.schedule.value} computes weights' gradients past DDP's hooks, "
             "which never reduces them: name the engine fsdp, or another schedule"
+        )
+        raise SetupError(msg)
+    if pipeline.schedule.splits_backward and setup.checkpointing is Recomputation.SELECTIVE:
+        msg = (
+            f"checkpointing: selective is not modelled where {pipeline.schedule.value} computes weights' "
+            "gradients in passes of their own: take none or full"
         )
         raise SetupError(msg)
     for name, odd in _beside(setup):

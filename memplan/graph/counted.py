@@ -31,12 +31,15 @@ def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Ten
 
 def _declared(t: Tape, each: ParameterShape) -> Parameter:
     if each.of_linear:
-        made = t.matrix(f"{each.module}.{each.name}", *each.shape[:2], module=each.module)
+        made = t.matrix(
+            f"{each.module}.{each.name}", *each.shape[:2], module=each.module, role=each.role
+        )
         made.of_linear = True
         return made
     return t.parameter(
-        f"{each.module}.{each.name}", *each.shape, module=each.module, experts=_share(each)
-    )
+        f"{each.module}.{each.name}", *each.shape, module=each.module, experts=_share(each),
+        role=each.role,
+    )  # fmt: skip
 
 
 IDLE = ExpertShare(num_experts=1, num_active=0)
@@ -74,6 +77,7 @@ def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:
         module=each.module,
         trainable=each.trainable,
         experts=_share(each, idle=idle),
+        role=each.role,
     )
     made.unused, made.of_linear = each.unused, each.of_linear
     return _adapted(t, made)

@@ -14,6 +14,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.layers import PromptSpec, StackSpec
+from memplan.model.parameters import WeightRole
 from memplan.model.spec import ModelSpec
 
 FRAME_IDS = 3
@@ -51,7 +52,9 @@ def add_segment_bias(t: Tape, stack: StackSpec, spec: PromptSpec, context: Stack
     buckets = t.tensor(pairs, DType.INT32)
     t.record(OperationKind.WHERE, (), (buckets,))
     rows = spec.num_segments**2 + spec.num_buckets
-    table = t.parameter("position_bias.relative_attention_bias", rows, attention.num_heads)
+    table = t.parameter(
+        "position_bias.relative_attention_bias", rows, attention.num_heads, role=WeightRole.TABLE
+    )
     bias = t.tensor(pairs * attention.num_heads, table.dtype)
     t.record(
         OperationKind.EMBEDDING, (table, buckets), (bias,), saves=(buckets,),
@@ -65,7 +68,12 @@ def segment_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackCon
     """Scores plus the bias, masked, normalized and masked again (``CpmAntAttention``)."""
     hidden, width = context.hidden_size, spec.num_heads * spec.head_dim
     query, key, value = (
-        linear(t, x, f"self_attn.{name}_proj", hidden, width) for name in ("q", "k", "v")
+        linear(t, x, f"self_attn.{name}_proj", hidden, width, role=role)
+        for name, role in (
+            ("q", WeightRole.QUERY_KEY),
+            ("k", WeightRole.QUERY_KEY),
+            ("v", WeightRole.MATRIX),
+        )
     )
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     left, right = merged_heads(t, query, shape), merged_heads(t, key, shape)
@@ -76,7 +84,7 @@ def segment_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackCon
     weights = dropout(t, weights, spec.dropout)
     product = batched_matmul(t, weights, merged_heads(t, value, shape), shape.outputs, shape.keys)
     out = t.contiguous(product) if shape.batch == 1 else t.scale(product, OperationKind.CLONE)
-    out = linear(t, out, "self_attn.o_proj", width, hidden)
+    out = linear(t, out, "self_attn.o_proj", width, hidden, role=WeightRole.ATTENTION_OUTPUT)
     t.touch(x, query, key, value)
     return out
 

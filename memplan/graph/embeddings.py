@@ -11,6 +11,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.layers import EmbeddingSpec
+from memplan.model.parameters import WeightRole
 from memplan.model.spec import ModelSpec
 
 
@@ -18,7 +19,9 @@ def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[T
     """Tokens, types, positions and boxes, their sum, norm and dropout; the token table beside it."""
     width = spec.embedding_size
     tokens = t.options.batch_size * t.options.seq_len
-    table = t.parameter("word_embeddings.weight", model.vocab_size, width)
+    table = t.parameter(
+        "word_embeddings.weight", model.vocab_size, width, role=WeightRole.TOKEN_TABLE
+    )
     positions = _made(t, tokens, hold=False) if spec.positions_from_ids else None
     x = embedding_lookup(t, table, tokens)
     t.embedded(x, table)
@@ -86,7 +89,12 @@ def _boxes(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tens
     """LayoutLM's tables of left, upper, right and lower edges, heights and widths."""
     corners = _made(t, 4 * tokens, hold=True)
     tables = [
-        t.parameter(f"{axis}_position_embeddings.weight", spec.num_box_positions, x.numel // tokens)
+        t.parameter(
+            f"{axis}_position_embeddings.weight",
+            spec.num_box_positions,
+            x.numel // tokens,
+            role=WeightRole.TABLE,
+        )
         for axis in "xyhw"
     ]
     left_and_right, upper_and_lower, height, width = tables

@@ -27,7 +27,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec, PositionBias
 from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerSpec, NormPlacement, StackSpec
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 
 
@@ -90,7 +90,7 @@ def token_table(t: Tape, model: ModelSpec, stack: StackSpec) -> Parameter:
     """Begin with the table that both stacks look their tokens up in."""
     begin_embedding(t, stack)
     width = model.hidden_size if stack.embedding is None else stack.embedding.embedding_size
-    return t.parameter("shared.weight", model.vocab_size, width)
+    return t.parameter("shared.weight", model.vocab_size, width, role=WeightRole.TABLE)
 
 
 def stack_table(t: Tape, stack: StackSpec, shared: Parameter) -> Parameter:
@@ -98,7 +98,7 @@ def stack_table(t: Tape, stack: StackSpec, shared: Parameter) -> Parameter:
     if stack.embedding is None or not stack.embedding.own_table:
         return shared
     shared.unused = True
-    return t.parameter("embed_tokens.weight", *shared.shape)
+    return t.parameter("embed_tokens.weight", *shared.shape, role=WeightRole.TABLE)
 
 
 def record_stack(
@@ -163,6 +163,7 @@ def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
             spec.num_positions,
             context.hidden_size,
             trainable=not spec.fixed_positions,
+            role=WeightRole.TABLE,
         )
         found = embedding_lookup(t, table, rows, numbers)
     t.hold(found)
@@ -267,13 +268,17 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
         msg = "latent attention between two stacks is not written down yet"
         raise UnsupportedOperationError(msg)
     width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
-    query = linear(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias)
-    key = linear(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias)
+    t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
+    matched = WeightRole.QUERY_KEY
+    query = linear(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
+    key = linear(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias, role=matched)
     value = linear(t, read, f"{name}.v_proj", hidden, width, bias=kind.value_bias)
     bias = position_bias(t, kind, context, length, query.dtype, cross=cross)
     shape = Shape(context.batch, context.seq_len, length, kind)
     out = attend(t, query, key, value, shape, None if cross else context.mask, bias)
-    out = linear(t, out, f"{name}.o_proj", width, hidden, bias=kind.output_bias)
+    last = WeightRole.ATTENTION_OUTPUT
+    out = linear(t, out, f"{name}.o_proj", width, hidden, bias=kind.output_bias, role=last)
+    t.block = LayerBlock.NETWORK
     t.touch(query, key, value, *(() if bias is None else (bias,)))
     return out
 

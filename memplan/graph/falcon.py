@@ -25,6 +25,7 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec, Projection
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.networks import FeedForwardSpec
+from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.training.kernels import AttentionKernel
 
 
@@ -40,7 +41,9 @@ def direct_layer(
     read = normed
     if layer.placement is NormPlacement.PARALLEL:
         read = norm(t, x, layer.norm, "ln_mlp", hidden)
+    t.block = LayerBlock.ATTENTION
     attended = _attention(t, normed, spec, context)
+    t.block = LayerBlock.NETWORK
     residual = x
     if layer.placement is NormPlacement.PRE:
         residual = t.add(x, dropout(t, attended, spec.dropout))
@@ -79,14 +82,21 @@ def direct_masks(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
 
 
 def _product(
-    t: Tape, x: Tensor, name: str, in_features: int, out_features: int, *, bias: bool
+    t: Tape,
+    x: Tensor,
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool,
+    role: WeightRole = WeightRole.MATRIX,
 ) -> Tensor:
     """``FalconLinear``, and what an adapter adds to it."""
     adaptation = t.adaptation if name in t.adapted else None
     if adaptation is not None:
         x = adaptation.before_linear(t, x, in_features, name)
-    weight = t.parameter(f"{name}.weight", out_features, in_features)
-    addend = t.parameter(f"{name}.bias", out_features) if bias else None
+    weight = t.parameter(f"{name}.weight", out_features, in_features, role=role)
+    addend = t.parameter(f"{name}.bias", out_features, role=WeightRole.OTHER) if bias else None
     out = _base_product(t, x, weight, addend)
     return out if adaptation is None else adaptation.beside_linear(t, x, out, weight, addend, name)
 
@@ -147,7 +157,15 @@ def _attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext) -
         out = _written_out(t, query, key, value, shape, context, x.dtype)
     else:
         out = _kernel(t, query, key, value, shape, context)
-    out = _product(t, out, "self_attention.dense", width, hidden, bias=spec.output_bias)
+    out = _product(
+        t,
+        out,
+        "self_attention.dense",
+        width,
+        hidden,
+        bias=spec.output_bias,
+        role=WeightRole.ATTENTION_OUTPUT,
+    )
     t.touch(x, fused, query, key, value, *context.attention_frame)
     context.attention_frame = ()
     return out

@@ -18,7 +18,7 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stacks import output_matrix
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
 from memplan.training.objectives import LogProbabilities, Objective
@@ -183,7 +183,7 @@ def _chosen_likelihood(t: Tape, logits: Tensor, rows: int, vocab_size: int) -> T
 def _output_weight(t: Tape, model: ModelSpec, table: Parameter) -> Parameter:
     if model.head.tied:
         return table
-    return t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])
+    return t.parameter("lm_head.weight", model.num_outputs, table.shape[-1], role=WeightRole.OUTPUT)
 
 
 def fused_log_probabilities(t: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:

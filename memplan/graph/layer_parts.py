@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from memplan.graph.feed_forward import feed_forward
 from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.networks import FeedForwardSpec
+from memplan.model.parameters import LayerBlock
 
 if TYPE_CHECKING:
     from memplan.graph.stack_context import StackContext
@@ -24,12 +25,17 @@ if TYPE_CHECKING:
 def mix_tokens(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tensor:
     """Attention, or what stands in its place; a rank that has a share of the sequences gathers them."""
     group = t.options.tensor_parallel
+    t.block = LayerBlock.ATTENTION
     if group is None or not group.sequence:
-        return _mixer(t, x, spec, context)
-    from memplan.graph.tensor_parallel import gather_sequence  # only then
+        out = _mixer(t, x, spec, context)
+    else:
+        from memplan.graph.tensor_parallel import gather_sequence, note_parts_of_sums  # only then
 
-    out = _mixer(t, gather_sequence(t, group, x), spec, context)
-    t.touch(x)
+        declared = len(t.segment.parameters)
+        out = _mixer(t, gather_sequence(t, group, x), spec, context)
+        note_parts_of_sums(t, declared)
+        t.touch(x)
+    t.block = LayerBlock.NETWORK
     return out
 
 
@@ -68,6 +74,7 @@ def _other_mixer(
     if isinstance(spec, ShortConvolutionSpec):
         from memplan.graph.mixers.convolution import short_convolution  # only for LFM2
 
+        t.block = LayerBlock.MIXER
         return short_convolution(t, x, spec, context)
     if isinstance(spec, LightningSpec):
         from memplan.graph.mixers.lightning_attention import (  # only for MiniMax
@@ -79,6 +86,7 @@ def _other_mixer(
         from memplan.graph.mixers.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
 
         return delta_rule(t, x, spec, context)
+    t.block = LayerBlock.MIXER
     return _counted(t, x, spec, context)
 
 
@@ -87,11 +95,17 @@ def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     group = t.options.tensor_parallel
     if group is None or not group.sequence:
         return _network(t, x, layer, context)
-    from memplan.graph.tensor_parallel import gather_sequence  # only then
+    from memplan.graph.tensor_parallel import (  # only then
+        add_up,
+        gather_sequence,
+        note_parts_of_sums,
+    )
 
+    declared = len(t.segment.parameters)
     out = _network(t, gather_sequence(t, group, x), layer, context)
+    note_parts_of_sums(t, declared)
     t.touch(x)
-    return out
+    return out if isinstance(layer.feed_forward, FeedForwardSpec) else add_up(t, group, out)
 
 
 def _network(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
-from memplan.graph.splits import Sharing
-from memplan.graph.tensor_plans import has_plan
+from memplan.graph.splits import PLAIN_SPLIT, Sharing
+from memplan.graph.tensor_plans import PLANS, has_plan
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
@@ -19,7 +19,7 @@ from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.kernels import ExpertKernel
-from memplan.training.parallelism import TensorParallel
+from memplan.training.parallelism import TensorParallel, TensorParallelKind
 
 SPLIT_PLACEMENTS = frozenset(
     {
@@ -45,15 +45,16 @@ def local_model(model: ModelSpec, options: TapeOptions, group: TensorParallel) -
     _check_whole(model, group)
     stack = model.stacks[0]
     runs = tuple(_local_run(model, run, options, group) for run in stack.runs)
-    _divided(model.num_outputs, group.degree, f"{model.name}'s vocabulary")
-    _divided(model.vocab_size, group.degree, f"{model.name}'s vocabulary")
+    divided(model.num_outputs, group.degree, f"{model.name}'s vocabulary")
+    divided(model.vocab_size, group.degree, f"{model.name}'s vocabulary")
     if group.sequence:
         what = "seq_len, of which sequence_parallel gives each rank a share,"
-        _divided(options.seq_len, group.degree, what)
+        divided(options.seq_len, group.degree, what)
     return replace(model, stacks=(replace(stack, runs=runs),))
 
 
-def _divided(size: int, degree: int, what: str) -> int:
+def divided(size: int, degree: int, what: str) -> int:
+    """A rank's share of a size; refused with the arithmetic where there is none."""
     share, rest = divmod(size, degree)
     if rest:
         msg = (
@@ -70,6 +71,8 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
         _refuse(
             model, f"only decoders with a language model's head are, and this is {model.task.value}"
         )
+    if group.kind is TensorParallelKind.AUTOTP:
+        _check_autotp(model, group)
     stack = model.stacks[0]
     if model.tables or stack.convolution is not None or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
@@ -78,6 +81,26 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
         _refuse(model, "its embedding is more than a token table")
     elif group.sequence and spec.num_positions:
         _refuse(model, "sequence_parallel has no rule for its learned positions")
+
+
+def _check_autotp(model: ModelSpec, group: TensorParallel) -> None:
+    """Refuse what DeepSpeed itself does: plans with styles that it has no layer for.
+
+    (deepspeed 0.19.8, module_inject/tp_plan_converter.py, ``SUPPORTED_STYLES``)
+    """
+    plan = PLANS.get(model.family)
+    layers = [run.layer for run in model.stacks[0].runs]
+    dense = all(isinstance(each.feed_forward, FeedForwardSpec) for each in layers)
+    by_head = all(isinstance(each.attention, AttentionSpec) for each in layers)
+    if plan is None:
+        _refuse(model, "transformers has no tp_plan for AutoTP to go by")
+    elif replace(plan, table=PLAIN_SPLIT.table) != PLAIN_SPLIT or not (dense and by_head):
+        _refuse(model, "AutoTP refuses its tp_plan, whose styles are more than columns and rows")
+    if model.head.tied:
+        _refuse(model, "AutoTP's joint split of a tied token table is not written down")
+    if group.sequence or group.loss:
+        name = "sequence_parallel" if group.sequence else "loss_parallel"
+        _refuse(model, f"AutoTP has no {name}")
 
 
 def _is_plain(spec: EmbeddingSpec) -> bool:
@@ -139,17 +162,15 @@ SPLIT_BY_HEAD = frozenset(
 
 
 def _check_joined(model: ModelSpec, width: int, group: TensorParallel, what: str) -> None:
-    _divided(width, group.degree, f"the width of {model.name}'s {what}")
+    divided(width, group.degree, f"the width of {model.name}'s {what}")
 
 
 def _local_latent(
     model: ModelSpec, spec: LatentAttentionSpec, sharing: Sharing, group: TensorParallel
 ) -> LatentAttentionSpec:
-    if group.sequence:
-        _refuse(model, "sequence_parallel has no rule for its latent attention")
     if sharing is Sharing.WHOLE:
         return spec
-    heads = _divided(spec.num_heads, group.degree, f"{model.name}'s number of heads")
+    heads = divided(spec.num_heads, group.degree, f"{model.name}'s number of heads")
     return replace(spec, num_heads=heads)
 
 
@@ -172,8 +193,6 @@ def _local_mixture(
     """Every expert with a share of its width: gate and up are split each (``packed_colwise``)."""
     if not has_plan(model):
         _refuse(model, "transformers has no plan of how to split its mixture of experts")
-    if group.sequence:
-        _refuse(model, "sequence_parallel has no rule for its mixture of experts")
     if options.kernels.experts is ExpertKernel.MODULES or spec.expert.bias:
         _refuse(model, "experts that are modules of their own, or have biases, are not split")
     shared = spec.shared
@@ -195,15 +214,15 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
 
 def _local_attention(model: ModelSpec, spec: AttentionSpec, group: TensorParallel) -> AttentionSpec:
     degree = group.degree
-    heads = _divided(spec.num_heads, degree, f"{model.name}'s number of heads")
-    kv_heads = _divided(spec.num_kv_heads, degree, f"{model.name}'s number of key/value heads")
+    heads = divided(spec.num_heads, degree, f"{model.name}'s number of heads")
+    kv_heads = divided(spec.num_kv_heads, degree, f"{model.name}'s number of key/value heads")
     return replace(spec, num_heads=heads, num_kv_heads=kv_heads)
 
 
 def _local_network(
     model: ModelSpec, spec: FeedForwardSpec, group: TensorParallel
 ) -> FeedForwardSpec:
-    width = _divided(
+    width = divided(
         spec.intermediate_size, group.degree, f"the width of {model.name}'s feed-forward network"
     )
     return replace(spec, intermediate_size=width)

@@ -6,6 +6,7 @@ was compared with real runs; see ``tests/graph``.
 """
 
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import RESULT, Gradient
@@ -15,8 +16,10 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
+from memplan.model.parameters import WeightRole
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import FeedForwardKernel, LossKernel, NormKernel
+from memplan.training.parallelism import TensorParallelKind
 
 
 def linear(
@@ -28,6 +31,7 @@ def linear(
     *,
     bias: bool = False,
     split: Split = Split.WHOLE,
+    role: WeightRole = WeightRole.MATRIX,
 ) -> Tensor:
     """``torch.nn.Linear``: keeps its input and its weight as the product used them.
 
@@ -35,15 +39,28 @@ def linear(
     """
     group = t.options.tensor_parallel
     if group is not None and split is not Split.WHOLE:
-        from memplan.graph.tensor_parallel import split_product  # only then
-
         own = in_features // group.degree if split is Split.ROW_CUT else in_features
 
         def product(given: Tensor, width: int) -> Tensor:
-            return linear(t, given, name, own, width, bias=bias)
+            return linear(t, given, name, own, width, bias=bias and not adds_apart, role=role)
+
+        adds_apart = group.kind is TensorParallelKind.AUTOTP
+        if adds_apart:
+            from memplan.graph.autotp import autotp_product  # only then
+
+            def add_bias(made: Tensor, width: int) -> Tensor:
+                if not bias:
+                    return made
+                addend = t.parameter(f"{name}.bias", width, role=WeightRole.OTHER)
+                return t.add(made, t.cast_weight(addend))
+
+            return autotp_product(t, group, x, split, out_features, product, add_bias)
+        if t.adaptation is not None and name in t.adapted:
+            return _adapted_columns(t, x, name, in_features, out_features, bias, split, role)
+        from memplan.graph.tensor_parallel import split_product  # only then
 
         return split_product(t, group, x, split, out_features, product)
-    weight = t.matrix(f"{name}.weight", out_features, in_features)
+    weight = t.matrix(f"{name}.weight", out_features, in_features, role=role)
     bias_parameter = t.bias(f"{name}.bias", weight) if bias else None
     if t.options.fp8 is not Fp8Recipe.NONE and weight.packed is None:
         from memplan.graph.fp8 import fp8_formats, linear_fp8
@@ -52,6 +69,39 @@ def linear(
         if formats is not None:
             return linear_fp8(t, x, weight, bias_parameter, formats)
     return matmul_weight(t, x, weight, bias_parameter)
+
+
+def _adapted_columns(
+    t: Tape,
+    x: Tensor,
+    name: str,
+    in_features: int,
+    out_features: int,
+    bias: bool,
+    split: Split,
+    role: WeightRole,
+) -> Tensor:
+    """A layer whose columns ranks share, and the adapter beside what each rank has of its result."""
+    group, adaptation = t.options.tensor_parallel, t.adaptation
+    assert group is not None
+    assert adaptation is not None
+    if split is not Split.COLUMN:
+        msg = (
+            f"adapter: peft 0.21.2 does not run on {name} beside transformers' tp_plan, only on layers "
+            "whose columns are split; leave it out of the targets, or tensor_parallel"
+        )
+        raise SetupError(msg)
+    from memplan.graph.tensor_parallel import split_product  # only then
+
+    weights: list[Parameter] = []
+
+    def product(given: Tensor, width: int) -> Tensor:
+        weight = t.matrix(f"{name}.weight", width, in_features, role=role)
+        weights.append(weight)
+        return base_product(t, given, weight, t.bias(f"{name}.bias", weight) if bias else None)
+
+    out = split_product(t, group, x, split, out_features, product)
+    return adaptation.beside_columns(t, group, x, out, weights[0], name)
 
 
 def matmul_weight(
@@ -175,7 +225,7 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
         return layer_norm_upcast(t, x, name, width, groups)
     if kind is NormKind.LAYER_DIVIDED:
         return layer_norm_divided(t, x, name, width)
-    weight = t.parameter(f"{name}.weight", width)
+    weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     if t.kernels.norm is not NormKernel.EAGER:
         return rms_norm_fused(t, x, weight)
     if kind is NormKind.RMS:
@@ -189,10 +239,10 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
 
 def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) -> Tensor:
     """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row."""
-    weight = t.parameter(f"{name}.weight", width)
+    weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     inputs: tuple[Tensor, ...] = (weight,)
     if bias:
-        inputs += (t.parameter(f"{name}.bias", width),)
+        inputs += (t.parameter(f"{name}.bias", width, role=WeightRole.NORM),)
     return _native_layer_norm(t, x, width, inputs)
 
 
@@ -229,8 +279,8 @@ def layer_norm_per_head(t: Tape, x: Tensor, name: str, width: int, heads: int) -
 
 def layer_norm_one_plus(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
     """Nemotron's: one is added to the weight; input, sum and bias are cast to autocast's dtype."""
-    weight = t.shift(t.parameter(f"{name}.weight", width))
-    bias: Tensor = t.parameter(f"{name}.bias", width)
+    weight = t.shift(t.parameter(f"{name}.weight", width, role=WeightRole.NORM))
+    bias: Tensor = t.parameter(f"{name}.bias", width, role=WeightRole.NORM)
     if t.autocast is None:
         return _layer_norm_kernel(t, x, width, (weight, bias))
     x, weight, bias = (t.cast(each, t.autocast) for each in (x, weight, bias))
@@ -246,7 +296,7 @@ def layer_norm_plain(t: Tape, x: Tensor, width: int) -> Tensor:
 def layer_norm_upcast(t: Tape, x: Tensor, name: str, width: int, groups: int = 1) -> Tensor:
     """Cohere's: mean and variance written out in fp32, times an fp32 weight, cast back."""
     shape = (width,) if groups == 1 else (groups, width)
-    weight = t.parameter(f"{name}.weight", *shape)
+    weight = t.parameter(f"{name}.weight", *shape, role=WeightRole.NORM)
     full = t.cast(x, DType.FP32)
     mean = t.mean(full, width)
     variance = t.mean(t.square(t.add(full, mean)), width)
@@ -272,8 +322,8 @@ def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
     )  # fmt: skip
     t.touch(full)
     normalized = t.cast(quotient, x.dtype)
-    weighted = t.mul(t.parameter(f"{name}.weight", width), normalized)
-    out = t.add(weighted, t.parameter(f"{name}.bias", width))
+    weighted = t.mul(t.parameter(f"{name}.weight", width, role=WeightRole.NORM), normalized)
+    out = t.add(weighted, t.parameter(f"{name}.bias", width, role=WeightRole.NORM))
     t.touch(normalized, mean, variance)
     return out
 
@@ -354,7 +404,7 @@ def embedding(
     t: Tape, name: str, num_rows: int, width: int, num_ids: int, ids: Tensor | None = None
 ) -> Tensor:
     """Look ids up in a table: keeps the ids; the table's gradient is dense."""
-    weight = t.parameter(f"{name}.weight", num_rows, width)
+    weight = t.parameter(f"{name}.weight", num_rows, width, role=WeightRole.TABLE)
     return embedding_lookup(t, weight, num_ids, ids)
 
 

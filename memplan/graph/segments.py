@@ -11,6 +11,7 @@ from memplan.model.parameters import ModelPart
 from memplan.training.compilation import Compilation
 
 if TYPE_CHECKING:
+    from memplan.graph.away import Away, Handed
     from memplan.model.layers import LayerSpec
 
 
@@ -88,6 +89,7 @@ class Operation:
         "flops",
         "forward_scratch",
         "gradients",
+        "handed",
         "in_python",
         "inputs",
         "keeps",
@@ -114,6 +116,7 @@ class Operation:
         saves_output: bool = False,
         in_python: bool = False,
         pinned: Sequence[Storage] = (),
+        handed: "Handed" = (),
     ) -> None:
         self.kind = kind
         self.inputs = inputs
@@ -142,6 +145,8 @@ class Operation:
         self.pinned = pinned
         """Storages that its context holds by itself, past ``save_for_backward``: no checkpointing drops
         them, and they go with the graph, when backward is over."""
+        self.handed = handed
+        """What hooks took of all that it keeps; what went is not in ``saved``."""
 
     @property
     def held(self) -> Sequence[Storage]:
@@ -203,6 +208,11 @@ class Region:
     """One past its last operation."""
     dropped: frozenset[Storage]
     """What only the region's own backward pass needs."""
+    given: tuple[Storage, ...] = ()
+    """What it is run again from, kept until its backward pass is over."""
+    result: Tensor | None = None
+    """Of one that is a backward pass within the backward pass, temporaries and all (Megatron's
+    ``CheckpointFunction``): what it returns, which stays until that is over, and the gradient of it."""
 
 
 class Segment:
@@ -210,8 +220,8 @@ class Segment:
 
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
-        "handed_in", "index", "input", "kept_outputs", "layer", "left", "lingering", "name",
-        "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
+        "handed_in", "index", "input", "input_away", "kept_outputs", "layer", "left", "lingering", "name",
+        "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
     )  # fmt: skip
 
@@ -237,6 +247,10 @@ class Segment:
         """How many times the segment is run, each time with parameters of its own."""
         self.checkpointed = checkpointed
         """Its activations are dropped after the forward pass and computed again in backward."""
+        self.nested = False
+        """Where it is checkpointed: all of it is run again, and its own backward pass runs within the
+        backward pass, so that what it was given, what it returns and the gradient of that stay until it
+        is over (``torch.autograd.backward`` in Megatron's ``CheckpointFunction``)."""
         self.compiled = Compilation.NONE
         """Its operations are torch.compile's: fused, and their gradients handed over together."""
         self.operations: list[Operation] = []
@@ -270,6 +284,13 @@ class Segment:
         """Stretches that are recomputed on their own."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
+        self.input_away: Away | None = None
+        """Where a checkpointed segment's input lies until it runs again, if it goes."""
+
+    @property
+    def keeps_input(self) -> bool:
+        """Its input stays until it is computed again."""
+        return self.checkpointed and self.input_away is None
 
     @property
     def pinned(self) -> frozenset[Storage]:

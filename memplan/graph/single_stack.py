@@ -41,8 +41,9 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
 from memplan.model.layers import StackSpec
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.kernels import AttentionKernel, Packing, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
 
@@ -87,9 +88,14 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
 
 
 def _input_bytes(t: Tape, model: ModelSpec) -> int:
-    """Token ids and labels; where ranks share sequences, shifted labels and positions too, and a rank's
-    share of each lies in a storage of the whole (``resize_``) [bytes]."""
+    """Token ids and labels [bytes].
+
+    Where ranks share sequences, shifted labels and positions too. Of a ring a rank's share of each lies
+    in a storage of the whole (``resize_``); DeepSpeed's loader hands out shares, in place of the labels.
+    """
     group = t.options.context_parallel
+    if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
+        return 3 * _ids(t, t.options.batch_size * t.options.seq_len)
     if group is not None:
         return 4 * _ids(t, t.options.batch_size * t.options.seq_len * group.degree)
     return _ids(t, t.options.batch_size * t.options.seq_len) + _label_bytes(t, model)
@@ -125,7 +131,9 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         rows += spec.prompts.num_types * spec.prompts.length
     group = t.options.tensor_parallel
     if group is None or t.options.split_plan.table is Sharing.WHOLE:
-        table = t.parameter("embed_tokens.weight", rows, spec.embedding_size)
+        table = t.parameter(
+            "embed_tokens.weight", rows, spec.embedding_size, role=WeightRole.TOKEN_TABLE
+        )
     else:
         from memplan.graph.tensor_parallel import token_table  # only then
 
@@ -368,7 +376,9 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     if takes_matrix(t):
         weight = t.own_copy(table, "lm_head") if model.head.tied else table
         if not model.head.tied:
-            weight = t.parameter("lm_head.weight", model.num_outputs, table.shape[-1])
+            weight = t.parameter(
+                "lm_head.weight", model.num_outputs, table.shape[-1], role=WeightRole.OUTPUT
+            )
         return language_model_loss(t, x, weight, model.num_outputs, lambda hidden: hidden)
     group = t.options.tensor_parallel
     return language_model_loss(

@@ -10,7 +10,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import LayerSpec, StackSpec
-from memplan.model.parameters import ParameterBlock
+from memplan.model.parameters import ParameterBlock, WeightRole
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.layer_choice import CheckpointedLayers
 
@@ -86,8 +86,9 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
         logits = _through_table(t, x, t.own_copy(table, "lm_head"), bias)
     else:
         logits = linear(
-            t, x, "lm_head", width, model.num_outputs, bias=spec.bias, split=Split.VOCABULARY
-        )
+            t, x, "lm_head", width, model.num_outputs, bias=spec.bias, split=Split.VOCABULARY,
+            role=WeightRole.OUTPUT,
+        )  # fmt: skip
     if spec.softcap:
         logits = t.scale(t.elementwise(OperationKind.TANH, t.scale(logits), saves_output=True))
     if spec.scaled:

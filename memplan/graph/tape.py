@@ -11,6 +11,7 @@ Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.t
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
@@ -19,8 +20,12 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
 from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
+
+if TYPE_CHECKING:
+    from memplan.graph.away import Handed, Hooks
 
 
 class Tape:
@@ -36,6 +41,12 @@ class Tape:
         self.decomposed = options.decomposed
         self.frozen = options.without_gradients
         """Parameters declared from here on are not trained."""
+        self.hooks: Hooks | None = None
+        """What takes tensors that operations keep to CPU RAM."""
+        if options.offload is not ActivationOffload.NONE:
+            from memplan.graph.away import hooks_of  # only then
+
+            self.hooks = hooks_of(options.offload, weights_stay=options.weights_stay)
         self.adaptation = options.adaptation
         """The adapter in whose place the model's own weights are frozen."""
         self.adapted: Mapping[str, int] = {}
@@ -43,6 +54,8 @@ class Tape:
         self._repetition = 0
         """How often segments of the present one's name were repeated before."""
         self._again: Segment | None = None
+        self.block = LayerBlock.NETWORK
+        """The block of a layer that is being written down."""
         self.segments: list[Segment] = []
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
         self.inputs_bytes = 0
@@ -54,6 +67,8 @@ class Tape:
         """What torch's dispatcher was asked, and the kernel it took."""
         self.buffers: list[Buffer] = []
         """What lies beside the parameters."""
+        self.buffers_in_use: tuple[int, ...] = ()
+        """Sizes to which Megatron's global memory buffer grows in the first pass, one after another."""
         self.returned: list[Tensor] = []
         """What the model returns beside the loss: logits."""
         self.loss_apart = False
@@ -97,6 +112,8 @@ class Tape:
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
         self.segment.input = x
+        if checkpointed and self.hooks is not None and x is not None:
+            self.segment.input_away = self.hooks.take_input(x)
         if self.adaptation is not None:
             earlier = (each.repeat for each in self.segments if each.name == name)
             self._repetition = sum(earlier)
@@ -205,6 +222,7 @@ class Tape:
         trainable: bool = True,
         experts: ExpertShare | None = None,
         of_adapter: bool = False,
+        role: WeightRole = WeightRole.MATRIX,
     ) -> Parameter:
         """Declare a weight of the present segment, owned by ``module`` (by default its prefix).
 
@@ -239,11 +257,13 @@ class Tape:
         made = Parameter(
             name,
             shape,
-            dtype or self._usual_dtype(module, shape),
+            dtype or self._usual_dtype(role),
             module=module,
             trainable=trainable,
             experts=experts,
             of_adapter=of_adapter,
+            role=role,
+            block=self.block,
         )
         self.segment.parameters.append(made)
         return self._trained_copy(made) if copied else made
@@ -257,14 +277,14 @@ class Tape:
         made = Parameter(
             f"{module}.modules_to_save.default.weight", weight.shape, weight.dtype,
             module=f"{module}.modules_to_save.default", trainable=not self.frozen, of_adapter=True,
+            role=WeightRole.OUTPUT, block=self.block,
         )  # fmt: skip
         self.segment.parameters.append(made)
         return made
 
-    def _usual_dtype(self, module: str, shape: tuple[int, ...]) -> DType:
+    def _usual_dtype(self, role: WeightRole) -> DType:
         norms = self.options.norms
-        is_norm = norms is not None and len(shape) == 1 and "norm" in module
-        return norms if norms is not None and is_norm else self.options.compute
+        return norms if norms is not None and role is WeightRole.NORM else self.options.compute
 
     def _trained_copy(self, original: Parameter) -> Parameter:
         """The copy that is trained in a weight's place (peft's ``ModulesToSaveWrapper``)."""
@@ -272,19 +292,26 @@ class Tape:
         made = Parameter(
             f"{module}.{original.name.rpartition('.')[2]}", original.shape, original.dtype,
             module=module, trainable=not self.frozen, experts=original.experts, of_adapter=True,
+            role=original.role, block=original.block,
         )  # fmt: skip
         self.segment.parameters.append(made)
         return made
 
     def matrix(
-        self, name: str, out_features: int, in_features: int, *, module: str = ""
+        self,
+        name: str,
+        out_features: int,
+        in_features: int,
+        *,
+        module: str = "",
+        role: WeightRole = WeightRole.MATRIX,
     ) -> Parameter:
         """Declare the weight of a ``torch.nn.Linear``: packed where the base is quantized.
 
         What a task adds stays as it is: the output matrix, and a head that is trained beside it
         (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``).
         """
-        whole = self.parameter(name, out_features, in_features, module=module)
+        whole = self.parameter(name, out_features, in_features, module=module, role=role)
         quantizer = self.options.quantizer
         stays = whole.of_adapter or self.segment.part is ModelPart.HEAD
         if quantizer is None or stays or self._again is not None:
@@ -299,7 +326,7 @@ class Tape:
         dtype = None
         if weight.packed is not None:
             dtype = weight.packed.quantization.compute_dtype
-        return self.parameter(name, weight.matrix_shape[0], dtype=dtype)
+        return self.parameter(name, weight.matrix_shape[0], dtype=dtype, role=WeightRole.OTHER)
 
     def buffer(self, numel: int, dtype: DType) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters."""
@@ -350,10 +377,17 @@ class Tape:
         saved: list[Storage] = []
         pinned: list[Storage] = []
         saves_output = keeps_weight = False
+        handed: Handed = ()
         if differentiable:
             for tensor in outputs:
                 if tensor.dtype.is_floating:
                     tensor.requires_grad = True
+            if self.hooks is not None and saves and not segment.checkpointed:
+                saves, handed = self.hooks.take(
+                    kind, saves, inputs=inputs, outputs=outputs,
+                    in_head=segment.part is ModelPart.HEAD, in_python=in_python,
+                    is_shared=self._is_shared,
+                )  # fmt: skip
             for tensor in saves:
                 storage = tensor.storage
                 if storage.segment < 0:
@@ -380,9 +414,13 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
-                pinned=pinned,
+                pinned=pinned, handed=handed,
             )
         )  # fmt: skip
+
+    def _is_shared(self, storage: Storage) -> bool:
+        """Whether it is of an earlier segment, and not what the present one is given."""
+        return 0 <= storage.segment < self.segment.index and not self._is_input(storage)
 
     def _is_input(self, storage: Storage) -> bool:
         x = self.segment.input

@@ -7,11 +7,12 @@ rank has whole. The token table and the output matrix are split in all of them.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from memplan.graph.splits import PLAIN_SPLIT, Sharing, SplitPlan
 from memplan.model.spec import ModelSpec
-from memplan.training.parallelism import TensorParallel
+from memplan.training.parallelism import TensorParallel, TensorParallelKind
 
 _ATTENTION_WHOLE = SplitPlan(attention=Sharing.WHOLE)
 _EXPERTS_ALONE = SplitPlan(attention=Sharing.WHOLE, network=Sharing.WHOLE, shared=Sharing.WHOLE)
@@ -57,6 +58,8 @@ def plan_words(model: ModelSpec, group: TensorParallel) -> str:
     >>> plan_words(memplan.load_model("pythia-70m"), TensorParallel(degree=2))
     "as transformers' tp_plan: token table whole"
     """
+    if group.kind is TensorParallelKind.AUTOTP:
+        return "as DeepSpeed turns transformers' tp_plan: token table whole"
     if group.sequence:
         return "torch's styles on each layer, as torchtitan gives them"
     if not has_plan(model):
@@ -80,4 +83,7 @@ def plan_of(model: ModelSpec, group: TensorParallel) -> SplitPlan:
     >>> plan_of(memplan.load_model("llama-3.1-8b"), TensorParallel(degree=2)).attention
     <Sharing.SPLIT: 'split'>
     """
-    return PLAIN_SPLIT if group.sequence else PLANS.get(model.family, PLAIN_SPLIT)
+    plan = PLAIN_SPLIT if group.sequence else PLANS.get(model.family, PLAIN_SPLIT)
+    if group.kind is TensorParallelKind.AUTOTP:
+        return replace(plan, table=Sharing.WHOLE)
+    return plan

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.model.parameters import LayerBlock, WeightRole
 
 if TYPE_CHECKING:
     from memplan.training.quantization import Quantization
@@ -100,8 +101,21 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "added_up", "experts", "gathered_as", "gradient_numel", "is_distributed", "module", "name",
-        "of_adapter", "of_linear", "packed", "ranks", "shape", "unused",
+        "added_up",
+        "block",
+        "experts",
+        "gathered_as",
+        "gradient_numel",
+        "is_distributed",
+        "module",
+        "name",
+        "of_adapter",
+        "of_linear",
+        "packed",
+        "ranks",
+        "role",
+        "shape",
+        "unused",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +129,8 @@ class Parameter(Tensor):
         experts: ExpertShare | None = None,
         of_adapter: bool = False,
         packed: PackedMatrix | None = None,
+        role: WeightRole = WeightRole.MATRIX,
+        block: LayerBlock = LayerBlock.NETWORK,
     ) -> None:
         numel = 1
         for size in shape:
@@ -126,6 +142,8 @@ class Parameter(Tensor):
         self.by_column = True
         self.module = module
         """The module that owns it directly."""
+        self.role = role
+        self.block = block
         self.shape = shape
         self.of_adapter = of_adapter
         """An adapter's own weight, or a copy that is trained in place of a frozen one."""

@@ -37,6 +37,7 @@ from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Tally
+from memplan.training.exchange import Visit
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
@@ -62,6 +63,15 @@ def rank_account(
     ranks = _heaviest(_Question(asked, 0, None)) if rank is None else [rank]
     found = [_weigh(asked, each, capacity_bytes) for each in ranks]
     return _account(given, max(found, key=_step_peak))
+
+
+def step_visits(given: RankInput, *, rank: int = 0) -> tuple[Visit, ...]:
+    """What a rank exchanges in a steady step, pass after pass.
+
+    Of more micro-batches than ``MICRO_BATCHES`` the first, one after it and the last are told.
+    """
+    outlined = _outlined(_Question(_asked(given), rank, None))
+    return tuple(outlined.outline.visits[1:])
 
 
 def activations_peak_bytes(given: RankInput) -> int:
@@ -143,7 +153,7 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
         rank=found.rank,
         phases=tuple(_phases(found, inputs)),
         held_bytes=outlined.outline.held_bytes + inputs.num_bytes,
-        host=outlined.host,
+        host=_with_states(outlined.host, given.passes.away_bytes),
         left_out=outlined.left_out,
         unsaved=outlined.unsaved,
     )
@@ -221,7 +231,8 @@ def _with_average(program: RankProgram) -> HostMemory:
 
 
 def _with_states(host: HostMemory, num_bytes: int) -> HostMemory:
-    """With an optimizer's states that are in CPU RAM, or may have to be."""
+    """With what else is in CPU RAM between steps: an optimizer's states, page-locked blocks that torch
+    keeps for the next activations."""
     if not num_bytes:
         return host
     held, saved = host.held_bytes + num_bytes, host.save_bytes + num_bytes
@@ -266,7 +277,7 @@ _SAID_OTHERWISE = {
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
-    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8",
+    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8", "offload_activations",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
@@ -387,6 +398,7 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
         tape.value.buffers_bytes,
         tape.value.declared,
         tuple(_outline_of(segment) for segment in tape.value.segments),
+        tuple(each.repeats for each in passes.value.forward),
         tuple(_order_of(each) for each in passes.value.backward),
     )
 

@@ -6,7 +6,8 @@ and everything it kept are still alive, then lets both go (torch/csrc/autograd/e
 outputs to the next nodes' buffers). A profile is relative to the bytes alive when it begins.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from enum import Enum
 
 from memplan.fast_dataclass import dataclass
@@ -75,6 +76,12 @@ class BackwardProfile:
     """Gradients that are there when it begins."""
     left: "dict[Tensor, GradientBuffer]"
     """Gradients of earlier segments' tensors that are there when it ends."""
+    arriving: Sequence[object] = ()
+    """Keys of what had come back from CPU RAM when it began."""
+    leaving: Sequence[object] = ()
+    """Keys of what has when it ends."""
+    streams: Mapping[object, int] = field(default_factory=dict)
+    """Of the blocks that are not of the main stream's memory."""
 
 
 class Extent(Enum):
@@ -119,10 +126,9 @@ class BackwardWalk:
         device: Multiprocessors | None = None,
         hooked: bool = False,
         lent: bool = False,
-        extent: Extent = Extent.ALL,
     ) -> None:
-        self.extent = extent
-        self.on_way: set[Tensor] = set() if extent is Extent.ALL else on_way(segment)
+        self.extent = Extent.ALL
+        self.on_way: set[Tensor] = set()
         """What is computed from what the segment was given."""
         self.captured: dict[Operation, GradientBuffer] = {}
         """Gradients of what weights' operations made, for the pass of the weights."""
@@ -155,6 +161,8 @@ class BackwardWalk:
         self.events: list[Event] = []
         self.marks: list[tuple[int, int]] = []
         self.handed_over: set[Storage] = set()
+        self.across: set[GradientBuffer] = set()
+        """Gradients that lie head by head, since what they are of came back in rows of its heads."""
         self.buffers: dict[Tensor, GradientBuffer] = {}
         self.is_compiled = segment.compiled is not Compilation.NONE
         self.finished: list[tuple[Parameter, int, GradientBuffer | None]] = []
@@ -163,14 +171,24 @@ class BackwardWalk:
         """Operations of the fused kernel at hand: what they kept goes when all of it has been written."""
         self.holders = 0
         """Operations that still hold what a checkpointed segment's recomputation is given."""
+        self.unpacks = segment.checkpointed and not segment.nested
+        """What was recomputed is unpacked into variables of the formula, where it is asked for."""
+        self.returned: dict[Region, tuple[object, GradientBuffer | None]] = {}
+        """Of regions whose own backward passes run: what they returned, and its gradient."""
+
+    def limit(self, extent: Extent) -> None:
+        """Compute some of the gradients alone."""
+        self.extent = extent
+        self.on_way = on_way(self.segment)
 
     def run(self) -> BackwardProfile:
         """Walk the operations backward."""
         segment = self.segment
         given_storage = segment.input.storage if segment.input is not None else None
-        if segment.checkpointed and given_storage is not None:
+        if segment.keeps_input and given_storage is not None:
             self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
-            self.holders = sum(map(keeps_something, segment.operations))
+            if not segment.nested:
+                self.holders = sum(map(keeps_something, segment.operations))
         if segment.output is not None:
             is_foreign = segment.compiled is Compilation.LAYER or self.lent
             size = 0 if self.lent else segment.output.storage.num_bytes
@@ -178,19 +196,25 @@ class BackwardWalk:
         for tensor, size in self.shared.items():
             self.buffers[tensor] = GradientBuffer(size)
         given: dict[Tensor, GradientBuffer] = dict(self.buffers)
+        if segment.nested:
+            self._begin_nested()
         replays = {region.stop - 1: region for region in segment.regions}
+        ends = {region.start: region for region in segment.regions if region.result is not None}
         for position in range(len(segment.operations) - 1, -1, -1):
             if position in replays:
                 self._replay(replays[position])
             operation = segment.operations[position]
-            if not operation.gradients:
-                continue
-            self.marks.append((len(self.events), position))
-            if self.again is not None and keeps_something(operation):
-                self._recompute(self.again)
-            self._step(operation)
+            if operation.gradients:
+                self.marks.append((len(self.events), position))
+                if self.again is not None and keeps_something(operation):
+                    self._recompute(self.again)
+                self._step(operation)
+            if position in ends:
+                self._end_region(ends[position])
         if self.again is not None:
             self._recompute(self.again)
+        if segment.nested:
+            self._end_nested(given)
         if self.is_compiled:
             self._end_kernel()
             self._return()
@@ -252,7 +276,8 @@ class BackwardWalk:
                 return
             self.gone.add(operation)
         # What was recomputed is unpacked into variables of the formula, which go in reverse order.
-        saved = reversed(operation.saved) if self.segment.checkpointed else operation.saved
+        unpacks = self.unpacks or operation.handed
+        saved = reversed(operation.saved) if unpacks else operation.saved
         for storage in saved:
             self._unkeep(storage)
 
@@ -312,14 +337,79 @@ class BackwardWalk:
         self.saved += recomputed
         self._close(None, 0)
 
+    def _begin_nested(self) -> None:
+        """Run all of a checkpointed segment again; its output's gradient stays to the end."""
+        output = self.segment.output
+        if output is not None:
+            self.buffers[output].references += 1
+        if self.again is not None:
+            self._recompute(self.again)
+
+    def _end_nested(self, given: "dict[Tensor, GradientBuffer]") -> None:
+        """The function returns: its variables go, with what was kept for it."""
+        segment = self.segment
+        output = segment.output
+        if output is not None:
+            if output.storage.segment == segment.index:
+                self._unkeep(output.storage)
+            self._release(given[output])
+        if segment.input is not None:
+            self._unkeep(segment.input.storage)
+
     def _replay(self, region: Region) -> None:
         """Compute a region's dropped storages again, just before its backward pass."""
+        if region.result is not None:
+            self._run_again(region, region.result)
+            return
         operations = self.segment.operations[region.start : region.stop]
         made = [tensor.storage for operation in operations for tensor in operation.outputs]
         for storage in dict.fromkeys(made):
             if storage in region.dropped:
                 self.saved += storage.num_bytes
                 self._allocate(storage, storage.num_bytes)
+
+    def _run_again(self, region: Region, result: Tensor) -> None:
+        """The same with all temporaries, for a backward pass of its own."""
+        incoming = self.buffers.get(result)
+        if incoming is not None:
+            incoming.references += 1
+        self.returned[region] = key, _ = (object(), incoming)
+        dying: dict[int, list[Storage]] = {}
+        for position in range(region.start, region.stop):
+            operation = self.segment.operations[position]
+            stages: list[list[Change]] = [[], []]
+            if operation.forward_scratch:
+                stages = scratch_changes(operation.forward_scratch)
+            self._play(stages[0])
+            own = {tensor.storage for tensor in operation.inputs}
+            for storage in dict.fromkeys(tensor.storage for tensor in operation.outputs):
+                if storage in own or storage.segment != self.segment.index:
+                    continue
+                if storage is result.storage:
+                    self._allocate(key, storage.num_bytes)
+                    continue
+                if storage in region.dropped:
+                    self.saved += storage.num_bytes
+                else:
+                    last = min(max(storage.last_read, position), region.stop - 1)
+                    dying.setdefault(last, []).append(storage)
+                self._allocate(storage, storage.num_bytes)
+            if operation.multiplies:
+                self.events.append((WORKSPACE, 0))
+            for stage in stages[1:]:
+                self._play(stage)
+            for storage in dying.pop(position, ()):
+                self._free(storage, storage.num_bytes)
+
+    def _end_region(self, region: Region) -> None:
+        """Its backward pass is over: what was kept for it goes."""
+        key, incoming = self.returned.pop(region)
+        assert region.result is not None
+        self._free(key, region.result.storage.num_bytes)
+        if incoming is not None:
+            self._release(incoming)
+        for storage in region.given:
+            self._unkeep(storage)
 
     def _close(
         self, parameter: Parameter | None, gradient_bytes: int, gradient: object = None
@@ -348,6 +438,8 @@ class BackwardWalk:
             for tensor in operation.outputs
             if (buffer := self.buffers.pop(tensor, None)) is not None
         ]
+        if self.across:
+            incoming = self._in_rows(operation, incoming)
         if self.is_compiled and operation.kind in EXTERN_KERNELS:
             self._end_kernel()
         if not incoming:
@@ -360,7 +452,9 @@ class BackwardWalk:
         made, products = self._formula(operation, incoming[0])
         # What was recomputed is let go by the formula itself, before the engine casts or sums
         # what the formula returned (``validate_outputs``).
-        if self.segment.checkpointed and not self.is_compiled:
+        # So does it with what hooks give it.
+        unpacks = self.unpacks or bool(operation.handed)
+        if unpacks and not self.is_compiled:
             self._let_go(operation)
         if len(products) > 1:  # validated in the order of the inputs, whatever the formula's was
             products.sort(key=lambda each: operation.inputs.index(each[1]))
@@ -370,13 +464,15 @@ class BackwardWalk:
                 self._sum_rows(tensor, operation.outputs[0])
             if product is not incoming[0]:
                 self._free(product, product.num_bytes)
+        if operation.handed or self.segment.input_away is not None:
+            self._end_formula(operation)
         for buffer in incoming:
             self._release(buffer)
         if self.is_compiled:
             self.read.append(operation)
             if operation.kind in EXTERN_KERNELS:
                 self._end_kernel()
-        elif not self.segment.checkpointed:
+        elif not unpacks:
             self._let_go(operation)
         self._let_go_of_given(operation)
         # Next edges are served in the order of the inputs, whatever order the formula went in.
@@ -429,7 +525,9 @@ class BackwardWalk:
                     continue
                 kind = Gradient.FRESH
             if kind == Gradient.SAVED:
-                self._hand_over(next(handed_over))
+                kept = next(handed_over, None)
+                if kept is not None:  # else it has come back for this formula
+                    self._hand_over(kept)
                 kind = Gradient.FRESH
             if made and len(stages) > 1:
                 self._play(stages.pop(0))
@@ -449,6 +547,24 @@ class BackwardWalk:
         for stage in stages:
             self._play(stage)
         return made, products
+
+    def _in_rows(
+        self, operation: Operation, incoming: list[GradientBuffer]
+    ) -> list[GradientBuffer]:
+        """Gradients as a product takes them: copied into rows where they lie otherwise."""
+        found = []
+        for buffer in incoming:
+            if buffer in self.across and operation.multiplies:
+                rows = GradientBuffer(buffer.num_bytes)
+                self._allocate(rows, rows.num_bytes)
+                self._release(buffer)
+                found.append(rows)
+            else:
+                found.append(buffer)
+        return found
+
+    def _end_formula(self, operation: Operation) -> None:
+        """A formula that reads what went to CPU RAM has run."""
 
     def _sum_rows(self, tensor: Tensor, out: Tensor) -> None:
         """What the kernel that sums a gradient over its rows asks for beside the result."""
@@ -536,7 +652,7 @@ class BackwardWalk:
         for number, operation in enumerate(groups):
             before, self.finished = self.finished, []
             if segment.checkpointed:
-                self._run_again(number)
+                self._recompute_for(number)
             self.buffers[operation.outputs[0]] = captured[operation]
             self._step(operation)
             for each in reversed(aside):
@@ -551,7 +667,7 @@ class BackwardWalk:
         self._close(None, 0)
         return BackwardProfile(intervals=self.intervals, end=self._level(), given={}, left={})
 
-    def _run_again(self, number: int) -> None:
+    def _recompute_for(self, number: int) -> None:
         """Run a checkpointed segment again for one call alone: its blocks are none of the other calls'."""
         walk = ForwardWalk(self.segment, keep=True)
         walk.saves = {each: count for each, count in self.saves.items() if count}

@@ -17,6 +17,8 @@ from memplan.graph.tape import Tape
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
+from memplan.training.exchange import ALONE as ALONE_RANKS
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.setup import TrainingSetup
 
 
@@ -190,6 +192,16 @@ class SideLedger(Ledger):
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``."""
         self.ledger.empty_cache()
+
+    def exchange(
+        self,
+        kind: ExchangeKind,
+        num_bytes: int,
+        ranks: Ranks = ALONE_RANKS,
+        hiding: Hiding = Hiding.NONE,
+    ) -> None:
+        """Something is sent, fetched or copied."""
+        self.ledger.exchange(kind, num_bytes, ranks, hiding)
 
     @property
     def shares_formats(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind
 from memplan.memory.allocator import EMPTY_CACHE
+from memplan.training.exchange import ALONE, ExchangeKind, Hiding, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -126,3 +127,12 @@ class Ledger:
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``."""
         self.events.append(EMPTY_CACHE)
+
+    def exchange(
+        self,
+        kind: ExchangeKind,
+        num_bytes: int,
+        ranks: Ranks = ALONE,
+        hiding: Hiding = Hiding.NONE,
+    ) -> None:
+        """Something is sent, fetched or copied; only ``Tally`` takes note."""

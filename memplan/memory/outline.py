@@ -1,11 +1,15 @@
 """What a program holds over a run, spot by spot, and the fullest moments of a batch laid under it."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.ledger import Part
 from memplan.memory.spots import Spot, Spots
+
+if TYPE_CHECKING:
+    from memplan.training.exchange import Visit
 
 Held = tuple[int, ...]
 """What a program holds, by line."""
@@ -41,6 +45,8 @@ class Outline:
         """The points that may be the fullest of their spot, whatever the model holds there."""
         self.held: dict[Part, Held] = {}
         """What is held when a part of the run ends."""
+        self.visits: list[Visit] = []
+        """What is exchanged in each part of a steady step, in order."""
 
     @property
     def held_bytes(self) -> int:

@@ -16,6 +16,7 @@ from memplan.memory.outline import Held, Line, Outline, Point
 from memplan.memory.playback import Engine
 from memplan.memory.spots import PassSpots, Spot, Spots, height_entries
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
+from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 
 _ROUND = ALLOCATION_ROUNDING - 1
 """The bits of a block that its size leaves: they say its line."""
@@ -27,8 +28,8 @@ class Tally(Ledger):
     """A ledger that keeps sums: of what a program holds, by purpose, at every spot of the passes."""
 
     __slots__ = (
-        "_aside_of", "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
-        "_snapshot", "_spot", "_stops", "_total", "_weight_lines", "outline", "spots",
+        "_aside_of", "_exchanged", "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
+        "_snapshot", "_spot", "_steady", "_stops", "_total", "_weight_lines", "outline", "place", "spots",
     )  # fmt: skip
 
     def __init__(self, spots: Spots) -> None:
@@ -52,6 +53,11 @@ class Tally(Ledger):
         self._repetition = 0
         self._most = 0
         self._most_held: Held = ()
+        self.place = -1
+        """The segment that is run."""
+        self._exchanged: dict[Exchange, int] = {}
+        self._steady = False
+        """The first step is over."""
 
     # -- what programs ask for ---------------------------------------------------------------------
 
@@ -60,6 +66,7 @@ class Tally(Ledger):
         self._leave()
         self._close_visit()
         self.outline.held[self._part] = self._now()
+        self._end_exchanges()
         self._part = part
         self._most, self._most_held = -1, ()
 
@@ -144,6 +151,26 @@ class Tally(Ledger):
 
     def empty_cache(self) -> None:
         """What is alive stays."""
+
+    def exchange(
+        self,
+        kind: ExchangeKind,
+        num_bytes: int,
+        ranks: Ranks = ALONE,
+        hiding: Hiding = Hiding.NONE,
+    ) -> None:
+        """Note it with the segment that is run."""
+        if not num_bytes:
+            return
+        found = Exchange(self.place, kind, num_bytes, ranks, hiding)
+        self._exchanged[found] = self._exchanged.get(found, 0) + 1
+
+    def _end_exchanges(self) -> None:
+        if self._steady:
+            visit = Visit(self._part.value, tuple(self._exchanged.items()))
+            self.outline.visits.append(visit)
+        self._exchanged = {}
+        self.place = -1
 
     # -- where the model is ------------------------------------------------------------------------
 
@@ -239,6 +266,8 @@ class Tally(Ledger):
                 first.setdefault(spot, []).extend(found)
         self._part, self._points = Part.FORWARD, {}
         self._most, self._most_held = -1, ()
+        self._exchanged = {}
+        self._steady = True
 
     def close(self, weight_words: Mapping[ComponentKind, str]) -> Outline:
         """The run is over; the words say what blocks of single weights are."""
@@ -285,7 +314,7 @@ class TallyPlayback:
         spots = self.spots
         joined_at = self.tape.joined_at
         for each, own in zip(self.passes.forward, spots.forward, strict=True):
-            if joined_at == each.segment.index:
+            if joined_at == each.segment.index and not each.first:
                 self.ledger.stand(own.start)
                 self.engine.run_joined()
             self._forward(each, own)
@@ -319,9 +348,10 @@ class TallyPlayback:
     def _forward(self, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         (pieces,) = own.stretches
+        ledger.place = segment.index
         was_noted = True
-        for repetition in range(segment.repeat):
-            is_noted = self._is_noted(repetition, segment.repeat)
+        for repetition in range(each.repeats):
+            is_noted = self._is_noted(repetition, each.repeats)
             if was_noted and not is_noted:
                 ledger.look_away()
             elif is_noted and not was_noted:
@@ -329,14 +359,15 @@ class TallyPlayback:
             was_noted = is_noted
             if is_noted:
                 ledger.stand(own.start, repetition)
-            engine.before_forward(segment, repetition)
+            copy = each.first + repetition
+            engine.before_forward(segment, copy)
             if is_noted:
                 for peak, end, acts in pieces:
                     ledger.rise(peak, repetition)
                     ledger.stand(end, repetition)
                     if acts:
-                        engine.reach(segment, repetition, acts)
-            engine.after_forward(segment, repetition)
+                        engine.reach(segment, copy, acts)
+            engine.after_forward(segment, copy)
 
     def _is_noted(self, repetition: int, count: int) -> bool:
         """Of equal repetitions the first and the last two tell all."""
@@ -379,6 +410,7 @@ class TallyPlayback:
 
     def _backward(self, each: BackwardPass, own: PassSpots, repetition: int, copy: int) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
+        ledger.place = segment.index
         is_noted = self._is_noted(repetition, each.repeats)
         was_noted = self._is_noted(max(0, repetition - 1), each.repeats)
         if was_noted and not is_noted:

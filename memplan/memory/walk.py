@@ -44,6 +44,15 @@ WORKSPACE = object()
 matrices asks for it (aten/src/ATen/cuda/CublasHandlePool.cpp, ``getCUDABlasLtWorkspace``)."""
 
 
+class InTransit:
+    """A block that is on its way to CPU RAM or back: a key of a walk's events."""
+
+    __slots__ = ("num_bytes",)
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+
 @dataclass(slots=True)
 class ForwardProfile:
     """A segment's forward pass."""
@@ -59,6 +68,10 @@ class ForwardProfile:
     """Allocations and frees, in torch's order."""
     starts: list[int]
     """How many of them come before each operation, and before the end."""
+    arriving: Sequence[object] = ()
+    """Keys of what was on its way to CPU RAM when it began."""
+    leaving: Sequence[object] = ()
+    """Keys of what is when it ends, and nothing else holds."""
 
 
 class ForwardWalk:
@@ -76,6 +89,8 @@ class ForwardWalk:
                 held = operation.saved if segment.checkpointed else operation.held
                 for storage in held:
                     self.saves[storage] = self.saves.get(storage, 0) + 1
+            for storage in _held_by_nested(segment):
+                self.saves[storage] = self.saves.get(storage, 0) + 1
 
     def run(self) -> ForwardProfile:
         """Walk all operations, as the forward pass does."""
@@ -185,6 +200,15 @@ class ForwardWalk:
         )
 
 
+def _held_by_nested(segment: Segment) -> list[Storage]:
+    """What stays for, or during, a backward pass within the backward pass."""
+    held = [storage for region in segment.regions for storage in region.given]
+    output = segment.output
+    if segment.nested and output is not None and output.storage.segment == segment.index:
+        held.append(output.storage)
+    return held
+
+
 def _touched(storage: Storage) -> int:
     return storage.touched
 
@@ -217,9 +241,9 @@ def last_recomputed(segment: Segment) -> int:
 def recomputation_stop(segment: Segment) -> int:
     """How many operations a checkpointed segment runs again before everything kept is there.
 
-    An operation that keeps only inputs is not run itself. What is compiled runs as a whole.
+    An operation that keeps only inputs is not run itself. What is compiled or nested runs as a whole.
     """
-    if segment.compiled is not Compilation.NONE:
+    if segment.compiled is not Compilation.NONE or segment.nested:
         return len(segment.operations)
     last = last_recomputed(segment)
     keeps = bool(segment.operations) and keeps_something(segment.operations[last])

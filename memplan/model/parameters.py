@@ -7,9 +7,45 @@ so.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from memplan.fast_dataclass import dataclass
+
+
+class WeightRole(Enum):
+    """What a weight is to its module; rules ask this, never its name."""
+
+    MATRIX = "matrix"
+    """Of a linear layer."""
+    QUERY_KEY = "query_key"
+    """The same, of queries or of keys."""
+    ATTENTION_OUTPUT = "attention_output"
+    """The same, of what attention found."""
+    OUTPUT = "output"
+    """The model's output matrix, where it is not the token table."""
+    ROUTER = "router"
+    """The matrix that scores experts."""
+    TOKEN_TABLE = "token_table"
+    TABLE = "table"
+    """Of positions, types or whatever else is looked up."""
+    NORM = "norm"
+    OTHER = "other"
+    """Biases, factors, stacked experts."""
+
+
+class LayerBlock(Enum):
+    """The block of a layer that a weight stands in."""
+
+    NETWORK = "network"
+    """A feed-forward network, or none that is known."""
+    ATTENTION = "attention"
+    """Of a sequence with itself."""
+    CROSS_ATTENTION = "cross_attention"
+    MIXER = "mixer"
+    """What mixes the tokens and is no attention, or none that is written down."""
+    EXPERTS = "experts"
+    """A mixture's routed experts."""
+    SHARED_EXPERT = "shared_expert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +71,7 @@ class ParameterShape:
     """A class may own a parameter that it never trains: Whisper's sinusoids."""
     of_linear: bool = False
     """The weight of a ``torch.nn.Linear``, which a quantized base packs."""
+    role: WeightRole = WeightRole.OTHER
 
 
 class ModelPart(StrEnum):
@@ -82,6 +119,18 @@ _ENDINGS = (
 )
 _BESIDE = frozenset({"projector", "qformer", "vqgan", "talker", "token2wav", "vocoder"})
 """Parts that stand beside a language model and are not broken down further."""
+
+
+_NAMED_ROLES = {
+    "q_proj": WeightRole.QUERY_KEY,
+    "k_proj": WeightRole.QUERY_KEY,
+    "lm_head": WeightRole.OUTPUT,
+}
+
+
+def _role_of(module: str) -> WeightRole:
+    """What a linear layer is, as transformers' classes call it."""
+    return _NAMED_ROLES.get(module.rpartition(".")[2], WeightRole.MATRIX)
 
 
 class ParameterTable:
@@ -145,27 +194,38 @@ class ParameterTable:
 
     def tied(self, module: str, same_as: str, num_rows: int, width: int) -> None:
         """Declare an output matrix that is an earlier table where the model ties the two."""
-        self._open.append(ParameterShape(module, "weight", (num_rows, width), same_as))
+        self._open.append(
+            ParameterShape(module, "weight", (num_rows, width), same_as, role=WeightRole.OUTPUT)
+        )
 
     def linear(
         self, module: str, in_features: int, out_features: int, *, bias: bool = True
     ) -> None:
         """``torch.nn.Linear``."""
         self._open.append(
-            ParameterShape(module, "weight", (out_features, in_features), of_linear=True)
+            ParameterShape(
+                module,
+                "weight",
+                (out_features, in_features),
+                of_linear=True,
+                role=_role_of(module),
+            )
         )
         if bias:
             self.parameter(module, "bias", out_features)
 
     def norm(self, module: str, size: int, *, bias: bool = True) -> None:
         """A normalization with a weight, and a bias unless it is an RMS norm."""
-        self.parameter(module, "weight", size)
+        self._open.append(ParameterShape(module, "weight", (size,), role=WeightRole.NORM))
         if bias:
-            self.parameter(module, "bias", size)
+            self._open.append(ParameterShape(module, "bias", (size,), role=WeightRole.NORM))
 
     def embedding(self, module: str, num_rows: int, width: int, *, unused: bool = False) -> None:
         """``torch.nn.Embedding``."""
-        self.parameter(module, "weight", num_rows, width, unused=unused)
+        table = WeightRole.TABLE
+        self._open.append(
+            ParameterShape(module, "weight", (num_rows, width), unused=unused, role=table)
+        )
 
     def convolution(
         self,

@@ -26,6 +26,7 @@ from memplan.units import GIB
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from memplan.estimator.run_cost import TimeQuestion
     from memplan.search.advice import Hints
 
 
@@ -37,6 +38,7 @@ def print_comparison(
     exact: bool = False,
     legend: bool = False,
     reserved: bool = False,
+    question: "TimeQuestion | None" = None,
 ) -> None:
     """Print the answer for each GPU, then one line per setup, the simplest first.
 
@@ -45,6 +47,8 @@ def print_comparison(
     print_answer(console, rows, hints, exact=exact)
     console.print()
     label, *others = comparison_columns(rows, hints, exact=exact, reserved=reserved)
+    if question is not None:
+        others += times_by_card(rows, question)
     for line in print_blocks(console.width, label, others):
         console.print(line, soft_wrap=True)
     console.print()
@@ -64,6 +68,7 @@ def print_account(
     *,
     legend: bool = False,
     reserved: bool = False,
+    question: "TimeQuestion | None" = None,
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
     print_answer(console, [estimates], hints, exact=True)
@@ -77,6 +82,12 @@ def print_account(
     console.print()
     for text in host_lines(estimates):
         _print_plain(console, text)
+    if question is not None:
+        from memplan.report.times import time_lines  # which most are not asked for
+
+        for each in estimates:
+            for text in time_lines(each, question):
+                _print_plain(console, text)
     _print_assumed(console, [estimates])
     _print_notes(console, [estimates])
     if reserved:
@@ -87,6 +98,20 @@ def print_account(
         _print_dim(console, RESERVED_LINE)
     for text in LEGEND if legend else SHORT_ACCOUNT_LEGEND:
         _print_dim(console, text)
+
+
+def times_by_card(rows: Rows, question: "TimeQuestion") -> list[Column]:
+    """A step's time and what follows, for each GPU."""
+    from memplan.report.times import time_columns  # which most are not asked for
+
+    found = []
+    for column in zip(*rows, strict=True):
+        gpu = column[0].gpu
+        for each in time_columns(column, question):
+            name = gpu.short_name if gpu is not None and len(rows[0]) > 1 else ""
+            header = (f"{name} {each.header[0]}".strip(), *each.header[1:])
+            found.append(Column(header=header, cells=each.cells, is_figure=True))
+    return found
 
 
 RESERVED_LINE = (

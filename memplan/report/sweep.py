@@ -9,7 +9,7 @@ from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text
 from memplan.report.blocks import Column, has_room, print_blocks
 from memplan.report.changes import checkpointing_label, offload_label, sharing_label
 from memplan.report.columns import host_column
-from memplan.report.estimate import ZERO_INIT_LINE
+from memplan.report.estimate import ZERO_INIT_LINE, times_by_card
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_count
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from memplan.estimator.run_cost import TimeQuestion
+
 MARKDOWN_COLUMNS = (
     "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer", "offload_param",
     "micro_batch_size", "gradient_accumulation_steps", "seq_len", "precision", "checkpointing",
@@ -29,8 +31,17 @@ MARKDOWN_COLUMNS = (
 """What a Markdown table shows of a row."""
 
 
-def sweep_rows(results: Iterable[SweepResult]) -> Iterator[dict[str, object]]:
-    """Flat rows for scripts: one for each setup and GPU, made one by one."""
+def sweep_rows(
+    results: Iterable[SweepResult], question: "TimeQuestion | None" = None
+) -> Iterator[dict[str, object]]:
+    """Flat rows for scripts: one for each setup and GPU, made one by one; with times if asked for."""
+    if question is not None:
+        from memplan.report.times import time_row  # which most are not asked for
+
+        for result in results:
+            for each in result.estimates:
+                yield each.to_dict() | time_row(each, question)
+        return
     for result in results:
         for each in result.estimates:
             yield each.to_dict()
@@ -115,15 +126,21 @@ def _degrees(setup: TrainingSetup) -> str:
     return " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1)
 
 
-def print_sweep(console: "Console", sweep: Sweep, results: Sequence[SweepResult]) -> None:
-    """Print one line per setup, what it allocates, and the verdict of each GPU."""
+def print_sweep(
+    console: "Console",
+    sweep: Sweep,
+    results: Sequence[SweepResult],
+    *,
+    question: "TimeQuestion | None" = None,
+) -> None:
+    """Print one line per setup, what it allocates, the verdict of each GPU, and times if asked for."""
     from rich.text import Text
 
     shown = varying_columns(results)
     print_head(console, results, shown)
     print_counts(console, results)
     console.print()
-    for line in sweep_lines(console.width, results, shown):
+    for line in sweep_lines(console.width, results, shown, question):
         console.print(line, soft_wrap=True)
     console.print()
     for note in footnotes(sweep, results):
@@ -196,7 +213,10 @@ _COUNT_WORDS = {
 
 
 def sweep_lines(
-    width: int, results: Sequence[SweepResult], shown: Sequence[str]
+    width: int,
+    results: Sequence[SweepResult],
+    shown: Sequence[str],
+    question: "TimeQuestion | None" = None,
 ) -> "Iterator[Text]":
     """The lines of the table; what heads a section is written once in it."""
     columns = list(zip(*(result.estimates for result in results), strict=True))
@@ -207,6 +227,8 @@ def sweep_lines(
         or answers[0].node_memory_bytes is not None
     ):
         figures.insert(0, host_column(answers))
+    if question is not None:
+        figures += times_by_card([result.estimates for result in results], question)
     said = [{name: _said(name, result) for name in shown} for result in results]
     heading = [name for name in shown if list(COLUMNS).index(name) < _SECTION]
     starts = _section_starts([[each[name] for name in heading] for each in said])

@@ -37,15 +37,17 @@ _NAMED = {
     "activation_checkpointing": "acts only through deepspeed.checkpointing; give checkpointing",
     "data_efficiency": "may drop tokens or shorten sequences: the figures are upper bounds",
     "autotuning": "tries other batch sizes and stages; this is the setup that the file itself names",
-    "seq_parallel_communication_data_type": "acts under Ulysses sequence parallelism alone",
 }
 """Keys that may change memory elsewhere: the answer names them, unless they are off."""
 
 _REFUSED = (
-    "tensor_parallel", "pipeline", "torch_autocast", "hybrid_engine", "sequence_parallel_size",
+    "pipeline", "torch_autocast", "hybrid_engine",
     "expert_parallel", "weight_quantization", "compile", "msamp",
 )  # fmt: skip
 """Keys that change memory and are not modelled, unless they are off."""
+
+_PLAIN_SPLIT = ("autotp_size", "dtype", "keep_module_on_host")
+"""Keys of ``tensor_parallel`` beside which layers are split as transformers plans it."""
 
 _REMOVED_AT = {"": tuple(REMOVED), "zero_optimization.": REMOVED_FROM_ZERO}
 """Keys that are passed over, by where they stand: ``_pass_over_removed`` speaks of them."""
@@ -128,6 +130,7 @@ class _Reader:
         self._read_precision()
         self._read_zero()
         self._read_optimizer()
+        self._read_tensor_parallel()
         self._read_batch()
         self._add_given_options()
         self.fields["engine_options"] = self.options
@@ -195,6 +198,18 @@ class _Reader:
             elif key in _REFUSED and not _is_off(value):
                 self._fail(key, "changes memory and is not modelled; leave it out")
 
+    def _read_tensor_parallel(self) -> None:
+        """AutoTP's degree; what splits layers otherwise than transformers' plans do is refused."""
+        section = self._section("tensor_parallel")
+        for key, value in section.items():
+            plain = key in _PLAIN_SPLIT or value == "torch" or _is_off(value)
+            if not plain:
+                name = f"tensor_parallel.{key}"
+                self._fail(name, "splits layers in a way that is not modelled; leave it out")
+        size = section.get("autotp_size")
+        if isinstance(size, int) and size > 1:
+            self._set("tensor_parallel", size, "tensor_parallel.autotp_size")
+
     def _section(
         self, key: str, parent: Mapping[str, object] | None = None
     ) -> Mapping[str, object]:
@@ -229,6 +244,12 @@ class _Reader:
         reduced = self.config.get("communication_data_type", AUTO)
         if reduced != AUTO:
             self.options["communication_data_type"] = reduced
+        key = "seq_parallel_communication_data_type"
+        shared = self.config.get(key, AUTO)
+        if shared != AUTO and self.config.get("sequence_parallel_size") in (None, 1):
+            self.notes.append(f"{key} acts under Ulysses sequence parallelism alone")
+        elif shared != AUTO:
+            self.options[key] = shared
 
     def _read_zero(self) -> None:
         zero = self._section("zero_optimization")
@@ -311,6 +332,9 @@ class _Reader:
         micro = self._count("train_micro_batch_size_per_gpu")
         steps = self._count("gradient_accumulation_steps")
         whole = self._count("train_batch_size")
+        sharing = self._count("sequence_parallel_size")
+        if sharing not in (None, 1):
+            self._set("context_parallel", sharing, "sequence_parallel_size")
         if micro is not None:
             self._set("micro_batch_size", micro, "train_micro_batch_size_per_gpu")
         if steps is not None:
@@ -321,8 +345,8 @@ class _Reader:
     def _spread(self, whole: int) -> None:
         """DeepSpeed's rule: batch = micro-batch x steps x data-parallel ranks."""
         ranks = self._given_count("num_gpus") or 1
-        for degree in ("tensor_parallel", "pipeline_parallel"):
-            ranks = max(1, ranks // (self._given_count(degree) or 1))
+        for degree in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
+            ranks = max(1, ranks // (self._known(degree) or 1))
         micro = self._known("micro_batch_size")
         steps = self._known("gradient_accumulation_steps")
         if micro is None:
@@ -382,8 +406,6 @@ def _is_off(value: object) -> bool:
             return coerce(FLAG, value["enabled"]) is False
         except ValueError:
             return False
-    if "autotp_size" in value:
-        return value["autotp_size"] in (0, 1)
     return not any(each for each in value.values() if each is not None)
 
 

@@ -5,9 +5,20 @@ from enum import Enum
 from memplan.fast_dataclass import dataclass
 
 
+class TensorParallelKind(Enum):
+    """Whose split it is; the value is what people read."""
+
+    DTENSOR = "DTensor"
+    """torch's: inputs are kept as they were gathered."""
+    AUTOTP = "AutoTP"
+    """DeepSpeed's: collectives add up in place, and the token table is whole."""
+    MEGATRON = "Megatron"
+    """Megatron's: shares are kept, and gathered into one buffer again; the loss is always split."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorParallel:
-    """Heads, networks and vocabulary split over the ranks of a group (torch's DTensor).
+    """Heads, networks and vocabulary split over the ranks of a group.
 
     >>> TensorParallel(degree=4, sequence=True).words
     'tensor parallel over 4 ranks (DTensor) with sequence parallel'
@@ -19,6 +30,8 @@ class TensorParallel:
     """Between the split blocks each rank has a share of every sequence (``SequenceParallel``)."""
     loss: bool = False
     """The logits stay split over the vocabulary (``loss_parallel``)."""
+    kind: TensorParallelKind = TensorParallelKind.DTENSOR
+    """Whose it is."""
 
     @property
     def words(self) -> str:
@@ -28,7 +41,7 @@ class TensorParallel:
             for name, chosen in (("sequence parallel", self.sequence), ("loss parallel", self.loss))
             if chosen
         ]
-        return f"tensor parallel over {self.degree} ranks (DTensor)" + (
+        return f"tensor parallel over {self.degree} ranks ({self.kind.value})" + (
             f" with {' and '.join(beside)}" if beside else ""
         )
 

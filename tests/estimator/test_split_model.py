@@ -51,6 +51,47 @@ def test_pytorchs_own_allocator(
     assert any("tensor parallel over" in each for each in found.assumptions)
 
 
+SMALL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
+    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "intermediate_size": 5632, "vocab_size": 32000, "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "setup", "asked", "reserved"),
+    [
+        ({}, {"tensor_parallel": 2, "num_gpus": 4, "zero_stage": 1}, 2948184856, 3831496704),
+        ({"attention_bias": True, "mlp_bias": True},
+         {"tensor_parallel": 2, "num_gpus": 4, "zero_stage": 1}, 2948655896, 3831496704),
+        ({}, {"tensor_parallel": 4, "num_gpus": 8, "zero_stage": 2, "micro_batch_size": 2},
+         2537311096, 3149922304),
+        ({}, {"tensor_parallel": 2, "num_gpus": 4, "zero_stage": 0,
+              "engine_options": {"torch_adam": True}}, 3870933404, 4290772992),
+    ],
+    ids=["zero1", "biases", "zero2", "zero0"],
+)  # fmt: skip
+def test_deepspeeds_autotp(
+    config: dict[str, Any], setup: dict[str, Any], asked: int, reserved: int
+) -> None:
+    """DeepSpeed 0.19.8 over PyTorch's own CUDA build, on a card that is not there."""
+    model = memplan.load_model({**SMALL, **config})
+    found = memplan.estimate(
+        model, TrainingSetup(engine="deepspeed", seq_len=1024, **setup), gpu="a100-80gb"
+    )
+    assert found.peak_bytes == pytest.approx(asked, rel=0.0001)
+    assert found.reserved_bytes == pytest.approx(reserved, rel=0.015)
+    assert any("AutoTP" in each for each in found.assumptions)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "llama-3.2-1b", "gpt2"])
+def test_what_autotp_itself_refuses_or_is_not_written_down(name: str) -> None:
+    setup = TrainingSetup(num_gpus=4, engine="deepspeed", tensor_parallel=2)
+    with pytest.raises(SetupError, match="AutoTP"):
+        memplan.estimate(memplan.load_model(name), setup)
+
+
 def test_flops_are_the_whole_models() -> None:
     whole = memplan.estimate(memplan.load_model(LLAMA), TrainingSetup())
     rank = memplan.estimate(
@@ -72,12 +113,34 @@ def test_ranks_that_split_layers_hold_the_same() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_gpus": 8, "engine": "deepspeed", "tensor_parallel": 2}, "the engine is deepspeed"),
+        (
+            {"num_gpus": 8, "engine": "deepspeed", "tensor_parallel": 2, "zero_stage": 3},
+            "AutoTP beside ZeRO-3",
+        ),
+        ({**SPLIT, "num_gpus": 4, "engine": "deepspeed"}, "AutoTP has no sequence_parallel"),
         ({"num_gpus": 8, "engine": "fsdp1", "tensor_parallel": 2}, "the engine is fsdp1"),
         ({"num_gpus": 8, "engine": "ddp", "tensor_parallel": 2}, "name the engine fsdp"),
         ({"num_gpus": 8, "engine": "fsdp", "sequence_parallel": True}, "sequence_parallel: splits"),
         ({"num_gpus": 8, "engine": "fsdp", "loss_parallel": True}, "loss_parallel: splits"),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "loss": "liger"}, "loss: liger"),
+        ({"tensor_parallel": 2, "num_gpus": 2, "loss": "chunked"}, "the output matrix is split"),
+        (
+            {
+                "tensor_parallel": 2,
+                "num_gpus": 2,
+                "adapter": memplan.Lora(rank=8, targets=("q_proj", "o_proj")),
+            },
+            "peft 0.21.2 does not run on self_attn.o_proj",
+        ),
+        (
+            {
+                "tensor_parallel": 2,
+                "num_gpus": 4,
+                "engine": "fsdp",
+                "adapter": memplan.Lora(rank=8, targets=("q_proj",)),
+            },
+            "plain LoRA on layers of columns",
+        ),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "compile": "layer"}, "compile: is not modelled"),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "optimizer": "adafactor"}, "adafactor"),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "fp8": "torchao-tensorwise"}, "fp8: is not"),

@@ -142,7 +142,7 @@ def test_stage_0_without_an_optimizer_section_brings_its_own() -> None:
         ),
         pytest.param({"zero_optimization": {"stage": 4}}, {}, "must be 0, 1, 2 or 3", id="stage"),
         pytest.param({"zero_optimization": 3}, {}, "expected a mapping", id="not a section"),
-        pytest.param({"tensor_parallel": {"autotp_size": 2}}, {}, "not modelled", id="AutoTP"),
+        pytest.param({"tensor_parallel": {"preset_model": "llama"}}, {}, "not modelled", id="AutoTP"),
         pytest.param({"optimizer": {"type": "Lamp"}}, {}, "Did you mean 'lamb'", id="optimizer"),
         pytest.param({"optimizer": {"type": "OneBitAdam"}}, {}, "nearest is Adam", id="removed"),
         pytest.param({"optimizer": {"type": "Muon"}}, {}, "nearest is AdamW", id="Muon"),
@@ -282,7 +282,6 @@ def test_stage_0_without_an_optimizer_runs_the_training_loop_s_own() -> None:
             },
             "by another name", id="option twice",
         ),
-        pytest.param({"sequence_parallel_size": 2}, "is not modelled", id="Ulysses"),
         pytest.param({"amp": True}, "removed from DeepSpeed", id="Apex"),
         pytest.param(
             {"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "amsgrad", id="AMSGrad"
@@ -322,6 +321,19 @@ def answer(zero: dict[str, Any]) -> Estimate:
     return estimate(load_model("t5-small"), setup, gpu_from_memory(2**20))
 
 
+def test_ranks_that_share_sequences() -> None:
+    found = fields(
+        {
+            "sequence_parallel_size": 4, "seq_parallel_communication_data_type": "bf16",
+            "train_batch_size": 4, "train_micro_batch_size_per_gpu": 1, **ADAM,
+        },
+        num_gpus=8,
+    )  # fmt: skip
+    # Two groups of four ranks: half of DeepSpeed's batch each.
+    assert (found["context_parallel"], found["gradient_accumulation_steps"]) == (4, 2)
+    assert found["engine_options"]["seq_parallel_communication_data_type"] == "bf16"
+
+
 def test_leaf_modules_are_named() -> None:
     found = answer({"stage": 3, "leaf_module": {"classes": ["T5Block"]}})
     assert found.account.left_out == ("leaf_module=T5Block (not modelled)",)
@@ -336,3 +348,11 @@ def test_what_saves_memory_makes_an_upper_bound() -> None:
     assert "upper bounds" in note
     assert saving.verdict is Verdict.TIGHT
     assert answer({"stage": 3}).verdict is Verdict.OOM
+
+
+def test_autotp_splits_layers() -> None:
+    config = {"tensor_parallel": {"autotp_size": 2}, "train_batch_size": 8,
+              "bf16": {"enabled": True}}  # fmt: skip
+    fields = deepspeed_fields(config, {"num_gpus": 8}, source="ds.json").fields
+    assert fields["tensor_parallel"] == 2
+    assert fields["micro_batch_size"] == 2

@@ -18,6 +18,7 @@ from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.model.distances import DistanceSpec
 from memplan.model.layers import ConvolutionSpec, StackSpec
+from memplan.model.parameters import WeightRole
 
 
 def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
@@ -40,7 +41,7 @@ def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
     hidden = context.hidden_size
     if spec.distances.max_distance:
         context.distances = t.parameter(
-            "rel_embeddings.weight", 2 * spec.distances.max_distance, hidden
+            "rel_embeddings.weight", 2 * spec.distances.max_distance, hidden, role=WeightRole.TABLE
         )
         if spec.distances.norm is not None:
             normed = norm(t, context.distances, spec.distances.norm, "rel_norm", hidden)
@@ -77,7 +78,9 @@ def disentangled_attention(
     t.touch(*kept, fused, query, value, masked, weights)
     t.touch(*(each for each in (table, distances) if each is not None))
     context.attention_frame = (out,)
-    return linear(t, out, "self_attn.o_proj", hidden, hidden, bias=True)
+    return linear(
+        t, out, "self_attn.o_proj", hidden, hidden, bias=True, role=WeightRole.ATTENTION_OUTPUT
+    )
 
 
 def flat_attention(
@@ -115,7 +118,9 @@ def flat_attention(
     t.touch(*kept, query, key, value, masked, weights)
     t.touch(*(each for each in (dropped, total) if each is not None))
     context.attention_frame = (out,)
-    return linear(t, out, "self_attn.o_proj", width, hidden, bias=True)
+    return linear(
+        t, out, "self_attn.o_proj", width, hidden, bias=True, role=WeightRole.ATTENTION_OUTPUT
+    )
 
 
 def convolve(

@@ -12,6 +12,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.latent import IndexerSpec
+from memplan.model.parameters import WeightRole
 
 PREFIX = "self_attn.indexer"
 """The module's name in a layer."""
@@ -99,7 +100,10 @@ def _queries_and_keys(
     _, hidden_size, narrow = sizes
     query = _linear(t, narrow_query, "wq_b", spec.num_heads * spec.head_dim, narrow)
     key = _linear(t, x, "wk", spec.head_dim, hidden_size)
-    weights = [_weight(t, f"k_norm.{part}", spec.head_dim) for part in ("weight", "bias")]
+    weights = [
+        _weight(t, f"k_norm.{part}", spec.head_dim, role=WeightRole.NORM)
+        for part in ("weight", "bias")
+    ]
     if t.autocast is not None:
         key = _cast(t, key, DType.FP32)
     normed = _made(t, OperationKind.LAYER_NORM, key.numel, key.dtype, key, *weights)
@@ -129,9 +133,9 @@ def _linear(t: Tape, x: Tensor, name: str, out_features: int, in_features: int) 
     return _made(t, OperationKind.LINEAR, rows * out_features, x.dtype, x, factor, flops=flops)
 
 
-def _weight(t: Tape, name: str, *shape: int) -> Parameter:
+def _weight(t: Tape, name: str, *shape: int, role: WeightRole = WeightRole.MATRIX) -> Parameter:
     """A weight that no gradient reaches: choosing tokens has no derivative."""
-    weight = t.parameter(f"{PREFIX}.{name}", *shape)
+    weight = t.parameter(f"{PREFIX}.{name}", *shape, role=role)
     weight.unused = True
     return weight
 

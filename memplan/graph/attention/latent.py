@@ -16,6 +16,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import RotarySpec
 from memplan.model.latent import LatentAttentionSpec
+from memplan.model.parameters import WeightRole
 
 
 def latent_attention(
@@ -52,7 +53,7 @@ def latent_attention(
     width = heads * spec.value_head_dim
     out = linear(
         t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.bias,
-        split=t.options.split_plan.attention.rows,
+        split=t.options.split_plan.attention.rows, role=WeightRole.ATTENTION_OUTPUT,
     )  # fmt: skip
     t.touch(x, query, turned_query, narrow, latent, turned_key, query_states, key, value, *held)
     return out
@@ -65,7 +66,15 @@ def latent_query(
     width = spec.num_heads * (spec.plain_head_dim + spec.rotary.dim)
     columns = t.options.split_plan.attention.columns
     if spec.query_rank is None:
-        return linear(t, x, "self_attn.q_proj", context.hidden_size, width, split=columns), x
+        return linear(
+            t,
+            x,
+            "self_attn.q_proj",
+            context.hidden_size,
+            width,
+            split=columns,
+            role=WeightRole.QUERY_KEY,
+        ), x
     narrow = linear(
         t, x, "self_attn.q_a_proj", context.hidden_size, spec.query_rank, bias=spec.bias
     )
@@ -81,7 +90,8 @@ def _for_all_ranks(t: Tape, narrow: Tensor, *numels: int) -> Tensor:
     (transformers 5.23, distributed/tensor_parallel.py, ``MlaKvAProjParallel``)
     """
     group = t.options.tensor_parallel
-    if group is None or t.options.split_plan.attention is not Sharing.SPLIT:
+    apart = t.options.split_plan.attention is Sharing.SPLIT
+    if group is None or group.sequence or not apart:
         return narrow
     from memplan.graph.tensor_parallel import shared_experts_input  # only then
 

@@ -19,6 +19,7 @@ from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, Projection
+from memplan.model.parameters import WeightRole
 
 
 @dataclass(slots=True)
@@ -63,7 +64,15 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     out = t.contiguous(product) if shape.batch == 1 else t.scale(product, OperationKind.CLONE)
     _name_weights(t, probabilities, weights, spec, frame)
     merged, width = out, spec.num_heads * spec.head_dim
-    out = linear(t, out, "self_attn.o_proj", width, context.hidden_size, bias=spec.output_bias)
+    out = linear(
+        t,
+        out,
+        "self_attn.o_proj",
+        width,
+        context.hidden_size,
+        bias=spec.output_bias,
+        role=WeightRole.ATTENTION_OUTPUT,
+    )
     t.touch(*frame.outer, x)
     if spec.form is AttentionForm.ALIBI_PRODUCT:
         # The layer's own variable for x lives through the sum as well.

@@ -6,6 +6,7 @@ from memplan.graph.operations import linear, norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, OutputGate
+from memplan.model.parameters import WeightRole
 
 
 def gate_states(t: Tape, x: Tensor, spec: AttentionSpec, hidden_size: int) -> Tensor:
@@ -24,13 +25,23 @@ def gated_projections(
     Each is normalized before the next is made (``Qwen3NextAttention``).
     """
     width, narrow = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    both = linear(t, x, "self_attn.q_proj", hidden_size, 2 * width, bias=spec.query_bias)
+    both = linear(
+        t,
+        x,
+        "self_attn.q_proj",
+        hidden_size,
+        2 * width,
+        bias=spec.query_bias,
+        role=WeightRole.QUERY_KEY,
+    )
     query, gate = t.split(both, both.numel // 2, both.numel // 2)
     gate = t.contiguous(gate)
     key_norm = spec.query_key_norm
     if key_norm is not None:
         query = norm(t, query, key_norm, "self_attn.q_norm", spec.head_dim)
-    key = linear(t, x, "self_attn.k_proj", hidden_size, narrow, bias=spec.key_bias)
+    key = linear(
+        t, x, "self_attn.k_proj", hidden_size, narrow, bias=spec.key_bias, role=WeightRole.QUERY_KEY
+    )
     if key_norm is not None:
         key = norm(t, key, key_norm, "self_attn.k_norm", spec.head_dim)
     value = linear(t, x, "self_attn.v_proj", hidden_size, narrow, bias=spec.value_bias)

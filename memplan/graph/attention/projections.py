@@ -7,6 +7,7 @@ from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, Projection
+from memplan.model.parameters import WeightRole
 
 
 def project(
@@ -22,9 +23,10 @@ def project(
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
         apart = not spec.is_projected_first
-        query = _column(t, x, "q_proj", hidden, query_size, bias=spec.query_bias)
+        matched = WeightRole.QUERY_KEY
+        query = _column(t, x, "q_proj", hidden, query_size, bias=spec.query_bias, role=matched)
         query = _heads(t, query, spec, "q", spec.num_heads, viewed=turned and apart)
-        key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias)
+        key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias, role=matched)
         key = _heads(t, key, spec, "k", spec.num_kv_heads, viewed=turned and apart)
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = _column(t, x, "v_proj", hidden, width, bias=spec.value_bias)
@@ -40,10 +42,19 @@ def project(
     return query, key, value
 
 
-def _column(t: Tape, x: Tensor, name: str, hidden: int, width: int, *, bias: bool) -> Tensor:
+def _column(
+    t: Tape,
+    x: Tensor,
+    name: str,
+    hidden: int,
+    width: int,
+    *,
+    bias: bool,
+    role: WeightRole = WeightRole.MATRIX,
+) -> Tensor:
     """One of them: a rank has some of the heads."""
     columns = t.options.split_plan.attention.columns
-    return linear(t, x, f"self_attn.{name}", hidden, width, bias=bias, split=columns)
+    return linear(t, x, f"self_attn.{name}", hidden, width, bias=bias, split=columns, role=role)
 
 
 def _heads(

@@ -15,6 +15,7 @@ from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, OutputGate
+from memplan.model.parameters import WeightRole
 
 
 def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext) -> Tensor:
@@ -73,6 +74,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         context.hidden_size,
         bias=spec.output_bias,
         split=t.options.split_plan.attention.rows,
+        role=WeightRole.ATTENTION_OUTPUT,
     )
     t.touch(query, key, value, *frame, x)
     if gate is not None:

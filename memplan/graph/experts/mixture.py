@@ -11,9 +11,11 @@ from memplan.graph.experts.routing import route, take
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
+from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.mixtures import MixtureSpec
+from memplan.model.parameters import LayerBlock
 from memplan.training.kernels import ExpertKernel
 
 
@@ -29,12 +31,7 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     if spec.shared is not None and spec.shared_first:
         shared = _shared(t, x, spec, hidden_size)
     weights, chosen, logits = route(t, x, spec, hidden_size)
-    if t.kernels.experts is ExpertKernel.MODULES:
-        from memplan.graph.experts.modules import experts_in_turn
-
-        routed = experts_in_turn(t, x, weights, chosen, spec, hidden_size)
-    else:
-        routed = _routed(t, x, weights, chosen, spec, hidden_size)
+    routed = _routed(t, x, weights, chosen, spec, hidden_size)
     if spec.routed_scaled:
         routed = t.scale(routed)
     if spec.shared is None:
@@ -55,27 +52,43 @@ def _routed(
     t: Tape, x: Tensor, weights: Tensor, chosen: Tensor, spec: MixtureSpec, hidden_size: int
 ) -> Tensor:
     """The routed experts: all of them, or a rank's share of each."""
-    group = t.options.tensor_parallel
-    if group is None:
-        return routed_experts(t, x, weights, chosen, spec, hidden_size)
-    from memplan.graph.tensor_parallel import split_experts  # only then
 
     def product(given: Tensor, scores: Tensor) -> Tensor:
-        return routed_experts(t, given, scores, chosen, spec, hidden_size)
+        experts = routed_experts
+        if t.kernels.experts is ExpertKernel.MODULES:
+            from memplan.graph.experts.modules import experts_in_turn as experts
+        return experts(t, given, scores, chosen, spec, hidden_size)
 
-    return split_experts(t, group, x, weights, product)
+    t.block = LayerBlock.EXPERTS
+    group = t.options.tensor_parallel
+    if group is None:
+        out = product(x, weights)
+    else:
+        from memplan.graph.tensor_parallel import split_experts  # only then
+
+        out = split_experts(t, group, x, weights, product)
+    t.block = LayerBlock.NETWORK
+    return out
 
 
 def _shared(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     from memplan.graph.feed_forward import feed_forward
 
     assert spec.shared is not None
+    group = t.options.tensor_parallel
     sharing = t.options.split_plan.shared
-    return feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts", sharing=sharing)
+    if group is not None and group.sequence:
+        sharing = Sharing.PARTIAL
+    t.block = LayerBlock.SHARED_EXPERT
+    out = feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts", sharing=sharing)
+    t.block = LayerBlock.NETWORK
+    return out
 
 
 def _gate_shared(t: Tape, x: Tensor, shared: Tensor, hidden_size: int) -> Tensor:
+    t.block = LayerBlock.SHARED_EXPERT
     weight = t.parameter("mlp.shared_expert_gate.weight", 1, hidden_size)
+    t.block = LayerBlock.NETWORK
     gate = t.elementwise(OperationKind.SIGMOID, matmul_weight(t, x, weight), saves_output=True)
     return t.mul(gate, shared)
 

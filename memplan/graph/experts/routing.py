@@ -14,6 +14,7 @@ from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore
+from memplan.model.parameters import WeightRole
 
 
 def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,6 +52,7 @@ def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> 
         spec.num_experts,
         hidden_size,
         dtype=DType.FP32 if router.fp32_weight else None,
+        role=WeightRole.ROUTER,
     )
     bias = t.parameter("mlp.gate.bias", spec.num_experts) if router.bias else None
     if router.correction_parameter:

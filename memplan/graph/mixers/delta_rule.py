@@ -17,6 +17,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.mixers import DeltaRuleSpec
 from memplan.model.networks import Activation
+from memplan.model.parameters import WeightRole
 
 CHUNK = 64
 """Tokens of a chunk: the default of ``torch_chunk_gated_delta_rule``."""
@@ -357,7 +358,7 @@ def _in_rows(t: Tape, out: Tensor, sizes: Sizes, dtype: DType) -> Tensor:
 
 def gated_norm(t: Tape, x: Tensor, gate: Tensor, name: str, width: int) -> Tensor:
     """``Qwen3NextRMSNormGated``: Llama's norm, times an fp32 SiLU of the gate, cast back."""
-    weight = t.parameter(f"{name}.weight", width)
+    weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     full = t.cast(x, DType.FP32)
     variance = t.mean(t.square(full), width)
     normal = t.mul(full, t.elementwise(OperationKind.RSQRT, t.shift(variance), saves_output=True))

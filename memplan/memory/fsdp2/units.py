@@ -16,7 +16,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
 from memplan.memory.rank import RankInput
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, WeightRole
 from memplan.units import ceil_div, round_up
 
 ROOT, EMBEDDING, TAIL = "root", "embedding", "tail"
@@ -202,17 +202,11 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
 
 
 def _owner(units: Units, segment: Segment, parameter: Parameter) -> Unit:
-    if units.embedding is not None and _is_token_table(segment, parameter):
+    if units.embedding is not None and parameter.role is WeightRole.TOKEN_TABLE:
         return units.embedding
-    if units.tail is not None and (
-        segment.part is ModelPart.NORM or parameter.name.startswith("lm_head")
-    ):
+    if units.tail is not None and (segment.part in (ModelPart.NORM, ModelPart.HEAD)):
         return units.tail
     return units.root
-
-
-def _is_token_table(segment: Segment, parameter: Parameter) -> bool:
-    return segment.name == "embed" and parameter is segment.parameters[0]
 
 
 def is_tied(tape: Tape) -> bool:

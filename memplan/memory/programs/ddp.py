@@ -13,6 +13,7 @@ from memplan.memory.ddp import DdpOptions, compressed_format
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.rank import RankInput
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.units import MIB, round_up
 
 _BUFFERS, _BUCKET = ComponentKind.COMMUNICATION_BUFFERS, "gradient bucket"
@@ -144,10 +145,18 @@ class DdpProgram(Program):
         if self.waiting[0]:
             return
         self.waiting.pop(0)
+        sent = self.filled
+        if not self.options.gradient_as_bucket_view:
+            # Into the bucket, and out of it when the pass is over.
+            self.ledger.exchange(ExchangeKind.COPY, 4 * self.filled)
         if self.compressed is not None:
             element_bytes = self.given.formats.gradients.num_bytes
+            sent = self.filled // element_bytes * self.compressed.num_bytes
+            self.ledger.exchange(ExchangeKind.COPY, 2 * (self.filled + sent))
             size = allocated_bytes(self.filled // element_bytes, self.compressed)
             self.ledger.use(size, kind=_BUFFERS, name="a bucket, compressed")
+        ranks = Ranks(self.given.setup.data_parallel, self.given.setup.tensor_parallel)
+        self.ledger.exchange(ExchangeKind.ALL_REDUCE, sent, ranks, Hiding.BEHIND)
         self.filled = 0
 
 

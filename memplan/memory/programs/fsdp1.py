@@ -26,6 +26,7 @@ from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.rank import RankInput
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.optimizers.script import Stepped
 
 SHARD_STREAM, GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3, 4
@@ -84,6 +85,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         self.keeps_whole = wrapped.keeps_whole
         self.sharded = wrapped.formats.degree > 1
         self.root = self._single(wrapped.units.root)
+        self.ranks = Ranks(wrapped.formats.degree)
+        """Over which the parameters are spread."""
         self.begun = False
         """The first forward pass has begun."""
         self.ran = False
@@ -191,7 +194,11 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         if unit.upload_bytes:
             name = "shards from the CPU"
             ledger.use(unit.upload_bytes, stream=SHARD_STREAM, kind=_BUFFERS, name=name)
+        if self.formats.offloaded:
+            ledger.exchange(ExchangeKind.TO_GPU, unit.shard_bytes, hiding=Hiding.AHEAD)
+        ledger.exchange(ExchangeKind.COPY, unit.copy_in_bytes + unit.shard_bytes)
         if not there:
+            ledger.exchange(ExchangeKind.ALL_GATHER, unit.gathered_bytes, self.ranks, Hiding.AHEAD)
             size = unit.gathered_bytes
             use.gathered = ledger.allocate(size, GATHER_STREAM, _GATHERED, _WHOLE)
         if shard is not None:
@@ -395,10 +402,19 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             if size
         ]
         size = unit.reduce_output_bytes
+        sent = unit.padded_gradient_bytes or unit.cast_gradient_bytes or unit.flat_gradient_bytes
+        ledger.exchange(ExchangeKind.REDUCE_SCATTER, sent, self.ranks, Hiding.BEHIND)
+        copied = unit.cast_gradient_bytes + unit.padded_gradient_bytes
+        ledger.exchange(ExchangeKind.COPY, 2 * copied)
+        replicas = self.options.data_parallel_replicate_degree
+        if replicas > 1:
+            spread = Ranks(replicas, self.ranks.degree)
+            ledger.exchange(ExchangeKind.ALL_REDUCE, size, spread, Hiding.BEHIND)
+        if self.formats.offloaded:
+            ledger.exchange(ExchangeKind.TO_HOST, unit.gradient_shard_bytes, hiding=Hiding.BEHIND)
         shard = ledger.allocate(size, REDUCE_STREAM, _GRADIENTS, _REDUCED)
         if unit.casts_reduced:
-            replicas = self.options.data_parallel_replicate_degree > 1
-            stream = REPLICA_STREAM if replicas else REDUCE_STREAM
+            stream = REPLICA_STREAM if replicas > 1 else REDUCE_STREAM
             cast = ledger.allocate(unit.gradient_shard_bytes, stream, _GRADIENTS, _REDUCED)
             ledger.free(shard)
             shard = cast
@@ -418,6 +434,9 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         A sum with what an earlier micro-batch reduced has that format: it is cast there and back.
         """
         unit, ledger = use.unit, self.ledger
+        sent = unit.cast_gradient_bytes or unit.flat_gradient_bytes
+        ranks = Ranks(self.given.setup.data_parallel)
+        ledger.exchange(ExchangeKind.ALL_REDUCE, sent, ranks, Hiding.BEHIND)
         found = self.formats.compute
         if is_sum and self.options.sync_each_batch:
             found = self.formats.kept
@@ -442,10 +461,13 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
 
     def optimizer_step(self, *, first: bool) -> None:
         """States of what this rank holds: flat shards, or its pieces of the original parameters."""
-        if not self.formats.offloaded:
-            adapters = [use.unit.parameters[0] for uses in self.beside.values() for use in uses[:1]]
-            states = self.formats.states_of(adapters[0]) if adapters else self.formats.states
-            shards = [Stepped((numel,), states) for numel in self._stepped()]
+        adapters = [use.unit.parameters[0] for uses in self.beside.values() for use in uses[:1]]
+        states = self.formats.states_of(adapters[0]) if adapters else self.formats.states
+        shards = [Stepped((numel,), states) for numel in self._stepped()]
+        if self.formats.offloaded:
+            moved = self.optimizer.moved_bytes(shards)
+            self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved)
+        else:
             self.optimizer.step(shards, of="the shards", first=first)
 
     def _stepped(self) -> list[int]:

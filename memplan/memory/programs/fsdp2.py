@@ -31,6 +31,7 @@ from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
 from memplan.model.parameters import ModelPart
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.setup import Offload
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         """The tail's backward pass has begun."""
         self.kept_all_gather: Block | None = None
         self.reduce_inputs: list[Block] = []
+        self.ranks = Ranks(self.formats.degree, given.setup.tensor_parallel)
+        """Over which the parameters are spread."""
         self.replicated = self.options.data_parallel_replicate_degree > 1
         self.all_reduced: list[Block] = []
         """Added up over the replicas and cast; held until the backward pass is over."""
@@ -170,8 +173,6 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def optimizer_step(self, *, first: bool) -> None:
         """States of this rank's own chunks, without what shards are padded with."""
-        if self.offloaded:
-            return
         degree = self.formats.degree
         known: dict[Parameter, Stepped] = {}
         for parameter, _ in self.weights:
@@ -179,6 +180,10 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
                 shape = own_shape(parameter, degree, self.place)
                 known[parameter] = stepped(parameter, shape, self.formats.states_of(parameter))
         shards = [known[parameter] for parameter, _ in self.weights if parameter in known]
+        if self.offloaded:
+            moved = self.optimizer.moved_bytes(shards)
+            self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved)
+            return
         self.optimizer.step(shards, of="the shards", first=first)
 
     def zero_grad(self) -> None:
@@ -210,6 +215,10 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         if unit.upload_bytes:
             name = "shards from the CPU"
             ledger.use(unit.upload_bytes, stream=GATHER_STREAM, kind=_BUFFERS, name=name)
+        if self.offloaded:
+            ledger.exchange(ExchangeKind.TO_GPU, unit.shard_bytes, hiding=Hiding.AHEAD)
+        ledger.exchange(ExchangeKind.COPY, unit.copy_in_bytes + unit.shard_bytes)
+        ledger.exchange(ExchangeKind.ALL_GATHER, unit.all_gather_bytes, self.ranks, Hiding.AHEAD)
         use.all_gather = ledger.allocate(
             unit.all_gather_bytes, GATHER_STREAM, _BUFFERS, "result of an all-gather"
         )
@@ -218,6 +227,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def _copy_out(self, use: UnitUse) -> None:
         degree = self.formats.degree
+        self.ledger.exchange(ExchangeKind.COPY, 2 * use.unit.gathered_bytes)
         for parameter in use.unit.parameters:
             made = self.formats.gathered_of(parameter)
             size = allocated_bytes(shard_numel(parameter, degree) * degree, made)
@@ -402,6 +412,10 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         gradients = {**use.gradients, **use.whole}
         if not unit.num_trained or not gradients:
             return
+        ledger.exchange(ExchangeKind.COPY, 2 * unit.reduce_input_bytes)
+        ledger.exchange(
+            ExchangeKind.REDUCE_SCATTER, unit.reduce_input_bytes, self.ranks, Hiding.BEHIND
+        )
         self.reduce_inputs.append(
             ledger.allocate(unit.reduce_input_bytes, 0, _BUFFERS, "gradients to reduce")
         )
@@ -450,6 +464,14 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         gradients = ComponentKind.GRADIENTS
         name = "reduced gradients"
         reduced = ledger.allocate(unit.reduce_output_bytes, REDUCE_STREAM, gradients, name)
+        if self.replicated:
+            replicas = Ranks(
+                self.options.data_parallel_replicate_degree, self.ranks.stride * self.ranks.degree
+            )
+            size = unit.reduce_output_bytes
+            ledger.exchange(ExchangeKind.ALL_REDUCE, size, replicas, Hiding.BEHIND)
+        if self.offloaded:
+            ledger.exchange(ExchangeKind.TO_HOST, unit.gradient_shard_bytes, hiding=Hiding.BEHIND)
         if unit.casts_reduced:
             stream = REPLICA_STREAM if self.replicated else REDUCE_STREAM
             cast = ledger.allocate(unit.gradient_shard_bytes, stream, gradients, name)

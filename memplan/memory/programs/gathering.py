@@ -7,6 +7,7 @@ from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Han
 from memplan.memory.deepspeed.job import rounded
 from memplan.memory.deepspeed.partition import shard_numel
 from memplan.memory.ledger import Block, Ledger
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
@@ -88,6 +89,7 @@ class PlayedCoordinator(Coordinator):
             if weight not in self.sizes:
                 size = self._padded_bytes(self.numels[weight])
                 super().hold(weight, size)
+                self._send(size)
                 name = "small parameters that stay gathered (stage3_param_persistence_threshold)"
                 self.blocks[weight] = self.ledger.allocate(size, 0, _GATHERED, name)
 
@@ -98,6 +100,7 @@ class PlayedCoordinator(Coordinator):
         self.blocks[weight] = self.ledger.allocate(num_bytes, self.stream, _GATHERED, name)
         if weight not in self.handles:
             self._bring([weight])
+            self._send(num_bytes)
 
     def drop(self, weight: int) -> None:
         """Free it."""
@@ -113,10 +116,23 @@ class PlayedCoordinator(Coordinator):
         size, name = handle.flat_bytes, "flat buffers that gathered parameters come in"
         self.flat[handle] = self.ledger.allocate(size, self.stream, _GATHERED, name)
         self._bring(handle.members)
+        self._send(size)
+        # The shards are joined, and what arrives is copied out parameter by parameter.
+        self.ledger.exchange(ExchangeKind.COPY, 2 * size)
 
     def drop_flat(self, handle: Handle) -> None:
         """Free it."""
         self.ledger.free(self.flat.pop(handle))
+
+    def _send(self, num_bytes: int) -> None:
+        """An all-gather, and where the shards are on the CPU their way to the GPU first."""
+        hiding = Hiding.AHEAD if self.stream else Hiding.NONE
+        ranks = Ranks(self.settings.num_ranks)
+        if self.settings.offloaded:
+            shard = num_bytes // self.settings.num_ranks
+            self.ledger.exchange(ExchangeKind.TO_GPU, shard, hiding=hiding)
+        if self.settings.num_ranks > 1:
+            self.ledger.exchange(ExchangeKind.ALL_GATHER, num_bytes, ranks, hiding)
 
     def _bring(self, weights: Sequence[int]) -> None:
         """Shards from the CPU."""

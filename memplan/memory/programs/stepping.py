@@ -9,6 +9,8 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.rank import RankInput
 from memplan.memory.reduction import Multiprocessors, column_sum_scratch
+from memplan.model.parameters import WeightRole
+from memplan.training.exchange import ExchangeKind
 from memplan.training.optimizers.script import (
     Act,
     ActKind,
@@ -19,6 +21,7 @@ from memplan.training.optimizers.script import (
     acts_of,
     nothing,
     one_group,
+    state_bytes,
 )
 from memplan.training.optimizers.table import chosen
 from memplan.units import round_up
@@ -91,6 +94,8 @@ class Stepper:
         """One step over these tensors; ``of`` says in words what they are."""
         row = self.row
         first = first and not self.is_made
+        if not row.on_cpu:
+            self.ledger.exchange(ExchangeKind.UPDATE, self.moved_bytes(tensors))
         script = Script(self.options, first=first)
         numbers: Sequence[int] = range(len(tensors))
         if row.group is not one_group:
@@ -111,6 +116,22 @@ class Stepper:
                 acts = acts_of(row, self.options, tensor, init=makes_each, update=True, first=first)
                 self._play(acts, names, self._line(tensor, of), number, replace)
         self.ledger.free_all(reversed(names.values()))
+
+    def moved_bytes(self, tensors: Sequence[Stepped]) -> int:
+        """What a step over these reads and writes [bytes]: each gradient once, weights and states both
+        ways; of a form that goes over them in many kernels, what all of these do."""
+        known: dict[int, int] = {}
+        total = 0
+        for tensor in tensors:
+            found = known.get(id(tensor))
+            if found is None:
+                own = tensor.numel * tensor.dtype.num_bytes
+                found = 3 * own + 2 * state_bytes(self.row, self.options, tensor)
+                if self.row.passes is not None:
+                    found = self.row.passes * own
+                known[id(tensor)] = found
+            total += found
+        return total
 
     def takes_gradient(self, tensor: Stepped) -> bool:
         """Whether this one's does."""
@@ -225,21 +246,19 @@ def stepped(
     )
 
 
-_EMBEDDINGS = ("embed", "relative_attention", "position", "wte", "wpe", "shared")
+_ROLES = {
+    WeightRole.OUTPUT: TensorRole.HEAD,
+    WeightRole.TOKEN_TABLE: TensorRole.EMBEDDING,
+    WeightRole.TABLE: TensorRole.EMBEDDING,
+    WeightRole.QUERY_KEY: TensorRole.QUERY_KEY,
+}
 
 
 def role_of(parameter: Parameter) -> TensorRole:
-    """What a parameter is to an optimizer, as its module is called."""
+    """What a parameter is to an optimizer, by its role in its module."""
     if len(parameter.shape) != 2:
         return TensorRole.OTHER
-    last = parameter.module.rpartition(".")[2] or parameter.name.rpartition(".")[0]
-    if last.startswith("lm_head"):
-        return TensorRole.HEAD
-    if any(part in last for part in _EMBEDDINGS):
-        return TensorRole.EMBEDDING
-    if last in ("q_proj", "k_proj"):
-        return TensorRole.QUERY_KEY
-    return TensorRole.LINEAR
+    return _ROLES.get(parameter.role, TensorRole.LINEAR)
 
 
 def stepped_all(parameters: Iterable[Parameter]) -> list[Stepped]:

@@ -9,6 +9,7 @@ from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs.program import Program, Weight
+from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.optimizers.script import Stepped
 
 
@@ -23,6 +24,8 @@ class DeepSpeedProgram(Program):
         self.job = job
         self.left_out += job.options.left_out
         self.unsaved = job.options.unsaved
+        self.ranks = Ranks(job.num_ranks)
+        """Over which states are spread."""
         self.last = True
         """The optimizer steps after this micro-batch."""
 
@@ -86,6 +89,18 @@ class DeepSpeedProgram(Program):
         dtype = DType.BF16 if self.job.options.bf16_masters else DType.FP32
         shards = [Stepped((numel,), dtype) for numel in numels]
         self.optimizer.step(shards, of=of, first=first)
+
+    def step_on_host(self, numel: int) -> None:
+        """The optimizer's step over so many elements of fp32 masters in CPU RAM, and the new weights'
+        way to the GPU (``DeepSpeedCPUAdam``)."""
+        masters = Stepped((numel,), DType.FP32)
+        moved = self.optimizer.moved_bytes([masters])
+        self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved)
+
+    @property
+    def hiding(self) -> Hiding:
+        """Whether gradients are reduced beside the backward pass."""
+        return Hiding.BEHIND if self.job.options.overlap_comm else Hiding.NONE
 
     def copied(self, weight: Weight) -> int:
         """A copy of a weight in its own dtype [bytes]."""

@@ -21,6 +21,7 @@ from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.training.exchange import ExchangeKind
 
 ALLREDUCE_BUCKET = 500_000_000
 """Elements of the engine's own bucket; a constant of engine.py."""
@@ -102,6 +103,9 @@ class ReplicatedProgram(DeepSpeedProgram):
         flat = job.weight_bytes * sum(bucket) if len(bucket) > 1 else 0
         is_cast = job.communication_bytes != job.weight_bytes
         cast = job.communication_bytes * sum(bucket) if is_cast else 0
+        sent = job.communication_bytes * sum(bucket)
+        self.ledger.exchange(ExchangeKind.COPY, 2 * flat + 2 * cast)
+        self.ledger.exchange(ExchangeKind.ALL_REDUCE, sent, self.ranks)
         self.use(flat, cast, kind=ComponentKind.COMMUNICATION_BUFFERS, name=_REDUCED)
 
     def optimizer_step(self, *, first: bool) -> None:

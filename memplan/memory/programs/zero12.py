@@ -12,6 +12,7 @@ from memplan.memory.deepspeed.reduction import (
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.training.exchange import ExchangeKind, Hiding
 from memplan.training.setup import ZeroStage
 
 REDUCE_STREAM = 1
@@ -131,6 +132,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
     def _add(self, index: int, block: Block) -> None:
         """Take a gradient, reducing what is there where it does not fit in."""
         numel, ledger = self.buffer.numels[index], self.ledger
+        ledger.exchange(ExchangeKind.COPY, 2 * self.settings.element_bytes * numel)
         bucket_numel = self.settings.bucket_numel
         if self.filled + numel > bucket_numel:
             self._reduce()
@@ -159,6 +161,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.owned = self.allocate(size, _GRADIENTS, _KEPT, stream=self.stream)
         self._sum_over_ranks(slices)
         if settings.offloads:
+            sent = settings.element_bytes * sum(slices)
+            self.ledger.exchange(ExchangeKind.TO_HOST, sent, hiding=self.hiding)
             norms = (NORM_BYTES * numel for numel in slices)
             self.use_in_turn(norms, name=_NORM, stream=self.stream)
         elif slices and self.owned is None:
@@ -174,6 +178,11 @@ class ShardedStatesProgram(DeepSpeedProgram):
         stream = self.stream
         is_cast = settings.communication_bytes != settings.element_bytes
         for numel, is_copied in self._pieces():
+            sent = settings.communication_bytes * numel
+            ledger.exchange(ExchangeKind.ALL_REDUCE, sent, self.ranks, self.hiding)
+            if is_copied and settings.scatters:
+                # Flattened, and copied back when it is reduced.
+                ledger.exchange(ExchangeKind.COPY, 4 * settings.element_bytes * numel)
             copies = []
             if is_copied and settings.scatters:
                 size = settings.element_bytes * numel
@@ -264,10 +273,16 @@ class ShardedStatesProgram(DeepSpeedProgram):
         job, ledger, partition = self.job, self.ledger, self.partition
         owned = [block for block in (self.accumulated, self.owned) if block is not None]
         self.accumulated = self.owned = None
+        size = partition.size
         if job.offloads_optimizer:
             self.free_all(self.stale)
             self.free_all(owned)
+            self.step_on_host(size)
+            ledger.exchange(ExchangeKind.TO_GPU, job.weight_bytes * size)
+            self._gather_weights()
             return
+        # Gradients flattened and cast; masters copied into weights.
+        ledger.exchange(ExchangeKind.COPY, size * 2 * (job.weight_bytes + job.master_bytes))
         part = rounded(job.master_bytes * partition.size)
         if job.options.check_gradient_norm:
             slices = [numel for _, numel in partition.kind.slices]
@@ -286,3 +301,9 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.free_all(owned)
         self.step_masters([partition.size], of="this rank's part", first=first)
         self.free_all([*gradient, *owned])
+        self._gather_weights()
+
+    def _gather_weights(self) -> None:
+        """Every rank's part of the new weights (runtime/utils.py, ``all_gather_dp_groups``)."""
+        size = self.job.weight_bytes * self.partition.numel
+        self.ledger.exchange(ExchangeKind.ALL_GATHER, size, self.ranks, Hiding.NONE)

@@ -29,6 +29,7 @@ from memplan.memory.playback import Acts, Stops, backward_acts, forward_acts
 from memplan.memory.programs.gathering import PlayedCoordinator
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.training.exchange import ExchangeKind
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
@@ -280,6 +281,9 @@ class ShardedParametersProgram(DeepSpeedProgram):
         settings, stream, ledger = self.settings, self.reduce_stream, self.ledger
         width, ranks = settings.communication_bytes, settings.num_ranks
         numels = [self.numels[number] for number, _ in self.waiting]
+        kind = ExchangeKind.REDUCE_SCATTER if settings.scatters else ExchangeKind.ALL_REDUCE
+        ledger.exchange(kind, width * sum(numels), self.ranks, self.hiding)
+        ledger.exchange(ExchangeKind.COPY, 4 * width * sum(numels))
         outside = [self.numels[number] for number, block in self.waiting if block is not None]
         flat_name = "the flat copy of gradients to reduce"
         cast_name, recast_name = "gradients cast to be reduced", "reduced gradients cast to be kept"
@@ -316,6 +320,8 @@ class ShardedParametersProgram(DeepSpeedProgram):
         if not self.settings.offloads:
             return
         stream, shard = self.reduce_stream, self.shards[number]
+        sent = self.settings.accumulated_bytes * shard
+        self.ledger.exchange(ExchangeKind.TO_HOST, sent, hiding=self.hiding)
         size, name = self.settings.accumulated_bytes * shard, "gradient shards from the CPU"
         arrived = self.allocate(size, _GRADIENTS, name, stream=stream)
         if self.last:
@@ -351,7 +357,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
         passes = self.given.passes
         for forward in passes.forward:
             acts = forward_acts(self.found[forward.segment.index].stops)
-            for repetition in range(forward.segment.repeat):
+            for repetition in forward.repetitions:
                 yield from self._fetched(forward.segment, acts, repetition)
         remaining = {segment.index: segment.repeat for segment in self.given.tape.segments}
         for backward in passes.backward:
@@ -372,7 +378,14 @@ class ShardedParametersProgram(DeepSpeedProgram):
         ledger = self.ledger
         if self.gathers:
             self.coordinator.let_go(range(len(self.numels)))
-        if not self.job.offloads_optimizer:
+        total = self.plan.total
+        if self.job.offloads_optimizer:
+            self.step_on_host(total)
+            if not self.job.offloads_param:
+                ledger.exchange(ExchangeKind.TO_GPU, self.job.weight_bytes * total)
+        else:
+            moved = self.job.gradient_bytes + 2 * self.job.master_bytes + self.job.weight_bytes
+            ledger.exchange(ExchangeKind.COPY, total * moved)
             if looks_for_overflow(self.given.setup) or ledger.shares_formats:
                 ledger.begin_aside(Part.OVERFLOW)
                 self._look_for_overflow()

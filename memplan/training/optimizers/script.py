@@ -244,6 +244,9 @@ class OptimizerRow:
     """What its step makes besides, for people."""
     source: str
     """Package, version and file."""
+    passes: int | None = None
+    """How often a step reads or writes as many bytes as there are weights, where it goes over them kernel
+    after kernel; None: each gradient is read once, weights and states are read and written once."""
     in_backward: bool = False
     """It steps in backward, and no other way."""
     lags: bool = False

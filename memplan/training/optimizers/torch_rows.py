@@ -48,6 +48,12 @@ def sgd_foreach(script: Script, tensors: Sequence[Stepped]) -> None:
         a_copy_of_each(script, tensors)
 
 
+FOREACH_ADAM_PASSES = 20
+"""Reads and writes of ``_multi_tensor_adam`` with weight decay, each of all tensors: weights 2 (``mul_``),
+first moments 3 (``lerp_``), second moments 2 and 3 (``mul_``, ``addcmul_``), their root 2, 2 and 2
+(``sqrt``, ``div_``, ``add_``), weights 4 (``addcdiv_``)."""
+FOREACH_MOMENTUM_PASSES = 8
+"""Of ``_multi_tensor_sgd``: ``mul_`` 2, ``add_`` 3, ``add_`` 3."""
 _SGD: Mapping[str, float | bool] = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
 _COPIES = "copies the optimizer makes of a state"
 
@@ -58,7 +64,7 @@ ROWS: dict[Optimizer, OptimizerRow] = {
     ),
     Optimizer.ADAMW_FOREACH: OptimizerRow(
         init=moments, update_all=a_copy_of_each, temporaries=_COPIES, options={"amsgrad": False},
-        zero_offload=True, source=f"{ADAM_SOURCE}, _multi_tensor_adam",
+        zero_offload=True, passes=FOREACH_ADAM_PASSES, source=f"{ADAM_SOURCE}, _multi_tensor_adam",
     ),
     Optimizer.SGD: OptimizerRow(
         init=momentum_buffer, update_all=sgd_foreach, words="0 x {dtype}", options=_SGD,
@@ -66,7 +72,7 @@ ROWS: dict[Optimizer, OptimizerRow] = {
     ),
     Optimizer.SGD_MOMENTUM: OptimizerRow(
         init=momentum_buffer, update_all=sgd_foreach, words="1 x {dtype}",
-        options={**_SGD, "momentum": 0.9}, source=f"{SGD_SOURCE}, _multi_tensor_sgd",
+        options={**_SGD, "momentum": 0.9}, passes=FOREACH_MOMENTUM_PASSES, source=f"{SGD_SOURCE}, _multi_tensor_sgd",
     ),
 }  # fmt: skip
 """Step counters are on the CPU except in the fused form."""

@@ -1,0 +1,134 @@
+"""A step as lanes: computing, links between GPUs, the link to the host, each one thing after another.
+
+A run of equal layers is a body and a count here too. What a layer needs is asked for while the one before
+it computes, and holds it up where it is not there; what it makes for others goes out behind it, and holds
+up nothing but the end of the pass. Both wait in one queue for the same link.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+from memplan.fast_dataclass import dataclass
+
+
+class Lane(StrEnum):
+    """What is busy; the value is what people read."""
+
+    COMPUTE = "compute"
+    LINK = "communication"
+    HOST = "host"
+
+
+class Interval(NamedTuple):
+    """A stretch of a lane."""
+
+    lane: Lane
+    start_s: float
+    stop_s: float
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """Equal repetitions of a segment in one pass; times are of one repetition [s]."""
+
+    words: str
+    repeats: int
+    compute_s: float
+    """On the GPU, what it waits for among its own operations included."""
+    host_s: float = 0.0
+    """Asking for its kernels."""
+    blocking_s: float = 0.0
+    """Exchanges that computing waits for, all repetitions together."""
+    ahead_s: float = 0.0
+    """Exchanges asked for one repetition ahead, all together; as the next ones."""
+    behind_s: float = 0.0
+    """Exchanges that nothing waits for before the pass is over."""
+    fetched_s: float = 0.0
+    """From the host, asked for ahead."""
+    stored_s: float = 0.0
+    """To the host, waited for at the end of the pass."""
+    waited_s: float = 0.0
+    """To or from the host, while computing waits."""
+
+
+class Clock:
+    """Runs stages one after another."""
+
+    def __init__(self, *, interference: float) -> None:
+        self.now_s = 0.0
+        self.free_s = dict.fromkeys(Lane, 0.0)
+        self.intervals: list[Interval] = []
+        self.lookahead_s = 0.0
+        """What the stage before computes while this one's first exchange is on its way."""
+        self.interference = interference
+        """Of the time of an exchange beside it, by which computing takes longer: kernels of NCCL take
+        multiprocessors."""
+        self.host_bound_s = 0.0
+        """For which the GPU waits for kernels to be asked for."""
+        self.exposed_s = dict.fromkeys(Lane, 0.0)
+        """For which computing waits for another lane."""
+
+    def run(self, stages: Iterable[Stage]) -> None:
+        """One pass; then what is behind it has ended too."""
+        for stage in stages:
+            self._run(stage)
+        for lane in (Lane.LINK, Lane.HOST):
+            self._wait_for(lane, self.free_s[lane])
+
+    def skip(self, seconds: float) -> None:
+        """So much time passes with what is not told again."""
+        self.now_s += seconds
+        self.free_s = dict.fromkeys(Lane, self.now_s)
+
+    def wait(self, lane: Lane, seconds: float, words: str) -> None:
+        """Something that nothing hides."""
+        if seconds <= 0:
+            return
+        self._note(lane, self.now_s, self.now_s + seconds, words)
+        if lane is not Lane.COMPUTE:
+            self.exposed_s[lane] += seconds
+        self.now_s += seconds
+        self.free_s[lane] = max(self.free_s[lane], self.now_s)
+
+    def _wait_for(self, lane: Lane, until_s: float) -> None:
+        if until_s > self.now_s:
+            self.exposed_s[lane] += until_s - self.now_s
+            self.now_s = until_s
+
+    def _run(self, stage: Stage) -> None:
+        start, count = self.now_s, stage.repeats
+        hidden = stage.ahead_s + stage.behind_s
+        device = count * stage.compute_s + self.interference * hidden
+        asked = count * stage.host_s
+        own = max(device, asked)
+        self.host_bound_s += own - device
+        each = own / count
+        end = start + own
+        for lane, ahead, behind in (
+            (Lane.LINK, stage.ahead_s, stage.behind_s),
+            (Lane.HOST, stage.fetched_s, stage.stored_s),
+        ):
+            if not ahead and not behind:
+                continue
+            begin = max(self.free_s[lane], start - self.lookahead_s if ahead else start)
+            last = behind / count
+            if ahead:
+                arrived = begin + ahead + behind - last
+                late = arrived + each - end
+                if late > 0:
+                    self.exposed_s[lane] += late
+                    end += late
+            done = max(begin + ahead + behind, end + last if behind else 0.0)
+            self._note(lane, begin, done, stage.words)
+            self.free_s[lane] = done
+        self._note(Lane.COMPUTE, start, end, stage.words)
+        self.now_s = end
+        self.lookahead_s = each
+        self.wait(Lane.LINK, stage.blocking_s, stage.words)
+        self.wait(Lane.HOST, stage.waited_s, stage.words)
+
+    def _note(self, lane: Lane, start_s: float, stop_s: float, words: str) -> None:
+        if stop_s > start_s:
+            self.intervals.append(Interval(lane, start_s, stop_s, words))

@@ -1,0 +1,61 @@
+"""The time of an exchange between ranks or with the host, from its size, its algorithm and its link.
+
+A ring moves (d-1)/d of an all-gather's or a reduce-scatter's message through each of d ranks, and twice
+that of an all-reduce's; each step of it has a latency. NCCL takes a tree in place of a long ring for small
+all-reduces, whose latency grows with the logarithm.
+"""
+
+from math import ceil, log2
+
+from memplan.hardware.network import BASE_S, HOP_S, NODE_HOP_S, Network
+from memplan.training.exchange import ExchangeKind, Ranks
+
+_ROUNDS = {
+    ExchangeKind.ALL_GATHER: 1, ExchangeKind.REDUCE_SCATTER: 1, ExchangeKind.ALL_REDUCE: 2,
+    ExchangeKind.BROADCAST: 1, ExchangeKind.ALL_TO_ALL: 1,
+}  # fmt: skip
+"""How often a message goes round."""
+
+
+def collective_seconds(
+    kind: ExchangeKind, num_bytes: float, ranks: Ranks, network: Network
+) -> float:
+    """How long a collective takes by itself [s].
+
+    >>> from memplan.hardware.network import network_of
+    >>> network = network_of(None, gpus_per_node=8)
+    >>> ring = collective_seconds(ExchangeKind.ALL_REDUCE, 10**9, Ranks(8), network)
+    >>> round(ring * network.within_node / 10**9, 2)
+    1.75
+    """
+    degree, stride = ranks
+    if degree <= 1:
+        return 0.0
+    rate = network.rate(degree, stride)
+    if kind is ExchangeKind.SEND:
+        between = network.between_nodes if network.crosses(degree, stride) else network.within_node
+        return BASE_S + num_bytes / between
+    if kind is ExchangeKind.ALL_TO_ALL and network.crosses(degree, stride):
+        # Each rank sends to every other by its own card.
+        members = max(1, network.gpus_per_node // stride)
+        far = num_bytes * (degree - members) / degree
+        return (
+            BASE_S + NODE_HOP_S + max(far / network.between_nodes, num_bytes / network.within_node)
+        )
+    rounds = _ROUNDS[kind]
+    moved = rounds * num_bytes * (degree - 1) / degree
+    return BASE_S + latency_seconds(kind, ranks, network) + moved / rate
+
+
+def latency_seconds(kind: ExchangeKind, ranks: Ranks, network: Network) -> float:
+    """What the steps of a collective take beside moving bytes [s]."""
+    degree, stride = ranks
+    nodes = network.nodes_of(degree, stride)
+    members = ceil(degree / nodes)
+    if kind is ExchangeKind.ALL_TO_ALL:
+        return HOP_S
+    ring = (degree - nodes) * HOP_S + (nodes if nodes > 1 else 0) * NODE_HOP_S
+    if kind is not ExchangeKind.ALL_REDUCE:
+        return ring
+    tree = 2 * ((members - 1) * HOP_S + log2(nodes) * NODE_HOP_S)
+    return min(2 * ring, tree)

@@ -1,0 +1,161 @@
+"""How fast one GPU does what operations ask of it: products of matrices, attention, bytes, launches.
+
+A data sheet's figure is never reached. What is, is told by class of device, never by model: the best
+rate that large products hold (measured, or a share of the data sheet's), what a tile of a product
+costs beside its arithmetic, the share of the memory's bandwidth that a kernel over a whole tensor
+gets, and what it takes the host to ask for a kernel.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
+from memplan.graph.operation_kinds import OperationKind
+from memplan.hardware.gpu import GpuSpec, num_multiprocessors
+
+DEFAULT_TFLOPS = 312.0
+"""Of a card that is known by its memory alone: an A100's."""
+DEFAULT_BANDWIDTH = 2_039_000_000_000
+"""The same card's memory [bytes/s]."""
+SUSTAINED = 0.88
+"""Of the best rate of any product (MAMF, ml-engineering), what large ones hold in a long run: an H100 reaches
+794 TFLOP/s in bursts and 700 over seconds, at its limit of power (``tests/measured/h100_rates.json``)."""
+UNMEASURED = 0.70
+"""The same, of the data sheet's rate, where no product was measured: 0.88 of the catalog's median MAMF."""
+SINGLE_SHARE = 0.75
+"""The same in fp32 without tensor cores, which stays below the limit of power: 50 of an H100's 67 TFLOP/s."""
+BANDWIDTH_SHARE = 0.90
+"""Of the data sheet's bandwidth, what element-wise kernels over large tensors reach: 3.0 of 3.35 TB/s on an
+H100."""
+KERNEL_S = 2e-6
+"""What a kernel takes on the device beside its work: its start, its end and the gap before it [s]."""
+UPDATE_SHARE = 0.78
+"""Of what element-wise kernels reach, what an optimizer's multi-tensor kernels do: 2.4 TB/s on an H100."""
+HOST_S = 25e-6
+"""What it takes Python and torch to ask for an element-wise kernel in a model's own code [s]. The call alone
+takes 11 microseconds on a cloud machine of 2023, a linear layer's 29; whole models of transformers two to
+three times that (36 runs bound by their host, ``tests/measured/h100.json``)."""
+HOST_PRODUCT_S = 100e-6
+"""For a product of matrices, the module that it is in included."""
+HOST_AUTOCAST_S = 12e-6
+"""What autocast adds to that."""
+HOST_BACKWARD_S = 20e-6
+"""For a kernel in autograd's thread."""
+HOST_BACKWARD_PRODUCT_S = 50e-6
+"""For a product there."""
+HOST_VIEW_S = 2.9e-6
+HOST_COMPILED_S = 4e-6
+"""For a kernel of inductor's code: an assumption."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionRate:
+    """What a kernel of attention reaches on long sequences with heads of 128, in 16 bits [FLOP/s]."""
+
+    forward: float
+    backward: float
+    half_head: float = 0.84
+    """Of that with heads of 64."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rates:
+    """What one GPU reaches."""
+
+    flops_per_s: Mapping[DType, float]
+    """Of large products, by what they multiply."""
+    bytes_per_s: float
+    """Of kernels that read and write large tensors."""
+    num_multiprocessors: int
+    attention: Mapping[OperationKind, AttentionRate]
+    third_flash: AttentionRate
+    kernel_s: float = KERNEL_S
+
+    def rate_of(self, dtype: DType) -> float:
+        """Of large products of tensors in this format [FLOP/s]."""
+        found = self.flops_per_s.get(dtype)
+        return self.flops_per_s[DType.FP32] if found is None else found
+
+
+Shares = Mapping[OperationKind, tuple[float, float, float]]
+"""Of the data sheet's dense 16-bit rate, what attention's kernels reach forward and backward on long sequences
+with heads of 128, and of that with heads of 64."""
+
+_AMPERE: Shares = {
+    OperationKind.FLASH_ATTENTION: (0.66, 0.60, 0.90),
+    OperationKind.CUDNN_ATTENTION: (0.66, 0.60, 0.90),
+    OperationKind.EFFICIENT_ATTENTION: (0.38, 0.29, 0.90),
+}
+"""A100: FlashAttention-2 reaches 200-210 TFLOP/s forward and 180-190 backward, Triton's and CUTLASS's kernels
+of FlashAttention's first form 100-130 and 75-90 (arXiv:2307.08691, figures 4 to 6)."""
+_HOPPER: Shares = {
+    OperationKind.FLASH_ATTENTION: (0.35, 0.31, 0.93),
+    OperationKind.CUDNN_ATTENTION: (0.67, 0.59, 0.74),
+    OperationKind.EFFICIENT_ATTENTION: (0.21, 0.15, 0.90),
+}
+"""H100, measured: 350 TFLOP/s forward and 310 backward of FlashAttention-2, which has none of its new
+instructions; 660 and 585 of cuDNN (``tests/measured/h100_rates.json``)."""
+_BLACKWELL: Shares = {
+    OperationKind.FLASH_ATTENTION: (0.16, 0.14, 0.93),
+    OperationKind.CUDNN_ATTENTION: (0.60, 0.47, 0.74),
+    OperationKind.EFFICIENT_ATTENTION: (0.10, 0.07, 0.90),
+}
+"""B200: what does not use its tensor memory is no faster than on H100; an assumption."""
+THIRD_FLASH = (0.67, 0.57, 0.75)
+"""FlashAttention-3 on H100: 640-660 TFLOP/s and 540-560 (arXiv:2407.08608, figures 5 to 7)."""
+_BY_CAPABILITY: tuple[tuple[tuple[int, int], Shares], ...] = (
+    ((10, 0), _BLACKWELL), ((9, 0), _HOPPER), ((0, 0), _AMPERE),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def rates_of(gpu: GpuSpec | None) -> Rates:
+    """What a GPU reaches; an A100's where nothing is known of it.
+
+    >>> from memplan.sources.catalog import load_gpu
+    >>> round(rates_of(load_gpu("a100-80gb")).rate_of(DType.BF16) / 1e12)
+    239
+    """
+    sheet = gpu.dense_tflops if gpu is not None else None
+    best = gpu.measured_tflops if gpu is not None else None
+    half = (sheet.bf16 or sheet.fp16 or sheet.fp32) if sheet is not None else None
+    known = best.bf16 if best is not None else None
+    share = UNMEASURED
+    if known is not None and half:
+        share = SUSTAINED * known / half
+    half = half or DEFAULT_TFLOPS
+
+    def reached(rate: float | None, otherwise: float) -> float:
+        return (otherwise if rate is None else rate) * share * 1e12
+
+    fp16 = (sheet.fp16 if sheet is not None else None) or half
+    single = SINGLE_SHARE / share * ((sheet.fp32 if sheet is not None else None) or half / 16)
+    bf16 = sheet.bf16 if sheet is not None and gpu is not None and gpu.has_bf16 else None
+    if gpu is not None and not gpu.has_bf16:
+        bf16 = single
+    fp8 = sheet.fp8 if sheet is not None else None
+    measured_fp8 = best.fp8 if best is not None else None
+    eight = SUSTAINED * measured_fp8 * 1e12 if measured_fp8 else reached(fp8, half)
+    capability = (gpu.compute_capability if gpu is not None else None) or (8, 0)
+    shares = next(found for least, found in _BY_CAPABILITY if capability >= least)
+    peak = (half if bf16 is None else bf16) * 1e12
+    bandwidth = gpu.bandwidth_bytes_per_s if gpu is not None else None
+    return Rates(
+        flops_per_s={
+            DType.BF16: reached(bf16, half),
+            DType.FP16: reached(fp16, half),
+            DType.FP32: reached(single, single),
+            DType.FP8: eight,
+            DType.INT8: eight,
+        },
+        bytes_per_s=BANDWIDTH_SHARE * (bandwidth or DEFAULT_BANDWIDTH),
+        num_multiprocessors=num_multiprocessors(gpu),
+        attention={kind: _attention(found, peak) for kind, found in shares.items()},
+        third_flash=_attention(THIRD_FLASH, peak),
+    )
+
+
+def _attention(shares: tuple[float, float, float], peak: float) -> AttentionRate:
+    forward, backward, half_head = shares
+    return AttentionRate(forward=forward * peak, backward=backward * peak, half_head=half_head)

@@ -1,0 +1,443 @@
+"""The time of a model's own operations, each on a roofline, read off the tape.
+
+A product takes what its shape lets it reach, attention what its kernel does, everything else the bytes
+that it reads and writes. Backward, an operation reads the gradients of what it made and what it kept,
+and writes the gradients of its inputs. In a compiled region what stands between two kernels is one
+kernel, and only what is really written moves.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeGuard
+
+from memplan.compute.flops import attention_factor, causal_share, early_stop, recomputed_positions
+from memplan.compute.products import Shape, alignment_share, product_seconds, shape_of
+from memplan.compute.rates import (
+    HOST_AUTOCAST_S,
+    HOST_BACKWARD_PRODUCT_S,
+    HOST_BACKWARD_S,
+    HOST_COMPILED_S,
+    HOST_PRODUCT_S,
+    HOST_S,
+    HOST_VIEW_S,
+    Rates,
+)
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import (
+    ATTENTION_KERNELS,
+    EXTERN_KERNELS,
+    OUTPUT_LOSSES,
+    OperationKind,
+)
+from memplan.graph.segments import Gradient, Operation, Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.model.attention import AttentionSpec
+from memplan.model.spec import ModelSpec
+from memplan.training.compilation import Compilation
+from memplan.training.exchange import ExchangeKind
+from memplan.training.fp8 import Fp8Recipe
+from memplan.training.kernels import AttentionKernel
+
+VIEWS = frozenset(
+    {
+        OperationKind.VIEW, OperationKind.SLICE, OperationKind.SPLIT, OperationKind.EXPAND,
+        OperationKind.TRANSPOSE, OperationKind.COPY_TO_RANKS, OperationKind.ARGUMENTS,
+        OperationKind.GIVEN, OperationKind.EMPTY, OperationKind.NEW_EMPTY,
+        OperationKind.VIEW_AS_REAL, OperationKind.OUTPUTS_TO_FP32,
+    }
+)  # fmt: skip
+"""What launches nothing in forward."""
+LOOKUPS = frozenset(
+    {OperationKind.EMBEDDING, OperationKind.INDEX_SELECT, OperationKind.INDEX, OperationKind.GATHER}
+)
+"""What reads no more of its first input than it makes."""
+HALF_LENGTHS = {True: (500, 1100), False: (150, 450)}
+"""Keys at which attention's kernels reach half of their rate forward and backward, with a causal mask, which
+cuts tiles, and without (``tests/measured/h100_rates.json``)."""
+FULL_HEAD = 128
+SINGLE_ATTENTION_SHARE = 1 / 6
+"""Of its rate in 16 bits, what a kernel reaches in fp32: three products in TF32, each half as fast."""
+SLOW_KINDS: Mapping[OperationKind, tuple[float, float]] = {
+    OperationKind.LAYER_NORM: (0.68, 0.40), OperationKind.RMS_NORM: (0.68, 0.40),
+    OperationKind.SOFTMAX: (0.60, 0.50), OperationKind.SAFE_SOFTMAX: (0.60, 0.50),
+    OperationKind.LOG_SOFTMAX: (0.75, 0.57), OperationKind.CROSS_ENTROPY: (0.75, 0.57),
+    OperationKind.NLL_LOSS: (0.75, 0.57), OperationKind.DROPOUT: (0.85, 0.85),
+    OperationKind.EMBEDDING: (0.90, 0.50), OperationKind.SUM: (0.90, 0.90),
+}  # fmt: skip
+"""What reads rows twice, or sums over columns too: of the rate of element-wise kernels, what they reach forward
+and backward (``tests/measured/h100_rates.json``)."""
+_PLAIN = (1.0, 1.0)
+
+
+class Message(NamedTuple):
+    """What the ranks of a split model send one another."""
+
+    kind: ExchangeKind
+    num_bytes: int
+
+
+class Work:
+    """What one pass over a segment takes, by what it waits for [s]."""
+
+    __slots__ = ("attention_s", "host_s", "memory_s", "messages", "products_s")
+
+    def __init__(self) -> None:
+        self.products_s = 0.0
+        self.attention_s = 0.0
+        self.memory_s = 0.0
+        """Reading and writing."""
+        self.host_s = 0.0
+        """Asking for the kernels, which runs ahead of them."""
+        self.messages: list[Message] = []
+
+    @property
+    def device_s(self) -> float:
+        """On the GPU, messages left out."""
+        return self.products_s + self.attention_s + self.memory_s
+
+
+class SegmentWork(NamedTuple):
+    """One repetition of a segment."""
+
+    forward: Work
+    backward: Work
+    again: Work
+    """What is run again in backward."""
+
+
+def segment_work(tape: Tape, model: ModelSpec, rates: Rates) -> Sequence[SegmentWork]:
+    """The time of each segment's passes, one repetition of each; remembered."""
+    return _segment_work(_Same(tape), _Same(model), rates)
+
+
+class _Same:
+    """A value that is told apart by itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tape | ModelSpec) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
+@lru_cache(maxsize=256)
+def _segment_work(tape: _Same, model: _Same, rates: Rates) -> Sequence[SegmentWork]:
+    assert isinstance(tape.value, Tape)
+    assert isinstance(model.value, ModelSpec)
+    return [_Reader(tape.value, each, model.value, rates).read() for each in tape.value.segments]
+
+
+class _Reader:
+    """Reads one segment."""
+
+    def __init__(self, tape: Tape, segment: Segment, model: ModelSpec, rates: Rates) -> None:
+        self.tape = tape
+        self.segment = segment
+        self.rates = rates
+        self.share = float(causal_share(segment.layer, tape, model))
+        """Of the scores, what attention's kernels compute."""
+        self.is_compiled = segment.compiled is not Compilation.NONE
+
+    def read(self) -> SegmentWork:
+        operations = self.segment.operations
+        again = recomputed_positions(self.segment)
+        stop = early_stop(self.segment)
+        return SegmentWork(
+            forward=self._forward(operations),
+            backward=self._backward(operations),
+            again=self._forward(
+                [each for place, each in enumerate(operations) if place in again and place < stop]
+            )
+            if again
+            else Work(),
+        )
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def _forward(self, operations: Sequence[Operation]) -> Work:
+        work = Work()
+        if not self.is_compiled:
+            for operation in operations:
+                self._run(work, operation)
+            return work
+        for kernel in _kernels(operations):
+            if kernel[0].kind in EXTERN_KERNELS:
+                self._run(work, kernel[0])
+            else:
+                self._move(work, _fused_bytes(kernel))
+                work.host_s += HOST_COMPILED_S
+        return work
+
+    def _run(self, work: Work, operation: Operation) -> None:
+        kind = operation.kind
+        if kind in VIEWS:
+            work.host_s += 0.0 if self.is_compiled else HOST_VIEW_S
+            return
+        work.host_s += self._host_seconds(operation)
+        scratch = _positive(operation.forward_scratch)
+        slow = SLOW_KINDS.get(kind, _PLAIN)[0]
+        if kind in _SENT:
+            self._send(work, operation, _SENT[kind][0])
+            self._move(work, 2 * scratch)
+        elif not operation.flops:
+            moved = _read_bytes(operation) + _made_bytes(operation)
+            self._move(work, moved / slow + 2 * scratch)
+        elif kind in ATTENTION_KERNELS:
+            self._attend(work, operation, operation.flops * self.share, 0)
+        elif kind in OUTPUT_LOSSES:
+            self._multiply_out(work, operation)
+        else:
+            work.products_s += self._product(operation, _shape(operation))
+            self._move(work, 2 * scratch)
+
+    def _host_seconds(self, operation: Operation) -> float:
+        """What it takes to ask for an operation's kernel in the forward pass."""
+        if self.is_compiled:
+            return HOST_COMPILED_S
+        if not operation.flops or operation.kind in ATTENTION_KERNELS:
+            return HOST_S
+        return HOST_PRODUCT_S + (HOST_AUTOCAST_S if self.tape.autocast is not None else 0.0)
+
+    def _host_backward_s(self, operation: Operation) -> float:
+        if self.is_compiled:
+            return HOST_COMPILED_S
+        made = _backward_bytes(operation)
+        return HOST_BACKWARD_S if made else HOST_VIEW_S
+
+    def _move(self, work: Work, num_bytes: float) -> None:
+        if num_bytes:
+            work.memory_s += num_bytes / self.rates.bytes_per_s + self.rates.kernel_s
+
+    def _send(self, work: Work, operation: Operation, kind: ExchangeKind) -> None:
+        sizes = [_num_bytes(each) for each in (*operation.inputs[:1], *operation.outputs[:1])]
+        work.messages.append(Message(kind, max(sizes)))
+
+    def _attend(self, work: Work, operation: Operation, flops: float, direction: int) -> None:
+        rates = self.rates
+        third = self.tape.kernels.attention is AttentionKernel.FLASH3
+        found = rates.third_flash if third else rates.attention[operation.kind]
+        query = operation.inputs[0]
+        layer = self.segment.layer
+        spec = layer.attention if layer is not None else None
+        head = spec.head_dim if isinstance(spec, AttentionSpec) else FULL_HEAD
+        length = self.tape.options.seq_len
+        half_length = HALF_LENGTHS[self.share < 1][direction]
+        reached = (found.backward if direction else found.forward) * length / (length + half_length)
+        if head < FULL_HEAD:
+            reached *= found.half_head ** (FULL_HEAD / head - 1)
+        if not query.dtype.is_half:
+            reached *= SINGLE_ATTENTION_SHARE
+        seconds = flops / reached
+        moved = (_read_bytes(operation) + _made_bytes(operation)) * (1 + direction)
+        work.attention_s += max(seconds, moved / rates.bytes_per_s) + rates.kernel_s
+
+    def _product(self, operation: Operation, shape: Shape) -> float:
+        rates, first = self.rates, operation.inputs[0]
+        dtype = DType.FP8 if self._is_narrow(operation) else first.dtype
+        rate = rates.rate_of(dtype)
+        if dtype is not DType.FP32:
+            rate *= alignment_share(shape)
+        return rates.kernel_s + product_seconds(
+            shape, first.dtype.num_bytes, rate, rates.bytes_per_s, rates.num_multiprocessors
+        )
+
+    def _is_narrow(self, operation: Operation) -> bool:
+        """Whether it multiplies codes of 8 bits."""
+        if operation.inputs[0].dtype is DType.FP8:
+            return True
+        fp8 = self.tape.options.fp8 is not Fp8Recipe.NONE
+        return fp8 and operation.in_python and operation.kind is OperationKind.LINEAR
+
+    def _multiply_out(self, work: Work, operation: Operation) -> None:
+        """Output matrix and loss in one: logits chunk by chunk, and all gradients at once."""
+        x, weight = operation.inputs[:2]
+        num_products = 1 + sum(each.requires_grad for each in (x, weight))
+        width = weight.shape[-1] if isinstance(weight, Parameter) else 1
+        rows, vocabulary = x.numel // width, weight.numel // width
+        each = self._product(operation, Shape(1, rows, vocabulary, width))
+        work.products_s += num_products * each
+        self._move(work, 4 * x.dtype.num_bytes * rows * vocabulary)
+
+    # -- backward --------------------------------------------------------------------------------
+
+    def _backward(self, operations: Sequence[Operation]) -> Work:
+        work = Work()
+        graded = [each for each in reversed(operations) if each.gradients]
+        if self.is_compiled:
+            for kernel in _kernels(graded):
+                if kernel[0].kind in EXTERN_KERNELS:
+                    self._run_back(work, kernel[0])
+                else:
+                    self._move(work, _fused_backward_bytes(kernel))
+                    work.host_s += HOST_COMPILED_S
+            return work
+        for operation in graded:
+            self._run_back(work, operation)
+        self._add_up(work, graded)
+        return work
+
+    def _run_back(self, work: Work, operation: Operation) -> None:
+        kind = operation.kind
+        if not operation.flops or kind in ATTENTION_KERNELS:
+            work.host_s += self._host_backward_s(operation)
+        scratch = _positive(operation.backward_scratch)
+        if kind in _SENT:
+            if kind is not OperationKind.ALL_GATHER or scratch:
+                # Columns that were joined are cut out again: nothing is sent.
+                found = _SENT[kind][1]
+                if found is not None:
+                    self._send(work, operation, found)
+            self._move(work, 2 * scratch)
+        elif kind is OperationKind.COPY_TO_RANKS:
+            self._send(work, operation, ExchangeKind.ALL_REDUCE)
+        elif kind in OUTPUT_LOSSES:
+            self._move(work, 2 * sum(_num_bytes(each) for each in operation.inputs[:2]))
+        elif kind in ATTENTION_KERNELS:
+            needed = [each.requires_grad for each in operation.inputs]
+            factor = float(attention_factor(operation, needed)) + 0.5
+            self._attend(work, operation, operation.flops * self.share * factor, 1)
+            self._move(work, 2 * scratch)
+        elif operation.flops:
+            self._multiply_back(work, operation)
+            self._move(work, 2 * scratch)
+        else:
+            slow = SLOW_KINDS.get(kind, _PLAIN)[1]
+            self._move(work, _backward_bytes(operation) / slow + 2 * scratch)
+
+    def _multiply_back(self, work: Work, operation: Operation) -> None:
+        batch, m, n, k = _shape(operation)
+        turned = (Shape(batch, m, k, n), Shape(batch, k, n, m))
+        pairs = zip(operation.inputs, operation.gradients, strict=False)
+        for place, (tensor, kind) in enumerate(pairs):
+            if not tensor.requires_grad or kind == Gradient.NONE:
+                continue
+            if place < 2:
+                work.products_s += self._product(operation, turned[place])
+                work.host_s += HOST_COMPILED_S if self.is_compiled else HOST_BACKWARD_PRODUCT_S
+            else:
+                # A bias.
+                self._move(work, _made_bytes(operation))
+
+    def _add_up(self, work: Work, graded: Sequence[Operation]) -> None:
+        """What several operations read has several gradients, which are added up."""
+        uses: dict[Tensor, int] = {}
+        for operation in graded:
+            for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
+                if tensor.requires_grad and kind != Gradient.NONE:
+                    uses[tensor] = uses.get(tensor, 0) + 1
+        for tensor, count in uses.items():
+            if count > 1 and not isinstance(tensor, Parameter):
+                for _ in range(count - 1):
+                    self._move(work, 3 * _num_bytes(tensor))
+                    work.host_s += HOST_BACKWARD_S
+
+
+_SENT = {
+    OperationKind.ALL_GATHER: (ExchangeKind.ALL_GATHER, ExchangeKind.REDUCE_SCATTER),
+    OperationKind.REDUCE_SCATTER: (ExchangeKind.REDUCE_SCATTER, ExchangeKind.ALL_GATHER),
+    OperationKind.ALL_REDUCE: (ExchangeKind.ALL_REDUCE, None),
+}
+"""What operations of a split model send, forward and backward."""
+
+
+def _shape(operation: Operation) -> Shape:
+    first, out = operation.inputs[0], operation.outputs[0]
+    second = operation.inputs[1] if len(operation.inputs) > 1 else first
+    factor = second.num_weights if _is_packed(second) else second.numel
+    if not (first.numel and factor and out.numel):
+        return Shape(1, 1, 1, 1)
+    return shape_of(first.numel, factor, out.numel, operation.flops)
+
+
+def _is_packed(tensor: Tensor) -> TypeGuard[Parameter]:
+    return isinstance(tensor, Parameter) and tensor.packed is not None
+
+
+def _positive(scratch: Iterable[int]) -> int:
+    return sum(each for each in scratch if each > 0)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel * tensor.dtype.num_bytes
+
+
+def _made_bytes(operation: Operation) -> int:
+    return sum(_num_bytes(each) for each in operation.outputs)
+
+
+def _read_bytes(operation: Operation) -> int:
+    sizes = [_num_bytes(each) for each in operation.inputs]
+    if operation.kind in LOOKUPS and sizes:
+        sizes[0] = min(sizes[0], _made_bytes(operation))
+        sizes[1:] = [min(each, sizes[0]) for each in sizes[1:]]
+    return sum(sizes)
+
+
+def _backward_bytes(operation: Operation) -> int:
+    """Gradients that come and go, and what was kept."""
+    made = 0
+    for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
+        if not tensor.requires_grad or kind in (Gradient.NONE, Gradient.ALIAS, Gradient.SAVED):
+            continue
+        made += _num_bytes(tensor) + (2 * kind if kind > 0 else 0)
+    if not made:
+        return 0
+    kept = sum(each.num_bytes for each in operation.saved)
+    return made + kept + sum(_num_bytes(each) for each in operation.outputs if each.requires_grad)
+
+
+# -- compiled regions ------------------------------------------------------------------------------
+
+
+def _kernels(operations: Iterable[Operation]) -> list[list[Operation]]:
+    """Operations by kernel: those that are one of their own, and what stands between them."""
+    found: list[list[Operation]] = []
+    is_open = False
+    for operation in operations:
+        alone = operation.kind in EXTERN_KERNELS
+        if alone or not is_open:
+            found.append([operation])
+        else:
+            found[-1].append(operation)
+        is_open = not alone
+    return found
+
+
+def _fused_bytes(kernel: Sequence[Operation]) -> int:
+    """What one kernel reads from outside, and what of its results is written."""
+    made = {tensor.storage for each in kernel for tensor in each.outputs}
+    read: dict[Storage, int] = {}
+    for operation in kernel:
+        lookup = operation.kind in LOOKUPS
+        for tensor in operation.inputs:
+            if tensor.storage not in made:
+                size = min(_num_bytes(tensor), tensor.storage.num_bytes or 0)
+                if lookup:
+                    size = min(size, _made_bytes(operation))
+                read[tensor.storage] = max(read.get(tensor.storage, 0), size)
+    return sum(read.values()) + sum(each.num_bytes for each in made)
+
+
+def _fused_backward_bytes(kernel: Sequence[Operation]) -> int:
+    made = {tensor.storage for each in kernel for tensor in each.outputs}
+    inner = {tensor.storage for each in kernel for tensor in each.inputs} & made
+    kept = {storage for each in kernel for storage in each.saved}
+    arriving = {
+        tensor: _num_bytes(tensor)
+        for each in kernel
+        for tensor in each.outputs
+        if tensor.requires_grad and tensor.storage not in inner
+    }
+    leaving = {
+        tensor: _num_bytes(tensor)
+        for each in kernel
+        for tensor, kind in zip(each.inputs, each.gradients, strict=False)
+        if tensor.requires_grad and tensor.storage not in made and kind != Gradient.NONE
+    }
+    return sum(each.num_bytes for each in kept) + sum(arriving.values()) + sum(leaving.values())

@@ -1,0 +1,180 @@
+"""The time of a training step: the tape's operations and the engine's exchanges, laid beside each other.
+
+Three cases are told: what is expected, and a low and a high end between which what no formula knows lies.
+"""
+
+from dataclasses import field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+from memplan.compute.flops import ScoreCount, StepFlops, count_flops
+from memplan.compute.lanes import Interval
+from memplan.compute.rates import DEFAULT_TFLOPS, Rates, rates_of
+from memplan.compute.roofline import segment_work
+from memplan.errors import UnsupportedOperationError
+from memplan.estimator.flops import estimate_flops
+from memplan.estimator.job import Job
+from memplan.estimator.recording import Walked
+from memplan.estimator.timer import EXPECTED, FAST, SLOW, Resource, Timer
+from memplan.fast_dataclass import dataclass
+from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.network import network_of
+from memplan.memory.accounts import step_visits
+from memplan.training.precision import PRECISIONS
+from memplan.training.setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from memplan.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """How long one optimizer step takes."""
+
+    low_s: float
+    expected_s: float
+    high_s: float
+    num_gpus: int
+    tokens: int
+    """Of all GPUs, in one step."""
+    model_flops: int
+    """Forward and backward of all of them, every score counted (PaLM's convention)."""
+    executed_flops: int
+    """With what is computed again."""
+    peak_flops_per_s: float
+    """Of one GPU, by the data sheet."""
+    shares: tuple[Resource, ...]
+    """What the expected step consists of, the longest first [s]."""
+    intervals: tuple[Interval, ...] = field(repr=False, compare=False)
+    """Its lanes: a first micro-batch of each kind, then the update."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all GPUs."""
+        return self.tokens / self.expected_s
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Of one of them."""
+        return self.tokens_per_s / self.num_gpus
+
+    @property
+    def flops_per_s_per_gpu(self) -> float:
+        """Model FLOPs: what papers call achieved."""
+        return self.model_flops / (self.expected_s * self.num_gpus)
+
+    @property
+    def mfu(self) -> float:
+        """Of the data sheet's dense rate in 16 bits, what the model's own FLOPs are."""
+        return self.flops_per_s_per_gpu / self.peak_flops_per_s
+
+    @property
+    def hfu(self) -> float:
+        """The same with recomputation."""
+        return self.mfu * self.executed_flops / self.model_flops
+
+    @property
+    def binding(self) -> str:
+        """What most of the step is spent on."""
+        return self.shares[0].words
+
+    def with_mfu(self, mfu: float) -> "StepTime":
+        """The same at a utilisation that is known."""
+        seconds = self.model_flops / (mfu * self.peak_flops_per_s * self.num_gpus)
+        note = f"the utilisation was given: {mfu:.0%}"
+        return replace(
+            self, low_s=seconds, expected_s=seconds, high_s=seconds, notes=(*self.notes, note)
+        )
+
+
+class Judged(Protocol):
+    """An estimate, as far as its time goes."""
+
+    @property
+    def model(self) -> "ModelSpec":
+        """What is trained."""
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """How."""
+
+    @property
+    def gpu(self) -> GpuSpec | None:
+        """On what."""
+
+
+def step_time(answer: Judged, *, between_nodes: float | None = None) -> StepTime:
+    """How long a step of an estimated setup takes.
+
+    ``between_nodes`` is a GPU's nominal share of the network between nodes [bytes/s]; None: what nodes
+    of these cards are sold with. Raises ``UnsupportedOperationError`` for a model whose operations are
+    not written down.
+    """
+    return time_of(Job.of(answer.model, answer.setup, answer.gpu), between_nodes=between_nodes)
+
+
+def time_of(
+    job: Job, *, between_nodes: float | None = None, rates: Rates | None = None
+) -> StepTime:
+    """The same of a job, on a GPU that reaches these rates; None: those of its kind."""
+    _refuse_untimed(job.setup)
+    rates = rates or rates_of(job.gpu)
+    setup, model, tape = job.setup, job.walked.model, job.given.tape
+    flops = _flops(job)
+    network = network_of(job.gpu, gpus_per_node=setup.gpus_per_node, between_nodes=between_nodes)
+    work = segment_work(tape, model, rates)
+    timer = Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
+    expected = timer.run(EXPECTED)
+    copies = setup.gradient_accumulation_steps * setup.data_parallel
+    return StepTime(
+        low_s=timer.run(FAST).clock.now_s,
+        expected_s=expected.clock.now_s,
+        high_s=timer.run(SLOW).clock.now_s,
+        num_gpus=setup.num_gpus,
+        tokens=flops.num_tokens * copies,
+        model_flops=flops.model * copies,
+        executed_flops=flops.total * copies,
+        peak_flops_per_s=_peak(job.gpu, setup),
+        shares=expected.shares(),
+        intervals=tuple(expected.clock.intervals),
+    )
+
+
+def _refuse_untimed(setup: TrainingSetup) -> None:
+    """Refuse what is modelled in bytes and not in time yet."""
+    for name in ("pipeline_parallel", "context_parallel", "expert_parallel"):
+        if getattr(setup, name) > 1:
+            msg = f"{name}: the time of its steps is not told yet, only their memory"
+            raise UnsupportedOperationError(msg)
+
+
+def _flops(job: Job) -> StepFlops:
+    """Of one micro-batch through one copy of the model."""
+    if job.setup.tensor_parallel == 1:
+        counted = _counted(job.walked)
+    else:
+        counted = estimate_flops(job.walked.model, job.setup, job.gpu)
+    if not counted.total:
+        msg = (
+            f"{job.walked.model.source}: its operations are not written down yet, only its parameters, "
+            "so the time of a step is not known"
+        )
+        raise UnsupportedOperationError(msg)
+    return counted
+
+
+@lru_cache(maxsize=256)
+def _counted(walked: Walked) -> StepFlops:
+    return count_flops(walked.tape, walked.model, scores=ScoreCount.FULL)
+
+
+def _peak(gpu: GpuSpec | None, setup: TrainingSetup) -> float:
+    """The data sheet's dense rate in the format that is computed in, fp8 left out of account."""
+    formats = PRECISIONS[setup.chosen_precision]
+    half = (formats.autocast or formats.compute).is_half
+    sheet = gpu.dense_tflops if gpu is not None else None
+    if sheet is None:
+        return DEFAULT_TFLOPS * 1e12
+    found = (sheet.bf16 or sheet.fp16) if half else (sheet.tf32 or sheet.fp32)
+    return (found or sheet.fp16 or sheet.fp32 or DEFAULT_TFLOPS) * 1e12

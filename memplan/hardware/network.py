@@ -1,0 +1,115 @@
+"""What joins GPUs, and GPUs to their host, as far as it takes time: rates and latencies.
+
+References
+----------
+.. [1] S. Bekman, "Machine Learning Engineering Open Book", network/README.md: NVLink all-reduce reaches
+   235 of 300 GB/s on A100 and 368 of 450 on H200; DGX H100 has 8 x 400 Gbit/s, AWS P4d 4 x 100.
+.. [2] NCCL, src/graph/tuning.cc: ``baseLat``, ``hwLat`` of the Simple protocol.
+"""
+
+from memplan.errors import InputError
+from memplan.fast_dataclass import dataclass
+from memplan.hardware.gpu import GpuSpec
+
+ACHIEVED = 0.80
+"""Of a link's nominal rate, what collectives reach ([1]: 78 % on A100, 82 % on H200)."""
+THROUGH_HOST = 0.45
+"""The same over PCIe: what GPUs without a link of their own send one another crosses the host's
+memory."""
+HOST_ACHIEVED = 0.85
+"""Of PCIe's nominal rate, what pinned copies reach: 55 of 63 GB/s on an H100, and 45 where they go both ways
+(``tests/measured/h100_rates.json``)."""
+DEFAULT_PCIE = 31_500_000_000
+"""PCIe 4, 16 lanes [bytes/s]."""
+BASE_S = 8.4e-6
+"""A collective's own, whatever its size [2]."""
+HOP_S = 3.4e-6
+"""From one GPU of a node to the next one of a ring [2]."""
+NODE_HOP_S = 14e-6
+"""From one node to the next [2]."""
+HOST_MEMORY_BYTES_PER_S = 200_000_000_000
+"""What a node's CPUs reach in their memory with an optimizer's step: an assumption; DeepSpeed's CPU Adam
+steps 4 billion parameters in a second on 48 cores of 2018 (arXiv:2101.06840, table 4), 115 GB/s."""
+
+_BY_CAPABILITY: tuple[tuple[tuple[int, int], int], ...] = (
+    ((10, 3), 100_000_000_000),
+    ((9, 0), 50_000_000_000),
+    ((8, 0), 25_000_000_000),
+)
+"""Between nodes, each GPU's share: DGX B300 8 x 800 Gbit/s, DGX H100 and B200 8 x 400, DGX A100
+8 x 200."""
+SLOW_NETWORK = 12_500_000_000
+"""100 Gbit/s: of cards that are not sold in nodes of eight with a network card each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Rates of one direction, for one GPU [bytes/s]."""
+
+    within_node: float
+    """What a GPU sends the others of its node, as collectives reach it."""
+    between_nodes: float
+    """Its share of what its node sends to others, as collectives reach it."""
+    to_host: float
+    gpus_per_node: int
+    host_memory: float = HOST_MEMORY_BYTES_PER_S
+    """Of a node."""
+    is_switched: bool = True
+    """The GPUs of a node have a link beside PCIe."""
+
+    def rate(self, degree: int, stride: int) -> float:
+        """What a ring over these ranks moves at each of them [bytes/s].
+
+        A ring passes from node to node through as many network cards as the node has ranks in it.
+        """
+        if not self.crosses(degree, stride):
+            return self.within_node
+        members = max(1, self.gpus_per_node // stride)
+        return min(self.within_node, members * self.between_nodes)
+
+    def crosses(self, degree: int, stride: int) -> bool:
+        """Whether these ranks are of several nodes."""
+        return degree * stride > self.gpus_per_node
+
+    def nodes_of(self, degree: int, stride: int) -> int:
+        """Of how many nodes they are."""
+        if not self.crosses(degree, stride):
+            return 1
+        members = max(1, self.gpus_per_node // stride)
+        return max(2, -(-degree // members))
+
+
+def network_of(
+    gpu: GpuSpec | None, *, gpus_per_node: int, between_nodes: float | None = None
+) -> Network:
+    """The links of a GPU in a node of its usual kind.
+
+    ``between_nodes`` is the nominal rate of a GPU's share of the network, where it is known [bytes/s].
+
+    >>> from memplan.sources.catalog import load_gpu
+    >>> found = network_of(load_gpu("h100"), gpus_per_node=8)
+    >>> [round(each / 1e9) for each in (found.within_node, found.between_nodes, found.to_host)]
+    [360, 40, 54]
+    """
+    if between_nodes is not None and between_nodes <= 0:
+        msg = f"network: a rate between nodes must be above 0, got {between_nodes}"
+        raise InputError(msg)
+    pcie = gpu.pcie.bytes_per_s if gpu is not None and gpu.pcie is not None else DEFAULT_PCIE
+    link = gpu.link if gpu is not None else None
+    within = ACHIEVED * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
+    return Network(
+        within_node=within,
+        between_nodes=ACHIEVED * (between_nodes or _usual_network(gpu)),
+        to_host=HOST_ACHIEVED * pcie,
+        gpus_per_node=gpus_per_node,
+        is_switched=link is not None,
+    )
+
+
+def _usual_network(gpu: GpuSpec | None) -> int:
+    capability = gpu.compute_capability if gpu is not None else None
+    if gpu is not None and gpu.link is None:
+        return SLOW_NETWORK
+    if capability is None:
+        return 50_000_000_000 if gpu is not None and (gpu.year or 0) >= 2022 else 25_000_000_000
+    return next((rate for least, rate in _BY_CAPABILITY if capability >= least), SLOW_NETWORK)

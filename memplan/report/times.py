@@ -1,0 +1,229 @@
+"""Step times, throughput, whole runs: as lines, as columns, as keys of a row."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from memplan.errors import UnsupportedOperationError
+from memplan.estimator.run_cost import RunCost, TimeQuestion, run_cost
+from memplan.estimator.step_time import StepTime, step_time
+from memplan.fast_dataclass import dataclass
+from memplan.report.blocks import Column
+
+if TYPE_CHECKING:
+    from memplan.estimator import Estimate
+
+TIME_MEANINGS: Mapping[str, str] = {
+    "step_s": "expected time of an optimizer step [s]; null where operations are not written down",
+    "step_low_s": "the same, low end",
+    "step_high_s": "the same, high end",
+    "tokens_per_s": "of all GPUs",
+    "tokens_per_s_per_gpu": "of one of them",
+    "model_tflops_per_gpu": "model FLOPs (all scores counted) per second and GPU [10^12 FLOP/s]",
+    "mfu": "that over the data sheet's dense 16-bit rate",
+    "hfu": "the same with recomputation",
+    "bound_by": "what most of the step is spent on",
+}
+"""What rows have besides where times are asked for."""
+RUN_MEANINGS: Mapping[str, str] = {
+    "run_days": "expected length of the whole run",
+    "run_low_days": "the same, low end",
+    "run_high_days": "the same, high end",
+    "gpu_hours": "of all GPUs",
+    "energy_kwh": "the cards' own at their limit of power; null where that is not known",
+    "cost": "GPU-hours times the price of one; null without a price",
+}
+"""And where the length of a run is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed:
+    """A setup with its time."""
+
+    time: StepTime | None
+    """None: it is not known."""
+    run: RunCost | None
+    why: str = ""
+    """It is not known."""
+
+
+def timed(answer: "Estimate", question: TimeQuestion) -> Timed:
+    """The time of an answer's step, and of the run that is asked for."""
+    try:
+        time = step_time(answer, between_nodes=question.between_nodes)
+    except UnsupportedOperationError as error:
+        return Timed(time=None, run=None, why=str(error))
+    if question.mfu is not None:
+        time = time.with_mfu(question.mfu)
+    setup = answer.setup
+    sequences = setup.micro_batch_size * setup.gradient_accumulation_steps * setup.data_parallel
+    return Timed(time=time, run=run_cost(time, question, answer.gpu, sequences=sequences))
+
+
+def time_row(answer: "Estimate", question: TimeQuestion) -> dict[str, object]:
+    """A row's keys: ``TIME_MEANINGS``, and ``RUN_MEANINGS`` where a run's length is given."""
+    found = timed(answer, question)
+    time, run = found.time, found.run
+    row: dict[str, object] = dict.fromkeys(TIME_MEANINGS)
+    if time is not None:
+        told = (
+            _short(time.expected_s), _short(time.low_s), _short(time.high_s), round(time.tokens_per_s),
+            round(time.tokens_per_s_per_gpu), round(time.flops_per_s_per_gpu / 1e12, 1),
+            round(time.mfu, 4), round(time.hfu, 4), time.binding,
+        )  # fmt: skip
+        row = dict(zip(TIME_MEANINGS, told, strict=True))
+    if question.has_length:
+        row |= dict.fromkeys(RUN_MEANINGS)
+    if run is not None:
+        scale = run.days / run.expected_s
+        energy, cost = run.energy_kwh, run.cost
+        values = (
+            _short(run.days), _short(run.low_s * scale), _short(run.high_s * scale),
+            _short(run.gpu_hours), None if energy is None else _short(energy),
+            None if cost is None else round(cost, 2),
+        )  # fmt: skip
+        row |= dict(zip(RUN_MEANINGS, values, strict=True))
+    return row
+
+
+def _short(value: float) -> float:
+    """Five digits: no more is known."""
+    return float(f"{value:.5g}")
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits, in the unit at hand.
+
+    >>> seconds_text(0.01234), seconds_text(1.8), seconds_text(754)
+    ('12.3 ms', '1.80 s', '754 s')
+    """
+    if seconds < 1:
+        return f"{_digits(seconds * 1e3)} ms"
+    return f"{_digits(seconds)} s"
+
+
+def _digits(value: float) -> str:
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def days_text(seconds: float) -> str:
+    """Days; hours below two of them.
+
+    >>> days_text(86400 * 12.3), days_text(5400)
+    ('12.3 days', '1.50 hours')
+    """
+    days = seconds / 86_400
+    return f"{_digits(days)} days" if days >= 2 else f"{_digits(seconds / 3600)} hours"
+
+
+def time_lines(answer: "Estimate", question: TimeQuestion) -> list[str]:
+    """What a step takes on one GPU's card, why, and the whole run; for people."""
+    found = timed(answer, question)
+    time = found.time
+    name = answer.gpu.short_name if answer.gpu is not None else "A100-80"
+    if time is None:
+        return [f"Time on {name}: not known: {found.why}"]
+    span = f" ({_span(time.low_s, time.high_s)})" if time.low_s < time.high_s else ""
+    lines = [
+        f"Step on {name}: {seconds_text(time.expected_s)}{span}, "
+        f"{time.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
+        + (f", {time.tokens_per_s:,.0f} in all" if time.num_gpus > 1 else "")
+        + f"; {time.flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s, MFU {time.mfu:.0%}"
+        + (f", HFU {time.hfu:.0%}" if time.executed_flops > time.model_flops else "")
+    ]
+    parts = [
+        f"{each.words} {each.seconds / time.expected_s:.0%}"
+        for each in time.shares[:SHOWN_SHARES]
+        if each.seconds / time.expected_s >= LEAST_SHARE
+    ]
+    if parts and question.mfu is None:
+        lines.append(f"  of it {', '.join(parts)}")
+    lines += [f"  {note}" for note in time.notes]
+    if found.run is not None:
+        lines.append(f"  {run_text(found.run, question)}")
+    return lines
+
+
+SHOWN_SHARES = 4
+LEAST_SHARE = 0.02
+
+
+def _span(low: float, high: float) -> str:
+    first, second = seconds_text(low), seconds_text(high)
+    unit = second.rpartition(" ")[2]
+    return f"{first.removesuffix(' ' + unit)}-{second}"
+
+
+def run_text(run: RunCost, question: TimeQuestion) -> str:
+    """``1T tokens: 159 days (143-185), 244,000 GPU-hours, 171 MWh, 611,000``."""
+    asked = (
+        f"{count_text(question.tokens)} tokens"
+        if question.tokens is not None
+        else f"{count_text(question.examples or 0)} examples"
+    )
+    if question.epochs != 1:
+        asked += f" x {question.epochs:g}"
+    span = f" ({days_text(run.low_s)} to {days_text(run.high_s)})" if run.low_s < run.high_s else ""
+    parts = [
+        f"{asked}: {days_text(run.expected_s)}{span}, {run.num_steps:,.0f} steps",
+        f"{run.gpu_hours:,.0f} GPU-hours",
+    ]
+    if run.energy_kwh is not None:
+        energy = run.energy_kwh
+        parts.append(f"{energy / 1000:,.0f} MWh" if energy >= 10_000 else f"{energy:,.0f} kWh")
+    if run.cost is not None:
+        parts.append(f"cost {run.cost:,.0f}")
+    return ", ".join(parts)
+
+
+def count_text(count: int) -> str:
+    """A round number in words.
+
+    >>> count_text(10**12), count_text(15_600_000_000), count_text(52_000)
+    ('1T', '15.6B', '52K')
+    """
+    for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= size:
+            return f"{count / size:g}{letter}"
+    return str(count)
+
+
+def time_columns(answers: "Sequence[Estimate]", question: TimeQuestion) -> list[Column]:
+    """A step's time, tokens per second and utilisation; days and cost where they are asked for."""
+    found = [timed(each, question) for each in answers]
+    times = [each.time for each in found]
+    columns = [
+        _column(
+            ("step", "s"), [None if each is None else _digits(each.expected_s) for each in times]
+        ),
+        _column(
+            ("tokens/s", "per GPU"),
+            [None if each is None else f"{each.tokens_per_s_per_gpu:,.0f}" for each in times],
+        ),
+        _column(
+            ("MFU", "%"), [None if each is None else f"{each.mfu * 100:.0f}" for each in times]
+        ),
+    ]
+    runs = [each.run for each in found]
+    if question.has_length:
+        columns.append(
+            _column(
+                ("run", "days"), [None if each is None else _digits(each.days) for each in runs]
+            )
+        )
+        columns.append(
+            _column(
+                ("GPU-", "hours"),
+                [None if each is None else f"{each.gpu_hours:,.0f}" for each in runs],
+            )
+        )
+        costs = [each.cost if each is not None else None for each in runs]
+        if any(cost is not None for cost in costs):
+            texts = [None if cost is None else f"{cost:,.0f}" for cost in costs]
+            columns.append(_column(("cost", ""), texts))
+    return columns
+
+
+def _column(header: tuple[str, ...], cells: "Sequence[str | None]") -> Column:
+    return Column(header=header, cells=tuple(cell or "-" for cell in cells), is_figure=True)

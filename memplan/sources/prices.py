@@ -1,0 +1,41 @@
+"""Prices of a GPU's hour: one for all, or a YAML file with one for each kind."""
+
+from collections.abc import Mapping
+
+from memplan.errors import ConfigError
+from memplan.text import shown
+
+
+def read_prices(text: str) -> Mapping[str, float] | float:
+    """A number, with or without a currency sign, or a file that maps GPUs' names to numbers.
+
+    Raises ``ConfigError`` for a file that cannot be read, another form, a GPU that is not listed, and a
+    price that is not above 0.
+
+    >>> read_prices("2.50"), read_prices("$3")
+    (2.5, 3.0)
+    """
+    plain = text.strip().lstrip("$€£")
+    try:
+        return _price(float(plain), text)
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+    from memplan.sources.catalog import load_gpu
+    from memplan.sources.files import read_mapping
+
+    found = read_mapping(text)
+    prices: dict[str, float] = {}
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            msg = f"{text}: {name}: expected a number, got {shown(value)}"
+            raise ConfigError(msg)
+        prices[load_gpu(str(name)).gpu_id] = _price(float(value), f"{text}: {name}")
+    return prices
+
+
+def _price(value: float, where: str) -> float:
+    if not 0 < value < float("inf"):
+        msg = f"{where}: a price must be above 0: what one GPU costs in an hour"
+        raise ConfigError(msg)
+    return value

@@ -1,0 +1,70 @@
+"""What a program sends, fetches and copies between its blocks: the events that step times are told from.
+
+An engine says so where it does it, beside what it allocates for it. How long that takes, and what of it
+computing hides, is for others to say (``memplan.compute``).
+"""
+
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+
+class ExchangeKind(StrEnum):
+    """What moves; the value is what people read."""
+
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_REDUCE = "all-reduce"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "all-to-all"
+    SEND = "send"
+    TO_GPU = "host to GPU"
+    TO_HOST = "GPU to host"
+    HOST_UPDATE = "optimizer on the CPU"
+    """Read and written in the CPU's memory."""
+    COPY = "copies"
+    """Read and written in the GPU's memory, by the engine."""
+    UPDATE = "optimizer"
+    """Read and written in the GPU's memory, by the optimizer."""
+
+
+class Hiding(Enum):
+    """What of it runs beside computing."""
+
+    AHEAD = "ahead"
+    """It is asked for one step ahead; what needs it waits until it is there."""
+    BEHIND = "behind"
+    """Nothing waits for it before the pass is over."""
+    NONE = "none"
+    """Computing waits."""
+
+
+class Ranks(NamedTuple):
+    """The ranks that take part: so many, each so far from the next one."""
+
+    degree: int = 1
+    stride: int = 1
+
+
+ALONE = Ranks()
+
+
+class Exchange(NamedTuple):
+    """One kind of exchange in one pass."""
+
+    segment: int
+    """Where it is begun: the number of a segment; -1: beside them."""
+    kind: ExchangeKind
+    num_bytes: int
+    """Of a collective, the whole message: what each rank has in the end, or had in the beginning. Of a
+    copy or an update, all that is read and written."""
+    ranks: Ranks
+    hiding: Hiding
+
+
+class Visit(NamedTuple):
+    """A part of a step, and what was exchanged in it."""
+
+    part: str
+    """As the ledger calls it: ``forward``, ``backward``, ``step``."""
+    exchanges: tuple[tuple[Exchange, int], ...]
+    """Each, and how often."""
