@@ -12,11 +12,22 @@ from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import Packing
-from memplan.training.parallelism import PipelineParallel, PipelineRuntime, StagePlace
+from memplan.training.parallelism import (
+    PipelineParallel,
+    PipelineRuntime,
+    PipelineSchedule,
+    StagePlace,
+)
 from memplan.training.precision import Engine
 from memplan.training.schedules import rank_stages
 from memplan.training.setup import Offload, Recomputation, TrainingSetup
 from memplan.training.stages import divide_layers
+
+MEGATRON_SCHEDULES = (
+    PipelineSchedule.ONE_F_ONE_B,
+    PipelineSchedule.INTERLEAVED_ONE_F_ONE_B,
+)
+"""Those of ``megatron/core/pipeline_parallel/schedules.py``."""
 
 
 def check_pipeline(setup: TrainingSetup) -> None:
@@ -26,10 +37,16 @@ def check_pipeline(setup: TrainingSetup) -> None:
     """
     engine, pipeline = setup.chosen_engine, setup.pipeline
     assert pipeline is not None
-    if engine not in (Engine.DDP, Engine.FSDP):
+    if engine not in (Engine.DDP, Engine.FSDP, Engine.MEGATRON):
         msg = (
-            f"pipeline_parallel: is modelled for the engines ddp and fsdp, and the engine is "
+            f"pipeline_parallel: is modelled for the engines ddp, fsdp and megatron, and the engine is "
             f"{engine.value}: name one of them"
+        )
+        raise SetupError(msg)
+    if engine is Engine.MEGATRON and pipeline.schedule not in MEGATRON_SCHEDULES:
+        msg = (
+            f"pipeline_schedule: Megatron-core has no {pipeline.schedule.value}; its schedules are "
+            f"{', '.join(each.value for each in MEGATRON_SCHEDULES)}"
         )
         raise SetupError(msg)
     if engine is Engine.DDP and setup.data_parallel > 1 and pipeline.schedule.splits_backward:
