@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import STAGE_NOTES, Estimate
-from memplan.estimator.job import Job
+from memplan.estimator.job import Job, check_modelled
 from memplan.estimator.recording import attention_kernel
 from memplan.graph.counts import num_parameters, total_parameters, trainable_parameters
 from memplan.hardware.gpu import GpuSpec
@@ -108,9 +108,10 @@ def least_bytes(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = No
 def walked_bytes(
     model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None
 ) -> tuple[int, int]:
-    """What the forward pass leaves for backward: of the layers, and with logits and loss [bytes].
+    """What layers leave for the backward pass, and the most that the model's own tensors take [bytes].
 
     Much sooner told than an estimate. Raises ``SetupError`` as ``estimate`` does.
     """
-    kept = Job.of(model, setup, gpu).given.passes.after_forward
-    return kept.activations_bytes, kept.activations_bytes + kept.loss_bytes
+    given = Job.of(model, setup, gpu).given
+    check_modelled(given.setup)
+    return given.passes.after_forward.activations_bytes, accounts.activations_peak_bytes(given)

@@ -202,7 +202,7 @@ def rank_account(
     Raises ``SetupError`` for an engine or a parallel degree that is not modelled, and for a rank
     that the setup does not have.
     """
-    _refuse_unmodelled(given.setup)
+    check_modelled(given.setup)
     return accounts.rank_account(given, rank=rank, capacity_bytes=capacity_bytes)
 
 
@@ -232,7 +232,11 @@ def _rank_of(runs: tuple[range, ...], worst: int) -> int:
     return worst if any(worst in run for run in runs) else runs[0].start
 
 
-def _refuse_unmodelled(setup: TrainingSetup) -> None:
+def check_modelled(setup: TrainingSetup) -> None:
+    """Refuse an engine or a degree that no account holds.
+
+    Raises ``SetupError``.
+    """
     for name in UNMODELLED_DEGREES:
         if getattr(setup, name) > 1 and setup.chosen_engine is not Engine.MEGATRON:
             msg = (

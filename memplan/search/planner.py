@@ -58,7 +58,7 @@ class Planner:
         self.gpu = gpu
         self.limit_bytes = int(gpu.capacity_bytes * (1 - goal.headroom))
         self.sizes = model_sizes(model)
-        self.space = Space(goal, gpu)
+        self.space = Space(goal, gpu, model.num_layers)
         self.best_first = BestFirst(goal, model, gpu, self.sizes)
         self.found: list[PlannedSetup] = []
         self.failed: list[tuple[Candidate, Estimate]] = []

@@ -94,7 +94,7 @@ def test_deepspeed_is_told_to_split_layers(tmp_path: Path) -> None:
     assert made.values["tensor_parallel"] == {"autotp_size": 2}
     found = read_deepspeed_config(write(made, tmp_path, "ds.json"), {"num_gpus": 8})
     assert found.fields["tensor_parallel"] == 2
-    with pytest.raises(SetupError, match="emit: .*neither stages"):
+    with pytest.raises(SetupError, match=r"emit: .*neither stages"):
         emit(
             replace(setup, pipeline_parallel=2, gradient_accumulation_steps=4), Framework.DEEPSPEED
         )
