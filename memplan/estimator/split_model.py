@@ -47,7 +47,8 @@ def _check_engine(setup: TrainingSetup) -> None:
     if engine is Engine.DDP and setup.gradient_ranks > 1:
         msg = (
             f"tensor_parallel: {setup.num_gpus} GPUs are {setup.gradient_ranks} groups of "
-            f"{setup.tensor_parallel}, which the engine ddp is not modelled for: name the engine fsdp"
+            f"{setup.tensor_parallel}, and torch's DDP takes no DTensors (accelerate refuses the pair): name "
+            "the engine fsdp, whose fsdp_strategy hybrid keeps replicas"
         )
         raise SetupError(msg)
 
