@@ -44,6 +44,10 @@ def _check_engine(setup: TrainingSetup) -> None:
             "fsdp"
         )
         raise SetupError(msg)
+    for name in ("context_parallel", "pipeline_parallel"):
+        if engine is Engine.DEEPSPEED and getattr(setup, name) > 1:
+            msg = f"tensor_parallel: AutoTP beside {name} is not modelled; leave one of the two out"
+            raise SetupError(msg)
     if engine is Engine.DDP and setup.gradient_ranks > 1:
         msg = (
             f"tensor_parallel: {setup.num_gpus} GPUs are {setup.gradient_ranks} groups of "
