@@ -11,7 +11,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.kernels import cudnn, flash
-from memplan.graph.megatron.attention import rotary
+from memplan.graph.megatron.attention import core_attention, rotary
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm_weights
 from memplan.graph.operation_kinds import OperationKind
@@ -21,6 +21,8 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.norms import NormSpec
 from memplan.training.sdpa import ScoreKernel, SdpaCall
+
+FUSED_KERNELS = (ScoreKernel.CUDNN, ScoreKernel.FLASH)
 
 
 def norm_linear(
@@ -127,12 +129,15 @@ def fused_attention(
 ) -> Tensor:
     """cuDNN's attention on Hopper and Blackwell, flash elsewhere: keeps q, k, v and its output.
 
-    Keys and values that are no regular views of one tensor, as beside turned keys, are copied first.
+    What neither takes, as in fp32 or on older cards, has its scores written out
+    (``UnfusedDotProductAttention``). Keys and values that are no regular views of one tensor, as beside turned keys, are copied first.
     """
     regular = query.storage is key.storage is value.storage and spec.num_heads == spec.num_kv_heads
     if not regular:
         query, key, value = (_own(c, each) for each in (query, key, value))
     if c.context == 1:
+        if c.tape.sdpa_kernel(_call(c, spec)) not in FUSED_KERNELS:
+            return core_attention(c, query, key, value, spec)
         return _attended(c, query, key, value, spec)
     heads, groups = spec.num_heads // c.context, spec.num_kv_heads // c.context
     local = replace(spec, num_heads=heads, num_kv_heads=groups)
@@ -160,11 +165,11 @@ def attention_kernel(c: MegatronContext, spec: AttentionSpec) -> ScoreKernel:
     if kernel is ScoreKernel.FLASH and spec.value_head_dim not in (None, spec.head_dim):
         # flash-attention's second version takes heads of one size alone.
         return ScoreKernel.CUDNN
-    if kernel in (ScoreKernel.CUDNN, ScoreKernel.FLASH):
+    if kernel in FUSED_KERNELS:
         return kernel
     msg = (
-        "engine_options: transformer_impl: TransformerEngine's attention kernels need compute capability 8.0, 16 "
-        f"bits and heads of up to 256 numbers (here {spec.head_dim}): take transformer_impl=local"
+        "engine_options: transformer_impl: TransformerEngine's kernels of latent attention, and of shared "
+        "sequences, need compute capability 8.0, 16 bits and heads of up to 256 numbers"
     )
     raise SetupError(msg)
 
