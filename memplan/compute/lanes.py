@@ -77,6 +77,12 @@ class Clock:
         for lane in (Lane.LINK, Lane.HOST):
             self._wait_for(lane, self.free_s[lane])
 
+    def compute(self, seconds: float, words: str) -> None:
+        """A pass in which nothing is exchanged."""
+        self._note(Lane.COMPUTE, self.now_s, self.now_s + seconds, words)
+        self.now_s += seconds
+        self.lookahead_s = 0.0
+
     def skip(self, seconds: float) -> None:
         """So much time passes with what is not told again."""
         self.now_s += seconds
