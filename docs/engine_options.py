@@ -7,16 +7,29 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from memplan.dtypes import DType
 from memplan.memory import ddp
 from memplan.memory.deepspeed import options as deepspeed
 from memplan.memory.fsdp1 import options as fsdp1
 from memplan.memory.fsdp2 import options as fsdp2
+from memplan.memory.megatron import options as megatron_states
+from memplan.training import megatron as megatron_layers
 from memplan.training import parallelism, quantization
 
 ENGINES: dict[str, tuple[str, ModuleType, Any]] = {
     "ddp": ("DDP, and one GPU", ddp, ddp.DdpOptions),
     "fsdp": ("FSDP2 (`fsdp`)", fsdp2, fsdp2.Fsdp2Options),
     "fsdp1": ("FSDP1", fsdp1, fsdp1.Fsdp1Options),
+    "megatron states": (
+        "Megatron (`megatron`): data parallelism and optimizer",
+        megatron_states,
+        megatron_states.MegatronStates,
+    ),
+    "megatron layers": (
+        "Megatron: layers",
+        megatron_layers,
+        megatron_layers.MegatronLayers,
+    ),
 }
 """Engines whose fields are their options: a title, the module, the dataclass."""
 
@@ -86,7 +99,7 @@ def documented(kind: Any) -> dict[str, str]:
 def _meaning(text: str, default: object) -> str:
     """What an option means, and what each of its values does."""
     parts = [text] if text else []
-    if isinstance(default, Enum):
+    if isinstance(default, Enum) and not isinstance(default, DType):
         said = documented(type(default))
         values = (
             f"`{member.value}`" + (f": {said[member.name]}" if member.name in said else "")
@@ -106,8 +119,12 @@ def _plain(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, DType):
+        return value.label
     if isinstance(value, Enum):
         return str(value.value)
+    if isinstance(value, tuple):
+        return ", ".join(_plain(each) for each in value)
     if value == deepspeed.UNLIMITED:
         return "no limit"
     return f"{value:,}" if isinstance(value, int) else str(value)

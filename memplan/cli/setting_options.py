@@ -61,8 +61,8 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     SettingOption(
         flag="--tensor-parallel", also=("--tp",), field="tensor_parallel", kind=int, default=1,
         metavar="N",
-        help_text="GPUs that split each layer between them (DTensor), with --engine fsdp, or ddp "
-        "where they are all.",
+        help_text="GPUs that split each layer between them: as Megatron does with its engine, else as "
+        "DTensor does, with --engine fsdp, or ddp where they are all.",
         axis_help="GPUs that split each layer between them: 1,2,4,8.",
     ),
     SettingOption(

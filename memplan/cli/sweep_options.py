@@ -54,7 +54,7 @@ GpuNames = Annotated[
     ),
 ]
 EngineAxis = Annotated[
-    str | None, axis_option("--engine", "ddp, deepspeed, fsdp (FSDP2) or fsdp1.", "NAMES")
+    str | None, axis_option("--engine", "ddp, deepspeed, fsdp (FSDP2), fsdp1 or megatron.", "NAMES")
 ]
 ZeroAxis = Annotated[str | None, axis_option("--zero", "DeepSpeed's ZeRO stages: 0-3.", "LIST")]
 FsdpStrategyAxis = Annotated[

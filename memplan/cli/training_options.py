@@ -18,7 +18,7 @@ EngineOption = Annotated[
     str | None,
     _option(
         "--engine",
-        "ddp, deepspeed, fsdp (FSDP2) or fsdp1, or several. [default: all that are compared]",
+        "ddp, deepspeed, fsdp (FSDP2), fsdp1 or megatron, or several. [default: all that are compared]",
         "NAMES",
     ),
 ]

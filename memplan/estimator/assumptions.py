@@ -9,6 +9,7 @@ from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import KernelPreset, Packing
+from memplan.training.parallelism import TensorParallelKind
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
     DEFAULT_SEQ_LEN_CAP,
@@ -35,9 +36,7 @@ def assumptions_of(
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
         _optimizer(resolved),
-        _kernels(resolved),
-        f"attention {resolved.chosen_kernels.attention.value}",
-        _checkpointing(resolved),
+        *_layers(model, resolved),
         *_split(model, resolved),
         *_pipeline(model, resolved),
         *_adapter(model, resolved),
@@ -48,12 +47,27 @@ def assumptions_of(
     )
 
 
+def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """How the layers run, and what of them is computed again."""
+    if resolved.chosen_engine is Engine.MEGATRON:
+        from memplan.estimator.megatron_setup import megatron_words  # only for its engine
+
+        return megatron_words(model, resolved)
+    return (
+        _kernels(resolved),
+        f"attention {resolved.chosen_kernels.attention.value}",
+        _checkpointing(resolved),
+    )
+
+
 def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """Over how many ranks each layer is split, by whose plan, what else is, and who shares sequences."""
     group, sharing = resolved.split_over, resolved.sequences_shared
     words = () if sharing is None else (sharing.words,)
     if group is None:
         return words
+    if group.kind is TensorParallelKind.MEGATRON:
+        return (group.words, *words)
     from memplan.graph.tensor_plans import plan_words  # only where it is split
 
     return (f"{group.words}, {plan_words(model, group)}", *words)
@@ -138,6 +152,11 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         options.pop("zero_init", None)  # said by ``_loading``
     for name in QUANTIZATION_OPTIONS:
         options.pop(name, None)  # said by ``base_words``
+    if setup.chosen_engine is Engine.MEGATRON:
+        from memplan.estimator.megatron_setup import SAID_APART  # only for its engine
+
+        for name in SAID_APART:
+            options.pop(name, None)  # said by ``_layers``
     found += [f"{name} {value}" for name, value in options.items()]
     return found
 

@@ -6,12 +6,13 @@ from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import Estimate
 from memplan.estimator.job import Job
 from memplan.estimator.recording import attention_kernel
-from memplan.graph.counts import total_parameters, trainable_parameters
+from memplan.graph.counts import num_parameters, total_parameters, trainable_parameters
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
 from memplan.memory.account import RankAccount
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_gib
 
@@ -38,8 +39,8 @@ def estimate(
         setup=job.setup,
         gpu=gpu,
         run_source=job.run_source(account),
-        num_params=total_parameters(job.given.tape),
-        trainable_params=trainable_parameters(job.given.tape),
+        num_params=_num_params(model, job),
+        trainable_params=_trainable_params(model, job),
         account=account,
         activations_bytes=job.given.passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(job.given.tape),
@@ -50,6 +51,19 @@ def estimate(
             *_stages(model, job.setup, account, is_worst=rank is None),
         ),
     )
+
+
+def _num_params(model: ModelSpec, job: Job) -> int:
+    """The model's own: Megatron's rank has rows of the vocabulary beside them, which pad it."""
+    if job.setup.chosen_engine is Engine.MEGATRON:
+        return num_parameters(model)
+    return total_parameters(job.given.tape)
+
+
+def _trainable_params(model: ModelSpec, job: Job) -> int:
+    if job.setup.chosen_engine is Engine.MEGATRON:
+        return num_parameters(model)
+    return trainable_parameters(job.given.tape)
 
 
 def _stages(

@@ -28,7 +28,7 @@ from memplan.model.spec import ModelSpec
 from memplan.training.fp8 import FP8_RECIPES, Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import AttentionKernel, Packing
-from memplan.training.precision import PRECISIONS, refuse_unmodelled
+from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
 
 
@@ -49,7 +49,11 @@ class Job:
             family=model.family,
         )
         resolved = on_its_base(model, resolved)
-        if resolved.is_split:
+        if resolved.chosen_engine is Engine.MEGATRON:
+            from memplan.estimator.megatron_setup import check_megatron  # only for its engine
+
+            check_megatron(resolved)
+        elif resolved.is_split:
             from memplan.estimator.split_model import check_split  # only where it is split
 
             check_split(resolved)
@@ -229,7 +233,6 @@ def _rank_of(runs: tuple[range, ...], worst: int) -> int:
 
 
 def _refuse_unmodelled(setup: TrainingSetup) -> None:
-    refuse_unmodelled(setup.chosen_engine)
     for name in UNMODELLED_DEGREES:
         if getattr(setup, name) > 1:
             msg = (

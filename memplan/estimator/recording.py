@@ -39,6 +39,7 @@ from memplan.training.sdpa import (
 from memplan.training.setup import Recomputation, TrainingSetup
 
 if TYPE_CHECKING:
+    from memplan.training.megatron import MegatronLayers
     from memplan.training.quantization import Quantization
 
 
@@ -133,6 +134,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         tensor_parallel=setup.split_over,
+        megatron=_megatron_layers(setup),
         context_parallel=setup.sequences_shared,
         freeze=setup.freeze,
         compile=setup.compile,
@@ -150,6 +152,15 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     )
     how = setup.chosen_quantization
     return options if how is None else _quantized(options, how)
+
+
+def _megatron_layers(setup: TrainingSetup) -> "MegatronLayers | None":
+    """How Megatron writes its layers down; None under every other engine."""
+    if setup.chosen_engine is not Engine.MEGATRON:
+        return None
+    from memplan.memory.megatron.options import layers_of  # only then
+
+    return layers_of(setup)
 
 
 def _quantized(options: TapeOptions, how: "Quantization") -> TapeOptions:

@@ -5,7 +5,7 @@ from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import LossKernel, Packing
-from memplan.training.losses import LOSS_FORMS, LossGradient
+from memplan.training.losses import LOSS_FORMS
 from memplan.training.precision import Engine
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup, ZeroStage
 
@@ -34,7 +34,7 @@ def _check_engine(setup: TrainingSetup) -> None:
     engine = setup.chosen_engine
     if engine not in (Engine.DDP, Engine.FSDP, Engine.DEEPSPEED):
         msg = (
-            f"tensor_parallel: is modelled for the engines ddp, fsdp and deepspeed, and the engine is "
+            f"tensor_parallel: is modelled for the engines ddp, fsdp, deepspeed and megatron, and the engine is "
             f"{engine.value}: name one of them"
         )
         raise SetupError(msg)
@@ -52,28 +52,39 @@ def _check_engine(setup: TrainingSetup) -> None:
         raise SetupError(msg)
 
 
+def _is_lora_of_columns(setup: TrainingSetup) -> bool:
+    """Whether an adapter is one that peft itself splits: LoRA on a group that is the whole job."""
+    from memplan.training.adapters import Lora  # only where it is split
+
+    adapter = setup.adapter
+    if adapter is None:
+        return True
+    lora = isinstance(adapter, Lora) and not adapter.dora and not adapter.modules_to_save
+    alone = setup.chosen_engine is Engine.DDP and not setup.sequence_parallel
+    return lora and alone and not getattr(adapter, "parameters", ())
+
+
 def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
     """Fields, whether they say what does not go with a split model, and what to do."""
     form = LOSS_FORMS[setup.chosen_kernels.loss]
-    kept = form.gradient is LossGradient.TORCH and form.matrix is None
     other_loss = setup.loss_parallel and setup.chosen_kernels.loss is not LossKernel.EAGER
-    plain = "leave it out"
+    plain, shares = "leave it out", setup.sequence_parallel
     return (
-        ("adapter", setup.adapter is not None, plain),
+        ("adapter", not _is_lora_of_columns(setup), "plain LoRA on layers of columns is, under ddp"),
         ("job", setup.job is not PLAIN, plain),
         ("ema", setup.ema is not None, plain),
-        ("lengths", setup.lengths is not None, plain),
+        ("lengths", setup.lengths is not None and shares, "leave it out, or sequence_parallel"),
         ("quantize", setup.chosen_quantization is not None, plain),
         ("fp8", setup.fp8 is not Fp8Recipe.NONE, plain),
         ("compile", setup.compile is not Compilation.NONE, plain),
-        ("packing", setup.packing is not Packing.NONE, plain),
+        ("packing", setup.packing is not Packing.NONE and shares, "leave it or sequence_parallel out"),
         ("optimizer_in_backward", setup.optimizer_in_backward, plain),
         (
             f"optimizer: {setup.optimizer.value}", setup.optimizer not in PLAIN_OPTIMIZERS,
             f"those that are: {', '.join(each.value for each in PLAIN_OPTIMIZERS)}",
         ),
         (
-            f"loss: {setup.chosen_kernels.loss.value}", not kept or other_loss,
-            "take loss eager, which is transformers' own",
+            f"loss: {setup.chosen_kernels.loss.value}", form.matrix is not None or other_loss,
+            "take loss eager, which is transformers' own: the output matrix is split",
         ),
     )  # fmt: skip

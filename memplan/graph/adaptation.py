@@ -35,6 +35,7 @@ from memplan.training.adapters import (
     ModuleAdapter,
     TrainedBias,
 )
+from memplan.training.parallelism import TensorParallel
 
 NO_RANKS: Ranks = {}
 
@@ -102,6 +103,26 @@ class Adaptation:
         if adapter.dora:
             return beside_linear_dora(t, adapter, x, out, weight, bias, down, up)
         return beside_linear(t, adapter, x, out, down, up)
+
+    def beside_columns(
+        self, t: Tape, group: TensorParallel, x: Tensor, out: Tensor, weight: Parameter, module: str
+    ) -> Tensor:
+        """Record what an adapted layer does with its result where ranks share its columns.
+
+        Every rank has A whole and B's rows of its own (peft 0.21.2, ``add_lora_tp_hooks_dtensor``).
+        """
+        adapter = self.adapter
+        if not isinstance(adapter, Lora) or adapter.dora:
+            msg = "adapter: beside tensor_parallel only plain LoRA is modelled; leave tensor_parallel out"
+            raise SetupError(msg)
+        from memplan.graph.tensor_parallel import copied_to_ranks  # only then
+
+        down, up = low_rank(t, adapter, self.dtype, module, weight, t.adapted[module])
+        for each in up:
+            each.ranks, each.is_distributed = group.degree, True
+        return beside_linear(
+            t, adapter, x, out, down, up, between=lambda narrow: copied_to_ranks(t, group, narrow)
+        )
 
     def in_place_of(self, t: Tape, weight: Parameter) -> Tensor:
         """Record what is multiplied by in a weight's place: its sum with its own adapter's product."""

@@ -32,15 +32,24 @@ def low_rank(
 
 
 def beside_linear(
-    t: Tape, lora: Lora, x: Tensor, out: Tensor, down: Parameter, up: tuple[Parameter, ...]
+    t: Tape,
+    lora: Lora,
+    x: Tensor,
+    out: Tensor,
+    down: Parameter,
+    up: tuple[Parameter, ...],
+    *,
+    between: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """``result + lora_B(lora_A(dropout(x))) * scaling`` (``peft.tuners.lora.layer.Linear``).
 
-    x is cast to the adapter's format first, and the sum back to the result's.
+    x is cast to the adapter's format first, and the sum back to the result's. ``between`` is what
+    happens to what A gave, where ranks share B.
     """
     given = t.cast(x, t.options.adapter_input)
     dropped = dropped_input(t, lora, given, down)
-    scaled = t.scale(matmul_weight(t, matmul_weight(t, dropped, down), *up))
+    narrow = matmul_weight(t, dropped, down)
+    scaled = t.scale(matmul_weight(t, narrow if between is None else between(narrow), *up))
     total = t.cast(t.add(out, scaled), out.dtype)
     t.touch(given, x)
     return total

@@ -45,15 +45,16 @@ def local_model(model: ModelSpec, options: TapeOptions, group: TensorParallel) -
     _check_whole(model, group)
     stack = model.stacks[0]
     runs = tuple(_local_run(model, run, options, group) for run in stack.runs)
-    _divided(model.num_outputs, group.degree, f"{model.name}'s vocabulary")
-    _divided(model.vocab_size, group.degree, f"{model.name}'s vocabulary")
+    divided(model.num_outputs, group.degree, f"{model.name}'s vocabulary")
+    divided(model.vocab_size, group.degree, f"{model.name}'s vocabulary")
     if group.sequence:
         what = "seq_len, of which sequence_parallel gives each rank a share,"
-        _divided(options.seq_len, group.degree, what)
+        divided(options.seq_len, group.degree, what)
     return replace(model, stacks=(replace(stack, runs=runs),))
 
 
-def _divided(size: int, degree: int, what: str) -> int:
+def divided(size: int, degree: int, what: str) -> int:
+    """A rank's share of a size; refused with the arithmetic where there is none."""
     share, rest = divmod(size, degree)
     if rest:
         msg = (
@@ -161,7 +162,7 @@ SPLIT_BY_HEAD = frozenset(
 
 
 def _check_joined(model: ModelSpec, width: int, group: TensorParallel, what: str) -> None:
-    _divided(width, group.degree, f"the width of {model.name}'s {what}")
+    divided(width, group.degree, f"the width of {model.name}'s {what}")
 
 
 def _local_latent(
@@ -171,7 +172,7 @@ def _local_latent(
         _refuse(model, "sequence_parallel has no rule for its latent attention")
     if sharing is Sharing.WHOLE:
         return spec
-    heads = _divided(spec.num_heads, group.degree, f"{model.name}'s number of heads")
+    heads = divided(spec.num_heads, group.degree, f"{model.name}'s number of heads")
     return replace(spec, num_heads=heads)
 
 
@@ -217,15 +218,15 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
 
 def _local_attention(model: ModelSpec, spec: AttentionSpec, group: TensorParallel) -> AttentionSpec:
     degree = group.degree
-    heads = _divided(spec.num_heads, degree, f"{model.name}'s number of heads")
-    kv_heads = _divided(spec.num_kv_heads, degree, f"{model.name}'s number of key/value heads")
+    heads = divided(spec.num_heads, degree, f"{model.name}'s number of heads")
+    kv_heads = divided(spec.num_kv_heads, degree, f"{model.name}'s number of key/value heads")
     return replace(spec, num_heads=heads, num_kv_heads=kv_heads)
 
 
 def _local_network(
     model: ModelSpec, spec: FeedForwardSpec, group: TensorParallel
 ) -> FeedForwardSpec:
-    width = _divided(
+    width = divided(
         spec.intermediate_size, group.degree, f"the width of {model.name}'s feed-forward network"
     )
     return replace(spec, intermediate_size=width)

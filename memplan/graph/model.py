@@ -32,6 +32,10 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         tape = record_model(model, replace(options, quantizer=quantizer))
         check_skipped(tape, options.quantization, model.name)
         return tape
+    if options.megatron is not None:
+        from memplan.graph.megatron.model import record_megatron  # only for its engine
+
+        return record_megatron(model, options, options.megatron)
     if options.tensor_parallel is not None:
         from memplan.graph.local_model import local_model  # only where it is split
         from memplan.graph.tensor_plans import plan_of

@@ -6,6 +6,7 @@ was compared with real runs; see ``tests/graph``.
 """
 
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import RESULT, Gradient
@@ -54,6 +55,8 @@ def linear(
                 return t.add(made, t.cast_weight(addend))
 
             return autotp_product(t, group, x, split, out_features, product, add_bias)
+        if t.adaptation is not None and name in t.adapted:
+            return _adapted_columns(t, x, name, in_features, out_features, bias, split, role)
         from memplan.graph.tensor_parallel import split_product  # only then
 
         return split_product(t, group, x, split, out_features, product)
@@ -66,6 +69,39 @@ def linear(
         if formats is not None:
             return linear_fp8(t, x, weight, bias_parameter, formats)
     return matmul_weight(t, x, weight, bias_parameter)
+
+
+def _adapted_columns(
+    t: Tape,
+    x: Tensor,
+    name: str,
+    in_features: int,
+    out_features: int,
+    bias: bool,
+    split: Split,
+    role: WeightRole,
+) -> Tensor:
+    """A layer whose columns ranks share, and the adapter beside what each rank has of its result."""
+    group, adaptation = t.options.tensor_parallel, t.adaptation
+    assert group is not None
+    assert adaptation is not None
+    if split is not Split.COLUMN:
+        msg = (
+            f"adapter: peft 0.21.2 does not run on {name} beside transformers' tp_plan, only on layers "
+            "whose columns are split; leave it out of the targets, or tensor_parallel"
+        )
+        raise SetupError(msg)
+    from memplan.graph.tensor_parallel import split_product  # only then
+
+    weights: list[Parameter] = []
+
+    def product(given: Tensor, width: int) -> Tensor:
+        weight = t.matrix(f"{name}.weight", width, in_features, role=role)
+        weights.append(weight)
+        return base_product(t, given, weight, t.bias(f"{name}.bias", weight) if bias else None)
+
+    out = split_product(t, group, x, split, out_features, product)
+    return adaptation.beside_columns(t, group, x, out, weights[0], name)
 
 
 def matmul_weight(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memplan.graph.overlay import Overlay
     from memplan.graph.quantizer import Quantizer
     from memplan.training.adapters import Adapter
+    from memplan.training.megatron import MegatronLayers
     from memplan.training.quantization import Quantization
 
 
@@ -72,6 +73,8 @@ class TapeOptions:
     """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     tensor_parallel: TensorParallel | None = None
     """How the model is split over ranks; the sizes of its spec are a rank's own then."""
+    megatron: "MegatronLayers | None" = None
+    """Its layers are Megatron-core's, written down by its own settings."""
     stage: StagePlace | None = None
     """Of a pipeline: the model's layers are a stage's own then."""
     split_plan: SplitPlan = PLAIN_SPLIT

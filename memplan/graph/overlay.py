@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from memplan.graph.tensors import Parameter, Tensor
+    from memplan.training.parallelism import TensorParallel
 
 BASE_LAYER = ".base_layer"
 """What an adapted module is called within the one that takes its place."""
@@ -81,6 +82,17 @@ class Overlay(Protocol):
         module: str,
     ) -> "Tensor":
         """Record on tape ``t`` what an adapted linear layer does with its result."""
+
+    def beside_columns(
+        self,
+        t: Any,
+        group: "TensorParallel",
+        x: "Tensor",
+        out: "Tensor",
+        weight: "Parameter",
+        module: str,
+    ) -> "Tensor":
+        """Record the same where ranks share the layer's columns."""
 
     def before_linear(self, t: Any, x: "Tensor", width: int, module: str) -> "Tensor":
         """Record what an adapted linear layer does with its input."""

@@ -11,6 +11,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import ModelSpec
 from memplan.training.adapters import PromptTuning
+from memplan.training.parallelism import TensorParallel
 
 _ENCODER = "prompt_encoder.default"
 
@@ -91,6 +92,18 @@ class Prompts:
         out: Tensor,
         weight: Parameter,  # noqa: ARG002
         bias: Parameter | None,  # noqa: ARG002
+        module: str,  # noqa: ARG002
+    ) -> Tensor:
+        """Its result, as it is."""
+        return out
+
+    def beside_columns(
+        self,
+        t: Any,  # noqa: ARG002
+        group: TensorParallel,  # noqa: ARG002
+        x: Tensor,  # noqa: ARG002
+        out: Tensor,
+        weight: Parameter,  # noqa: ARG002
         module: str,  # noqa: ARG002
     ) -> Tensor:
         """Its result, as it is."""

@@ -203,6 +203,11 @@ class Region:
     """One past its last operation."""
     dropped: frozenset[Storage]
     """What only the region's own backward pass needs."""
+    given: tuple[Storage, ...] = ()
+    """What it is run again from, kept until its backward pass is over."""
+    result: Tensor | None = None
+    """Of one that is a backward pass within the backward pass, temporaries and all (Megatron's
+    ``CheckpointFunction``): what it returns, which stays until that is over, and the gradient of it."""
 
 
 class Segment:
@@ -211,7 +216,7 @@ class Segment:
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
         "handed_in", "index", "input", "kept_outputs", "layer", "left", "lingering", "name",
-        "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
+        "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
     )  # fmt: skip
 
@@ -237,6 +242,10 @@ class Segment:
         """How many times the segment is run, each time with parameters of its own."""
         self.checkpointed = checkpointed
         """Its activations are dropped after the forward pass and computed again in backward."""
+        self.nested = False
+        """Where it is checkpointed: all of it is run again, and its own backward pass runs within the
+        backward pass, so that what it was given, what it returns and the gradient of that stay until it
+        is over (``torch.autograd.backward`` in Megatron's ``CheckpointFunction``)."""
         self.compiled = Compilation.NONE
         """Its operations are torch.compile's: fused, and their gradients handed over together."""
         self.operations: list[Operation] = []

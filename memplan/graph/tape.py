@@ -56,6 +56,8 @@ class Tape:
         """What torch's dispatcher was asked, and the kernel it took."""
         self.buffers: list[Buffer] = []
         """What lies beside the parameters."""
+        self.buffers_in_use: tuple[int, ...] = ()
+        """Sizes to which Megatron's global memory buffer grows in the first pass, one after another."""
         self.returned: list[Tensor] = []
         """What the model returns beside the loss: logits."""
         self.loss_apart = False

@@ -131,6 +131,10 @@ class BackwardWalk:
         """Operations of the fused kernel at hand: what they kept goes when all of it has been written."""
         self.holders = 0
         """Operations that still hold what a checkpointed segment's recomputation is given."""
+        self.unpacks = segment.checkpointed and not segment.nested
+        """What was recomputed is unpacked into variables of the formula, where it is asked for."""
+        self.returned: dict[Region, tuple[object, GradientBuffer | None]] = {}
+        """Of regions whose own backward passes run: what they returned, and its gradient."""
 
     def run(self) -> BackwardProfile:
         """Walk the operations backward."""
@@ -138,7 +142,8 @@ class BackwardWalk:
         given_storage = segment.input.storage if segment.input is not None else None
         if segment.checkpointed and given_storage is not None:
             self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
-            self.holders = sum(map(keeps_something, segment.operations))
+            if not segment.nested:
+                self.holders = sum(map(keeps_something, segment.operations))
         if segment.output is not None:
             is_foreign = segment.compiled is Compilation.LAYER or self.lent
             size = 0 if self.lent else segment.output.storage.num_bytes
@@ -146,19 +151,25 @@ class BackwardWalk:
         for tensor, size in self.shared.items():
             self.buffers[tensor] = GradientBuffer(size)
         given: dict[Tensor, GradientBuffer] = dict(self.buffers)
+        if segment.nested:
+            self._begin_nested()
         replays = {region.stop - 1: region for region in segment.regions}
+        ends = {region.start: region for region in segment.regions if region.result is not None}
         for position in range(len(segment.operations) - 1, -1, -1):
             if position in replays:
                 self._replay(replays[position])
             operation = segment.operations[position]
-            if not operation.gradients:
-                continue
-            self.marks.append((len(self.events), position))
-            if self.again is not None and keeps_something(operation):
-                self._recompute(self.again)
-            self._step(operation)
+            if operation.gradients:
+                self.marks.append((len(self.events), position))
+                if self.again is not None and keeps_something(operation):
+                    self._recompute(self.again)
+                self._step(operation)
+            if position in ends:
+                self._end_region(ends[position])
         if self.again is not None:
             self._recompute(self.again)
+        if segment.nested:
+            self._end_nested(given)
         if self.is_compiled:
             self._end_kernel()
             self._return()
@@ -214,7 +225,7 @@ class BackwardWalk:
     def _let_go(self, operation: Operation) -> None:
         """``release_variables``: what only this operation still kept is freed."""
         # What was recomputed is unpacked into variables of the formula, which go in reverse order.
-        saved = reversed(operation.saved) if self.segment.checkpointed else operation.saved
+        saved = reversed(operation.saved) if self.unpacks else operation.saved
         for storage in saved:
             self._unkeep(storage)
 
@@ -263,14 +274,79 @@ class BackwardWalk:
         self.saved += recomputed
         self._close(None, 0)
 
+    def _begin_nested(self) -> None:
+        """Run all of a checkpointed segment again; its output's gradient stays to the end."""
+        output = self.segment.output
+        if output is not None:
+            self.buffers[output].references += 1
+        if self.again is not None:
+            self._recompute(self.again)
+
+    def _end_nested(self, given: "dict[Tensor, GradientBuffer]") -> None:
+        """The function returns: its variables go, with what was kept for it."""
+        segment = self.segment
+        output = segment.output
+        if output is not None:
+            if output.storage.segment == segment.index:
+                self._unkeep(output.storage)
+            self._release(given[output])
+        if segment.input is not None:
+            self._unkeep(segment.input.storage)
+
     def _replay(self, region: Region) -> None:
         """Compute a region's dropped storages again, just before its backward pass."""
+        if region.result is not None:
+            self._run_again(region, region.result)
+            return
         operations = self.segment.operations[region.start : region.stop]
         made = [tensor.storage for operation in operations for tensor in operation.outputs]
         for storage in dict.fromkeys(made):
             if storage in region.dropped:
                 self.saved += storage.num_bytes
                 self._allocate(storage, storage.num_bytes)
+
+    def _run_again(self, region: Region, result: Tensor) -> None:
+        """The same with all temporaries, for a backward pass of its own."""
+        incoming = self.buffers.get(result)
+        if incoming is not None:
+            incoming.references += 1
+        self.returned[region] = key, _ = (object(), incoming)
+        dying: dict[int, list[Storage]] = {}
+        for position in range(region.start, region.stop):
+            operation = self.segment.operations[position]
+            stages: list[list[Change]] = [[], []]
+            if operation.forward_scratch:
+                stages = scratch_changes(operation.forward_scratch)
+            self._play(stages[0])
+            own = {tensor.storage for tensor in operation.inputs}
+            for storage in dict.fromkeys(tensor.storage for tensor in operation.outputs):
+                if storage in own or storage.segment != self.segment.index:
+                    continue
+                if storage is result.storage:
+                    self._allocate(key, storage.num_bytes)
+                    continue
+                if storage in region.dropped:
+                    self.saved += storage.num_bytes
+                else:
+                    last = min(max(storage.last_read, position), region.stop - 1)
+                    dying.setdefault(last, []).append(storage)
+                self._allocate(storage, storage.num_bytes)
+            if operation.multiplies:
+                self.events.append((WORKSPACE, 0))
+            for stage in stages[1:]:
+                self._play(stage)
+            for storage in dying.pop(position, ()):
+                self._free(storage, storage.num_bytes)
+
+    def _end_region(self, region: Region) -> None:
+        """Its backward pass is over: what was kept for it goes."""
+        key, incoming = self.returned.pop(region)
+        assert region.result is not None
+        self._free(key, region.result.storage.num_bytes)
+        if incoming is not None:
+            self._release(incoming)
+        for storage in region.given:
+            self._unkeep(storage)
 
     def _close(
         self, parameter: Parameter | None, gradient_bytes: int, gradient: object = None
@@ -308,7 +384,7 @@ class BackwardWalk:
         made, products = self._formula(operation, incoming[0])
         # What was recomputed is let go by the formula itself, before the engine casts or sums
         # what the formula returned (``validate_outputs``).
-        if self.segment.checkpointed and not self.is_compiled:
+        if self.unpacks and not self.is_compiled:
             self._let_go(operation)
         if len(products) > 1:  # validated in the order of the inputs, whatever the formula's was
             products.sort(key=lambda each: operation.inputs.index(each[1]))
@@ -324,7 +400,7 @@ class BackwardWalk:
             self.read.append(operation)
             if operation.kind in EXTERN_KERNELS:
                 self._end_kernel()
-        elif not self.segment.checkpointed:
+        elif not self.unpacks:
             self._let_go(operation)
         self._let_go_of_given(operation)
         # Next edges are served in the order of the inputs, whatever order the formula went in.

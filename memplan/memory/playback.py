@@ -475,7 +475,9 @@ def backward_cuts(each: BackwardPass, stops: Stops) -> list[list[Cut]]:
 
 
 def _saved(segment: Segment) -> frozenset[Storage]:
-    return frozenset(storage for operation in segment.operations for storage in operation.held)
+    given = (storage for region in segment.regions for storage in region.given)
+    held = (storage for operation in segment.operations for storage in operation.held)
+    return frozenset((*held, *given))
 
 
 def _kept(segment: Segment) -> frozenset[Storage]:

@@ -173,6 +173,7 @@ class Folding:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.kept = {storage for each in segment.operations for storage in each.held}
+        self.kept.update(storage for region in segment.regions for storage in region.given)
         if segment.checkpointed and segment.input is not None:
             self.kept.add(segment.input.storage)
         self.sizes: dict[object, int] = {}

@@ -76,6 +76,8 @@ class ForwardWalk:
                 held = operation.saved if segment.checkpointed else operation.held
                 for storage in held:
                     self.saves[storage] = self.saves.get(storage, 0) + 1
+            for storage in _held_by_nested(segment):
+                self.saves[storage] = self.saves.get(storage, 0) + 1
 
     def run(self) -> ForwardProfile:
         """Walk all operations, as the forward pass does."""
@@ -185,6 +187,15 @@ class ForwardWalk:
         )
 
 
+def _held_by_nested(segment: Segment) -> list[Storage]:
+    """What stays for, or during, a backward pass within the backward pass."""
+    held = [storage for region in segment.regions for storage in region.given]
+    output = segment.output
+    if segment.nested and output is not None and output.storage.segment == segment.index:
+        held.append(output.storage)
+    return held
+
+
 def _touched(storage: Storage) -> int:
     return storage.touched
 
@@ -217,9 +228,9 @@ def last_recomputed(segment: Segment) -> int:
 def recomputation_stop(segment: Segment) -> int:
     """How many operations a checkpointed segment runs again before everything kept is there.
 
-    An operation that keeps only inputs is not run itself. What is compiled runs as a whole.
+    An operation that keeps only inputs is not run itself. What is compiled or nested runs as a whole.
     """
-    if segment.compiled is not Compilation.NONE:
+    if segment.compiled is not Compilation.NONE or segment.nested:
         return len(segment.operations)
     last = last_recomputed(segment)
     keeps = bool(segment.operations) and keeps_something(segment.operations[last])

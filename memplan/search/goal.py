@@ -10,7 +10,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.search.concessions import Concession
 from memplan.search.degrees import AskedDegrees
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed
-from memplan.training.precision import Engine, Precision, refuse_unmodelled
+from memplan.training.precision import Engine, Precision
 from memplan.training.setup import (
     Checkpointing,
     FsdpStrategy,
@@ -166,8 +166,6 @@ class Goal:
             msg = f"global_batch_size: must be at least 1, got {self.global_batch_size}"
             raise SetupError(msg)
         object.__setattr__(self, "num_gpus", tuple(sorted(set(self.num_gpus))))
-        for each in self.engines:
-            refuse_unmodelled(each)
         object.__setattr__(self, "objective", coerce_enum("objective", self.objective, Objective))
         if self.zero_stages:
             self._check_stages()

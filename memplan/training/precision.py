@@ -6,7 +6,6 @@ The table of ``PRECISIONS`` is the whole truth about a precision: adding one is 
 from enum import Enum
 
 from memplan.dtypes import DType
-from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 
 
@@ -20,27 +19,11 @@ class Engine(Enum):
     """FSDP2, ``fully_shard``; also called ``fsdp2``."""
     FSDP1 = "fsdp1"
     MEGATRON = "megatron"
-    """Known by name, and refused: not modelled."""
+    """Megatron-core: its own layers, its own tensor parallelism, its distributed optimizer."""
 
     @classmethod
     def _missing_(cls, value: object) -> "Engine | None":
         return cls.FSDP if value == "fsdp2" else None
-
-
-UNMODELLED_ENGINES: dict[Engine, str] = {
-    Engine.MEGATRON: (
-        "`engine='deepspeed'` with `zero_stage=1`, which shards as its distributed optimizer does"
-    ),
-}
-"""Engines that no list of choices offers, and what is nearest to each."""
-
-
-def refuse_unmodelled(engine: Engine) -> None:
-    """Raise ``SetupError`` for an engine that is known by name only."""
-    nearest = UNMODELLED_ENGINES.get(engine)
-    if nearest is not None:
-        msg = f"engine: {engine.value} is not modelled; the nearest that is: {nearest}"
-        raise SetupError(msg)
 
 
 class Precision(Enum):
@@ -86,6 +69,8 @@ class PrecisionFormats:
 
 _ALL = frozenset(Engine)
 _PLAIN = frozenset({Engine.DDP, Engine.FSDP, Engine.FSDP1})
+_PURE = _PLAIN | {Engine.MEGATRON}
+"""Megatron's layers in a loop of one's own are trained so too (``wrap_with_ddp`` false)."""
 _DDP = frozenset({Engine.DDP})
 _SHARDED = frozenset({Engine.FSDP, Engine.FSDP1})
 _MASTER = frozenset({Engine.DEEPSPEED, Engine.MEGATRON})
@@ -121,7 +106,7 @@ def _pure(dtype: DType, autocast: DType | None, engines: frozenset[Engine]) -> P
 
 PRECISIONS: dict[Precision, PrecisionFormats] = {
     Precision.FP32: _pure(DType.FP32, None, _ALL),
-    Precision.BF16: _pure(DType.BF16, None, _PLAIN),
+    Precision.BF16: _pure(DType.BF16, None, _PURE),
     Precision.BF16_AUTOCAST: _pure(DType.BF16, DType.BF16, _PLAIN),
     Precision.BF16_AMP: _amp(DType.BF16),
     Precision.BF16_MIXED: _mixed(DType.BF16),

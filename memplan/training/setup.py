@@ -36,7 +36,6 @@ from memplan.training.parallelism import (
 )
 from memplan.training.precision import (
     PRECISIONS,
-    UNMODELLED_ENGINES,
     Engine,
     Precision,
     engine_precision,
@@ -172,7 +171,8 @@ class TrainingSetup:
     dropout: float | None = None
     """Every dropout probability; None: the config's own, in train mode."""
     tensor_parallel: int = 1
-    """GPUs over which heads, feed-forward networks and the vocabulary are split (DTensor)."""
+    """GPUs over which heads, feed-forward networks and the vocabulary are split: by Megatron under its
+    engine, else by DTensor."""
     sequence_parallel: bool = False
     """Between the split blocks each of them has a share of every sequence."""
     loss_parallel: bool = False
@@ -516,7 +516,10 @@ def usual_engine(num_gpus: int, split: int = 1, sharing: int = 1) -> Engine:
     return Engine.DEEPSPEED if split == sharing == 1 else Engine.FSDP
 
 
-_KINDS_OF_SPLIT = {Engine.DEEPSPEED: TensorParallelKind.AUTOTP}
+_KINDS_OF_SPLIT = {
+    Engine.DEEPSPEED: TensorParallelKind.AUTOTP,
+    Engine.MEGATRON: TensorParallelKind.MEGATRON,
+}
 PLAIN_OPTIMIZERS = (
     Optimizer.ADAMW_FUSED,
     Optimizer.ADAMW_FOREACH,
@@ -598,7 +601,7 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
             return kind(value)
         except (ValueError, TypeError):  # the latter for what cannot be compared
             pass
-    known = [str(member.value) for member in kind if member not in UNMODELLED_ENGINES]
+    known = [str(member.value) for member in kind]
     meant = _MEANT.get(kind, {}).get(str(value).lower().replace("-", "_"))
     hint = f" Did you mean {meant}?" if meant else did_you_mean(str(value), known)
     listed = ", ".join(known)

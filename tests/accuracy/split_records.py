@@ -6,6 +6,7 @@ from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.memory.accounts import rank_account
 from memplan.memory.rank import RankInput
 from memplan.sources.models import load_model
+from memplan.training.adapters import Lora
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.sharding_records import figures_of
 
@@ -35,9 +36,17 @@ def setup_of(settings: dict[str, Any]) -> TrainingSetup:
     options = {}
     if data_parallel > 1:
         options = {"reshard_after_forward": settings["reshard_after_forward"]}
+    replicas = settings.get("replicas", 1)
+    if replicas > 1:
+        options["data_parallel_replicate_degree"] = replicas
+    lora = settings.get("lora")
+    adapter = None
+    if lora is not None:
+        adapter = Lora(rank=lora["rank"], targets=tuple(lora["targets"]), dtype="fp32")  # type: ignore[arg-type]
     precision = settings["precision"].replace("_", "-")
     return TrainingSetup(
-        num_gpus=data_parallel * settings["tp"],
+        num_gpus=replicas * data_parallel * settings["tp"],
+        num_nodes=1,
         engine="fsdp" if data_parallel > 1 else "ddp",  # type: ignore[arg-type]
         tensor_parallel=settings["tp"],
         sequence_parallel=settings["sequence_parallel"],
@@ -50,6 +59,7 @@ def setup_of(settings: dict[str, Any]) -> TrainingSetup:
         checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
         kernel_scratch=False,
         engine_options=options,
+        adapter=adapter,
     )
 
 

@@ -78,15 +78,26 @@ def test_a_number_of_gpus_under_the_wrong_name(run: Any, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["estimate", "sweep", "plan", "explain"])
-def test_an_engine_that_is_not_modelled_is_not_offered(run: Any, command: str) -> None:
+def test_megatron_is_an_engine(run: Any, command: str) -> None:
     engines = run(command, "--help").stdout.partition("--engine ")[2].partition("--")[0]
-    assert "megatron" not in engines
-    assert (
-        "megatron" not in run(command, "gpt2", "--engine", "megatrn").stderr.partition("not one")[2]
-    )
-    refused = run(command, "gpt2", "--gpus", "8", "--engine", "megatron")
+    assert "megatron" in engines
+    refused = run(command, "gpt2", "--engine", "megatrn")
     assert refused.exit_code == 3
-    assert "megatron is not modelled; the nearest that is: --engine deepspeed" in refused.stderr
+    assert "Did you mean 'megatron'?" in refused.stderr
+
+
+def test_megatron_takes_its_own_options(run: Any) -> None:
+    command = (*SMALL, "--gpus", "4", "--engine", "megatron", "--tp", "2", "--sequence-parallel")
+    held = [
+        rows(run, *command, "--engine-option", f"use_distributed_optimizer={chosen}")[0][
+            "held_bytes"
+        ]
+        for chosen in ("true", "false")
+    ]
+    assert held[0] < held[1]
+    refused = run(*command, "--engine-option", "transformer_impl=te")
+    assert refused.exit_code == 3
+    assert "'te' is not one of local, transformer_engine" in refused.stderr
 
 
 # -- the hub's pages -------------------------------------------------------------------------------

@@ -123,6 +123,24 @@ def test_ranks_that_split_layers_hold_the_same() -> None:
         ({"num_gpus": 8, "engine": "fsdp", "sequence_parallel": True}, "sequence_parallel: splits"),
         ({"num_gpus": 8, "engine": "fsdp", "loss_parallel": True}, "loss_parallel: splits"),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "loss": "liger"}, "loss: liger"),
+        ({"tensor_parallel": 2, "num_gpus": 2, "loss": "chunked"}, "the output matrix is split"),
+        (
+            {
+                "tensor_parallel": 2,
+                "num_gpus": 2,
+                "adapter": memplan.Lora(rank=8, targets=("q_proj", "o_proj")),
+            },
+            "peft 0.21.2 does not run on self_attn.o_proj",
+        ),
+        (
+            {
+                "tensor_parallel": 2,
+                "num_gpus": 4,
+                "engine": "fsdp",
+                "adapter": memplan.Lora(rank=8, targets=("q_proj",)),
+            },
+            "plain LoRA on layers of columns",
+        ),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "compile": "layer"}, "compile: is not modelled"),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "optimizer": "adafactor"}, "adafactor"),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "fp8": "torchao-tensorwise"}, "fp8: is not"),

@@ -77,6 +77,10 @@ def engine_program(
             rank=rank // given.setup.tensor_parallel,
             capacity_bytes=capacity_bytes,
         )
+    if engine is Engine.MEGATRON:
+        from memplan.memory.programs.megatron import megatron_program
+
+        return megatron_program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     assert engine is Engine.DDP, f"{engine}: no account either"
     if given.setup.tensor_parallel > 1:
         from memplan.memory.programs.split import SplitProgram
@@ -121,7 +125,10 @@ def counts_ranks(setup: TrainingSetup) -> bool:
 
 
 def holds_inputs(setup: TrainingSetup) -> bool:
-    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given."""
+    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given, and
+    Megatron's global buffer."""
+    if setup.chosen_engine is Engine.MEGATRON:
+        return True
     is_asked = dict(setup.engine_options).get("reentrant_checkpointing")
     return setup.chosen_engine is Engine.FSDP1 and bool(is_asked)
 
@@ -154,6 +161,10 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
         from memplan.memory.fsdp1.wrapping import rank_kinds as fsdp1_kinds
 
         return fsdp1_kinds(given)
+    if engine is Engine.MEGATRON:
+        from memplan.memory.megatron.buffers import rank_kinds as megatron_kinds
+
+        return megatron_kinds(given)
     return [(range(given.setup.num_gpus),)]
 
 
@@ -172,5 +183,9 @@ def heaviest_ranks(given: RankInput) -> list[int]:
         from memplan.memory.fsdp1.wrapping import heaviest_ranks as fsdp1_ranks
 
         return fsdp1_ranks(given)
+    if engine is Engine.MEGATRON:
+        from memplan.memory.megatron.buffers import heaviest_ranks as megatron_ranks
+
+        return megatron_ranks(given)
     # ``torch.chunk`` makes the first chunks the largest.
     return [0]

@@ -1,0 +1,128 @@
+"""Which setups Megatron's engine is modelled for: the others are refused, never ignored."""
+
+from memplan.errors import SetupError
+from memplan.graph.megatron.local_sizes import padded_vocabulary
+from memplan.memory.megatron.options import MegatronStates, layers_of
+from memplan.model.spec import ModelSpec
+from memplan.training.compilation import Compilation
+from memplan.training.fp8 import Fp8Recipe
+from memplan.training.freezing import FrozenParts
+from memplan.training.jobs import PLAIN
+from memplan.training.kernels import KernelPreset, Packing
+from memplan.training.megatron import MegatronLayers, RecomputeGranularity, RecomputeMethod
+from memplan.training.precision import PRECISIONS
+from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
+
+SAID_APART = (
+    "transformer_impl", "recompute_granularity", "recompute_method", "recompute_num_layers",
+    "recompute_modules", "use_distributed_optimizer", "grad_reduce_in_bf16", "wrap_with_ddp",
+    "make_vocab_size_divisible_by",
+)  # fmt: skip
+"""Options that ``megatron_words`` says."""
+_KERNELS = ("attention", "norm", "mlp", "rotary", "loss")
+
+
+def check_megatron(setup: TrainingSetup) -> None:
+    """Refuse what is not modelled under this engine, and what contradicts it.
+
+    Raises ``SetupError``.
+    """
+    if setup.sequence_parallel and setup.tensor_parallel == 1:
+        msg = "sequence_parallel: splits more of what tensor_parallel splits, and that is 1: give it too"
+        raise SetupError(msg)
+    for name, odd, nearest in _beside(setup):
+        if odd:
+            msg = f"{name}: is not modelled with the engine megatron; {nearest}"
+            raise SetupError(msg)
+    layers = layers_of(setup)
+    MegatronStates.of(setup)
+    master = PRECISIONS[setup.chosen_precision].master_weights
+    full = PRECISIONS[setup.chosen_precision].weights.num_bytes > 2
+    if layers.wrap_with_ddp and not (master or full):
+        msg = (
+            f"precision: Megatron steps fp32 copies of 16-bit weights: take {setup.chosen_precision.value}"
+            "-master, or wrap_with_ddp=false for a loop and an optimizer of one's own"
+        )
+        raise SetupError(msg)
+    if not layers.wrap_with_ddp and (master or setup.data_parallel > 1):
+        msg = (
+            "engine_options: wrap_with_ddp: without it nothing reduces gradients or keeps fp32 copies: take "
+            "precision bf16 or fp32, and no more GPUs than tensor_parallel"
+        )
+        raise SetupError(msg)
+
+
+def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
+    """Fields, whether they say what does not go with it, and what to do."""
+    plain = "leave it out"
+    settings = "its layers' kernels are engine_options such as transformer_impl=local"
+    return (
+        *((name, getattr(setup, name) is not None, settings) for name in _KERNELS),
+        (
+            "kernels", setup.kernels not in (KernelPreset.HF, KernelPreset.MEGATRON), settings,
+        ),
+        ("loss_parallel", setup.loss_parallel, "its loss is always split as the vocabulary is"),
+        ("adapter", setup.adapter is not None, plain),
+        ("freeze", setup.freeze != FrozenParts(), plain),
+        ("job", setup.job is not PLAIN, plain),
+        ("ema", setup.ema is not None, plain),
+        ("lengths", setup.lengths is not None, plain),
+        ("quantize", setup.chosen_quantization is not None, plain),
+        ("fp8", setup.fp8 is not Fp8Recipe.NONE, plain),
+        ("compile", setup.compile is not Compilation.NONE, plain),
+        ("packing", setup.packing is not Packing.NONE, plain),
+        ("optimizer_in_backward", setup.optimizer_in_backward, plain),
+        ("outputs_held", setup.outputs_held, plain),
+        ("upcast_outputs", setup.upcast_outputs, plain),
+        (
+            f"optimizer: {setup.optimizer.value}", setup.optimizer not in PLAIN_OPTIMIZERS,
+            f"those that are: {', '.join(each.value for each in PLAIN_OPTIMIZERS)}",
+        ),
+    )  # fmt: skip
+
+
+def megatron_words(model: ModelSpec, setup: TrainingSetup) -> tuple[str, ...]:
+    """What the figure hangs on of Megatron's own settings, each with what it is by default."""
+    layers, states = layers_of(setup), MegatronStates.of(setup)
+    asked = dict(setup.engine_options)
+
+    def said(text: str, *names: str) -> str:
+        return text if any(name in asked for name in names) else f"{text} (default)"
+
+    rows = padded_vocabulary(model, layers, setup.tensor_parallel)
+    multiple = layers.make_vocab_size_divisible_by
+    found = [
+        said(
+            f"Megatron's layers, transformer_impl {layers.transformer_impl.value}",
+            "transformer_impl",
+        ),
+        f"vocabulary padded to {rows} rows, a multiple of {multiple} x {setup.tensor_parallel}",
+        _recomputed_words(layers),
+    ]
+    if not layers.wrap_with_ddp:
+        return (*found, "gradients and optimizer of a loop of one's own")
+    weights = PRECISIONS[setup.chosen_precision].weights
+    gradients = states.main_gradients(weights).label
+    words = (
+        "distributed optimizer" if states.use_distributed_optimizer else "no distributed optimizer"
+    )
+    return (
+        *found,
+        said(f"main gradients in {gradients}, one buffer", "grad_reduce_in_bf16"),
+        said(words, "use_distributed_optimizer"),
+    )
+
+
+def _recomputed_words(layers: MegatronLayers) -> str:
+    """Which layers, or parts of them, are computed again."""
+    granularity = layers.recompute_granularity
+    if granularity is RecomputeGranularity.NONE:
+        return "nothing recomputed"
+    if granularity is RecomputeGranularity.SELECTIVE:
+        modules = ", ".join(each.value for each in layers.recompute_modules)
+        return f"recompute_granularity selective: {modules}"
+    number = layers.recompute_num_layers
+    chunks = f"chunks of {number}" if number > 1 else "each layer"
+    if layers.recompute_method is RecomputeMethod.BLOCK:
+        chunks = f"the first {number} layers"
+    return f"recompute_granularity full, {layers.recompute_method.value}: {chunks}"

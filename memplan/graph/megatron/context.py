@@ -1,0 +1,60 @@
+"""What all of Megatron's modules know: sizes of one rank, its group, its settings."""
+
+from dataclasses import field
+
+from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.training.megatron import MegatronLayers, TransformerImpl
+
+
+@dataclass(slots=True, kw_only=True)
+class MegatronContext:
+    """One rank's view of a model that is being written down."""
+
+    tape: Tape
+    settings: MegatronLayers
+    degree: int
+    """Ranks of the tensor-parallel group."""
+    sequence: bool
+    """Between the split blocks each of them has a share of every sequence."""
+    hidden_size: int
+    batch: int
+    seq_len: int
+    frequencies: Tensor | None = None
+    """Angles of every position, in fp32, which the rotary module remembers."""
+    buffer_bytes: list[int] = field(default_factory=list)
+    """Sizes that the global memory buffer grows to, one after another."""
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch."""
+        return self.batch * self.seq_len
+
+    @property
+    def stream_tokens(self) -> int:
+        """Of which this rank has the residual stream."""
+        return self.tokens // self.degree if self.sequence else self.tokens
+
+    @property
+    def dtype(self) -> DType:
+        """Of weights and activations."""
+        return self.tape.compute
+
+    @property
+    def fuses_gradients(self) -> bool:
+        """Whether a product writes its weight's gradient into the main gradients, and autograd is handed
+        a tensor that all weights of its shape share (TransformerEngine's ``get_dummy_wgrad``)."""
+        settings = self.settings
+        by_engine = settings.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE
+        return by_engine and settings.gradient_accumulation_fusion and settings.wrap_with_ddp
+
+    def use_global_buffer(self, numel: int) -> None:
+        """Take a tensor out of the global buffer, which is made anew where it is too small.
+
+        Megatron-core 0.16.1, core/utils.py, ``GlobalMemoryBuffer.get_tensor``.
+        """
+        size = allocated_bytes(numel, self.dtype)
+        if not self.buffer_bytes or size > self.buffer_bytes[-1]:
+            self.buffer_bytes.append(size)

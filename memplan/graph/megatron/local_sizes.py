@@ -1,0 +1,108 @@
+"""Which models Megatron-core has modules for, and a rank's own sizes of their parts."""
+
+from dataclasses import replace
+
+from memplan.errors import SetupError
+from memplan.graph.local_model import divided
+from memplan.graph.options import TapeOptions
+from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate, PositionBias
+from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task
+from memplan.training.megatron import MegatronLayers
+from memplan.units import round_up
+
+NORMS = frozenset(
+    {NormKind.LAYER, NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_UPCAST, NormKind.RMS_T5}
+)
+"""Those that LayerNorm or RMSNorm of apex and TransformerEngine compute."""
+UNGATED = frozenset(
+    {Activation.GELU, Activation.GELU_NEW, Activation.GELU_TANH, Activation.GELU_FAST, Activation.GELU_PYTHON}
+)  # fmt: skip
+
+
+def padded_vocabulary(model: ModelSpec, settings: MegatronLayers, degree: int) -> int:
+    """Rows of the token table (``_vocab_size_with_padding``).
+
+    Equation: the vocabulary rounded up to ``make_vocab_size_divisible_by`` times the degree.
+    """
+    return round_up(model.num_outputs, settings.make_vocab_size_divisible_by * degree)
+
+
+def check_model(model: ModelSpec, options: TapeOptions, *, degree: int, sequence: bool) -> None:
+    """Refuse a model that Megatron has no modules for.
+
+    Raises ``SetupError``.
+    """
+    if len(model.stacks) != 1 or model.task is not Task.CAUSAL_LM:
+        _refuse(model, f"only decoders with a language model's head are, not {model.task.value}")
+    stack = model.stacks[0]
+    spec = stack.embedding
+    if model.tables or stack.convolution is not None or spec is None or stack.final_norm is None:
+        _refuse(model, "it has other parts than an embedding, layers, a norm and a head")
+    if sequence:
+        divided(
+            options.seq_len, degree, "seq_len, of which sequence_parallel gives each rank a share,"
+        )
+    for run in stack.runs:
+        _check_layer(model, run.layer)
+        _check_norm(model, run.layer.norm)
+
+
+def local_layer(model: ModelSpec, layer: LayerSpec, degree: int) -> LayerSpec:
+    """A layer with each split size divided by the degree."""
+    attention, network = layer.attention, layer.feed_forward
+    assert isinstance(attention, AttentionSpec)
+    assert isinstance(network, FeedForwardSpec)
+    if degree == 1:
+        return layer
+    heads = divided(attention.num_heads, degree, f"{model.name}'s number of heads")
+    groups = divided(attention.num_kv_heads, degree, f"{model.name}'s number of key/value heads")
+    what = f"the width of {model.name}'s feed-forward network"
+    width = divided(network.intermediate_size, degree, what)
+    return replace(
+        layer,
+        attention=replace(attention, num_heads=heads, num_kv_heads=groups),
+        feed_forward=replace(network, intermediate_size=width),
+    )
+
+
+def _check_layer(model: ModelSpec, layer: LayerSpec) -> None:
+    attention, network = layer.attention, layer.feed_forward
+    if layer.placement is not NormPlacement.PRE or layer.cross_attention is not None:
+        _refuse(model, "its layers are not a norm before attention and one before a network")
+    if not isinstance(attention, AttentionSpec):
+        _refuse(model, "its tokens are not mixed by multi-head or grouped-query attention")
+    if not isinstance(network, FeedForwardSpec):
+        _refuse(model, "its feed-forward networks are no dense ones")
+    assert isinstance(attention, AttentionSpec)
+    assert isinstance(network, FeedForwardSpec)
+    norm = attention.query_key_norm
+    odd = (
+        attention.value_head_dim not in (None, attention.head_dim), attention.sinks, attention.softcap,
+        attention.output_gate is not OutputGate.NONE, attention.position_bias is not PositionBias.NONE,
+        attention.distances is not None, attention.form is AttentionForm.SEGMENTS,
+        norm is not None and not attention.query_key_norm_per_head,
+    )  # fmt: skip
+    if any(odd):
+        _refuse(model, "its attention has more than heads, positions and a norm of each head")
+    known = (
+        network.activation is Activation.SILU if network.gated else network.activation in UNGATED
+    )
+    if not known:
+        words = "gated networks are of silu" if network.gated else "plain networks are of gelu"
+        _refuse(model, f"its networks are of {network.activation.value}, and modelled {words}")
+
+
+def _check_norm(model: ModelSpec, spec: NormSpec) -> None:
+    if spec.kind not in NORMS or not spec.weight:
+        _refuse(model, f"its norms are {spec.kind.value}, not layer or RMS norms with a weight")
+
+
+def _refuse(model: ModelSpec, why: str) -> None:
+    msg = (
+        f"engine: megatron is not modelled for {model.name} ({model.family}): {why}; the nearest that is: "
+        "`engine='deepspeed'` with `zero_stage=1`, which shards as its distributed optimizer does"
+    )
+    raise SetupError(msg)

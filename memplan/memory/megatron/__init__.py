@@ -1,0 +1,1 @@
+"""What Megatron holds beside its layers: its options, and the buffers of its data parallelism."""

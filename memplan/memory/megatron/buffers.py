@@ -1,0 +1,148 @@
+"""Megatron's contiguous buffers: where each weight lies in them, and which part of it a rank steps.
+
+Megatron-core 0.16.1, core/distributed/param_and_grad_buffer.py (``_ParamAndGradBuffer``), core/optimizer/
+distrib_optimizer.py (``_build_gbuf_range_map``).
+"""
+
+from functools import lru_cache
+from math import lcm
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.memory.megatron.options import MegatronStates
+from memplan.memory.rank import RankInput
+from memplan.units import round_up
+
+PARAM_ALIGNMENT = 64
+"""Parameters: each starts at a multiple of it (128 bytes of 16 bits each)."""
+BUCKET_ALIGNMENT = 128
+"""Parameters: each bucket ends at a multiple of it, and of the ranks."""
+BUS_ALIGNMENT = 2**16
+"""The same for NCCL's bandwidth (``pad_buckets_for_high_nccl_busbw``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A weight's place in the buffer."""
+
+    number: int
+    """Which weight it is, in the order of ``named_parameters()``."""
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A stretch of the buffer that is reduced at once."""
+
+    start: int
+    stop: int
+    weights: tuple[Laid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """All weights of one format, the last one first."""
+
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements, padding included."""
+        return self.buckets[-1].stop if self.buckets else 0
+
+    def shards(self, rank: int, num_ranks: int) -> list[tuple[int, int]]:
+        """Of each weight that a rank has something of: its number, and how many elements."""
+        found = []
+        for bucket in self.buckets:
+            size = (bucket.stop - bucket.start) // num_ranks
+            low, high = bucket.start + rank * size, bucket.start + (rank + 1) * size
+            for each in bucket.weights:
+                numel = min(each.stop, high) - max(each.start, low)
+                if numel > 0:
+                    found.append((each.number, numel))
+        return found
+
+
+@lru_cache(maxsize=256)
+def lay_out(sizes: tuple[int, ...], states: MegatronStates, data_parallel: int) -> Buffer:
+    """Place weights of these sizes, the last first; a bucket ends when it has its size.
+
+    >>> states = MegatronStates(use_distributed_optimizer=True)
+    >>> lay_out((100, 10), states, 8).numel
+    256
+    """
+    pads = states.use_distributed_optimizer
+    divisor = lcm(data_parallel, BUCKET_ALIGNMENT)
+    if states.ddp_pad_buckets_for_high_nccl_busbw:
+        divisor = lcm(divisor, BUS_ALIGNMENT)
+    cap = states.bucket_size(data_parallel)
+    buckets: list[Bucket] = []
+    inside: list[Laid] = []
+    begin = position = 0
+
+    def close() -> int:
+        stop = round_up(position, divisor) if pads else position
+        buckets.append(Bucket(begin, stop, tuple(inside)))
+        inside.clear()
+        return stop
+
+    for number in range(len(sizes) - 1, -1, -1):
+        start = round_up(position, PARAM_ALIGNMENT) if pads else position
+        position = start + sizes[number]
+        inside.append(Laid(number, start, position))
+        if cap is not None and position - begin >= cap:
+            begin = position = close()
+    if inside:
+        close()
+    return Buffer(tuple(buckets))
+
+
+def sizes_of(given: RankInput) -> tuple[int, ...]:
+    """Elements of each weight of a rank, copy by copy, in the order of ``named_parameters()``."""
+    return tuple(
+        parameter.numel
+        for segment in given.tape.segments
+        for _ in range(segment.num_copies)
+        for parameter in segment.parameters
+    )
+
+
+def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
+    """Tensor-parallel ranks hold the same; data-parallel ones other shards."""
+    setup = given.setup
+    degree = setup.tensor_parallel
+    states = MegatronStates.of(setup)
+    if not states.use_distributed_optimizer:
+        return [(range(setup.num_gpus),)]
+    found: dict[tuple[int, ...], list[range]] = {}
+    for rank, sizes in enumerate(_shard_sizes(given, states)):
+        ranks = range(rank * degree, (rank + 1) * degree)
+        found.setdefault(sizes, []).append(ranks)
+    return [tuple(runs) for runs in found.values()]
+
+
+def heaviest_ranks(given: RankInput) -> list[int]:
+    """The one whose shards are the largest once rounded up to blocks."""
+    states = MegatronStates.of(given.setup)
+    if not states.use_distributed_optimizer or given.setup.data_parallel == 1:
+        return [0]
+    totals = [sum(sizes) for sizes in _shard_sizes(given, states)]
+    return [totals.index(max(totals)) * given.setup.tensor_parallel]
+
+
+def _shard_sizes(given: RankInput, states: MegatronStates) -> list[tuple[int, ...]]:
+    """For each data-parallel rank, its fp32 shards' bytes as the allocator rounds them up."""
+    data_parallel = given.setup.data_parallel
+    buffer = lay_out(sizes_of(given), states, data_parallel)
+    found: list[list[int]] = [[] for _ in range(data_parallel)]
+    for bucket in buffer.buckets:
+        size = (bucket.stop - bucket.start) // data_parallel
+        for each in bucket.weights:
+            first = (each.start - bucket.start) // size
+            last = (each.stop - 1 - bucket.start) // size
+            for rank in range(first, last + 1):
+                low = bucket.start + rank * size
+                numel = min(each.stop, low + size) - max(each.start, low)
+                found[rank].append(round_up(4 * numel, ALLOCATION_ROUNDING))
+    return [tuple(sorted(sizes)) for sizes in found]

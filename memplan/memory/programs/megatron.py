@@ -1,0 +1,230 @@
+"""Megatron's training loop on one rank: contiguous gradients, and an optimizer that is sharded or not.
+
+Megatron-core 0.16.1, core/distributed/distributed_data_parallel.py, core/optimizer/optimizer.py
+(``Float16OptimizerWithFloat16Params``, ``FP32Optimizer``) and distrib_optimizer.py (``DistributedOptimizer``).
+Gradients are added up in the buffer as they come, and autograd's own are let go; weights are stepped as
+fp32 copies and copied back where they lie.
+"""
+
+from collections.abc import Mapping
+
+from memplan.dtypes import DType
+from memplan.graph.segments import Segment
+from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.memory.account import ComponentKind
+from memplan.memory.ledger import Block, Ledger
+from memplan.memory.megatron.buffers import Buffer, lay_out, sizes_of
+from memplan.memory.megatron.options import MegatronStates
+from memplan.memory.programs.program import Program, Weight
+from memplan.memory.programs.stepping import stepped
+from memplan.memory.rank import RankInput
+from memplan.training.megatron import TransformerImpl
+from memplan.training.optimizers.script import Stepped
+from memplan.units import MIB
+
+_GLOBAL_BUFFER = "Megatron's global memory buffer"
+_DUMMIES = "a gradient that autograd is handed for all weights of a shape"
+_COPIES = "fp32 copies of the gradients that this rank steps"
+_STEPPED = "every parameter that this rank steps"
+ENGINE_WORKSPACE_BYTES = 32 * MIB
+"""TransformerEngine's own for cuBLAS (2.11, pytorch/module/base.py, ``get_cublas_workspace_size_bytes``)."""
+
+
+def megatron_program(
+    given: RankInput, ledger: Ledger, *, workspace_bytes: int, rank: int
+) -> Program:
+    """Megatron's loop, or one of one's own over its layers."""
+    layers = given.tape.options.megatron
+    assert layers is not None
+    if not layers.wrap_with_ddp:
+        MegatronStates.of(given.setup)
+        return MegatronLayersProgram(given, ledger, workspace_bytes=workspace_bytes)
+    return MegatronProgram(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
+
+
+class MegatronLayersProgram(Program):
+    """Megatron's layers, and what they hold for the whole run, in a plain loop."""
+
+    def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+        super().__init__(given, ledger, workspace_bytes=workspace_bytes)
+        self.has_buffers = False
+
+    def before_forward(self, segment: Segment, repetition: int) -> None:
+        """The first layer's pass asks for the global buffer, which later ones share."""
+        if not self.has_buffers and segment.is_layer and repetition == 0:
+            self.has_buffers = True
+            self._make_buffers()
+
+    def _make_buffers(self) -> None:
+        ledger = self.ledger
+        kind = ComponentKind.COMMUNICATION_BUFFERS
+        layers = self.given.tape.options.megatron
+        assert layers is not None
+        if (
+            layers.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE
+            and self.given.setup.kernel_scratch
+        ):
+            words = "TransformerEngine's cuBLAS workspace"
+            ledger.allocate(ENGINE_WORKSPACE_BYTES, 0, ComponentKind.KERNEL_SCRATCH, words)
+        present: Block | None = None
+        for size in self.given.tape.buffers_in_use:
+            grown = ledger.allocate(size, 0, kind, _GLOBAL_BUFFER)
+            if present is not None:
+                ledger.free(present)
+            present = grown
+
+
+class MegatronProgram(MegatronLayersProgram):
+    """One rank of Megatron's own loop."""
+
+    weight_words: Mapping[ComponentKind, str] = {
+        **Program.weight_words,
+        ComponentKind.PARAMETERS: "the rank's part of every weight",
+        ComponentKind.MASTER_WEIGHTS: "an fp32 copy of each parameter that this rank steps",
+    }
+
+    def __init__(
+        self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0, rank: int = 0
+    ) -> None:
+        super().__init__(given, ledger, workspace_bytes=workspace_bytes)
+        setup = given.setup
+        self.states = MegatronStates.of(setup)
+        self.data_rank = rank // setup.tensor_parallel
+        self.weights_dtype = given.formats.weights
+        self.gradients_dtype = self.states.main_gradients(self.weights_dtype)
+        self.buffer: Buffer = lay_out(sizes_of(given), self.states, setup.data_parallel)
+        self.copies: list[Block] = []
+        """Of gradients in fp32, where the main ones are not."""
+        self.has_dummies = False
+
+    # -- what stays ------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """The weights; then a buffer of gradients, and one of weights, into which they are copied."""
+        super().load()
+        numel = self.buffer.numel
+        sharded = self.states.use_distributed_optimizer
+        if sharded:
+            size = allocated_bytes(numel, self.weights_dtype)
+            words = "one buffer of all weights, padded"
+            self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, words)
+        size = allocated_bytes(numel, self.gradients_dtype)
+        words = f"main gradients in {self.gradients_dtype.label}, one buffer"
+        self.ledger.allocate(size, 0, ComponentKind.GRADIENTS, words)
+        if sharded:
+            self.ledger.free_all([self.blocks[each] for each in reversed(self.weights)])
+            self.blocks.clear()
+
+    @property
+    def stepped_sizes(self) -> list[tuple[Weight, int]]:
+        """The parts of weights that this rank steps, in elements."""
+        if not self.states.use_distributed_optimizer:
+            return [(weight, weight[0].numel) for weight in self.weights]
+        ranks = self.given.setup.data_parallel
+        shards = self.buffer.shards(self.data_rank, ranks)
+        return [(self.weights[number], numel) for number, numel in sorted(shards)]
+
+    def make_optimizer(self) -> None:
+        """fp32 copies of 16-bit weights, each by way of a 16-bit one."""
+        if self.weights_dtype is DType.FP32 or self.states.use_precision_aware_optimizer:
+            return
+        for weight, numel in self.stepped_sizes:
+            size = allocated_bytes(numel, self.weights_dtype)
+            words = "a part of a weight"
+            cloned = self.ledger.allocate(size, 0, ComponentKind.TEMPORARIES, words)
+            size = allocated_bytes(numel, DType.FP32)
+            self.ledger.allocate(size, 0, ComponentKind.MASTER_WEIGHTS, weight)
+            self.ledger.free(cloned)
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def train(self, step: int, *, num_micro_batches: int) -> None:
+        """One step; what was copied for the last one is let go first."""
+        self.ledger.free_all(self.copies)
+        self.copies.clear()
+        super().train(step, num_micro_batches=num_micro_batches)
+
+    def begin_backward(self) -> None:
+        """TransformerEngine makes one gradient that is none for each shape of weight."""
+        if self.has_dummies:
+            return
+        self.has_dummies = True
+        for shape in self._dummy_shapes():
+            numel = shape[0] * shape[1]
+            size = allocated_bytes(numel, self.weights_dtype)
+            self.ledger.allocate(size, 0, ComponentKind.GRADIENTS, _DUMMIES)
+
+    def _dummy_shapes(self) -> list[tuple[int, ...]]:
+        layers = self.given.tape.options.megatron
+        assert layers is not None
+        by_engine = layers.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE
+        if not (by_engine and layers.gradient_accumulation_fusion):
+            return []
+        fused: dict[tuple[int, ...], None] = {}
+        for segment in self.given.tape.segments:
+            for operation in segment.operations:
+                if not operation.multiplies:
+                    continue
+                for tensor in operation.inputs:
+                    if isinstance(tensor, Parameter) and len(tensor.shape) == 2:
+                        fused[tensor.shape] = None
+        return list(fused)
+
+    def gradient_ready(self, weight: Weight, block: Block) -> None:  # noqa: ARG002
+        """It is added to the main gradient, and let go."""
+        self.ledger.free(block)
+
+    def optimizer_step(self, *, first: bool) -> None:
+        """Copies of main gradients that are not fp32; states in the first step; nothing else is made."""
+        parts = self.stepped_sizes
+        copied = self._copied_format()
+        if copied is not None:
+            self.copies = [
+                self.ledger.allocate(
+                    allocated_bytes(numel, copied), 0, ComponentKind.GRADIENTS, _COPIES
+                )
+                for _, numel in parts
+            ]
+        if self.states.use_precision_aware_optimizer:
+            if first:
+                self._make_states(parts)
+            return
+        tensors = [_part(weight[0], numel) for weight, numel in parts]
+        self.optimizer.step(tensors, of=_STEPPED, first=first)
+
+    def _copied_format(self) -> DType | None:
+        """What gradients are copied to for the step; None where they are read as they are."""
+        states = self.states
+        wanted = DType.FP32
+        if states.use_precision_aware_optimizer:
+            wanted = states.main_grads_dtype
+        return None if wanted is self.gradients_dtype else wanted
+
+    def _make_states(self, parts: list[tuple[Weight, int]]) -> None:
+        """TransformerEngine's FusedAdam: both moments and the weights, each in its own format."""
+        states = self.states
+        weights = states.main_params_dtype
+        remains = (
+            states.store_param_remainders
+            and weights is DType.FP32
+            and self.weights_dtype is DType.BF16
+        )
+        for weight, numel in parts:
+            for dtype in (states.exp_avg_dtype, states.exp_avg_sq_dtype):
+                words = f"a moment in {dtype.label} of {_STEPPED}"
+                size = allocated_bytes(numel, dtype)
+                self.ledger.allocate(size, 0, ComponentKind.OPTIMIZER_STATES, words)
+            size = allocated_bytes(numel, DType.BF16 if remains else weights)
+            self.ledger.allocate(size, 0, ComponentKind.MASTER_WEIGHTS, weight)
+
+    def zero_grad(self) -> None:
+        """Main gradients are set to zero where they lie."""
+
+    def kept_numel(self, parameter: Parameter) -> int:
+        """Every rank has its part of every weight."""
+        return parameter.numel
+
+
+def _part(parameter: Parameter, numel: int) -> Stepped:
+    """A part of a weight in fp32, as an optimizer sees it."""
+    return stepped(parameter, (numel,), DType.FP32)

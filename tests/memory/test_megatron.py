@@ -1,0 +1,121 @@
+"""Megatron's states: bytes a parameter, buffers and shards; both ledgers agree."""
+
+from typing import Any
+
+import pytest
+
+from memplan.errors import SetupError
+from memplan.estimator import estimate
+from memplan.memory.accounts import rank_account
+from memplan.memory.megatron.buffers import lay_out
+from memplan.memory.megatron.options import MegatronStates
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+from tests.memory.test_tally import given_for, played
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "intermediate_size": 2816, "num_hidden_layers": 4, "vocab_size": 32000,
+    "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False,
+}  # fmt: skip
+DISTRIBUTED = {"use_distributed_optimizer": True}
+AWARE = {**DISTRIBUTED, "use_precision_aware_optimizer": True}
+
+
+@pytest.mark.parametrize(
+    ("precision", "ranks", "options", "bytes_each"),
+    [
+        ("bf16-master", 4, {}, 18),
+        ("bf16-master", 4, DISTRIBUTED, 6 + 12 / 4),
+        ("bf16-master", 1, DISTRIBUTED, 18),
+        ("fp32", 4, {}, 16),
+        ("fp32", 4, DISTRIBUTED, 8 + 8 / 4),
+        ("fp16-master", 4, {}, 20),
+        ("fp16-master", 4, DISTRIBUTED, 4 + 16 / 4),
+        ("bf16-master", 4, {**DISTRIBUTED, "grad_reduce_in_bf16": True}, 4 + 16 / 4),
+        ("bf16-master", 4, AWARE, 6 + 10 / 4),
+        ("bf16-master", 4, {**AWARE, "store_param_remainders": False}, 6 + 12 / 4),
+        ("bf16-master", 4, {**AWARE, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, 6 + 6 / 4),
+        ("bf16-master", 4, {**AWARE, "main_grads_dtype": "bf16", "grad_reduce_in_bf16": True}, 4 + 10 / 4),
+    ],
+)  # fmt: skip
+def test_bytes_a_parameter(
+    precision: str, ranks: int, options: dict[str, Any], bytes_each: float
+) -> None:
+    """Between steps; docs/user-guide/features/dist_optimizer.md of Megatron-LM, and its FusedAdam's
+    formats. Padding, counters and blocks' rounding make up less than 0.1 %."""
+    setup = TrainingSetup(
+        num_gpus=ranks, engine="megatron", precision=precision, seq_len=128, kernel_scratch=False,  # type: ignore[arg-type]
+        engine_options={
+            "transformer_impl": "local", "gradient_accumulation_fusion": False,
+            "make_vocab_size_divisible_by": 1, **options,
+        },
+    )  # fmt: skip
+    model = load_model(LLAMA)
+    account = estimate(model, setup).account
+    states = ("parameters", "gradients", "master_weights", "optimizer_states")
+    held = sum(account.phases[-2].components.get(name, 0) for name in states)
+    assert held == pytest.approx(bytes_each * model.num_params, rel=1e-3)
+    assert held >= bytes_each * model.num_params
+
+
+def test_buckets_and_shards() -> None:
+    """The last weight lies first; a bucket ends once it is full, and shards go across weights."""
+    states = MegatronStates(
+        use_distributed_optimizer=True, overlap_grad_reduce=True, ddp_bucket_size=1000
+    )
+    buffer = lay_out((700, 500, 600, 100), states, 4)
+    assert [(each.start, each.stop) for each in buffer.buckets] == [(0, 1280), (1280, 2048)]
+    assert [laid.number for laid in buffer.buckets[0].weights] == [3, 2, 1]
+    # 100 from 0, 600 from 128, 500 from 768; then 700 from 1280.
+    assert buffer.shards(0, 4) == [(3, 100), (2, 192), (0, 192)]
+    assert buffer.shards(3, 4) == [(1, 308), (0, 124)]
+    whole = [sum(numel for rank in range(4) for number, numel in buffer.shards(rank, 4) if number == each)
+             for each in range(4)]  # fmt: skip
+    assert whole == [700, 500, 600, 100]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transformer_impl": "local", "recompute_granularity": "selective", "recompute_modules": "core_attn mlp"},
+        {"transformer_impl": "local", "recompute_granularity": "full", "recompute_num_layers": 2},
+        {"recompute_granularity": "selective"},
+        {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3},
+    ],
+    ids=["selective", "chunks", "engine selective", "engine block"],
+)  # fmt: skip
+def test_both_ledgers(options: dict[str, Any]) -> None:
+    """Added up as played out, one batch after another."""
+    for length, sequence in ((512, True), (96, False)):
+        asked = given_for(
+            "llama",
+            {
+                "engine": "megatron", "num_gpus": 4, "tensor_parallel": 2, "seq_len": length,
+                "sequence_parallel": sequence, "gradient_accumulation_steps": 2,
+                "engine_options": {**DISTRIBUTED, **options},
+            },
+        )  # fmt: skip
+        made = rank_account(asked, rank=0)
+        expected = played(asked, 0)
+        peaks = {phase.name: phase.peak_bytes for phase in made.phases if phase.name != "save"}
+        expected.pop("first step", None)
+        assert {name: expected[name] for name in peaks} == peaks, (length, sequence)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"engine_options": {"use_distributed_optimiser": True}}, "Did you mean 'use_distributed_optimizer'"),
+        ({"engine_options": {"recompute_num_layers": 2}}, "needs recompute_granularity=full"),
+        ({"engine_options": {"exp_avg_dtype": "bf16"}}, "needs use_precision_aware_optimizer"),
+        ({"checkpointing": "full", "engine_options": {"recompute_granularity": "full"}}, "say it once"),
+        ({"attention": "flash"}, "attention: is not modelled with the engine megatron"),
+        ({"precision": "bf16"}, "take bf16-master, or wrap_with_ddp=false"),
+        ({"sequence_parallel": True}, "that is 1"),
+        ({"loss_parallel": True, "tensor_parallel": 2}, "always split"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        estimate(load_model(LLAMA), TrainingSetup(num_gpus=2, engine="megatron", **fields))  # type: ignore[arg-type]
