@@ -277,7 +277,10 @@ class Timer:
 
     def _sent(self, work: Work) -> float:
         return sum(
-            max(0.0, self._seconds(each.kind, each.num_bytes, self.groups[each.group]) - each.beside_s)
+            max(
+                0.0,
+                self._seconds(each.kind, each.num_bytes, self.groups[each.group]) - each.beside_s,
+            )
             for each in work.messages
         )
 
