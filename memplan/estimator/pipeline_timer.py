@@ -182,7 +182,7 @@ class PipelineTimer:
                         forward = each.kind is PassKind.FORWARD
                         ended[forward, each.stage, each.micro_batch] = stop
                     words = f"{each.kind.value}{each.micro_batch}"
-                    lanes[place].append(Interval(Lane.COMPUTE, start, stop, words))
+                    lanes[place].append(Interval(Lane.COMPUTE, start, stop, words, stop - start))
                     done[place] += 1
                     left -= 1
             assert left < before, "a schedule whose passes wait for one another"

@@ -127,9 +127,9 @@ def time_of(
     network = network_of(job.gpu, gpus_per_node=setup.gpus_per_node, between_nodes=between_nodes)
     timer: Timer | PipelineTimer
     if setup.pipeline_parallel > 1:
-        from memplan.estimator.pipeline_timer import PipelineTimer  # only for pipelines
+        from memplan.estimator.pipeline_timer import PipelineTimer as ForPipelines  # only for them
 
-        timer = PipelineTimer(job.given, model, network=network, rates=rates)
+        timer = ForPipelines(job.given, model, network=network, rates=rates)
     else:
         work = segment_work(tape, model, rates)
         timer = Timer(job.given, work, step_visits(job.given), network=network, rates=rates)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
@@ -66,6 +66,9 @@ class Beside(NamedTuple):
 
 
 _NOTHING = Beside()
+
+Told: TypeAlias = tuple[str, int, tuple[tuple[int, int], ...], Beside]
+"""A stage: its name, how often it runs, what it computes (segment and which work), what is beside it."""
 
 
 class Laid(NamedTuple):
@@ -225,7 +228,7 @@ class Timer:
     def forward(self, visit: Visit | None) -> Passed:
         """A forward pass with what is exchanged in it."""
         told = {} if visit is None else self._by_segment(visit)
-        stages = [
+        stages: list[Told] = [
             (each.name, each.repeat, ((each.index, 0),), told.get(each.index, _NOTHING))
             for each in self.given.tape.segments
         ]
@@ -236,7 +239,7 @@ class Timer:
     def backward(self, visit: Visit | None) -> Passed:
         """A backward pass with what is exchanged in it."""
         told = {} if visit is None else self._by_segment(visit)
-        stages = []
+        stages: list[Told] = []
         for each in self.given.passes.backward:
             index = each.segment.index
             beside = told.pop(index, _NOTHING)
@@ -246,9 +249,7 @@ class Timer:
             stages.append(("reduction", 1, (), told.pop(-1, _NOTHING)))
         return self._lay(stages)
 
-    def _lay(
-        self, stages: Sequence[tuple[str, int, tuple[tuple[int, int], ...], Beside]]
-    ) -> Passed:
+    def _lay(self, stages: Sequence[Told]) -> Passed:
         laid: list[Laid] = []
         products = attention = memory = copies = whole = bound = sent = 0.0
         exchanges = False

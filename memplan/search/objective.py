@@ -1,6 +1,5 @@
 """A plan ranked by time: of the setups that fit, the fastest or the cheapest, and the front of memory and time."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,8 @@ from memplan.search.goal import Objective
 from memplan.search.order import EQUAL_SPEED, bucket
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memplan.search.goal import PlannedSetup
 
 MOST_TIMED = 64
