@@ -77,14 +77,15 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     SettingOption(
         flag="--context-parallel", also=("--cp",), field="context_parallel", kind=int, default=1,
         metavar="N",
-        help_text="GPUs that share each sequence, with --engine fsdp or ddp (ring attention).",
+        help_text="GPUs that share each sequence, with --engine fsdp, ddp or deepspeed.",
         axis_help="GPUs that share each sequence: 1,2,4,8.",
     ),
     SettingOption(
         flag="--context-parallel-kind", field="context_parallel_kind", kind=str | None,
         metavar="KIND",
-        help_text="How: ring (torch's, accelerate's cp_size).",
-        axis_help="ring.",
+        help_text="How: ring (torch's, accelerate's cp_size) or all-to-all (DeepSpeed-Ulysses, its "
+        "sp_size). [default: all-to-all under deepspeed, else ring]",
+        axis_help="ring, all-to-all.",
     ),
     SettingOption(
         flag="--pipeline-parallel", also=("--pp",), field="pipeline_parallel", kind=int, default=1,
@@ -129,6 +130,12 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         flag="--checkpointing", field="checkpointing", default="none", metavar="WHAT",
         help_text="none, full, selective, or layers: a share (0.5), the first 8, or 0-7,12.",
         axis_help="none, full, selective, or layers: 0.5, 8, 0-7+12.",
+    ),
+    SettingOption(
+        flag="--offload-activations", field="offload_activations", default="none", metavar="HOW",
+        help_text="To CPU RAM between the passes: none, save-on-cpu (torch), streamed (TRL), "
+        "torchtune, or checkpoints (inputs of checkpointed layers).",
+        axis_help="none, save-on-cpu, streamed, torchtune, checkpoints.",
     ),
     SettingOption(
         flag="--kernels", field="kernels", default="hf",

@@ -5,6 +5,7 @@ from memplan.estimator.recording import kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.jobs import PLAIN
@@ -19,6 +20,14 @@ from memplan.training.setup import (
     checkpointing_text,
 )
 
+OFFLOAD_WORDS = {
+    ActivationOffload.SAVE_ON_CPU: "activations, and weights that are kept with them, in CPU RAM between "
+    "the passes (save_on_cpu)",
+    ActivationOffload.STREAMED: "activations in CPU RAM between the passes (TRL's OffloadActivations), but "
+    "those kept twice",
+    ActivationOffload.TORCHTUNE: "activations in CPU RAM between the passes (torchtune's OffloadActivations)",
+    ActivationOffload.CHECKPOINTS: "inputs of checkpointed layers in CPU RAM between the passes",
+}
 COMPILED_REGIONS = {
     Compilation.LAYER: "each layer",
     Compilation.MODEL: "the whole model with its loss",
@@ -143,6 +152,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append("outputs held until after backward")
     if setup.upcast_outputs:
         found.append("outputs copied to fp32")
+    if setup.offload_activations.sends:
+        found.append(OFFLOAD_WORDS[setup.offload_activations])
     if setup.allocator is not AllocatorKind.DEFAULT:
         found.append(f"allocator {setup.allocator.value}")
     if setup.compile is not Compilation.NONE:

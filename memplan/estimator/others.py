@@ -276,7 +276,8 @@ class _Plan:
             return _GROUND
         joined_at = self.walked.tape.joined_at
         assert joined_at is not None, "a job with a joined pass has a loss of its own"
-        return self.walked.passes.forward[joined_at].start
+        passes = self.walked.passes.forward
+        return next(each.start for each in passes if each.segment.index == joined_at)
 
 
 def cache_bytes(model: ModelSpec, batch: int, tokens: int, dtype: DType) -> int:

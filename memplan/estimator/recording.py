@@ -134,6 +134,8 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         tensor_parallel=setup.split_over,
+        offload=setup.offload_activations,
+        weights_stay=not setup.offload_activations.sends or setup.chosen_engine is Engine.DDP,
         megatron=_megatron_layers(setup),
         context_parallel=setup.sequences_shared,
         freeze=setup.freeze,

@@ -13,7 +13,7 @@ PIECES = 2
 
 _ENGINES = {
     ContextParallelKind.RING: (Engine.FSDP, Engine.DDP),
-    ContextParallelKind.ALL_TO_ALL: (),
+    ContextParallelKind.ALL_TO_ALL: (Engine.DEEPSPEED, Engine.MEGATRON),
 }
 
 
@@ -36,9 +36,6 @@ def check_shared(setup: TrainingSetup) -> None:
 
 def _check_engine(setup: TrainingSetup, kind: ContextParallelKind) -> None:
     engine = setup.chosen_engine
-    if not _ENGINES[kind]:
-        msg = f"context_parallel_kind: {kind.value} is not modelled; ring is, for the engines fsdp and ddp"
-        raise SetupError(msg)
     if engine not in _ENGINES[kind]:
         known = " and ".join(each.value for each in _ENGINES[kind])
         msg = (
@@ -70,7 +67,10 @@ def _beside(setup: TrainingSetup, kind: ContextParallelKind) -> tuple[tuple[str,
     is_ring = kind is ContextParallelKind.RING
     plain = "leave it out"
     return (
-        ("pipeline_parallel", setup.pipeline_parallel > 1, plain),
+        (
+            "pipeline_parallel",
+            setup.pipeline_parallel > 1 and setup.chosen_engine is not Engine.MEGATRON, plain,
+        ),
         ("job", setup.job is not PLAIN, plain),
         ("adapter: prompt", type(setup.adapter).__name__ == "PromptTuning", "take lora"),
         ("lengths", setup.lengths is not None, plain),

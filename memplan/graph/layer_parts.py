@@ -29,9 +29,11 @@ def mix_tokens(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> T
     if group is None or not group.sequence:
         out = _mixer(t, x, spec, context)
     else:
-        from memplan.graph.tensor_parallel import gather_sequence  # only then
+        from memplan.graph.tensor_parallel import gather_sequence, note_parts_of_sums  # only then
 
+        declared = len(t.segment.parameters)
         out = _mixer(t, gather_sequence(t, group, x), spec, context)
+        note_parts_of_sums(t, declared)
         t.touch(x)
     t.block = LayerBlock.NETWORK
     return out
@@ -93,11 +95,17 @@ def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     group = t.options.tensor_parallel
     if group is None or not group.sequence:
         return _network(t, x, layer, context)
-    from memplan.graph.tensor_parallel import gather_sequence  # only then
+    from memplan.graph.tensor_parallel import (  # only then
+        add_up,
+        gather_sequence,
+        note_parts_of_sums,
+    )
 
+    declared = len(t.segment.parameters)
     out = _network(t, gather_sequence(t, group, x), layer, context)
+    note_parts_of_sums(t, declared)
     t.touch(x)
-    return out
+    return out if isinstance(layer.feed_forward, FeedForwardSpec) else add_up(t, group, out)
 
 
 def _network(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:

@@ -168,8 +168,6 @@ def _check_joined(model: ModelSpec, width: int, group: TensorParallel, what: str
 def _local_latent(
     model: ModelSpec, spec: LatentAttentionSpec, sharing: Sharing, group: TensorParallel
 ) -> LatentAttentionSpec:
-    if group.sequence:
-        _refuse(model, "sequence_parallel has no rule for its latent attention")
     if sharing is Sharing.WHOLE:
         return spec
     heads = divided(spec.num_heads, group.degree, f"{model.name}'s number of heads")
@@ -195,8 +193,6 @@ def _local_mixture(
     """Every expert with a share of its width: gate and up are split each (``packed_colwise``)."""
     if not has_plan(model):
         _refuse(model, "transformers has no plan of how to split its mixture of experts")
-    if group.sequence:
-        _refuse(model, "sequence_parallel has no rule for its mixture of experts")
     if options.kernels.experts is ExpertKernel.MODULES or spec.expert.bias:
         _refuse(model, "experts that are modules of their own, or have biases, are not split")
     shared = spec.shared

@@ -17,6 +17,7 @@ class OperationKind(StrEnum):
     ADD_SCALAR = "add_scalar"
     ALL_GATHER = "all_gather"
     ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
     ARANGE = "arange"
     ARGUMENTS = "arguments"
     BADDBMM = "baddbmm"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.splits import PLAIN_SPLIT, SplitPlan
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallel
 from memplan.training.fp8 import Fp8Recipe
@@ -73,6 +74,10 @@ class TapeOptions:
     """Narrow copies of weights are made anew in backward (TransformerEngine under FSDP2)."""
     tensor_parallel: TensorParallel | None = None
     """How the model is split over ranks; the sizes of its spec are a rank's own then."""
+    offload: ActivationOffload = ActivationOffload.NONE
+    """What goes to CPU RAM between the passes."""
+    weights_stay: bool = True
+    """Weights are where they were when the hooks that offload were made."""
     megatron: "MegatronLayers | None" = None
     """Its layers are Megatron-core's, written down by its own settings."""
     stage: StagePlace | None = None

@@ -11,6 +11,7 @@ from memplan.model.parameters import ModelPart
 from memplan.training.compilation import Compilation
 
 if TYPE_CHECKING:
+    from memplan.graph.away import Away, Handed
     from memplan.model.layers import LayerSpec
 
 
@@ -88,6 +89,7 @@ class Operation:
         "flops",
         "forward_scratch",
         "gradients",
+        "handed",
         "in_python",
         "inputs",
         "keeps",
@@ -114,6 +116,7 @@ class Operation:
         saves_output: bool = False,
         in_python: bool = False,
         pinned: Sequence[Storage] = (),
+        handed: "Handed" = (),
     ) -> None:
         self.kind = kind
         self.inputs = inputs
@@ -142,6 +145,8 @@ class Operation:
         self.pinned = pinned
         """Storages that its context holds by itself, past ``save_for_backward``: no checkpointing drops
         them, and they go with the graph, when backward is over."""
+        self.handed = handed
+        """What hooks took of all that it keeps; what went is not in ``saved``."""
 
     @property
     def held(self) -> Sequence[Storage]:
@@ -215,7 +220,7 @@ class Segment:
 
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
-        "handed_in", "index", "input", "kept_outputs", "layer", "left", "lingering", "name",
+        "handed_in", "index", "input", "input_away", "kept_outputs", "layer", "left", "lingering", "name",
         "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
     )  # fmt: skip
@@ -279,6 +284,13 @@ class Segment:
         """Stretches that are recomputed on their own."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
+        self.input_away: Away | None = None
+        """Where a checkpointed segment's input lies until it runs again, if it goes."""
+
+    @property
+    def keeps_input(self) -> bool:
+        """Its input stays until it is computed again."""
+        return self.checkpointed and self.input_away is None
 
     @property
     def pinned(self) -> frozenset[Storage]:

@@ -43,6 +43,7 @@ from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
 from memplan.model.layers import StackSpec
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.kernels import AttentionKernel, Packing, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
 
@@ -87,9 +88,14 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
 
 
 def _input_bytes(t: Tape, model: ModelSpec) -> int:
-    """Token ids and labels; where ranks share sequences, shifted labels and positions too, and a rank's
-    share of each lies in a storage of the whole (``resize_``) [bytes]."""
+    """Token ids and labels [bytes].
+
+    Where ranks share sequences, shifted labels and positions too. Of a ring a rank's share of each lies
+    in a storage of the whole (``resize_``); DeepSpeed's loader hands out shares, in place of the labels.
+    """
     group = t.options.context_parallel
+    if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
+        return 3 * _ids(t, t.options.batch_size * t.options.seq_len)
     if group is not None:
         return 4 * _ids(t, t.options.batch_size * t.options.seq_len * group.degree)
     return _ids(t, t.options.batch_size * t.options.seq_len) + _label_bytes(t, model)

@@ -18,6 +18,8 @@ class Split(Enum):
     """Some of its inputs, those that the rank's columns gave; the ranks' results are added up."""
     ROW_CUT = "row_cut"
     """The same of inputs that every rank has whole: it cuts its own out."""
+    ROW_PARTIAL = "row_partial"
+    """Some of its inputs; somebody else adds the ranks' results up."""
     VOCABULARY = "vocabulary"
     """Some of the vocabulary's rows: columns, whose results are joined unless the loss is split too."""
 
@@ -29,6 +31,8 @@ class Sharing(Enum):
     """Columns first and rows last; between them each rank has heads or a width of its own."""
     JOINED = "joined"
     """Columns that are joined before anything reads them, and rows that are cut out again."""
+    PARTIAL = "partial"
+    """The same as split, within a part whose results are added up at its end."""
     WHOLE = "whole"
     """Every rank has all of it, and computes it."""
 
@@ -46,9 +50,15 @@ class Sharing(Enum):
 _COLUMNS = {
     Sharing.SPLIT: Split.COLUMN,
     Sharing.JOINED: Split.COLUMN_JOINED,
+    Sharing.PARTIAL: Split.COLUMN,
     Sharing.WHOLE: Split.WHOLE,
 }
-_ROWS = {Sharing.SPLIT: Split.ROW, Sharing.JOINED: Split.ROW_CUT, Sharing.WHOLE: Split.WHOLE}
+_ROWS = {
+    Sharing.SPLIT: Split.ROW,
+    Sharing.JOINED: Split.ROW_CUT,
+    Sharing.PARTIAL: Split.ROW_PARTIAL,
+    Sharing.WHOLE: Split.WHOLE,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.t
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
@@ -20,7 +21,11 @@ from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
 from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
+
+if TYPE_CHECKING:
+    from memplan.graph.away import Handed, Hooks
 
 
 class Tape:
@@ -36,6 +41,12 @@ class Tape:
         self.decomposed = options.decomposed
         self.frozen = options.without_gradients
         """Parameters declared from here on are not trained."""
+        self.hooks: Hooks | None = None
+        """What takes tensors that operations keep to CPU RAM."""
+        if options.offload is not ActivationOffload.NONE:
+            from memplan.graph.away import hooks_of  # only then
+
+            self.hooks = hooks_of(options.offload, weights_stay=options.weights_stay)
         self.adaptation = options.adaptation
         """The adapter in whose place the model's own weights are frozen."""
         self.adapted: Mapping[str, int] = {}
@@ -101,6 +112,8 @@ class Tape:
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
         self.segment.input = x
+        if checkpointed and self.hooks is not None and x is not None:
+            self.segment.input_away = self.hooks.take_input(x)
         if self.adaptation is not None:
             earlier = (each.repeat for each in self.segments if each.name == name)
             self._repetition = sum(earlier)
@@ -364,10 +377,17 @@ class Tape:
         saved: list[Storage] = []
         pinned: list[Storage] = []
         saves_output = keeps_weight = False
+        handed: Handed = ()
         if differentiable:
             for tensor in outputs:
                 if tensor.dtype.is_floating:
                     tensor.requires_grad = True
+            if self.hooks is not None and saves and not segment.checkpointed:
+                saves, handed = self.hooks.take(
+                    kind, saves, inputs=inputs, outputs=outputs,
+                    in_head=segment.part is ModelPart.HEAD, in_python=in_python,
+                    is_shared=self._is_shared,
+                )  # fmt: skip
             for tensor in saves:
                 storage = tensor.storage
                 if storage.segment < 0:
@@ -394,9 +414,13 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
-                pinned=pinned,
+                pinned=pinned, handed=handed,
             )
         )  # fmt: skip
+
+    def _is_shared(self, storage: Storage) -> bool:
+        """Whether it is of an earlier segment, and not what the present one is given."""
+        return 0 <= storage.segment < self.segment.index and not self._is_input(storage)
 
     def _is_input(self, storage: Storage) -> bool:
         x = self.segment.input

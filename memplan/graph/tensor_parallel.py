@@ -32,7 +32,7 @@ def split_product(
     ``product`` is of the input and the number of outputs, which of a vocabulary is whole here.
     """
     declared = len(t.segment.parameters)
-    by_row = split in (Split.ROW, Split.ROW_CUT)
+    by_row = split in (Split.ROW, Split.ROW_CUT, Split.ROW_PARTIAL)
     if split is Split.VOCABULARY:
         x = gather_sequence(t, group, x)
     if split in (Split.VOCABULARY, Split.COLUMN_JOINED):
@@ -46,6 +46,8 @@ def split_product(
         # A row's bias is the same on all: it is added once.
         weight.ranks = 1 if by_row and len(weight.shape) == 1 else group.degree
         weight.is_distributed = True
+    if split is Split.ROW_PARTIAL:
+        return out
     if by_row:
         return add_up(t, group, out)
     stays = split is Split.COLUMN or (split is Split.VOCABULARY and group.loss)
@@ -138,19 +140,30 @@ def split_experts(
 ) -> Tensor:
     """Every routed expert's share of a rank: its partial sums are added up in place.
 
-    (transformers 5.23, distributed/tensor_parallel.py, ``MoeExpertsParallel``)
+    (transformers 5.23, distributed/tensor_parallel.py, ``MoeExpertsParallel``) With sequence parallel
+    that is left to the end of the mixture (``PrepareModuleInputOutput``).
     """
     declared = len(t.segment.parameters)
-    x, weights = shared_experts_input(t, x), shared_experts_input(t, weights)
+    if not group.sequence:
+        x, weights = shared_experts_input(t, x), shared_experts_input(t, weights)
     out = product(x, weights)
     for weight in t.segment.parameters[declared:]:
         weight.ranks = group.degree
         weight.is_distributed = True
+    if group.sequence:
+        return out
     whole = t.view(out, out.numel)
     t.record(
         OperationKind.ALL_REDUCE, (out,), (whole,), gradients=(Gradient.ALIAS,), in_python=True
     )
     return whole
+
+
+def note_parts_of_sums(t: Tape, declared: int) -> None:
+    """Weights that ranks have whole, behind gathered sequences: each makes a part of their gradients."""
+    for weight in t.segment.parameters[declared:]:
+        if not weight.is_distributed:
+            weight.added_up = weight.is_distributed = True
 
 
 def _joined(t: Tape, num_bytes: int) -> tuple[int, ...]:

@@ -142,7 +142,7 @@ def _step_peak(found: _Weighed) -> int:
 
 def _account(given: RankInput, found: _Weighed) -> RankAccount:
     pipeline = given.setup.pipeline
-    num_batches = 1 if pipeline is None else pipeline.num_micro_batches
+    num_batches = 1 if pipeline is None else pipeline.num_batches
     inputs = Entry(
         ComponentKind.INPUTS,
         num_batches * max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),
@@ -153,7 +153,7 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
         rank=found.rank,
         phases=tuple(_phases(found, inputs)),
         held_bytes=outlined.outline.held_bytes + inputs.num_bytes,
-        host=outlined.host,
+        host=_with_states(outlined.host, given.passes.away_bytes),
         left_out=outlined.left_out,
         unsaved=outlined.unsaved,
     )
@@ -231,7 +231,8 @@ def _with_average(program: RankProgram) -> HostMemory:
 
 
 def _with_states(host: HostMemory, num_bytes: int) -> HostMemory:
-    """With an optimizer's states that are in CPU RAM, or may have to be."""
+    """With what else is in CPU RAM between steps: an optimizer's states, page-locked blocks that torch
+    keeps for the next activations."""
     if not num_bytes:
         return host
     held, saved = host.held_bytes + num_bytes, host.save_bytes + num_bytes
@@ -276,7 +277,7 @@ _SAID_OTHERWISE = {
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
-    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8",
+    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8", "offload_activations",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
@@ -397,6 +398,7 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
         tape.value.buffers_bytes,
         tape.value.declared,
         tuple(_outline_of(segment) for segment in tape.value.segments),
+        tuple(each.repeats for each in passes.value.forward),
         tuple(_order_of(each) for each in passes.value.backward),
     )
 

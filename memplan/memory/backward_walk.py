@@ -6,7 +6,8 @@ and everything it kept are still alive, then lets both go (torch/csrc/autograd/e
 outputs to the next nodes' buffers). A profile is relative to the bytes alive when it begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import EXTERN_KERNELS
@@ -66,6 +67,12 @@ class BackwardProfile:
     """Gradients that are there when it begins."""
     left: "dict[Tensor, GradientBuffer]"
     """Gradients of earlier segments' tensors that are there when it ends."""
+    arriving: Sequence[object] = ()
+    """Keys of what had come back from CPU RAM when it began."""
+    leaving: Sequence[object] = ()
+    """Keys of what has when it ends."""
+    streams: Mapping[object, int] = field(default_factory=dict)
+    """Of the blocks that are not of the main stream's memory."""
 
 
 class GradientBuffer:
@@ -123,6 +130,8 @@ class BackwardWalk:
         self.events: list[Event] = []
         self.marks: list[tuple[int, int]] = []
         self.handed_over: set[Storage] = set()
+        self.across: set[GradientBuffer] = set()
+        """Gradients that lie head by head, since what they are of came back in rows of its heads."""
         self.buffers: dict[Tensor, GradientBuffer] = {}
         self.is_compiled = segment.compiled is not Compilation.NONE
         self.finished: list[tuple[Parameter, int, GradientBuffer | None]] = []
@@ -140,7 +149,7 @@ class BackwardWalk:
         """Walk the operations backward."""
         segment = self.segment
         given_storage = segment.input.storage if segment.input is not None else None
-        if segment.checkpointed and given_storage is not None:
+        if segment.keeps_input and given_storage is not None:
             self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
             if not segment.nested:
                 self.holders = sum(map(keeps_something, segment.operations))
@@ -225,7 +234,8 @@ class BackwardWalk:
     def _let_go(self, operation: Operation) -> None:
         """``release_variables``: what only this operation still kept is freed."""
         # What was recomputed is unpacked into variables of the formula, which go in reverse order.
-        saved = reversed(operation.saved) if self.unpacks else operation.saved
+        unpacks = self.unpacks or operation.handed
+        saved = reversed(operation.saved) if unpacks else operation.saved
         for storage in saved:
             self._unkeep(storage)
 
@@ -375,6 +385,8 @@ class BackwardWalk:
             for tensor in operation.outputs
             if (buffer := self.buffers.pop(tensor, None)) is not None
         ]
+        if self.across:
+            incoming = self._in_rows(operation, incoming)
         if self.is_compiled and operation.kind in EXTERN_KERNELS:
             self._end_kernel()
         if not incoming:
@@ -384,7 +396,9 @@ class BackwardWalk:
         made, products = self._formula(operation, incoming[0])
         # What was recomputed is let go by the formula itself, before the engine casts or sums
         # what the formula returned (``validate_outputs``).
-        if self.unpacks and not self.is_compiled:
+        # So does it with what hooks give it.
+        unpacks = self.unpacks or bool(operation.handed)
+        if unpacks and not self.is_compiled:
             self._let_go(operation)
         if len(products) > 1:  # validated in the order of the inputs, whatever the formula's was
             products.sort(key=lambda each: operation.inputs.index(each[1]))
@@ -394,13 +408,15 @@ class BackwardWalk:
                 self._sum_rows(tensor, operation.outputs[0])
             if product is not incoming[0]:
                 self._free(product, product.num_bytes)
+        if operation.handed or self.segment.input_away is not None:
+            self._end_formula(operation)
         for buffer in incoming:
             self._release(buffer)
         if self.is_compiled:
             self.read.append(operation)
             if operation.kind in EXTERN_KERNELS:
                 self._end_kernel()
-        elif not self.unpacks:
+        elif not unpacks:
             self._let_go(operation)
         self._let_go_of_given(operation)
         # Next edges are served in the order of the inputs, whatever order the formula went in.
@@ -440,7 +456,9 @@ class BackwardWalk:
                     continue
                 kind = Gradient.FRESH
             if kind == Gradient.SAVED:
-                self._hand_over(next(handed_over))
+                kept = next(handed_over, None)
+                if kept is not None:  # else it has come back for this formula
+                    self._hand_over(kept)
                 kind = Gradient.FRESH
             if made and len(stages) > 1:
                 self._play(stages.pop(0))
@@ -460,6 +478,24 @@ class BackwardWalk:
         for stage in stages:
             self._play(stage)
         return made, products
+
+    def _in_rows(
+        self, operation: Operation, incoming: list[GradientBuffer]
+    ) -> list[GradientBuffer]:
+        """Gradients as a product takes them: copied into rows where they lie otherwise."""
+        found = []
+        for buffer in incoming:
+            if buffer in self.across and operation.multiplies:
+                rows = GradientBuffer(buffer.num_bytes)
+                self._allocate(rows, rows.num_bytes)
+                self._release(buffer)
+                found.append(rows)
+            else:
+                found.append(buffer)
+        return found
+
+    def _end_formula(self, operation: Operation) -> None:
+        """A formula that reads what went to CPU RAM has run."""
 
     def _sum_rows(self, tensor: Tensor, out: Tensor) -> None:
         """What the kernel that sums a gradient over its rows asks for beside the result."""

@@ -140,6 +140,7 @@ class Playback:
         self.inputs: dict[tuple[int, int], Place] = {}
         self.shared: dict[Tensor, Block] = {}
         self.flow: Block | None = None
+        self.transit: list[Block] = []
         self.keepers: dict[Storage, int] = {}
         for segment in self.tape.segments:
             for storage in kept_by(segment):
@@ -149,7 +150,7 @@ class Playback:
         self.output: Place | None = None
         joined_at = self.tape.joined_at
         for each in self.passes.forward:
-            if joined_at == each.segment.index:
+            if joined_at == each.segment.index and not each.first:
                 self.engine.run_joined()
             self._forward(each)
         self._let_go_of_carried()
@@ -187,7 +188,7 @@ class Playback:
             # The base model has returned.
             self._let_go_of_carried()
         given = segment.input.storage if segment.input is not None else None
-        for repetition in range(segment.repeat):
+        for repetition in each.repetitions:
             ledger.reach(segment, repetition)
             self.engine.before_forward(segment, repetition)
             frame = ledger.frame()
@@ -195,6 +196,7 @@ class Playback:
             source = self._source(repetition, given)
             if source is not None:
                 self.inputs[segment.index, repetition] = source
+            frame.update(zip(each.profile.arriving, self.transit, strict=True))
             for events, acts in _pieces(each.profile.events, cuts):
                 for key, size in events:
                     if size:
@@ -206,6 +208,7 @@ class Playback:
                         ledger.free(frame.pop(key))
                 if acts:
                     self.engine.reach(segment, repetition, acts)
+            self.transit = [_taken(key, frame, source) for key in each.profile.leaving]
             self._let_go_of_carried()
             if carried is not None:
                 self.carried = (frame, carried)
@@ -221,7 +224,8 @@ class Playback:
                 self.output = (frame, output)
             elif output is not None and output is not given:
                 self.output = self._place(output)
-        if segment is not self.tape.segments[-1]:
+        is_done = each.repetitions.stop == segment.repeat
+        if is_done and segment is not self.tape.segments[-1]:
             self._release(segment)
 
     def _release(self, segment: Segment) -> None:
@@ -257,7 +261,7 @@ class Playback:
 
     def _drops_input(self, each: ForwardPass, repetition: int, given: Storage | None) -> bool:
         segment = each.segment
-        if given is None or segment.checkpointed or not each.profile.input_freed:
+        if given is None or segment.keeps_input or not each.profile.input_freed:
             return False
         if repetition:
             output = segment.output
@@ -269,7 +273,7 @@ class Playback:
     def _kept_nearby(self, storage: Storage) -> bool:
         for segment in self.tape.segments:
             reads = segment.input is not None and segment.input.storage is storage
-            if reads and segment.checkpointed:
+            if reads and segment.keeps_input:
                 return True
             if (storage.segment == segment.index or reads) and storage in self.kept[segment]:
                 return True
@@ -316,10 +320,12 @@ class Playback:
             for _ in range(each.repeats):
                 remaining[each.segment.index] -= 1
                 self._backward(each, remaining[each.segment.index], cuts)
-            if not remaining[each.segment.index] and not each.segment.checkpointed:
+            if not remaining[each.segment.index] and not each.segment.keeps_input:
                 self._free_shared(each.segment)
         for weight, block in finished:
             self.engine.gradient_ready(weight, block)
+        self.ledger.free_all(self.transit)
+        self.transit = []
 
     def let_go(self) -> None:
         """The loss goes, and with its graph the leaves that want gradients, and these."""
@@ -350,6 +356,7 @@ class Playback:
                 block = self.shared.pop(tensor, None)
             if block is not None:
                 frame[buffer] = block
+        frame.update(zip(each.profile.arriving, self.transit, strict=True))
         for number, interval in enumerate(each.intervals):
             for events, acts in _pieces(interval.events, cuts[number] if cuts else ()):
                 for key, size in events:
@@ -357,13 +364,13 @@ class Playback:
                         if key in frame:
                             # Made again while the first one is still held by other segments.
                             frame[repetition, key] = frame[key]
-                        frame[key] = ledger.allocate(size)
+                        frame[key] = ledger.allocate(size, each.profile.streams.get(key, 0))
                     elif key is WORKSPACE:
                         self._need_workspace(forward=False)
                     elif key in frame:
                         ledger.free(frame.pop(key))
                     elif key is given and source is not None:
-                        if segment.checkpointed and not repetition:
+                        if segment.keeps_input and not repetition:
                             self._free_shared(segment)
                         self._free(source)
                 if acts:
@@ -382,6 +389,7 @@ class Playback:
                 self.flow = block
             else:
                 self.shared[tensor] = block
+        self.transit = [frame.pop(key) for key in each.profile.leaving]
         engine.after_backward(segment, repetition)
 
     def _gradient(self, weight: tuple[Parameter, int], block: Block | None) -> None:
@@ -411,6 +419,13 @@ class Playback:
                 continue
             if not self._kept_nearby(storage):
                 self._free_any(storage)
+
+
+def _taken(key: object, frame: Frame, source: Place | None) -> Block:
+    """Take a block out of what a repetition holds, or its input out of where it is noted."""
+    if key in frame or source is None:
+        return frame.pop(key)
+    return source[0].pop(source[1])
 
 
 def count_uses(tape: Tape, passes: StepPasses) -> dict[tuple[Parameter, int], int]:

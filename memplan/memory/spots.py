@@ -15,7 +15,7 @@ from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.backward_walk import GradientBuffer, Interval
 from memplan.memory.playback import Acts, Cut, Stops, backward_cuts, forward_cuts
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
-from memplan.memory.walk import WORKSPACE, Event, Level
+from memplan.memory.walk import WORKSPACE, Event, InTransit, Level
 
 Piece = tuple[Level, Level, Acts]
 """Events between two stops: the highest level, the one at the end, and what is done there."""
@@ -212,13 +212,15 @@ class Folding:
     def _size(self, key: object) -> int:
         size = self.sizes.pop(key, None)
         if size is None:
-            assert isinstance(key, Storage | GradientBuffer)
+            assert isinstance(key, Storage | GradientBuffer | InTransit)
             size = key.num_bytes
         return size
 
     def _change(self, key: object, size: int) -> None:
         self.total += size
-        if isinstance(key, Storage) and key in self.kept:
+        if isinstance(key, InTransit):
+            self.earlier += size
+        elif isinstance(key, Storage) and key in self.kept:
             if key.segment == self.segment.index:
                 self.saved += size
             else:

@@ -17,6 +17,7 @@ from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, Interval
 from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
+from memplan.training.activation_offload import OFFLOAD_RULES, ActivationOffload
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,13 @@ class Height:
 
 @dataclass(slots=True)
 class ForwardPass:
-    """The forward pass of one segment, all its repetitions."""
+    """The forward pass of one segment, or of some repetitions of it."""
 
     segment: Segment
+    first: int
+    """The repetition with which it begins."""
+    repeats: int
+    """How many there are of it."""
     start: Height
     """What is alive before the first repetition."""
     peak: Level
@@ -62,9 +67,9 @@ class ForwardPass:
     """One repetition, event by event."""
 
     @property
-    def repeats(self) -> int:
-        """How often it runs."""
-        return self.segment.repeat
+    def repetitions(self) -> range:
+        """Their numbers."""
+        return range(self.first, self.first + self.repeats)
 
     @property
     def loss(self) -> bool:
@@ -76,13 +81,15 @@ class ForwardPass:
         if not repetition:
             return self.start
         risen = self.first_bytes + (repetition - 1) * self.later_bytes
-        return self.start.plus(Level(saved_bytes=risen), loss=self.loss)
+        earlier = repetition * self.profile.end.earlier_bytes
+        level = Level(saved_bytes=risen - earlier, earlier_bytes=earlier)
+        return self.start.plus(level, loss=self.loss)
 
     def heights(self) -> list[Height]:
         """The peak of the first and of the last repetition."""
         return [
             self.start_of(repetition).plus(self.peak, loss=self.loss)
-            for repetition in {0, self.segment.repeat - 1}
+            for repetition in {0, self.repeats - 1}
         ]
 
 
@@ -140,6 +147,8 @@ class StepPasses:
     backward: list[BackwardPass] = field(default_factory=list)
     after_backward: Height = Height()
     """What is left beside gradients: the loss, leaves that want gradients, and these."""
+    away_bytes: int = 0
+    """What lies in CPU RAM when backward begins, page-locked."""
 
 
 class StepWalk:
@@ -159,6 +168,11 @@ class StepWalk:
             self.device = Multiprocessors(
                 options.multiprocessors, options.threads_per_multiprocessor
             )
+        self.transit = None
+        if options.offload is not ActivationOffload.NONE:
+            from memplan.memory.transit import Transit  # only then
+
+            self.transit = Transit(OFFLOAD_RULES[options.offload])
         self.leaves = {leaf.storage for leaf in tape.leaves}
         """They, and their gradients, go with the graph when backward is over."""
         self.keepers: dict[Storage, int] = {}
@@ -179,6 +193,9 @@ class StepWalk:
         self._lower(Level(saved_bytes=-self._sent_bytes()), loss=False)
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
+        if self.transit is not None:
+            self.passes.away_bytes = pinned_away_bytes(self.tape)
+            self.transit.turn()
         if not self.tape.options.without_gradients:
             self._backward()
         self.passes.after_backward = self.level
@@ -195,15 +212,27 @@ class StepWalk:
     # -- forward ---------------------------------------------------------------------------------
 
     def _forward(self, segment: Segment) -> None:
-        walk = ForwardWalk(segment, keep=not segment.checkpointed)
-        profile = walk.run()
+        first = 0
+        while first < segment.repeat:
+            first += self._forward_from(segment, first)
+
+    def _forward_from(self, segment: Segment, begun: int) -> int:
+        """From a repetition on, as many as do the same; their number."""
+        repeats = segment.repeat - begun
         given = segment.input.storage if segment.input is not None else None
+        outlives = not begun and given is not None and self._outlives(given)
+        if self.transit is None:
+            walk = ForwardWalk(segment, keep=not segment.checkpointed)
+            profile = walk.run()
+        else:
+            walk, profile, is_steady = self.transit.forward(segment, drops_input=not outlives)
+            repeats = repeats if is_steady else 1
         freed = 0
-        if given is not None and profile.input_freed and not segment.checkpointed:
+        if given is not None and profile.input_freed and not segment.keeps_input:
             freed = given.num_bytes
         later = profile.end.total_bytes - freed
         # The first layer's input may be held by an outer variable, and then outlives the layer.
-        first = later + (freed if given is not None and self._outlives(given) else 0)
+        first = later + (freed if outlives else 0)
         if segment.component is SegmentComponent.LOGITS_AND_LOSS:
             self._let_go_of_carried()
         carried = 0
@@ -213,6 +242,8 @@ class StepWalk:
         self.carried_bytes = carried
         made = ForwardPass(
             segment=segment,
+            first=begun,
+            repeats=repeats,
             start=self.level,
             peak=profile.peak,
             first_bytes=first,
@@ -220,14 +251,16 @@ class StepWalk:
             profile=profile,
         )
         self.passes.forward.append(made)
-        casts = profile.cached_cast_bytes * segment.repeat
-        stays = first + later * (segment.repeat - 1) - casts
-        spent = freed if given is not None and not self._outlives(given) else 0
+        casts = profile.cached_cast_bytes * repeats
+        stays = first + later * (repeats - 1) - casts
+        spent = freed if given is not None and not begun and not outlives else 0
         if given is not None and self._is_loss(given):
             spent = 0  # It counted as the head's all along.
+        spent -= profile.end.earlier_bytes * repeats
         self._lower(Level(saved_bytes=stays + spent, earlier_bytes=-spent), loss=made.loss)
         self._lower(Level(other_bytes=casts), loss=False)
         self.cached_casts_bytes += casts
+        return repeats
 
     def _release(self, segment: Segment) -> None:
         """Let go of what variables held until here."""
@@ -265,7 +298,9 @@ class StepWalk:
             own = storage.segment == segment.index
             reads = segment.input is not None and segment.input.storage is storage
             if reads and segment.checkpointed:
-                return True
+                if segment.keeps_input:
+                    return True
+                continue
             if (own or reads) and any(storage in each.held for each in segment.operations):
                 return True
         return False
@@ -285,10 +320,15 @@ class StepWalk:
             while remaining:
                 known = len(shared)
                 finished = dict(accumulated)
+                waiting = None if self.transit is None else self.transit.waiting_back
                 profile, change = self._walk_back(segment, finished, shared)
+                is_steady = self.transit is None or self.transit.waiting_back == waiting
                 # The first repetition makes the gradients of shared tensors, the rest add to them.
                 outer = {each: kind for each, kind in finished.items() if each not in own}
-                repeats = 1 if outer != accumulated or len(shared) != known else remaining
+                if outer != accumulated or len(shared) != known or not is_steady:
+                    repeats = 1
+                else:
+                    repeats = remaining
                 accumulated = outer
                 made = BackwardPass(segment, repeats, self.level, profile, change)
                 self.passes.backward.append(made)
@@ -297,14 +337,17 @@ class StepWalk:
                 if not remaining:
                     accumulated = finished
             released = self._free_shared(segment)
-            if segment.checkpointed:
+            if segment.keeps_input:
                 self.passes.backward[-1].released_bytes = released
+        if self.transit is not None:
+            self._lower(Level(earlier_bytes=-sum(self.transit.waiting_back)), loss=False)
 
     def _walk_back(
         self, segment: Segment, finished: dict[Parameter, bool], shared: dict[Tensor, int]
     ) -> tuple[BackwardProfile, Level]:
         walk = ForwardWalk(segment, keep=True)
-        back = BackwardWalk(
+        made = BackwardWalk if self.transit is None else self.transit.backward
+        walk_back = made(
             segment,
             walk.saves,
             in_place_sums=not self.tape.decomposed,
@@ -314,7 +357,10 @@ class StepWalk:
             again=walk.recompute() if segment.checkpointed else None,
             device=self.device,
             lent=segment is self.tape.segments[-1] and gradient_stays(self.tape),
-        ).run()
+        )
+        back = walk_back.run()
+        if self.transit is not None:
+            self.transit.went_back(walk_back)
         end = back.end
         if segment.input is not None and self._is_loss(segment.input.storage):
             # From the loss to the head: it is the head's until that lets it go.
@@ -333,6 +379,17 @@ class StepWalk:
                 released += storage.num_bytes
         self._lower(Level(saved_bytes=-released), loss=False)
         return released
+
+
+def pinned_away_bytes(tape: Tape) -> int:
+    """CPU RAM that a forward pass fills with what it keeps [bytes]."""
+    return sum(
+        segment.repeat * away.pinned_bytes
+        for segment in tape.segments
+        for handed in (*(each.handed for each in segment.operations), (segment.input_away,))
+        for away in handed
+        if away is not None
+    )
 
 
 def gradient_stays(tape: Tape) -> bool:

@@ -314,7 +314,7 @@ class TallyPlayback:
         spots = self.spots
         joined_at = self.tape.joined_at
         for each, own in zip(self.passes.forward, spots.forward, strict=True):
-            if joined_at == each.segment.index:
+            if joined_at == each.segment.index and not each.first:
                 self.ledger.stand(own.start)
                 self.engine.run_joined()
             self._forward(each, own)
@@ -345,8 +345,8 @@ class TallyPlayback:
         (pieces,) = own.stretches
         ledger.place = segment.index
         was_noted = True
-        for repetition in range(segment.repeat):
-            is_noted = self._is_noted(repetition, segment.repeat)
+        for repetition in range(each.repeats):
+            is_noted = self._is_noted(repetition, each.repeats)
             if was_noted and not is_noted:
                 ledger.look_away()
             elif is_noted and not was_noted:
@@ -354,14 +354,15 @@ class TallyPlayback:
             was_noted = is_noted
             if is_noted:
                 ledger.stand(own.start, repetition)
-            engine.before_forward(segment, repetition)
+            copy = each.first + repetition
+            engine.before_forward(segment, copy)
             if is_noted:
                 for peak, end, acts in pieces:
                     ledger.rise(peak, repetition)
                     ledger.stand(end, repetition)
                     if acts:
-                        engine.reach(segment, repetition, acts)
-            engine.after_forward(segment, repetition)
+                        engine.reach(segment, copy, acts)
+            engine.after_forward(segment, copy)
 
     def _is_noted(self, repetition: int, count: int) -> bool:
         """Of equal repetitions the first and the last two tell all."""

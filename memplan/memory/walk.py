@@ -44,6 +44,15 @@ WORKSPACE = object()
 matrices asks for it (aten/src/ATen/cuda/CublasHandlePool.cpp, ``getCUDABlasLtWorkspace``)."""
 
 
+class InTransit:
+    """A block that is on its way to CPU RAM or back: a key of a walk's events."""
+
+    __slots__ = ("num_bytes",)
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+
 @dataclass(slots=True)
 class ForwardProfile:
     """A segment's forward pass."""
@@ -59,6 +68,10 @@ class ForwardProfile:
     """Allocations and frees, in torch's order."""
     starts: list[int]
     """How many of them come before each operation, and before the end."""
+    arriving: Sequence[object] = ()
+    """Keys of what was on its way to CPU RAM when it began."""
+    leaving: Sequence[object] = ()
+    """Keys of what is when it ends, and nothing else holds."""
 
 
 class ForwardWalk:

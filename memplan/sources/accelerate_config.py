@@ -412,7 +412,8 @@ class _Reader:
         if method not in (None, "allgather") and section.get("cp_size") not in (None, 1):
             self.options["context_parallel_rotate_method"] = method
         if section.get("sp_size") not in (None, 1):
-            self._refuse("parallelism_config.sp_size", "is not modelled; leave it at 1")
+            self._set("context_parallel", section["sp_size"], "parallelism_config.sp_size")
+            self.fields["context_parallel_kind"] = "all-to-all"
         if section.get("dp_replicate_size") not in (None, 1):
             if str(self.fields.get("engine")) not in ("fsdp", "fsdp1"):
                 self._refuse("parallelism_config.dp_replicate_size", "is read with FSDP alone")

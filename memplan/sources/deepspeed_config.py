@@ -37,12 +37,11 @@ _NAMED = {
     "activation_checkpointing": "acts only through deepspeed.checkpointing; give checkpointing",
     "data_efficiency": "may drop tokens or shorten sequences: the figures are upper bounds",
     "autotuning": "tries other batch sizes and stages; this is the setup that the file itself names",
-    "seq_parallel_communication_data_type": "acts under Ulysses sequence parallelism alone",
 }
 """Keys that may change memory elsewhere: the answer names them, unless they are off."""
 
 _REFUSED = (
-    "pipeline", "torch_autocast", "hybrid_engine", "sequence_parallel_size",
+    "pipeline", "torch_autocast", "hybrid_engine",
     "expert_parallel", "weight_quantization", "compile", "msamp",
 )  # fmt: skip
 """Keys that change memory and are not modelled, unless they are off."""
@@ -245,6 +244,12 @@ class _Reader:
         reduced = self.config.get("communication_data_type", AUTO)
         if reduced != AUTO:
             self.options["communication_data_type"] = reduced
+        key = "seq_parallel_communication_data_type"
+        shared = self.config.get(key, AUTO)
+        if shared != AUTO and self.config.get("sequence_parallel_size") in (None, 1):
+            self.notes.append(f"{key} acts under Ulysses sequence parallelism alone")
+        elif shared != AUTO:
+            self.options[key] = shared
 
     def _read_zero(self) -> None:
         zero = self._section("zero_optimization")
@@ -327,6 +332,9 @@ class _Reader:
         micro = self._count("train_micro_batch_size_per_gpu")
         steps = self._count("gradient_accumulation_steps")
         whole = self._count("train_batch_size")
+        sharing = self._count("sequence_parallel_size")
+        if sharing not in (None, 1):
+            self._set("context_parallel", sharing, "sequence_parallel_size")
         if micro is not None:
             self._set("micro_batch_size", micro, "train_micro_batch_size_per_gpu")
         if steps is not None:
@@ -337,7 +345,7 @@ class _Reader:
     def _spread(self, whole: int) -> None:
         """DeepSpeed's rule: batch = micro-batch x steps x data-parallel ranks."""
         ranks = self._given_count("num_gpus") or 1
-        for degree in ("tensor_parallel", "pipeline_parallel"):
+        for degree in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
             ranks = max(1, ranks // (self._known(degree) or 1))
         micro = self._known("micro_batch_size")
         steps = self._known("gradient_accumulation_steps")

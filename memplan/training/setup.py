@@ -9,6 +9,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
 from memplan.training.fp8 import Fp8Recipe
@@ -24,6 +25,7 @@ from memplan.training.kernels import (
     NormKernel,
     Packing,
     RotaryKernel,
+    SelectivePolicy,
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
@@ -194,6 +196,8 @@ class TrainingSetup:
     expert_parallel: int = 1
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
+    offload_activations: ActivationOffload = ActivationOffload.NONE
+    """What is kept for the backward pass and goes to CPU RAM in between, and how."""
     freeze: FrozenParts = FrozenParts()
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
@@ -575,11 +579,11 @@ _ENUM_FIELDS: dict[str, type[Enum]] = {
     "precision": Precision, "fp8": Fp8Recipe, "optimizer": Optimizer, "attention": AttentionKernel,
     "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
     "packing": Packing,
-    "offload_optimizer": Offload, "offload_param": Offload,
+    "offload_optimizer": Offload, "offload_param": Offload, "offload_activations": ActivationOffload,
     "pipeline_schedule": PipelineSchedule, "context_parallel_kind": ContextParallelKind, "allocator": AllocatorKind, "compile": Compilation,
 }  # fmt: skip
 
-_ALWAYS_NAMED = (Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
+_ALWAYS_NAMED = (ActivationOffload, Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
 """What no engine or model fills in where it is null."""
 
 SETUP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(TrainingSetup))
@@ -654,6 +658,12 @@ _MEANT: Mapping[type[Enum], Mapping[str, str]] = {
         **dict.fromkeys(("packed", "sample_packing", "block_mask"), "'documents'"),
     },
     Offload: dict.fromkeys(("true", "yes", "on"), "'cpu'"),
+    ActivationOffload: {
+        **dict.fromkeys(("true", "yes", "on", "trl"), "'streamed'"),
+        **dict.fromkeys(("cpu", "save_on_cpu"), "'save-on-cpu'"),
+        **dict.fromkeys(("unsloth", "offload", "cpu_checkpointing"), "'checkpoints'"),
+        **dict.fromkeys(("false", "no", "off"), "'none'"),
+    },
     ContextParallelKind: {
         **dict.fromkeys(("ulysses", "alst", "alltoall", "all_to_all", "deepspeed"), "'all-to-all'"),
         **dict.fromkeys(("allgather", "torch", "ring_attention", "zigzag"), "'ring'"),
@@ -863,6 +873,8 @@ def _check_fp8(setup: TrainingSetup, engine: Engine) -> None:
 
 
 def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
+    if setup.offload_activations.sends:
+        _check_activation_offload(setup)
     parts = {"offload_optimizer": setup.offload_optimizer, "offload_param": setup.offload_param}
     for name, place in parts.items():
         if place is not Offload.NONE and engine in (Engine.DDP, Engine.MEGATRON):
@@ -875,6 +887,30 @@ def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
             raise SetupError(msg)
     if setup.offload_optimizer is not Offload.NONE and setup.zero_stage is ZeroStage.NONE:
         msg = "offload_optimizer: DeepSpeed offloads from stage 1 on, not 0"
+        raise SetupError(msg)
+
+
+def _check_activation_offload(setup: TrainingSetup) -> None:
+    how = setup.offload_activations.value
+    msg = ""
+    if setup.pipeline_parallel > 1 or setup.chosen_engine is Engine.MEGATRON:
+        msg = "in a pipeline or under Megatron it is not modelled: leave one of the two out"
+    elif setup.compile is not Compilation.NONE:
+        msg = "what a compiled graph keeps is not followed to CPU RAM: leave torch.compile out"
+    elif setup.fp8 is not Fp8Recipe.NONE:
+        msg = f"what {setup.fp8.value} keeps is not followed to CPU RAM: leave fp8 out"
+    elif (
+        setup.checkpointing is Recomputation.SELECTIVE
+        and setup.chosen_kernels.selective is not SelectivePolicy.EVERY_OTHER_MATMUL
+    ):
+        msg = "beside recomputed attention it is not modelled: take checkpointing none or full"
+    elif setup.offload_activations is ActivationOffload.CHECKPOINTS and setup.checkpointing in (
+        Recomputation.NONE,
+        0.0,
+    ):
+        msg = "no layer is checkpointed: say checkpointing full, or streamed"
+    if msg:
+        msg = f"offload_activations: {how}: {msg}"
         raise SetupError(msg)
 
 

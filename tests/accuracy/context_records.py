@@ -12,10 +12,15 @@ from memplan.training.setup import TrainingSetup
 GPUS = {"h100": "h100-80gb", "a100": "a100-80gb"}
 
 
+def precision_of(settings: dict[str, Any]) -> str:
+    """DDP's."""
+    return {"amp": "bf16-amp", "fp32": "fp32"}.get(settings.get("precision", ""), "bf16")
+
+
 def setup_of(settings: dict[str, Any]) -> TrainingSetup:
     """A record's settings."""
-    engine = {"ddp": "ddp"}.get(settings.get("inner", ""), "fsdp")
-    precision = {"amp": "bf16-amp", "fp32": "fp32"}.get(settings.get("precision", ""), "bf16")
+    engine = {"ddp": "ddp", "ds": "deepspeed"}.get(settings.get("inner", ""), "fsdp")
+    own = {"ddp": precision_of(settings), "deepspeed": "bf16-master"}
     return TrainingSetup(
         num_gpus=settings["world"],
         engine=engine,  # type: ignore[arg-type]
@@ -24,7 +29,8 @@ def setup_of(settings: dict[str, Any]) -> TrainingSetup:
         sequence_parallel=bool(settings.get("sp")),
         micro_batch_size=settings["b"],
         seq_len=settings["s"],
-        precision=precision if engine == "ddp" else "bf16-mixed",  # type: ignore[arg-type]
+        zero_stage=settings.get("stage"),
+        precision=own.get(engine, "bf16-mixed"),  # type: ignore[arg-type]
         optimizer=settings.get("opt", "adamw_fused").replace("_", "-"),
         checkpointing="full" if settings.get("ckpt") else "none",  # type: ignore[arg-type]
         engine_options=settings.get("engine_options", {}),

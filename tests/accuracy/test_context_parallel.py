@@ -21,6 +21,7 @@ def test_own_records(
     records = json.loads((checkout / "tests" / "data" / "context_parallel.json").read_text())
     comparison = Comparison()
     for record in records:
+        # Of stage 3 no activations are recorded: what stays gathered would count among them.
         if record["drawn"] == drawn:
             comparison.add(record, record["bytes"], predict_shared)
     with capsys.disabled():

@@ -47,6 +47,13 @@ def test_all_scores_are_counted() -> None:
             "give it too", id="kind alone",
         ),
         pytest.param(
+            "llama-3.1-8b", {"context_parallel_kind": "all-to-all"}, "modelled for deepspeed",
+            id="Ulysses without DeepSpeed",
+        ),
+        pytest.param(
+            "qwen2-7b", {"engine": "deepspeed"}, "28 = 8 x 3 + 4", id="heads",
+        ),
+        pytest.param(
             "llama-3.1-8b", {"context_parallel_kind": "ulysses"}, "'all-to-all'", id="spelling"
         ),
     ],
@@ -54,6 +61,15 @@ def test_all_scores_are_counted() -> None:
 def test_refusals(model: str, fields: dict[str, Any], told: str) -> None:
     with pytest.raises(SetupError, match=told.replace("+", r"\+")):
         memplan.estimate(model, TrainingSetup(**{**SHARED, **fields}))
+
+
+def test_deepspeed_shares_heads() -> None:
+    shared = memplan.estimate(
+        "llama-3.1-8b", TrainingSetup(**{**SHARED, "engine": "deepspeed", "zero_stage": 3})
+    )
+    assert any("Ulysses" in text for text in shared.assumptions)
+    # Gradients are added up in fp32 where ranks share sequences.
+    assert shared.phases["step"].components["communication_buffers"] == 4 * 500_000_000
 
 
 def test_a_card_without_such_a_kernel() -> None:

@@ -160,10 +160,21 @@ def test_rows_normed_as_a_whole_are_joined() -> None:
 
 @pytest.mark.parametrize("config", [MIXTURE, LATENT])
 def test_every_plan_counts_the_model_whole(config: dict[str, Any]) -> None:
-    whole, rank = (tape_of(group, **config) for group in (None, PLAIN))
-    assert total_parameters(rank) == total_parameters(whole)
-    with pytest.raises(SetupError, match="sequence_parallel has no rule"):
-        tape_of(WHOLE, **config)
+    whole = total_parameters(tape_of(None, **config))
+    assert total_parameters(tape_of(PLAIN, **config)) == whole
+    assert total_parameters(tape_of(WHOLE, **config)) == whole
+
+
+def test_with_shares_of_the_sequence_a_mixture_is_added_up_once() -> None:
+    """Its routed and its shared experts together, and what is whole has parts of its gradients."""
+    tape = tape_of(WHOLE, **LATENT)
+    found = collectives(tape, 2)
+    assert found == {OperationKind.ALL_GATHER: 2, OperationKind.REDUCE_SCATTER: 2}
+    parts = {each.name: each.added_up for each in tape.segments[2].parameters}
+    assert parts["mlp.gate.weight"]
+    assert parts["self_attn.q_a_proj.weight"]
+    assert not parts["self_attn.q_b_proj.weight"]
+    assert not parts["mlp.experts.down_proj"]
 
 
 def test_plans_are_of_types_that_are_read() -> None:

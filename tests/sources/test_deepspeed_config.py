@@ -282,7 +282,6 @@ def test_stage_0_without_an_optimizer_runs_the_training_loop_s_own() -> None:
             },
             "by another name", id="option twice",
         ),
-        pytest.param({"sequence_parallel_size": 2}, "is not modelled", id="Ulysses"),
         pytest.param({"amp": True}, "removed from DeepSpeed", id="Apex"),
         pytest.param(
             {"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "amsgrad", id="AMSGrad"
@@ -320,6 +319,19 @@ def answer(zero: dict[str, Any]) -> Estimate:
     found = fields({"bf16": {"enabled": True}, "zero_optimization": zero, **ADAM})
     setup = TrainingSetup(num_gpus=8, **found)  # type: ignore[arg-type]
     return estimate(load_model("t5-small"), setup, gpu_from_memory(2**20))
+
+
+def test_ranks_that_share_sequences() -> None:
+    found = fields(
+        {
+            "sequence_parallel_size": 4, "seq_parallel_communication_data_type": "bf16",
+            "train_batch_size": 4, "train_micro_batch_size_per_gpu": 1, **ADAM,
+        },
+        num_gpus=8,
+    )  # fmt: skip
+    # Two groups of four ranks: half of DeepSpeed's batch each.
+    assert (found["context_parallel"], found["gradient_accumulation_steps"]) == (4, 2)
+    assert found["engine_options"]["seq_parallel_communication_data_type"] == "bf16"
 
 
 def test_leaf_modules_are_named() -> None:

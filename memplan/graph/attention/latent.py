@@ -90,7 +90,8 @@ def _for_all_ranks(t: Tape, narrow: Tensor, *numels: int) -> Tensor:
     (transformers 5.23, distributed/tensor_parallel.py, ``MlaKvAProjParallel``)
     """
     group = t.options.tensor_parallel
-    if group is None or t.options.split_plan.attention is not Sharing.SPLIT:
+    apart = t.options.split_plan.attention is Sharing.SPLIT
+    if group is None or group.sequence or not apart:
         return narrow
     from memplan.graph.tensor_parallel import shared_experts_input  # only then
 

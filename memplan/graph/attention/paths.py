@@ -13,6 +13,7 @@ from memplan.graph.operations import dropout_probability
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.kernels import Packing
 from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
 
@@ -30,6 +31,26 @@ def attend(
 
     ``bias`` is a position bias, heads x queries x keys.
     """
+    group = t.options.context_parallel
+    if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
+        from memplan.graph.attention.exchange import exchanged_attention  # only then
+
+        def attended(query: Tensor, key: Tensor, value: Tensor, whole: Shape) -> Tensor:
+            return _attend(t, query, key, value, whole, mask, bias)
+
+        return exchanged_attention(t, group, query, key, value, shape, attended)
+    return _attend(t, query, key, value, shape, mask, bias)
+
+
+def _attend(
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
     if splits_heads(t, shape.spec):
         return _written_out(t, query, key, value, shape, mask, bias)
     if bias is not None:
@@ -132,7 +153,7 @@ def _through(
             mask = t.cast(mask, t.autocast)
         value, key, query = cast = tuple(t.cast(x, t.autocast) for x in reversed(held))
     group = t.options.context_parallel
-    if group is not None:
+    if group is not None and group.kind is ContextParallelKind.RING:
         from memplan.graph.attention.ring import ring_attention  # only then
 
         out = ring_attention(t, group, kernel, query, key, value, shape)

@@ -11,6 +11,7 @@ from memplan.graph.experts.routing import route, take
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
+from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.mixtures import MixtureSpec
@@ -74,7 +75,10 @@ def _shared(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     from memplan.graph.feed_forward import feed_forward
 
     assert spec.shared is not None
+    group = t.options.tensor_parallel
     sharing = t.options.split_plan.shared
+    if group is not None and group.sequence:
+        sharing = Sharing.PARTIAL
     t.block = LayerBlock.SHARED_EXPERT
     out = feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts", sharing=sharing)
     t.block = LayerBlock.NETWORK

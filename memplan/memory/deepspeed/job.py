@@ -141,6 +141,8 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
     weights = model_weights(given.tape)
     accumulated = options.grad_accum_dtype or formats.gradients
     communicated = options.communication_data_type or formats.weights
+    if setup.context_parallel > 1:
+        communicated = options.sequence_communication_dtype or DType.FP32
     return Job(
         given=given,
         options=options,

@@ -52,6 +52,8 @@ class DeepSpeedOptions:
     """Of accumulated gradients; None: the weights'."""
     communication_data_type: DType | None = None
     """In which gradients are summed over the ranks; None: the weights'."""
+    sequence_communication_dtype: DType | None = None
+    """The same where ranks share sequences; None: fp32 (``SEQ_PARALLEL_COMMUNICATION_DATA_TYPE_DEFAULT``)."""
     reduce_scatter: bool = True
     """Stages 1 and 2 sum a bucket piece by piece, through a flat copy; without it, in place."""
     contiguous_gradients: bool = True
@@ -143,6 +145,7 @@ MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "round_robin_gradients": ("round_robin_gradients", _flag),
     "grad_accum_dtype": ("grad_accum_dtype", _dtype),
     "communication_data_type": ("communication_data_type", _dtype),
+    "seq_parallel_communication_data_type": ("sequence_communication_dtype", _dtype),
     "reduce_scatter": ("reduce_scatter", _flag),
     "torch_adam": ("torch_adam", _flag),
     "contiguous_gradients": ("contiguous_gradients", _flag),

@@ -19,7 +19,9 @@ from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.optimizers.script import ActKind
+from memplan.training.setup import TrainingSetup
 from memplan.units import ceil_div, round_up
 
 Weight = tuple[Parameter, int]
@@ -159,6 +161,10 @@ class Program:
         """What is not modelled, in words."""
         self.unsaved: tuple[str, ...] = ()
         """Settings that save memory and are not modelled, in words."""
+        self.empties_cache = False
+        """Before every micro-batch."""
+        if given.setup.offload_activations is ActivationOffload.STREAMED:
+            self.empties_cache = loads_bitsandbytes(given.setup)
         self.company: Company | None = None
         """The job's other models; None: there are none."""
 
@@ -206,6 +212,8 @@ class Program:
             self.company.before_step(step, num_micro_batches=num_micro_batches)
         for micro_batch in range(num_micro_batches):
             last = micro_batch == num_micro_batches - 1
+            if self.empties_cache:
+                self.ledger.empty_cache()
             self.micro_batch(step, first=not micro_batch, last=last)
         self.ledger.enter(Part.STEP, step)
         self.optimizer_step(first=step == 0)
@@ -367,6 +375,9 @@ class Program:
         share = ceil_div(whole, self.given.setup.gpus_per_node)
         return HostMemory(load_bytes=whole, save_bytes=share)
 
+    def share(self, first: "Program") -> None:
+        """Take what a process has once from the program of its first stage."""
+
     # -- where an engine takes part --------------------------------------------------------------
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
@@ -454,6 +465,17 @@ def _next_weight(tape: Tape, segment: Segment, copy: int, position: int) -> Weig
 def is_trained(parameter: Parameter) -> bool:
     """Whether the optimizer steps it."""
     return parameter.requires_grad and not parameter.unused
+
+
+def loads_bitsandbytes(setup: TrainingSetup) -> bool:
+    """Whether a run imports bitsandbytes, for whose sake TRL's hooks empty the cache before each
+    micro-batch (TRL 1.16, models/activation_offloading.py, ``__enter__``)."""
+    from memplan.training.optimizers.bitsandbytes import ROWS  # only where activations go
+    from memplan.training.quantization import Quantization, QuantizationKind
+
+    kinds = (QuantizationKind.NF4, QuantizationKind.FP4, QuantizationKind.INT8)
+    quantized = isinstance(setup.quantize, Quantization) and setup.quantize.kind in kinds
+    return quantized or setup.optimizer in ROWS
 
 
 AVERAGE = "a copy of each weight"

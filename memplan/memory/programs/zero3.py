@@ -357,7 +357,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
         passes = self.given.passes
         for forward in passes.forward:
             acts = forward_acts(self.found[forward.segment.index].stops)
-            for repetition in range(forward.segment.repeat):
+            for repetition in forward.repetitions:
                 yield from self._fetched(forward.segment, acts, repetition)
         remaining = {segment.index: segment.repeat for segment in self.given.tape.segments}
         for backward in passes.backward:
