@@ -92,7 +92,7 @@ class Message(NamedTuple):
 class Work:
     """What one pass over a segment takes, by what it waits for [s]."""
 
-    __slots__ = ("attention_s", "host_s", "memory_s", "messages", "products_s")
+    __slots__ = ("attention_s", "away_bytes", "host_s", "memory_s", "messages", "products_s")
 
     def __init__(self) -> None:
         self.products_s = 0.0
@@ -102,6 +102,8 @@ class Work:
         self.host_s = 0.0
         """Asking for the kernels, which runs ahead of them."""
         self.messages: list[Message] = []
+        self.away_bytes = 0
+        """Activations that go to the host in forward, or come back in backward."""
 
     @property
     def device_s(self) -> float:
@@ -162,7 +164,7 @@ class _Reader:
         operations = self.segment.operations
         again = recomputed_positions(self.segment)
         stop = early_stop(self.segment)
-        return SegmentWork(
+        found = SegmentWork(
             forward=self._forward(operations),
             backward=self._backward(operations),
             again=self._forward(
@@ -171,6 +173,16 @@ class _Reader:
             if again
             else Work(),
         )
+        found.forward.away_bytes = found.backward.away_bytes = self._away_bytes()
+        return found
+
+    def _away_bytes(self) -> int:
+        """Of what lies in CPU RAM between the passes."""
+        segment = self.segment
+        away = {segment.input_away}
+        if not segment.checkpointed:
+            away.update(each for operation in segment.operations for each in operation.handed)
+        return sum(each.num_bytes for each in away if each is not None)
 
     # -- forward ---------------------------------------------------------------------------------
 

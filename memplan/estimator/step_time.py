@@ -21,8 +21,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits
-from memplan.training.precision import PRECISIONS
-from memplan.training.setup import TrainingSetup
+from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.setup import Offload, TrainingSetup
 
 if TYPE_CHECKING:
     from memplan.estimator.pipeline_timer import PipelineTimer
@@ -151,9 +151,14 @@ def time_of(
 
 def _refuse_untimed(setup: TrainingSetup) -> None:
     """Refuse what is modelled in bytes and not in time yet."""
-    for name in ("expert_parallel",):
-        if getattr(setup, name) > 1:
-            msg = f"{name}: the time of its steps is not told yet, only their memory"
+    on_nvme = Offload.NVME in (setup.offload_optimizer, setup.offload_param)
+    for words, is_given in (
+        ("engine: megatron", setup.chosen_engine is Engine.MEGATRON),
+        ("expert_parallel", setup.expert_parallel > 1),
+        ("offloading to nvme", on_nvme),
+    ):
+        if is_given:
+            msg = f"{words}: the time of its steps is not told yet, only their memory"
             raise UnsupportedOperationError(msg)
 
 

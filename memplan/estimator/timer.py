@@ -12,6 +12,7 @@ from memplan.hardware.network import Network
 from memplan.memory.accounts import MICRO_BATCHES
 from memplan.memory.ledger import Part
 from memplan.memory.rank import RankInput
+from memplan.training.activation_offload import OFFLOAD_RULES
 from memplan.training.exchange import Exchange, ExchangeKind, Hiding, Ranks, Visit
 
 PRODUCTS = "products of matrices"
@@ -66,6 +67,8 @@ class Beside(NamedTuple):
 
 
 _NOTHING = Beside()
+FORWARD = 0
+"""Where a segment's work has its forward pass."""
 
 Told: TypeAlias = tuple[str, int, tuple[tuple[int, int], ...], Beside]
 """A stage: its name, how often it runs, what it computes (segment and which work), what is beside it."""
@@ -264,6 +267,8 @@ class Timer:
                 memory += repeats * work.memory_s
                 if work.messages:
                     own_sent += repeats * self._sent(work)
+                if work.away_bytes:
+                    beside = self._with_away(beside, repeats * work.away_bytes, place)
             copies += beside.copied_s
             slow = max(0.0, repeats * (asked - device) - beside.copied_s)
             bound += slow
@@ -275,6 +280,15 @@ class Timer:
             (PRODUCTS, products), (ATTENTION, attention), (MEMORY, memory), (ENGINE_COPIES, copies),
         )  # fmt: skip
         return Passed(tuple(laid), sums, whole, bound, exchanges)
+
+    def _with_away(self, beside: Beside, num_bytes: int, place: int) -> Beside:
+        """With activations that go to the host, or come back."""
+        seconds = num_bytes / self.network.to_host
+        if not OFFLOAD_RULES[self.given.setup.offload_activations].in_flight:
+            return beside._replace(waited_s=beside.waited_s + seconds)
+        if place == FORWARD:
+            return beside._replace(stored_s=beside.stored_s + seconds)
+        return beside._replace(fetched_s=beside.fetched_s + seconds)
 
     def _sent(self, work: Work) -> float:
         return sum(
