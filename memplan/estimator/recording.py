@@ -138,6 +138,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         weights_stay=not setup.offload_activations.sends or setup.chosen_engine is Engine.DDP,
         megatron=_megatron_layers(setup),
         context_parallel=setup.sequences_shared,
+        expert_parallel=setup.experts_spread,
         freeze=setup.freeze,
         compile=setup.compile,
         input_gradients=_input_gradients(setup),
