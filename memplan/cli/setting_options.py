@@ -90,7 +90,7 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     SettingOption(
         flag="--expert-parallel", also=("--ep",), field="expert_parallel", kind=int, default=1,
         metavar="N",
-        help_text="GPUs of which each has other experts of a mixture (torchtitan's), with --engine fsdp.",
+        help_text="GPUs of which each has other experts of a mixture, with --engine fsdp or megatron.",
         axis_help="GPUs of which each has other experts: 1,2,4,8.",
     ),
     SettingOption(

@@ -65,7 +65,8 @@ class Job:
             from memplan.estimator.pipelines import check_pipeline  # only for pipelines
 
             check_pipeline(resolved)
-        if resolved.expert_parallel > 1 or resolved.expert_imbalance != 1:
+        spreads = resolved.expert_parallel > 1 and resolved.chosen_engine is not Engine.MEGATRON
+        if spreads or resolved.expert_imbalance != 1:
             from memplan.estimator.spread_experts import check_spread  # only where they are
 
             check_spread(resolved)

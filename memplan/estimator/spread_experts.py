@@ -17,10 +17,13 @@ def check_spread(setup: TrainingSetup) -> None:
     if degree == 1:
         msg = "expert_imbalance: says what expert_parallel ranks are given, and that is 1: give it too"
         raise SetupError(msg)
+    if setup.chosen_engine is Engine.MEGATRON:
+        msg = "expert_imbalance: is not modelled with the engine megatron, whose experts are given even shares"
+        raise SetupError(msg)
     if setup.chosen_engine is not Engine.FSDP:
         msg = (
-            f"expert_parallel: is modelled for the engine fsdp, and the engine is "
-            f"{setup.chosen_engine.value}: name it"
+            f"expert_parallel: is modelled for the engines fsdp and megatron, and the engine is "
+            f"{setup.chosen_engine.value}: name one of them"
         )
         raise SetupError(msg)
     share, rest = divmod(setup.gradient_ranks, degree)

@@ -20,6 +20,10 @@ class MegatronContext:
     sequence: bool
     """Between the split blocks each of them has a share of every sequence."""
     hidden_size: int
+    context: int
+    """Ranks that share each sequence."""
+    experts: int
+    """Ranks over which experts are spread."""
     batch: int
     seq_len: int
     frequencies: Tensor | None = None
