@@ -386,7 +386,9 @@ class TrainingSetup:
             whole = self.chosen_engine is Engine.DEEPSPEED
             kind = ContextParallelKind.ALL_TO_ALL if whole else ContextParallelKind.RING
         method = dict(self.engine_options).get(ROTATION)
-        rotation = RotateMethod.ALLGATHER if method is None else _rotate_method(method)
+        sends = self.chosen_engine is Engine.MEGATRON
+        usual = RotateMethod.ALLTOALL if sends else RotateMethod.ALLGATHER
+        rotation = usual if method is None else _rotate_method(method)
         return ContextParallel(degree=self.context_parallel, kind=kind, rotate_method=rotation)
 
     @property
