@@ -44,7 +44,7 @@ def test_all_scores_are_counted() -> None:
         pytest.param(
             "llama-3.1-8b",
             {"engine": "deepspeed", "context_parallel": 4, "tensor_parallel": 2},
-            "tensor_parallel: is not modelled", id="Ulysses and TP",
+            "AutoTP beside context_parallel", id="Ulysses and TP",
         ),
         pytest.param("llama-3.1-8b", {"job": "dpo"}, "job: is not modelled", id="job"),
         pytest.param(
