@@ -4,6 +4,8 @@ What a rank waits for is not assumed of a schedule: it is what is left where its
 schedule, find nothing to do.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -65,15 +67,26 @@ class PipelineTimer:
             for stage in given.stages
         }
         self.passes = [self._passes_of(place) for place in range(pipeline.degree)]
-        last = pipeline.degree - 1
         self.visits = {
-            place: step_visits(given, rank=place * self.width) for place in {0, last // 2, last}
+            place: step_visits(given, rank=place * self.width) for place in self._apart()
         }
-        """At the ends and in the middle: the others' stages are like one of theirs."""
+        """Of each kind of rank one."""
         self.simulated: _Simulated | None = None
         """Of the case that was run first: in the others all passes are longer or shorter alike."""
         leaves = [leaf for stage in given.stages for leaf in stage.tape.leaves[:1]]
         self.sent_bytes = max((each.numel * each.dtype.num_bytes for each in leaves), default=0)
+
+    def _apart(self) -> list[int]:
+        """The first rank and the last, and those in between that have a stage like none before."""
+        last = self.pipeline.degree - 1
+        seen: set[int] = set()
+        found = []
+        for place in (0, last, *range(last // 2, last), *range(1, last // 2)):
+            own = {id(self.given.stages[each.stage].tape) for each in self.passes[place]}
+            if place in (0, last) or own - seen:
+                found.append(place)
+                seen |= own
+        return sorted(set(found))
 
     def _passes_of(self, place: int) -> tuple[Pass, ...]:
         pipeline = self.pipeline
@@ -114,8 +127,7 @@ class PipelineTimer:
         """Each pass of a rank by itself, and their sum."""
         whole = Run(case)
         clock = whole.clock
-        visits = [each for each in self.visits[place] if each.part in (Part.FORWARD, Part.BACKWARD)]
-        for each, visit in zip(self.passes[place], visits, strict=False):
+        for each, visit in self._visited(place):
             tape = self.given.stages[each.stage].tape
             forward = each.kind is PassKind.FORWARD
             key = id(tape), forward, visit.exchanges
@@ -131,6 +143,25 @@ class PipelineTimer:
             for words, seconds in found.run.sums.items():
                 whole.add(words, share * seconds)
         return whole
+
+    def _visited(self, place: int) -> Iterator[tuple[Pass, Visit]]:
+        """Each pass of a rank with what is exchanged in it.
+
+        Of many micro-batches that are alike a few are told: the first ones, and the last.
+        """
+        told = {
+            part: [each for each in self.visits[place] if each.part == part]
+            for part in (Part.FORWARD, Part.BACKWARD)
+        }
+        passes = self.passes[place]
+        left = Counter(each.kind is PassKind.FORWARD for each in passes)
+        for each in passes:
+            forward = each.kind is PassKind.FORWARD
+            visits = told[Part.FORWARD if forward else Part.BACKWARD]
+            yield each, visits[0]
+            left[forward] -= 1
+            if len(visits) > 2 or (len(visits) == 2 and left[forward] == 1):
+                visits.pop(0)
 
     def _key(self, each: Pass) -> tuple[object, ...]:
         """Passes of the same time: a last micro-batch may reduce gradients."""
