@@ -70,6 +70,8 @@ def plan_words(model: ModelSpec, group: TensorParallel) -> str:
         "token table": plan.table,
     }  # fmt: skip
     odd = [f"{name} {how.value}" for name, how in parts.items() if how is not Sharing.SPLIT]
+    if model.vocab_size % group.degree:
+        odd.append("uneven vocabulary, the figures are the first rank's")
     return "as transformers' tp_plan" + (f": {', '.join(odd)}" if odd else "")
 
 

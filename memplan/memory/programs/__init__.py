@@ -143,7 +143,7 @@ def loads_by_capacity(setup: TrainingSetup) -> bool:
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     """Ranks whose accounts are the same; two of these may have the same one too."""
     if given.stages:
-        from memplan.memory.pipeline import pipeline_kinds  # only for pipelines
+        from memplan.memory.programs.pipeline_ranks import pipeline_kinds  # only for pipelines
 
         return pipeline_kinds(given)
     engine = given.setup.chosen_engine
@@ -172,7 +172,7 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
 def heaviest_ranks(given: RankInput) -> list[int]:
     """Ranks one of which holds most."""
     if given.stages:
-        from memplan.memory.pipeline import heaviest_places  # only for pipelines
+        from memplan.memory.programs.pipeline_ranks import heaviest_places  # only for pipelines
 
         return heaviest_places(given)
     engine = given.setup.chosen_engine

@@ -11,7 +11,7 @@ from memplan.graph.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Ledger, Part
 from memplan.memory.playback import Playback
-from memplan.memory.programs.pipeline_plan import passes_played
+from memplan.memory.programs.pipeline_plan import followed
 from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
@@ -65,7 +65,7 @@ class PipelineProgram:
         """Of the passes, those that are played out; None: all."""
         if isinstance(ledger, Tally):
             own = {number: given.stages[number] for number in numbers}
-            self.played = passes_played(self.passes, self.wanted, own, pipeline, links)
+            self.played = followed(self.passes, self.wanted, own, pipeline, links).played
         first = self.programs[numbers[0]]
         self.weight_words: Mapping[ComponentKind, str] = first.weight_words
         self.left_out = first.left_out

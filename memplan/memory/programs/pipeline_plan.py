@@ -7,6 +7,7 @@ beside which most is in flight is then the fullest.
 
 from collections.abc import Mapping, Sequence
 
+from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
@@ -18,14 +19,37 @@ ALWAYS_PLAYED = 2
 """First passes of a kind through a stage: the second finds what the first has made."""
 
 
-def passes_played(
+@dataclass(slots=True)
+class Crowd:
+    """How much is beside the passes of a step, by their kind and the place of their stage."""
+
+    ever: dict[tuple[PassKind, int], int]
+    """The most at any time [bytes]."""
+    settled: dict[tuple[PassKind, int], int]
+    """The most once each kind of pass has run, when the stages' own programs hold most [bytes]."""
+
+    def outweighs(self, other: "Crowd") -> bool:
+        """Whether another rank with stages like these cannot be fuller."""
+        return all(self.settled.get(key, -1) >= most for key, most in other.ever.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What following a step's passes, without walking any, has found."""
+
+    played: frozenset[int]
+    """Numbers of the passes that have to be played for its fullest moments."""
+    crowd: Crowd
+
+
+def followed(
     passes: Sequence[Pass],
     wanted: Sequence[tuple[int, ...]],
     stages: Mapping[int, Stage],
     pipeline: PipelineParallel,
     links: Mapping[int, StageLink],
-) -> frozenset[int]:
-    """Numbers of the passes of a step that have to be played for its fullest moments.
+) -> Followed:
+    """Follow a step by its sums alone.
 
     ``wanted``: before each pass, the stages that are gathered by then, where the schedule says so.
     """
@@ -42,6 +66,9 @@ def passes_played(
     """Stages whose last backward pass was one for weights alone."""
     copied: frozenset[int] = frozenset()
     gathered: frozenset[int] = frozenset()
+    crowd = Crowd({}, {})
+    order = {stage: position for position, stage in enumerate(stages)}
+    num_kinds = len({(each.kind, each.stage) for each in passes}) * ALWAYS_PLAYED
     for number, each in enumerate(passes):
         kind, stage, _ = each
         if wanted:
@@ -51,6 +78,10 @@ def passes_played(
         key = (kind, stage, num_done, gathered, copied, alone)
         if ledger.total > fullest.get(key, (-1, 0))[0]:
             fullest[key] = ledger.total, number
+        spot = kind, order[stage]
+        crowd.ever[spot] = max(crowd.ever.get(spot, 0), ledger.total)
+        if num_done >= num_kinds:
+            crowd.settled[spot] = max(crowd.settled.get(spot, 0), ledger.total)
         count = seen[kind, stage] = seen.get((kind, stage), 0) + 1
         if count <= ALWAYS_PLAYED:
             played.add(number)
@@ -66,7 +97,8 @@ def passes_played(
             runtime.after_forward(each)
         elif not flight.waits(each):
             runtime.after_backward(each)
-    return frozenset(played | {number for _, number in fullest.values()})
+    all_played = frozenset(played | {number for _, number in fullest.values()})
+    return Followed(all_played, crowd)
 
 
 class _Flight:
