@@ -148,10 +148,10 @@ def _local_layer(
 def _shared_attention(
     model: ModelSpec, spec: AttentionSpec, sharing: Sharing, group: TensorParallel
 ) -> AttentionSpec:
-    if spec.form is not AttentionForm.INTERFACE or spec.output_gate is not OutputGate.NONE:
-        _refuse(model, "its class computes its attention in steps of its own")
     if sharing is Sharing.WHOLE:
         return spec
+    if spec.form is not AttentionForm.INTERFACE or spec.output_gate is not OutputGate.NONE:
+        _refuse(model, "its class computes its attention in steps of its own")
     if sharing is Sharing.JOINED:
         _check_joined(model, spec.num_heads * spec.head_dim, group, "queries")
         _check_joined(model, spec.num_kv_heads * spec.head_dim, group, "keys")
