@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import STAGE_NOTES, Estimate
-from memplan.estimator.job import Job, check_modelled
+from memplan.estimator.job import Job
 from memplan.estimator.recording import attention_kernel
 from memplan.graph.counts import num_parameters, total_parameters, trainable_parameters
 from memplan.hardware.gpu import GpuSpec
@@ -113,5 +113,4 @@ def walked_bytes(
     Much sooner told than an estimate. Raises ``SetupError`` as ``estimate`` does.
     """
     given = Job.of(model, setup, gpu).given
-    check_modelled(given.setup)
     return given.passes.after_forward.activations_bytes, accounts.activations_peak_bytes(given)

@@ -129,10 +129,7 @@ def counts_ranks(setup: TrainingSetup) -> bool:
 
 
 def holds_inputs(setup: TrainingSetup) -> bool:
-    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given, and
-    Megatron's global buffer."""
-    if setup.chosen_engine is Engine.MEGATRON:
-        return True
+    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given."""
     is_asked = dict(setup.engine_options).get("reentrant_checkpointing")
     return setup.chosen_engine is Engine.FSDP1 and bool(is_asked)
 
