@@ -239,6 +239,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "exact": ((*JOB, "--zero", "2"), ("--exact",)),
         "legend": (JOB, ("--legend",)),
         "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
+        "lifetimes": (JOB, ("--lifetimes",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
     },
     "explain": {
