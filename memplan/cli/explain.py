@@ -327,6 +327,10 @@ def _show(found: "Estimate", output_format: OutputFormat) -> None:
         print_explanation(TerminalConsole(), found, explained, hints)
         return
     rows = explanation_rows(explained)
+    if found.setup.pipeline is not None:
+        from memplan.report.stages import stage_rows  # only where there are any
+
+        rows += stage_rows(found)
     _echo_rows(rows, output_format, found.assumptions, schema_version=EXPLAIN_SCHEMA_VERSION)
 
 

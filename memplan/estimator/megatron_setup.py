@@ -64,7 +64,7 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
         ("loss_parallel", setup.loss_parallel, "its loss is always split as the vocabulary is"),
         ("adapter", setup.adapter is not None, plain),
         ("freeze", setup.freeze != FrozenParts(), plain),
-        ("job", setup.job is not PLAIN, plain),
+        ("job", setup.job != PLAIN, plain),
         ("ema", setup.ema is not None, plain),
         ("lengths", setup.lengths is not None, plain),
         ("quantize", setup.chosen_quantization is not None, plain),

@@ -25,7 +25,7 @@ def check_pipeline(setup: TrainingSetup) -> None:
     Raises ``SetupError``.
     """
     engine = setup.chosen_engine
-    if engine is not Engine.DDP or setup.data_parallel > 1:
+    if engine is not Engine.MEGATRON and (engine is not Engine.DDP or setup.data_parallel > 1):
         msg = (
             f"pipeline_parallel: is not modelled for the engine {engine.value} over "
             f"{setup.data_parallel} ranks of data yet: leave one of the two out"

@@ -13,7 +13,7 @@ PIECES = 2
 
 _ENGINES = {
     ContextParallelKind.RING: (Engine.FSDP, Engine.DDP),
-    ContextParallelKind.ALL_TO_ALL: (Engine.DEEPSPEED,),
+    ContextParallelKind.ALL_TO_ALL: (Engine.DEEPSPEED, Engine.MEGATRON),
 }
 
 
@@ -67,7 +67,10 @@ def _beside(setup: TrainingSetup, kind: ContextParallelKind) -> tuple[tuple[str,
     is_ring = kind is ContextParallelKind.RING
     plain = "leave it out"
     return (
-        ("pipeline_parallel", setup.pipeline_parallel > 1, plain),
+        (
+            "pipeline_parallel",
+            setup.pipeline_parallel > 1 and setup.chosen_engine is not Engine.MEGATRON, plain,
+        ),
         ("job", setup.job is not PLAIN, plain),
         ("adapter: prompt", type(setup.adapter).__name__ == "PromptTuning", "take lora"),
         ("lengths", setup.lengths is not None, plain),

@@ -12,7 +12,7 @@ from memplan.families.llama import Variation as DecoderVariation
 from memplan.families.llama import read_activation, read_attention
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec, RotarySpec
+from memplan.model.attention import AttentionSpec, QueryScaling, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.distances import DistanceSpec
 from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
@@ -553,7 +553,7 @@ def read_esm(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     if attention.rotary is not None:
         attention = replace(attention, rotary=replace(attention.rotary, upcast=True))
     layer = LayerSpec(
-        attention=replace(attention, query_rescaled=True),
+        attention=replace(attention, query_scaling=QueryScaling.LAST),
         feed_forward=FeedForwardSpec(
             intermediate_size=reader.integer("intermediate_size"),
             activation=Activation.GELU_PYTHON,

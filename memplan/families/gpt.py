@@ -8,7 +8,13 @@ from dataclasses import replace
 
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionForm, AttentionSpec, Projection, RotarySpec
+from memplan.model.attention import (
+    AttentionForm,
+    AttentionSpec,
+    Projection,
+    QueryScaling,
+    RotarySpec,
+)
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import (
@@ -56,7 +62,7 @@ class Form:
     paired_rotary: bool = False
     """``rotary_dim`` neighbouring pairs, as GPT-J does."""
     fp32_softmax: bool = True
-    query_rescaled: bool = False
+    query_scaling: QueryScaling = QueryScaling.IN_SCORES
     names_attended: bool = False
     residual_first: bool = False
     feed_forward_dropout_only: bool = False
@@ -123,7 +129,7 @@ FORMS: dict[str, Form] = {
         inner_keys=("ffn_dim",),
         feed_forward_place=NetworkPlace.STEPS,
         dropout_keys=("attention_dropout", "dropout", ""),
-        query_rescaled=True,
+        query_scaling=QueryScaling.AT_ONCE,
     ),
     "xglm": Form(
         attention=AttentionForm.CLAMPED_SCORES,
@@ -132,7 +138,7 @@ FORMS: dict[str, Form] = {
         inner_keys=("ffn_dim",),
         feed_forward_place=NetworkPlace.NESTED,
         dropout_keys=("attention_dropout", "dropout", "dropout"),
-        query_rescaled=True,
+        query_scaling=QueryScaling.AT_ONCE,
         classified=False,
     ),
     "bloom": Form(
@@ -361,7 +367,7 @@ def _attention(
         fp32_softmax=form.fp32_softmax,
         weights_like_values=not form.fp32_softmax,
         upcast_reordered=reader.flag("reorder_and_upcast_attn"),
-        query_rescaled=form.query_rescaled,
+        query_scaling=form.query_scaling,
         dropout=_attention_dropout(reader, form),
         sliding_window=_window(reader, model_type),
         buffer_positions=_buffer_positions(reader, form),

@@ -142,7 +142,7 @@ def _step_peak(found: _Weighed) -> int:
 
 def _account(given: RankInput, found: _Weighed) -> RankAccount:
     pipeline = given.setup.pipeline
-    num_batches = 1 if pipeline is None else pipeline.num_micro_batches
+    num_batches = 1 if pipeline is None else pipeline.num_batches
     inputs = Entry(
         ComponentKind.INPUTS,
         num_batches * max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),

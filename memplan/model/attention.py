@@ -106,6 +106,17 @@ class AttentionForm(Enum):
     """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
 
+class QueryScaling(Enum):
+    """Where a class multiplies its queries by the scale, if not the scores."""
+
+    IN_SCORES = "in_scores"
+    """The attention kernel does."""
+    AT_ONCE = "at_once"
+    """As soon as they are projected, before the keys are (OPT)."""
+    LAST = "last"
+    """Once keys and values are there too (ESM)."""
+
+
 class OutputGate(Enum):
     """What attention's output is multiplied by, before the output projection."""
 
@@ -168,8 +179,7 @@ class AttentionSpec:
     (``BertSelfOutput``)."""
     views_last: bool = False
     """Queries, keys and values are all projected before any is seen as heads (OLMo, StableLM)."""
-    query_rescaled: bool = False
-    """The queries are multiplied by the scale, and the scores by one (OPT)."""
+    query_scaling: QueryScaling = QueryScaling.IN_SCORES
     weights_like_values: bool = False
     """Without an fp32 softmax, its result is still cast to the values' dtype (GPT-2)."""
     upcast_reordered: bool = False

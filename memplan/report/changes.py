@@ -219,13 +219,22 @@ def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
         "--offload": _place(before.offload_optimizer, after.offload_optimizer, moved=moved),
         "--offload-param": _place(before.offload_param, after.offload_param, moved=moved),
         "--checkpointing": (_checkpointing(before), _checkpointing(after)),
+        "--tp": (before.tensor_parallel, after.tensor_parallel),
+        "--pp": (before.pipeline_parallel, after.pipeline_parallel),
+        "--cp": (before.context_parallel, after.context_parallel),
+        "--ep": (before.expert_parallel, after.expert_parallel),
         "--precision": (before.chosen_precision.value, after.chosen_precision.value),
         "--allocator": (before.allocator.value, after.allocator.value),
     }  # fmt: skip
     changed = [
         f"{name} {new}" for name, (old, new) in found.items() if old != new and new is not None
     ]
-    return changed + options
+    flags = [
+        f"--{name.replace('_', '-')}"
+        for name in ("sequence_parallel", "loss_parallel")
+        if getattr(after, name) and not getattr(before, name)
+    ]
+    return changed + flags + options
 
 
 def _place(before: Offload, after: Offload, *, moved: bool) -> tuple[object, object]:
@@ -268,13 +277,15 @@ def advice_text(advice: Advice) -> str:
     """An advice in one line: what to change, what that saves, and the options for it."""
     better = advice.better
     if better is None and not advice.missing_bytes:
-        return "no change of batch, checkpointing, engine, offload or GPUs needs less CPU RAM"
+        return (
+            "no change of batch, checkpointing, engine, split, offload or GPUs needs less CPU RAM"
+        )
     at_least = "at least " if advice.is_bounded else ""
     if better is None:
         missing = format_gib(advice.missing_bytes, digits=1)
         return (
-            f"{at_least}{missing} more needed: no change of batch, checkpointing, engine, offload or GPUs "
-            "gives that"
+            f"{at_least}{missing} more needed: no change of batch, checkpointing, engine, split, offload or "
+            "GPUs gives that"
         )
     change = describe_change(advice.answer.setup, better.setup)
     if not advice.missing_bytes and advice.answer.host_verdict is Verdict.OOM:

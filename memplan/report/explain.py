@@ -39,6 +39,11 @@ def print_explanation(
     print_assumptions(console, found.model.assumptions, found.assumptions)
     console.print(Text(f"Held as: {states_line(found)}", style="dim"))
     console.print()
+    if found.setup.pipeline is not None:
+        from memplan.report.stages import print_stages  # only where there are any
+
+        print_stages(console, found)
+        console.print()
     for line in timeline_lines(found, width=console.width):
         console.print(Text(line, no_wrap=True), soft_wrap=True)
     console.print()
@@ -58,7 +63,7 @@ def footnotes(found: Estimate, explained: Explanation) -> tuple[str, ...]:
     kept = sum(kind.count * kind.kept_bytes for kind in explained.layers)
     beside = explained.kept_bytes - kept
     summed = (
-        f"After the forward pass {size_text(explained.kept_bytes)} stay: what the lists above hold, "
+        f"After the forward pass{_of_all_stages(found)} {size_text(explained.kept_bytes)} stay: what the lists above hold, "
         f"and {size_text(beside)} that variables hold, the loss or outputs among them. Every tensor "
         f"is rounded up to {ALLOCATION_ROUNDING} bytes."
     )
@@ -68,6 +73,10 @@ def footnotes(found: Estimate, explained: Explanation) -> tuple[str, ...]:
         *found.notes,
         *found.left_out_notes,
     )
+
+
+def _of_all_stages(found: Estimate) -> str:
+    return " of one micro-batch through all stages" if found.setup.pipeline is not None else ""
 
 
 def _phase_tree(phase: Node, *, full: bool) -> "Tree":

@@ -68,8 +68,10 @@ def explain_estimate(found: Estimate) -> Explanation:
     """Take an estimate apart."""
     tape, passes = record_and_walk(found.model, tape_options(found.setup, found.gpu))
     kinds = tuple(layer_kinds(tape, found.model))
+    # A pipeline's rank keeps its own stages' share, of several micro-batches.
+    of_rank = kinds if found.setup.pipeline is None else ()
     return Explanation(
-        phases=tuple(_phase_node(phase, found, tape, kinds) for phase in found.account.phases),
+        phases=tuple(_phase_node(phase, found, tape, of_rank) for phase in found.account.phases),
         peak=found.peak_phase,
         layers=kinds,
         kept_bytes=passes.after_forward.total_bytes,

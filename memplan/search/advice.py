@@ -14,6 +14,7 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec
 from memplan.search.batch import largest_micro_batch, most_room
+from memplan.search.splitting import split_further
 from memplan.search.together import all_of
 from memplan.training.precision import Engine, carried_precision
 from memplan.training.setup import (
@@ -167,8 +168,15 @@ def _nearest_changes(
     for each in shardings:
         yield from _possible(replace, each, checkpointing=Recomputation.FULL)
     yield from _more_sharding(least)
+    split = (
+        each for sharded in _possible(_sharded, least) for each in split_further(least, sharded)
+    )
+    if setup.nodes > 1:  # past one node that is what jobs do; within one, its host is near
+        yield from split
     yield from _offloading(setup)
     yield from _offloading(least)
+    if setup.num_gpus > 1:
+        yield from split
     yield from _more_gpus(shardings[-1] if shardings else setup)
     *_, widest = (least, *_more_sharding(least))
     yield from _more_gpus(widest)

@@ -118,6 +118,11 @@ class BestFirst:
         """The same as a walk of the model has it."""
         setup = head.candidate.setup
         kept = self._kept(setup)
+        if kept is None and setup.sequence_parallel:
+            # Some layers have no rule for shares of sequences: then between them each rank has all.
+            setup = replace(setup, sequence_parallel=False)
+            head = head._replace(candidate=replace(head.candidate, setup=setup))
+            kept = self._kept(setup)
         if kept is None:
             return None
         left = room_bytes - states_floor(setup, self.sizes)
@@ -130,7 +135,8 @@ class BestFirst:
         """What one sequence keeps of all layers, and with the loss; None where it cannot be [bytes]."""
         degrees = degrees_of(setup)
         key = (
-            setup.engine, setup.precision, setup.checkpointing, degrees.tensor, degrees.context,
+            setup.engine, setup.zero_stage, setup.fsdp_strategy, setup.precision,
+            setup.checkpointing, setup.sequence_parallel, degrees.tensor, degrees.context,
             degrees.expert,
         )  # fmt: skip
         if key not in self._walked:

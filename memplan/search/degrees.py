@@ -41,8 +41,11 @@ class Degrees(NamedTuple):
         """How much is split in all: fewer is simpler."""
         return self.tensor * self.pipeline * self.virtual * self.context * self.expert
 
-    def on(self, base: TrainingSetup) -> dict[str, object]:
-        """The fields of a setup that they make, where the base has others."""
+    def on(self, base: TrainingSetup, engine: Engine) -> dict[str, object]:
+        """The fields of a setup that they make under an engine, where the base has others.
+
+        DeepSpeed's AutoTP splits neither sequences nor the loss; Megatron's loss is split by itself.
+        """
         fields: dict[str, object] = {
             "tensor_parallel": self.tensor,
             "pipeline_parallel": self.pipeline,
@@ -51,8 +54,9 @@ class Degrees(NamedTuple):
             "expert_parallel": self.expert,
         }
         if self.tensor != base.tensor_parallel:
-            parallel_loss = base.chosen_kernels.loss is LossKernel.EAGER
-            fields["sequence_parallel"] = self.tensor > 1
+            dtensor = engine not in (Engine.DEEPSPEED, Engine.MEGATRON)
+            parallel_loss = base.chosen_kernels.loss is LossKernel.EAGER and dtensor
+            fields["sequence_parallel"] = self.tensor > 1 and engine is not Engine.DEEPSPEED
             fields["loss_parallel"] = self.tensor > 1 and parallel_loss
         if self.pipeline == 1:
             fields["pipeline_schedule"] = None
@@ -160,23 +164,24 @@ def check_degrees(
     if product > 1 and all(count % product for count in num_gpus):
         counts = ", ".join(map(str, num_gpus))
         msg = (
-            f"num_gpus: {counts} not divisible by tensor_parallel x pipeline_parallel x context_parallel "
+            f"num_gpus: {counts}: not divisible by tensor_parallel x pipeline_parallel x context_parallel "
             f"= {least[0]} x {least[1]} x {least[2]} = {product}"
         )
         raise SetupError(msg)
 
 
 def may_split(engine: Engine, degrees: Degrees, num_gpus: int) -> bool:
-    """Whether an engine splits models so: a plain loop only where the group is the whole job.
+    """Whether an engine may split models so: a plain loop only where the group is the whole job.
 
     >>> may_split(Engine.DDP, Degrees(tensor=8), 8), may_split(Engine.DDP, Degrees(tensor=4), 8)
     (True, False)
     """
     if degrees == Degrees():
         return True
-    alone = degrees._replace(tensor=1) == Degrees()
-    if alone and degrees.tensor == num_gpus:
-        return engine in (Engine.DDP, Engine.MEGATRON)
+    if engine is Engine.DDP:
+        return degrees.tensor * degrees.pipeline == num_gpus
+    if engine is Engine.DEEPSPEED:
+        return degrees.pipeline == 1
     return engine in (Engine.FSDP, Engine.MEGATRON)
 
 

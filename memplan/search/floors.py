@@ -3,17 +3,13 @@
 Each figure is no more than what an estimate finds; what is not known to be held counts 0.
 """
 
+from memplan.memory.megatron.options import MegatronStates
 from memplan.search.sizes import ModelSizes
 from memplan.search.speed import local_tokens
 from memplan.training.jobs import PLAIN
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup, ZeroStage
-
-MAIN_GRADIENT_BYTES = 2
-"""Of Megatron's gradient buffer, in whatever format it is (4 in fp32)."""
-MEGATRON_STATE_BYTES = 8
-"""What its distributed optimizer shards of each parameter at least: two moments in fp32."""
 
 
 def states_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
@@ -28,7 +24,12 @@ def states_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
     weights, gradients, states = _bytes_each(setup)
     engine = setup.chosen_engine
     if engine is Engine.MEGATRON:
-        return (weights + MAIN_GRADIENT_BYTES) * whole + MEGATRON_STATE_BYTES * shard
+        own = MegatronStates.of(setup)
+        buffer = own.main_gradients(PRECISIONS[setup.chosen_precision].weights).num_bytes
+        if own.use_precision_aware_optimizer:
+            states = own.exp_avg_dtype.num_bytes + own.exp_avg_sq_dtype.num_bytes
+        spread = shard if own.use_distributed_optimizer else whole
+        return (weights + buffer) * whole + states * spread
     if engine in (Engine.FSDP, Engine.FSDP1):
         if setup.fsdp_strategy is FsdpStrategy.NO_SHARD:
             return (weights + gradients + states) * whole

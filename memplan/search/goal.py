@@ -55,6 +55,8 @@ class EngineVariant:
     fsdp_strategy: FsdpStrategy | None = None
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
+    engine_options: tuple[tuple[str, object], ...] = ()
+    """The engine's own settings without which nobody runs it so."""
 
     @property
     def offloads(self) -> bool:
@@ -62,8 +64,8 @@ class EngineVariant:
         return Offload.CPU in (self.offload_optimizer, self.offload_param)
 
     def options(self, base: TrainingSetup) -> dict[str, object]:
-        """The engine's own settings: the base's."""
-        return dict(base.engine_options)
+        """The engine's own settings: its own and the base's, which go first."""
+        return {**dict(self.engine_options), **dict(base.engine_options)}
 
 
 VARIANTS: tuple[EngineVariant, ...] = (
@@ -96,6 +98,10 @@ ASKED_FOR: tuple[EngineVariant, ...] = (
     *(replace(each, engine=Engine.FSDP1) for each in VARIANTS if each.engine is Engine.FSDP),
 )
 """What is tried only where it is named: it holds what others here do, and more."""
+MEGATRON = EngineVariant(
+    engine=Engine.MEGATRON, engine_options=(("use_distributed_optimizer", True),)
+)
+"""With its distributed optimizer, as its own recipes are; for split models, or where it is named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,7 +207,7 @@ class Goal:
         engines = self.engines or usual
         return tuple(
             each
-            for each in (*ASKED_FOR, *VARIANTS)
+            for each in (*ASKED_FOR, *VARIANTS, MEGATRON)
             if each.engine in engines
             and (
                 each.zero_stage in stages
@@ -209,6 +215,12 @@ class Goal:
                 else each.zero_stage is not ZeroStage.NONE
             )
         )
+
+    @property
+    def split_variants(self) -> tuple["EngineVariant", ...]:
+        """The same for models that are split: Megatron's engine too, which is made for it."""
+        is_open = not (self.engines or self.zero_stages or self.base.engine_options)
+        return (*self.variants, MEGATRON) if is_open else self.variants
 
 
 def _members(name: str, values: object, kind: type[Enum]) -> tuple[Enum, ...]:
@@ -238,6 +250,11 @@ class PlannedSetup:
     def setup(self) -> TrainingSetup:
         """The setup, with every default filled in."""
         return self.estimate.setup
+
+    @property
+    def offloads(self) -> bool:
+        """Whether optimizer states or weights are kept on the host."""
+        return Offload.CPU in (self.setup.offload_optimizer, self.setup.offload_param)
 
     @property
     def headroom_bytes(self) -> int:

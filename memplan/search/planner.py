@@ -157,7 +157,11 @@ class Planner:
         if not degrees:
             return
         asked = self.goal.degrees.any
-        unsplit = [self._rank(each) for each in self.found if each.setup.num_gpus == num_gpus]
+        unsplit = [
+            self._rank(each)
+            for each in self.found
+            if each.setup.num_gpus == num_gpus and not each.offloads
+        ]
         limits = (Concession.NONE,) if not asked else self.goal.concessions
         candidates = (
             each

@@ -54,18 +54,24 @@ class Space:
     def candidates(self, num_gpus: int, degrees: Iterable[Degrees]) -> Iterator[Candidate]:
         """Each of them; of one way to train, those that save most come first."""
         splits = list(degrees)
+        is_split = any(each != Degrees() for each in splits)
+        variants = self.goal.split_variants if is_split else self.goal.variants
         for given_up in self.goal.concessions:
             try:
                 base = conceded(self.goal.base, given_up)
             except SetupError as error:
                 self.refused[str(error)] = None
                 continue
-            yield from self._of(base, given_up, num_gpus, splits)
+            yield from self._of(base, given_up, num_gpus, splits, variants)
 
     def _of(
-        self, base: TrainingSetup, given_up: Concession, num_gpus: int, splits: list[Degrees]
+        self,
+        base: TrainingSetup,
+        given_up: Concession,
+        num_gpus: int,
+        splits: list[Degrees],
+        variants: tuple[EngineVariant, ...],
     ) -> Iterator[Candidate]:
-        variants = self.goal.variants
         engines = tuple({each.engine for each in variants})
         for simplicity, variant in enumerate(variants):
             if not _is_sensible(variant, num_gpus, engines):
@@ -107,7 +113,7 @@ class Space:
             "checkpointing": policy,
             "gradient_accumulation_steps": steps,
             "engine_options": variant.options(base),
-            **split.on(base),
+            **split.on(base, variant.engine),
         }
         try:
             return replace(base, **fields)  # type: ignore[arg-type]
@@ -127,7 +133,8 @@ class Space:
         else:
             has_bf16 = self.gpu.has_bf16
             chosen = [engine_precision(None, engine, has_bf16=has_bf16, is_frozen=is_frozen)]
-            if has_bf16 and not is_frozen and engine in PRECISIONS[Precision.BF16].engines:
+            plain = engine in PRECISIONS[Precision.BF16].engines and engine is not Engine.MEGATRON
+            if has_bf16 and not is_frozen and plain:
                 chosen.append(Precision.BF16)
         return [(0 if is_frozen else _tier(each), each) for each in chosen]
 

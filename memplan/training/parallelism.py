@@ -140,6 +140,11 @@ class PipelineParallel:
     stage keeps the logits of all micro-batches until the next step, and joins them at the end of each."""
 
     @property
+    def num_batches(self) -> int:
+        """Micro-batches whose ids are on the GPU at a time: Megatron's loop fetches each in its turn."""
+        return 1 if self.runtime is PipelineRuntime.MEGATRON else self.num_micro_batches
+
+    @property
     def num_stages(self) -> int:
         """Of all ranks together."""
         return self.degree * self.num_virtual

@@ -6,6 +6,7 @@ import pytest
 
 from memplan.errors import SetupError
 from memplan.estimator import estimate
+from memplan.estimator.job import Job
 from memplan.memory.accounts import rank_account
 from memplan.memory.megatron.buffers import lay_out
 from memplan.memory.megatron.options import MegatronStates
@@ -101,6 +102,28 @@ def test_both_ledgers(options: dict[str, Any]) -> None:
         peaks = {phase.name: phase.peak_bytes for phase in made.phases if phase.name != "save"}
         expected.pop("first step", None)
         assert {name: expected[name] for name in peaks} == peaks, (length, sequence)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_gpus": 8, "pipeline_parallel": 2, "tensor_parallel": 2, "sequence_parallel": True},
+        {"num_gpus": 4, "pipeline_parallel": 2, "context_parallel": 2, "context_parallel_kind": "all-to-all"},
+        {"num_gpus": 4, "pipeline_parallel": 2, "pipeline_schedule": "interleaved-1f1b", "virtual_stages": 2,
+         "engine_options": {"recompute_granularity": "full"}},
+    ],
+    ids=["stages", "stages of shared sequences", "interleaved and recomputed"],
+)  # fmt: skip
+def test_both_ledgers_of_a_pipeline(fields: dict[str, Any]) -> None:
+    """Each rank's stages, added up as played out."""
+    asked = {"engine": "megatron", "seq_len": 256, "gradient_accumulation_steps": 4, **fields}
+    job = Job.of(load_model(LLAMA), TrainingSetup(**asked), None)
+    for rank in (0, asked["num_gpus"] - 1):
+        made = rank_account(job.given, rank=rank)
+        expected = played(job.given, rank)
+        peaks = {phase.name: phase.peak_bytes for phase in made.phases if phase.name != "save"}
+        expected.pop("first step", None)
+        assert {name: expected[name] for name in peaks} == peaks, rank
 
 
 @pytest.mark.parametrize(

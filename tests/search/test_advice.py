@@ -43,6 +43,16 @@ from memplan.training.setup import TrainingSetup
             "cpu optimizer save", id="offload",
         ),
         pytest.param(
+            "llama-3.1-8b", "h100",
+            {"num_gpus": 8, "zero_stage": 3, "seq_len": 131072, "checkpointing": "full"},
+            "sequences shared over", id="a long sequence",
+        ),
+        pytest.param(
+            "llama-3.1-405b", "h100",
+            {"num_gpus": 256, "engine": "fsdp", "seq_len": 4096, "checkpointing": "full"},
+            "tensor parallel over", id="large layers",
+        ),
+        pytest.param(
             "llama-3.1-70b", "h100", {
                 "num_gpus": 8, "zero_stage": 3, "seq_len": 512,
                 "engine_options": {"zero_init": False},
@@ -103,4 +113,4 @@ def test_a_split_model_is_advised_within_its_group() -> None:
     better = advise(model, estimate(model, setup, load_gpu("h100-80gb"))).better
     assert better is not None
     assert better.setup.tensor_parallel == 8
-    assert better.setup.chosen_engine in (Engine.DDP, Engine.FSDP)
+    assert better.setup.chosen_engine in (Engine.DDP, Engine.FSDP, Engine.DEEPSPEED)

@@ -117,8 +117,10 @@ def test_degrees_that_cannot_be_are_refused_with_the_arithmetic(
 
 
 def test_who_splits_how() -> None:
+    assert may_split(Engine.DDP, Degrees(tensor=2, pipeline=4), 8)
+    assert not may_split(Engine.DDP, Degrees(pipeline=4), 8)
     assert may_split(Engine.DEEPSPEED, Degrees(), 8)
-    assert not may_split(Engine.DEEPSPEED, Degrees(tensor=2), 8)
+    assert not may_split(Engine.DEEPSPEED, Degrees(pipeline=2), 8)
     assert may_split(Engine.FSDP, Degrees(tensor=2, pipeline=2), 8)
 
 

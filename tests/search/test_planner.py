@@ -263,10 +263,10 @@ def test_a_base_in_four_bits_is_given_up_last() -> None:
 
 
 def test_degrees_that_a_plan_may_split_layers_by() -> None:
-    """FSDP2 splits within its groups, a plain loop where one group is all; DeepSpeed does not."""
+    """FSDP2 and DeepSpeed split within their groups, a plain loop where one group is all."""
     goal = Goal(
         num_gpus=(8,), tensor_parallel=(1, 2, 8), objective=Objective.BATCH,
-        checkpointing=("full",), limit=100,  # type: ignore[arg-type]
+        checkpointing=("full",), limit=100, pipeline_parallel=1, context_parallel=1,  # type: ignore[arg-type]
     )  # fmt: skip
     found = plan(load_model("llama-3.1-8b"), goal, load_gpu("h100-80gb"))
     engines = {
@@ -275,10 +275,12 @@ def test_degrees_that_a_plan_may_split_layers_by() -> None:
         for degree in (1, 2, 8)
     }  # fmt: skip
     assert Engine.DEEPSPEED in engines[1]
-    assert engines[2] == {Engine.FSDP}
-    assert engines[8] == {Engine.DDP}
-    split = [each.setup for each in found.setups if each.setup.tensor_parallel > 1]
-    assert all(each.sequence_parallel and each.loss_parallel for each in split)
+    assert engines[2] == {Engine.FSDP, Engine.DEEPSPEED}
+    assert Engine.DDP in engines[8]
+    assert Engine.DDP not in engines[2]
+    for each in (each.setup for each in found.setups if each.setup.tensor_parallel > 1):
+        dtensor = each.chosen_engine is not Engine.DEEPSPEED
+        assert each.sequence_parallel == each.loss_parallel == dtensor
 
 
 def test_a_split_model_pays_for_its_sums() -> None:

@@ -175,6 +175,7 @@ MEGATRON: list[Any] = [
     pytest.param(
         "llama-2-7b",
         {"pipeline_parallel": 4, "virtual_stages": 2, "tensor_parallel": 2,
+         "pipeline_schedule": "interleaved-1f1b",
          "sequence_parallel": True, "checkpointing": "selective"},
         id="interleaved",
     ),
@@ -191,7 +192,8 @@ MEGATRON: list[Any] = [
 @pytest.mark.parametrize(("name", "fields"), MEGATRON)
 def test_megatron_knows_every_argument(name: str, fields: dict[str, Any]) -> None:
     known = set(json.loads(NAMES.read_text())["megatron"])
-    setup = setup_of({"num_gpus": 1024, "engine": "megatron", **fields})
+    many = {"num_gpus": 1024, "gradient_accumulation_steps": 32}
+    setup = setup_of({"engine": "megatron", **many, **fields})
     found = emit(setup, Framework.MEGATRON, load_model(name)).values
     assert found.keys() <= known
     assert found["pipeline-model-parallel-size"] == setup.pipeline_parallel
@@ -226,7 +228,10 @@ def test_what_megatron_cannot_be_told_is_refused(
 
 
 def test_deepspeed_and_megatron_are_a_pair() -> None:
-    fields = {"zero_stage": 1, "pipeline_parallel": 2, "gradient_accumulation_steps": 4}
+    fields = {
+        "engine": "deepspeed", "zero_stage": 1, "pipeline_parallel": 2,
+        "gradient_accumulation_steps": 4,
+    }  # fmt: skip
     made = emit(setup_of(fields), Framework.DEEPSPEED_MEGATRON, load_model("llama-2-7b"))
     assert made.values.keys() <= set(json.loads(NAMES.read_text())["deepspeed+megatron"])
     assert made.beside is not None

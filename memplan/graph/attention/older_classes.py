@@ -48,8 +48,6 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     query, key, value = project(t, x, spec, context)
     frame = Frame(outer=[] if spec.form is AttentionForm.CLAMPED_SCORES else [query, key, value])
-    if spec.query_rescaled:
-        query = t.scale(query)
     if spec.paired_rotary_dim:
         query, key = _turned_pairs(t, query, key, spec, context, frame)
     if spec.form in FOLDING:

@@ -6,7 +6,7 @@ from memplan.graph.operations import linear, norm
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionSpec, Projection
+from memplan.model.attention import AttentionSpec, Projection, QueryScaling
 from memplan.model.parameters import WeightRole
 
 
@@ -25,6 +25,7 @@ def project(
         apart = not spec.is_projected_first
         matched = WeightRole.QUERY_KEY
         query = _column(t, x, "q_proj", hidden, query_size, bias=spec.query_bias, role=matched)
+        query = t.scale(query) if spec.query_scaling is QueryScaling.AT_ONCE else query
         query = _heads(t, query, spec, "q", spec.num_heads, viewed=turned and apart)
         key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias, role=matched)
         key = _heads(t, key, spec, "k", spec.num_kv_heads, viewed=turned and apart)

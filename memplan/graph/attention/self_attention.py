@@ -14,7 +14,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionSpec, OutputGate
+from memplan.model.attention import AttentionSpec, OutputGate, QueryScaling
 from memplan.model.parameters import WeightRole
 
 
@@ -40,7 +40,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
             query = as_heads(t, query, spec.num_heads)
             key = as_heads(t, key, spec.num_kv_heads)
         value = as_heads(t, value, spec.num_kv_heads) if shape.heads_split else value
-    if spec.query_rescaled:
+    if spec.query_scaling is QueryScaling.LAST:
         query = t.scale(query)
     if not spec.query_key_norm_last and not spec.query_key_norm_at_once and not beside:
         query, key = _normalized(t, query, key, spec)

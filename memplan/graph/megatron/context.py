@@ -20,6 +20,8 @@ class MegatronContext:
     sequence: bool
     """Between the split blocks each of them has a share of every sequence."""
     hidden_size: int
+    context: int
+    """Ranks that share each sequence."""
     batch: int
     seq_len: int
     frequencies: Tensor | None = None

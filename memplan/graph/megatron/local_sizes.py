@@ -45,7 +45,12 @@ def check_model(model: ModelSpec, options: TapeOptions, *, degree: int, sequence
         divided(
             options.seq_len, degree, "seq_len, of which sequence_parallel gives each rank a share,"
         )
+    shared = options.context_parallel
     for run in stack.runs:
+        if shared is not None and isinstance(run.layer.attention, AttentionSpec):
+            groups = run.layer.attention.num_kv_heads // degree
+            what = f"{model.name}'s key/value heads of a tensor-parallel rank, of which context_parallel gives each a share,"
+            divided(groups, shared.degree, what)
         _check_layer(model, run.layer)
         _check_norm(model, run.layer.norm)
 

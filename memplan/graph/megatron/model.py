@@ -25,6 +25,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import drop, dropout_probability, embedding_backward_scratch
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient, Region
+from memplan.graph.stages import hand_on, receive
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
@@ -39,6 +40,7 @@ from memplan.training.megatron import (
     RecomputeModule,
     TransformerImpl,
 )
+from memplan.training.parallelism import StagePlace
 
 
 def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLayers) -> Tape:
@@ -57,18 +59,40 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
         degree=degree,
         sequence=group is not None and group.sequence,
         hidden_size=model.hidden_size,
+        context=1 if options.context_parallel is None else options.context_parallel.degree,
         batch=options.batch_size,
         seq_len=options.seq_len,
     )
-    tokens = c.tokens
-    # Ids, labels and position ids in 64 bits, and a mask of the loss in fp32.
-    t.inputs_bytes = 3 * t.tensor(tokens, DType.INT64).storage.num_bytes
-    t.inputs_bytes += t.tensor(tokens, DType.FP32).storage.num_bytes
+    stage = options.stage or StagePlace(is_first=True, is_last=True)
+    t.inputs_bytes = _input_bytes(c)
     stack = model.stacks[0]
     vocabulary = padded_vocabulary(model, settings, degree) // degree
-    x, table = _embed(c, stack, vocabulary)
+    if stage.is_first:
+        x, table = _embed(c, stack, vocabulary)
+    else:
+        x, table = receive(t, model, stage)
+    c.frequencies = _angles(c, stack)
     t.end(x)
-    x = _layers(c, model, stack, x)
+    x = _layers(c, model, stack, x, stage)
+    if stage.is_last:
+        _finish(c, model, x, table, vocabulary)
+    else:
+        hand_on(t)
+    t.buffers_in_use = tuple(c.buffer_bytes)
+    return t
+
+
+def _input_bytes(c: MegatronContext) -> int:
+    """Ids, positions, labels and the loss's mask; of a pipeline each stage fetches some of them."""
+    ids, mask = (c.tape.tensor(c.tokens, dtype) for dtype in (DType.INT64, DType.FP32))
+    return 3 * ids.storage.num_bytes + mask.storage.num_bytes
+
+
+def _finish(
+    c: MegatronContext, model: ModelSpec, x: Tensor, table: Parameter, vocabulary: int
+) -> None:
+    """The final norm, the head and its loss."""
+    t, stack = c.tape, model.stacks[0]
     assert stack.final_norm is not None
     t.begin("decoder.final_layernorm", part=ModelPart.NORM, x=x)
     x = norm(c, x, stack.final_norm, "final_layernorm", c.hidden_size)
@@ -80,8 +104,6 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
     else:
         weight = weight_of(c, "output_layer", vocabulary, c.hidden_size)
     t.end(vocab_parallel_loss(c, column_linear(c, x, weight)))
-    t.buffers_in_use = tuple(c.buffer_bytes)
-    return t
 
 
 def _embed(c: MegatronContext, stack: StackSpec, rows: int) -> tuple[Tensor, Parameter]:
@@ -111,10 +133,16 @@ def _embed(c: MegatronContext, stack: StackSpec, rows: int) -> tuple[Tensor, Par
             x = part
     if dropout_probability(t, spec.dropout) > 0.0:
         x = drop(t, x)
-    if rotates:
-        t.buffer(rotates // 2, DType.FP32)
-        c.frequencies = t.buffer(c.seq_len * rotates, DType.FP32)
     return x, table
+
+
+def _angles(c: MegatronContext, stack: StackSpec) -> Tensor | None:
+    """Of every position, in fp32: the rotary module remembers them, beside its frequencies."""
+    rotates = _rotary_dim(stack)
+    if not rotates:
+        return None
+    c.tape.buffer(rotates // 2, DType.FP32)
+    return c.tape.buffer(c.seq_len * rotates, DType.FP32)
 
 
 def _rotary_dim(stack: StackSpec) -> int:
@@ -176,8 +204,14 @@ def _rows_turned(c: MegatronContext, x: Tensor) -> Tensor:
 # -- layers --------------------------------------------------------------------------------------------
 
 
-def _layers(c: MegatronContext, model: ModelSpec, stack: StackSpec, x: Tensor) -> Tensor:
-    """Runs of equal layers; where whole ones are recomputed, a chunk of them is one stretch."""
+def _layers(
+    c: MegatronContext, model: ModelSpec, stack: StackSpec, x: Tensor, stage: StagePlace
+) -> Tensor:
+    """Runs of equal layers; where whole ones are recomputed, a chunk of them is one stretch.
+
+    Of a pipeline's stage the first and the last stretch stand apart: one reads what was received, the
+    other makes what is sent.
+    """
     layers = [run.layer for run in stack.runs for _ in range(run.count)]
     start = 0
     while start < len(layers):
@@ -185,9 +219,13 @@ def _layers(c: MegatronContext, model: ModelSpec, stack: StackSpec, x: Tensor) -
         specs = layers[start : start + chunk]
         repeat = 1
         while _continues(c.settings, layers, start, chunk, repeat):
+            if start == 0 and not stage.is_first:
+                break
+            if start + chunk * (repeat + 1) == len(layers) and not stage.is_last:
+                break
             repeat += 1
         x = _segment(c, model, specs, x, repeat=repeat, recomputed=recomputed)
-        start += chunk * c.tape.segment.repeat
+        start += chunk * repeat
     return x
 
 

@@ -5,17 +5,22 @@ attention/rope.py (``FusedRoPEFunc``), attention/dot_product_attention/utils.py 
 Userbuffers (``tp_comm_overlap``) are off.
 """
 
+from dataclasses import replace
+
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.kernels import cudnn, flash
 from memplan.graph.megatron.attention import rotary
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm_weights
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import dropout_probability
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.norms import NormSpec
+from memplan.training.sdpa import ScoreKernel, SdpaCall
 
 
 def norm_linear(
@@ -92,14 +97,72 @@ def fused_attention(
 
     Keys and values that are no regular views of one tensor, as beside turned keys, are copied first.
     """
-    t = c.tape
     regular = query.storage is key.storage is value.storage and spec.num_heads == spec.num_kv_heads
     if not regular:
         query, key, value = (_own(c, each) for each in (query, key, value))
-    shape = Shape(c.batch, c.seq_len, c.seq_len, spec)
-    if t.options.sdpa.cudnn_head_dim >= spec.head_dim:
+    if c.context == 1:
+        return _attended(c, query, key, value, spec)
+    heads, groups = spec.num_heads // c.context, spec.num_kv_heads // c.context
+    local = replace(spec, num_heads=heads, num_kv_heads=groups)
+    query, key, value = _to_heads(c, query, key, value)
+    return _to_tokens(c, _attended(c, query, key, value, local))
+
+
+def _attended(
+    c: MegatronContext, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+) -> Tensor:
+    t = c.tape
+    tokens = c.seq_len * c.context
+    shape = Shape(c.batch, tokens, tokens, spec)
+    kernel = t.sdpa_kernel(_call(c, spec))
+    if kernel is ScoreKernel.CUDNN:
         return cudnn(t, query, key, value, shape, None)
-    return flash(t, query, key, value, shape)
+    if kernel is ScoreKernel.FLASH:
+        return flash(t, query, key, value, shape)
+    msg = (
+        "engine_options: transformer_impl: TransformerEngine's attention kernels need compute capability 8.0, 16 "
+        f"bits and heads of up to 256 numbers (here {spec.head_dim}): take transformer_impl=local"
+    )
+    raise SetupError(msg)
+
+
+def _to_heads(c: MegatronContext, *given: Tensor) -> tuple[Tensor, ...]:
+    """Some heads of all tokens in place of all heads of some: copies are sent, and what comes is sorted.
+
+    (TransformerEngine 2.11, context_parallel.py, ``flash_attn_a2a_communicate``: what is sent stays until
+    all of it has come)
+    """
+    t = c.tape
+    outs = tuple(t.tensor(each.numel, each.dtype) for each in given)
+    sent = sum(each.storage.num_bytes for each in outs)
+    t.record(
+        OperationKind.ALL_TO_ALL, given, outs, gradients=(Gradient.FRESH,) * len(given),
+        forward_scratch_bytes=(sent, RESULT), backward_scratch_bytes=(sent, *(RESULT,) * len(given)),
+        in_python=True,
+    )  # fmt: skip
+    return outs
+
+
+def _to_tokens(c: MegatronContext, x: Tensor) -> Tensor:
+    """Back: sorted, sent, and laid head by head of each token."""
+    t = c.tape
+    out = t.tensor(x.numel, x.dtype)
+    size = out.storage.num_bytes
+    t.record(
+        OperationKind.ALL_TO_ALL, (x,), (out,), gradients=(Gradient.FRESH,),
+        forward_scratch_bytes=(size, size, RESULT), backward_scratch_bytes=(size, size, RESULT),
+        in_python=True,
+    )  # fmt: skip
+    return out
+
+
+def _call(c: MegatronContext, spec: AttentionSpec) -> SdpaCall:
+    """What decides between cuDNN's kernel and flash: the same as where torch prefers cuDNN's."""
+    return SdpaCall(
+        dtype=c.dtype, head_dim=spec.head_dim, value_head_dim=spec.head_dim, queries=c.seq_len * c.context,
+        keys=c.seq_len * c.context, masked=False, trained_mask=False,
+        dropout=dropout_probability(c.tape, spec.dropout) > 0.0, grouped=False,
+    )  # fmt: skip
 
 
 def _own(c: MegatronContext, x: Tensor) -> Tensor:

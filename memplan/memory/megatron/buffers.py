@@ -11,6 +11,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.megatron.options import MegatronStates
 from memplan.memory.rank import RankInput
+from memplan.training.setup import TrainingSetup
 from memplan.units import round_up
 
 PARAM_ALIGNMENT = 64
@@ -98,6 +99,14 @@ def lay_out(sizes: tuple[int, ...], states: MegatronStates, data_parallel: int) 
     return Buffer(tuple(buckets))
 
 
+def shard_ranks(setup: TrainingSetup) -> int:
+    """Ranks over which states are sharded: those of data, and those that share its sequences.
+
+    (``get_data_parallel_group(with_context_parallel=True)``)
+    """
+    return setup.data_parallel * setup.context_parallel
+
+
 def sizes_of(given: RankInput) -> tuple[int, ...]:
     """Elements of each weight of a rank, copy by copy, in the order of ``named_parameters()``."""
     return tuple(
@@ -125,7 +134,7 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
 def heaviest_ranks(given: RankInput) -> list[int]:
     """The one whose shards are the largest once rounded up to blocks."""
     states = MegatronStates.of(given.setup)
-    if not states.use_distributed_optimizer or given.setup.data_parallel == 1:
+    if not states.use_distributed_optimizer or shard_ranks(given.setup) == 1:
         return [0]
     totals = [sum(sizes) for sizes in _shard_sizes(given, states)]
     return [totals.index(max(totals)) * given.setup.tensor_parallel]
@@ -133,7 +142,7 @@ def heaviest_ranks(given: RankInput) -> list[int]:
 
 def _shard_sizes(given: RankInput, states: MegatronStates) -> list[tuple[int, ...]]:
     """For each data-parallel rank, its fp32 shards' bytes as the allocator rounds them up."""
-    data_parallel = given.setup.data_parallel
+    data_parallel = shard_ranks(given.setup)
     buffer = lay_out(sizes_of(given), states, data_parallel)
     found: list[list[int]] = [[] for _ in range(data_parallel)]
     for bucket in buffer.buckets:

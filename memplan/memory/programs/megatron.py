@@ -13,7 +13,7 @@ from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.megatron.buffers import Buffer, lay_out, sizes_of
+from memplan.memory.megatron.buffers import Buffer, lay_out, shard_ranks, sizes_of
 from memplan.memory.megatron.options import MegatronStates
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.programs.stepping import stepped
@@ -47,31 +47,46 @@ class MegatronLayersProgram(Program):
 
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(given, ledger, workspace_bytes=workspace_bytes)
-        self.has_buffers = False
+        self.process = Process()
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """The first layer's pass asks for the global buffer, which later ones share."""
-        if not self.has_buffers and segment.is_layer and repetition == 0:
-            self.has_buffers = True
+        if segment.is_layer and repetition == 0:
             self._make_buffers()
 
+    def share(self, first: Program) -> None:
+        """All stages of a rank take the same buffers."""
+        assert isinstance(first, MegatronLayersProgram)
+        self.process = first.process
+
     def _make_buffers(self) -> None:
-        ledger = self.ledger
+        ledger, process = self.ledger, self.process
         kind = ComponentKind.COMMUNICATION_BUFFERS
         layers = self.given.tape.options.megatron
         assert layers is not None
-        if (
-            layers.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE
-            and self.given.setup.kernel_scratch
-        ):
+        by_engine = layers.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE
+        if by_engine and self.given.setup.kernel_scratch and not process.has_workspace:
+            process.has_workspace = True
             words = "TransformerEngine's cuBLAS workspace"
             ledger.allocate(ENGINE_WORKSPACE_BYTES, 0, ComponentKind.KERNEL_SCRATCH, words)
-        present: Block | None = None
         for size in self.given.tape.buffers_in_use:
+            if size <= process.buffer_bytes:
+                continue
             grown = ledger.allocate(size, 0, kind, _GLOBAL_BUFFER)
-            if present is not None:
-                ledger.free(present)
-            present = grown
+            if process.buffer is not None:
+                ledger.free(process.buffer)
+            process.buffer, process.buffer_bytes = grown, size
+
+
+class Process:
+    """What a rank has once, whatever stages it runs."""
+
+    def __init__(self) -> None:
+        self.has_workspace = False
+        self.buffer: Block | None = None
+        self.buffer_bytes = 0
+        self.dummies: set[tuple[int, ...]] = set()
+        """Shapes of weights that have a gradient that is none."""
 
 
 class MegatronProgram(MegatronLayersProgram):
@@ -89,13 +104,12 @@ class MegatronProgram(MegatronLayersProgram):
         super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         setup = given.setup
         self.states = MegatronStates.of(setup)
-        self.data_rank = rank // setup.tensor_parallel
+        self.data_rank = rank // setup.tensor_parallel % shard_ranks(setup)
         self.weights_dtype = given.formats.weights
         self.gradients_dtype = self.states.main_gradients(self.weights_dtype)
-        self.buffer: Buffer = lay_out(sizes_of(given), self.states, setup.data_parallel)
+        self.buffer: Buffer = lay_out(sizes_of(given), self.states, shard_ranks(setup))
         self.copies: list[Block] = []
         """Of gradients in fp32, where the main ones are not."""
-        self.has_dummies = False
 
     # -- what stays ------------------------------------------------------------------------------
 
@@ -120,7 +134,7 @@ class MegatronProgram(MegatronLayersProgram):
         """The parts of weights that this rank steps, in elements."""
         if not self.states.use_distributed_optimizer:
             return [(weight, weight[0].numel) for weight in self.weights]
-        ranks = self.given.setup.data_parallel
+        ranks = shard_ranks(self.given.setup)
         shards = self.buffer.shards(self.data_rank, ranks)
         return [(self.weights[number], numel) for number, numel in sorted(shards)]
 
@@ -146,10 +160,10 @@ class MegatronProgram(MegatronLayersProgram):
 
     def begin_backward(self) -> None:
         """TransformerEngine makes one gradient that is none for each shape of weight."""
-        if self.has_dummies:
-            return
-        self.has_dummies = True
         for shape in self._dummy_shapes():
+            if shape in self.process.dummies:
+                continue
+            self.process.dummies.add(shape)
             numel = shape[0] * shape[1]
             size = allocated_bytes(numel, self.weights_dtype)
             self.ledger.allocate(size, 0, ComponentKind.GRADIENTS, _DUMMIES)

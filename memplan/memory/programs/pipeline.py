@@ -52,6 +52,7 @@ class PipelineProgram:
         self.unsaved = first.unsaved
         self.num_steps = first.num_steps
         for program in self.programs.values():
+            program.share(first)
             # A process has one workspace for each of its threads, whatever stage asks first.
             if isinstance(program.playback, Playback) and isinstance(first.playback, Playback):
                 program.playback.workspaces = first.playback.workspaces
@@ -88,7 +89,7 @@ class PipelineProgram:
     def _fetch_batch(self) -> None:
         pipeline = self.given.setup.pipeline
         assert pipeline is not None
-        for _ in range(pipeline.num_micro_batches):
+        for _ in range(pipeline.num_batches):
             next(iter(self.programs.values())).playback.fetch_batch()
 
     def settle(self, *, num_micro_batches: int) -> None:  # noqa: ARG002

@@ -375,6 +375,9 @@ class Program:
         share = ceil_div(whole, self.given.setup.gpus_per_node)
         return HostMemory(load_bytes=whole, save_bytes=share)
 
+    def share(self, first: "Program") -> None:
+        """Take what a process has once from the program of its first stage."""
+
     # -- where an engine takes part --------------------------------------------------------------
 
     def before_forward(self, segment: Segment, repetition: int) -> None:

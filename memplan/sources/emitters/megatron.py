@@ -30,11 +30,19 @@ _OPTIMIZERS: Mapping[Optimizer, Arguments] = {
 _FLAGS = (
     "use_distributed_optimizer", "use_precision_aware_optimizer", "grad_reduce_in_bf16",
     "overlap_grad_reduce", "overlap_param_gather", "distribute_saved_activations",
+    "ddp_pad_buckets_for_high_nccl_busbw", "attention_softmax_in_fp32", "cross_entropy_loss_fusion",
 )  # fmt: skip
 """Options of the engine that are arguments without a value."""
+_SWITCHES = {
+    "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
+    "masked_softmax_fusion": "no-masked-softmax-fusion", "bias_gelu_fusion": "no-bias-gelu-fusion",
+    "bias_swiglu_fusion": "no-bias-swiglu-fusion", "bias_dropout_fusion": "no-bias-dropout-fusion",
+    "apply_rope_fusion": "no-rope-fusion",
+}  # fmt: skip
+"""Options that are on, and the arguments that switch them off."""
 _VALUES = (
     "ddp_bucket_size", "main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "transformer_impl", "make_vocab_size_divisible_by",
+    "transformer_impl", "make_vocab_size_divisible_by", "cross_entropy_fusion_impl",
 )  # fmt: skip
 """Options of the engine that are arguments of the same name."""
 _RECOMPUTATION = (
@@ -177,6 +185,9 @@ def _engine_options(setup: TrainingSetup) -> Arguments:
         if name in _FLAGS:
             if value is True:
                 values[_dashed(name)] = True
+        elif name in _SWITCHES:
+            if value is False:
+                values[_SWITCHES[name]] = True
         elif name in _VALUES:
             values[_dashed(name)] = _worded(value)
         elif name not in _RECOMPUTATION:

@@ -1,0 +1,203 @@
+"""Training steps measured on one H100 (``h100.json``), each beside memplan's estimate of the same run.
+
+The card had torch 2.11 where memplan follows 2.13, which shows in one place: a bias added by cuBLASLt keeps a
+workspace of 1 MiB in each thread that does so, two with checkpointing.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from memplan.estimator import Verdict
+from memplan.memory.runtime import ByteRange
+from memplan.units import MIB
+from tests.accuracy.comparison import Comparison, remember
+from tests.measured.h100_runs import FILE, H100Run, read_runs
+
+UNTIED = "its tables were tied in no module: three or four of them, which no config says"
+SHARDED_APART = (
+    "the table was sharded as two parameters and tied afterwards, so it is gathered twice"
+)
+ADDRESSES = (
+    "free blocks tie, and the lowest address is taken: the replay's segments lie upwards, "
+    "this driver's did not; laid downwards it agrees"
+)
+OUTSIDE: dict[str, str] = {
+    "05fcf0ab52": ADDRESSES,
+    "b280be1c3c": ADDRESSES,
+    "bc6affd843": ADDRESSES,
+    "faaf03c004": ADDRESSES,
+    "a2cb24ca78": ADDRESSES,
+    "2901d4395f": ADDRESSES,
+    "589d6f541f": ADDRESSES,
+    "328623a70a": "the CUDA build of torch 2.13 reserves what memplan says",
+    "4605d058fc": "the untied tables are declared in another order, and layers' inputs die later",
+    "a67ec2b863": "the class makes its mask in other steps",
+}
+"""Records whose reserved memory is off by more than ``CLOSE``: id -> what is known of why."""
+CLOSE = 0.03
+
+BARS = {
+    "before": (0.001, 0.02, 0.03),
+    "after_forward": (0.001, 0.02, 0.03),
+    "peak_forward": (0.0001, 0.002, 0.008),
+    "peak_backward": (0.0001, 0.002, 0.008),
+    "peak_step": (0.0002, 0.002, 0.01),
+    "peak": (0.0001, 0.002, 0.008),
+    "max_memory_allocated": (0.0001, 0.002, 0.008),
+    "reserved": (0.0003, 0.03, 0.16),
+}
+"""Relative error of each figure: median, 95th percentile, worst. What is held is measured in whole blocks, and
+memplan counts what was asked for; the worst peaks are of models so small that the workspaces above show."""
+WORKSPACES_BYTES = 2 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What remains of a run once it is estimated."""
+
+    run: H100Run
+    predicted: dict[str, int]
+    num_params: int
+    verdict: Verdict | None
+    beside: ByteRange
+    apart: str
+    """Why no setup says what was run; empty: one does."""
+
+    @property
+    def flushed(self) -> bool:
+        """The card hindered it: what it reserves with room is more."""
+        return self.run.measured is not None and self.run.measured["retries"] > 0
+
+
+def why_apart(run: H100Run) -> str:
+    """What the script did to tied tables that no setup says."""
+    if run.is_sharded:
+        return SHARDED_APART if run.is_tied else ""
+    return UNTIED if run.config["model_type"] in ("t5", "mt5") else ""
+
+
+def row_of(run: H100Run) -> Row:
+    answer, apart = run.answer, why_apart(run)
+    predicted = run.predicted
+    if run.measured is not None and not run.measured["retries"]:
+        predicted["reserved"] = run.reserved_bytes
+    row = Row(
+        run=run,
+        predicted=predicted,
+        num_params=answer.num_params,
+        verdict=answer.verdict,
+        beside=answer.overhead_bytes,
+        apart=apart,
+    )
+    run.forget()
+    return row
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    return tuple(map(row_of, read_runs()))
+
+
+def completed() -> list[Row]:
+    """Of runs that did not die, those that a setup says."""
+    return [row for row in rows() if row.run.measured is not None and not row.apart]
+
+
+def error_of(row: Row, name: str) -> float:
+    truth = row.run.truth[name]
+    return abs(row.predicted[name] - truth) / truth
+
+
+def compare() -> Comparison:
+    found = Comparison()
+    for row in completed():
+        kind = row.run.config["model_type"]
+        record = {"id": row.run.id, "model_type": kind}
+        found.add(record, row.run.truth, lambda _, row=row: row.predicted)
+    return found
+
+
+def test_figures(pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]) -> None:
+    found = compare()
+    with capsys.disabled():
+        sys.stdout.write(f"\nh100.json: {found.table()}\n")
+    for name, (median, p95, worst) in BARS.items():
+        assert found.quantile(name, 0.5) <= median, name
+        assert found.quantile(name, 0.95) <= p95, name
+        assert found.worst(name)[0] <= worst, found.worst(name)
+    num_apart = sum(1 for row in rows() if row.apart and row.run.measured is not None)
+    remember(
+        "H100, measured",
+        {name: found.row(name, num_apart=num_apart) for name in BARS if "peak_" not in name},
+        update=pytestconfig.getoption("--update-accuracy"),
+    )
+
+
+def test_parameters() -> None:
+    for row in completed():
+        assert row.run.measured is not None
+        assert row.num_params == row.run.measured["params"], row.run.id
+
+
+def test_every_peak() -> None:
+    """But for the workspaces of torch 2.11, each phase's peak is met."""
+    for row in completed():
+        for name in ("peak_forward", "peak_backward", "peak_step"):
+            missing = row.run.truth[name] - row.predicted[name]
+            slack = 0.0002 * row.run.truth[name]
+            assert -MIB - slack <= missing <= WORKSPACES_BYTES + MIB + slack, (row.run.id, name)
+
+
+def test_what_is_reserved() -> None:
+    """Within 3 %, or named with what is known of why."""
+    off = {
+        row.run.id
+        for row in completed()
+        if "reserved" in row.predicted and error_of(row, "reserved") > CLOSE
+    }
+    assert off == OUTSIDE.keys()
+
+
+def test_verdicts() -> None:
+    """Every run that died is said to die, and none that completed."""
+    for row in rows():
+        if row.run.measured is None:
+            assert row.verdict is Verdict.OOM, row.run.id
+        else:
+            assert row.verdict in (Verdict.FITS, Verdict.TIGHT), row.run.id
+    assert sum(row.run.measured is None for row in rows()) >= 30
+
+
+def test_what_no_setup_says_is_off() -> None:
+    """A reason that is not needed is none."""
+    apart = [row for row in rows() if row.apart and row.run.measured is not None]
+    assert {row.apart for row in apart} == {UNTIED, SHARDED_APART}
+    for row in apart:
+        assert row.run.measured is not None
+        assert row.predicted["peak"] < row.run.truth["peak"], row.run.id
+        if row.apart is UNTIED:
+            assert row.num_params < row.run.measured["params"], row.run.id
+
+
+def test_context() -> None:
+    """What lay beside the segments is within the range that memplan has for it, NCCL aside."""
+    alone = next(row.beside for row in rows() if not row.run.is_sharded)
+    for row in rows():
+        if row.run.measured is not None:
+            assert alone.low <= row.run.measured["beside"] <= alone.high
+    bare = json.loads(FILE.read_text(encoding="utf-8"))["machine"]["context_mib"] * MIB
+    assert alone.low <= bare <= alone.high
+
+
+@pytest.mark.parametrize(
+    "capacity", json.loads(FILE.read_text(encoding="utf-8"))["capacities"], ids=lambda c: c["id"]
+)
+def test_least_capacity(capacity: dict[str, int]) -> None:
+    """The card's memory was limited until three steps no longer completed."""
+    run = next(run for run in read_runs() if run.id == capacity["id"])
+    required = run.answer.required_bytes
+    assert capacity["dies"] * 0.99 <= required <= capacity["completes"] * 1.06
