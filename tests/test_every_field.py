@@ -67,6 +67,10 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "offload_optimizer": ({"num_gpus": 8, "zero_stage": 2}, "cpu"),
     "offload_param": ({"num_gpus": 8, "zero_stage": 3}, "cpu"),
     "offload_activations": ({}, "save-on-cpu"),
+    "offload_activations_ratio": (
+        {"num_gpus": 2, "pipeline_parallel": 2, "offload_activations": "chunks"},
+        0.5,
+    ),
     "freeze": ({}, "layers.0"),
     "adapter": ({}, {"lora": {"rank": 4, "targets": "all-linear"}}),
     "job": ({}, "dpo"),
@@ -172,6 +176,10 @@ TRAINED: dict[str, Entry] = {
     "optimizer_in_backward": ((*MODEL, "--engine", "ddp"), ("--optimizer-in-backward",)),
     "checkpointing": (JOB, ("--checkpointing", "full")),
     "offload_activations": (JOB, ("--offload-activations", "streamed")),
+    "offload_activations_ratio": (
+        ("llama-3-8b", "--gpus", "8", "--pp", "8", "--offload-activations", "chunks"),
+        ("--offload-activations-ratio", "0.5"),
+    ),
     "kernels": (JOB, ("--kernels", "torchtitan")),
     "attention": (JOB, ("--attention", "eager")),
     "norm": (JOB, ("--norm", "fused")),

@@ -13,7 +13,7 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.backward_walk import GradientBuffer, Interval
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import Held, Line, Outline, Point
-from memplan.memory.playback import Engine
+from memplan.memory.playback import Engine, sendable_bytes
 from memplan.memory.spots import PassSpots, Spot, Spots, height_entries
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
 from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
@@ -334,6 +334,23 @@ class TallyPlayback:
             )
             for each in self.rest
         ]
+
+    def sendable_bytes(self, least_bytes: int) -> int:
+        """What one micro-batch keeps in blocks of at least so many bytes [bytes]."""
+        return sendable_bytes(self.tape, self.passes, least_bytes)
+
+    def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:  # noqa: ARG002
+        """So much of what a parked micro-batch keeps goes to CPU RAM."""
+        ledger = self.ledger
+        ledger.free_all(self.parked[micro_batch])
+        held: list[Block] = []
+        for each in self.rest:
+            gone = min(each.num_bytes, num_bytes)
+            num_bytes -= gone
+            name = f"{each.origin}, of micro-batches in flight"
+            if each.num_bytes > gone:
+                held.append(ledger.allocate(each.num_bytes - gone, 0, each.kind, name))
+        self.parked[micro_batch] = held
 
     def resume(self, micro_batch: int) -> None:
         """Go on with it."""

@@ -11,9 +11,11 @@ from memplan.graph.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Ledger, Part
 from memplan.memory.playback import Playback
+from memplan.memory.programs.chunk_offload import ChunkOffload, most_away_bytes
 from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.schedules import Pass, PassKind, rank_passes, rank_stages
 
 MakeProgram = Callable[[RankInput], Program]
@@ -46,6 +48,12 @@ class PipelineProgram:
         )
         links = {number: StageLink.of(given.stages[number].tape) for number in numbers}
         self.runtime = runtime_of(pipeline, links, ledger)
+        setup = given.setup
+        self.offload: ChunkOffload | None = None
+        if setup.offload_activations is ActivationOffload.CHUNKS:
+            self.offload = ChunkOffload(
+                self.programs, self.passes, ledger, ratio=setup.offload_activations_ratio
+            )
         first = self.programs[numbers[0]]
         self.weight_words: Mapping[ComponentKind, str] = first.weight_words
         self.left_out = first.left_out
@@ -85,6 +93,8 @@ class PipelineProgram:
         self.ledger.enter(Part.FORWARD)
         self._fetch_batch()
         self.runtime.begin()
+        if self.offload is not None:
+            self.offload.begin()
 
     def _fetch_batch(self) -> None:
         pipeline = self.given.setup.pipeline
@@ -101,7 +111,12 @@ class PipelineProgram:
         """One step: the whole schedule, and the updates."""
         self.runtime.begin_step()
         for each in self.passes:
+            if self.offload is None:
+                self._run(each, step)
+                continue
+            self.offload.before(each)
             self._run(each, step)
+            self.offload.after(each)
         self.runtime.end_step()
         self.ledger.enter(Part.STEP, step)
         for program in self.programs.values():
@@ -142,7 +157,12 @@ class PipelineProgram:
                 save_bytes=found.save_bytes + own.save_bytes,
                 writer_bytes=found.writer_bytes + own.writer_bytes,
             )
-        return found
+        away = 0
+        if self.given.setup.offload_activations.sends:
+            away = most_away_bytes(self.given)
+        return replace(
+            found, held_bytes=found.held_bytes + away, save_bytes=found.save_bytes + away
+        )
 
     def kept_numel(self, parameter: Parameter) -> int:
         """Elements of a weight that this rank keeps between steps."""
