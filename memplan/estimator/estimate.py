@@ -23,6 +23,10 @@ SCHEMA_VERSION = 1
 """Of ``Estimate.to_dict`` and of the JSON that reports write."""
 
 
+STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
+"""How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
+
+
 class Verdict(StrEnum):
     """Whether the run fits; the value is what reports print.
 
@@ -112,6 +116,11 @@ class Estimate(Displayed):
         from memplan.estimator.job import all_ranks  # which most estimates are not asked for
 
         return tuple(all_ranks(self.model, self.setup, self.gpu))
+
+    @property
+    def stage_note(self) -> str:
+        """Of a pipeline, which rank's account it is, and which stages that has; else nothing."""
+        return next((note for note in self.notes if note.startswith(STAGE_NOTES)), "")
 
     @property
     def held_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from memplan.estimator.assumptions import assumptions_of, notes_of
-from memplan.estimator.estimate import Estimate
+from memplan.estimator.estimate import STAGE_NOTES, Estimate
 from memplan.estimator.job import Job
 from memplan.estimator.recording import attention_kernel
 from memplan.graph.counts import num_parameters, total_parameters, trainable_parameters
@@ -75,7 +75,8 @@ def _stages(
     from memplan.estimator.pipelines import stage_words  # only for pipelines
 
     words = stage_words(model, setup, account.rank)
-    return (f"The fullest rank is shown: {words}" if is_worst else f"One rank is shown: {words}",)
+    fullest, one = STAGE_NOTES
+    return (f"{fullest if is_worst else one}{words}",)
 
 
 def _compared_with_eager(

@@ -234,7 +234,7 @@ def _rank_of(runs: tuple[range, ...], worst: int) -> int:
 
 def _refuse_unmodelled(setup: TrainingSetup) -> None:
     for name in UNMODELLED_DEGREES:
-        if getattr(setup, name) > 1:
+        if getattr(setup, name) > 1 and setup.chosen_engine is not Engine.MEGATRON:
             msg = (
                 f"{name}: is not modelled; the nearest that is: sharding the model over all GPUs, "
                 "`engine='fsdp'` or `zero_stage=3`"

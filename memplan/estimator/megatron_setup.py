@@ -3,6 +3,7 @@
 from memplan.errors import SetupError
 from memplan.graph.megatron.local_sizes import padded_vocabulary
 from memplan.memory.megatron.options import MegatronStates, layers_of
+from memplan.model.mixtures import MixtureSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
@@ -29,6 +30,13 @@ def check_megatron(setup: TrainingSetup) -> None:
     """
     if setup.sequence_parallel and setup.tensor_parallel == 1:
         msg = "sequence_parallel: splits more of what tensor_parallel splits, and that is 1: give it too"
+        raise SetupError(msg)
+    ranks, experts = setup.data_parallel * setup.context_parallel, setup.expert_parallel
+    if ranks % experts:
+        msg = (
+            f"expert_parallel: {experts} ranks with other experts each do not divide the {ranks} ranks of data: "
+            f"{ranks} = {experts} x {ranks // experts} + {ranks % experts}"
+        )
         raise SetupError(msg)
     for name, odd, nearest in _beside(setup):
         if odd:
@@ -98,6 +106,7 @@ def megatron_words(model: ModelSpec, setup: TrainingSetup) -> tuple[str, ...]:
         ),
         f"vocabulary padded to {rows} rows, a multiple of {multiple} x {setup.tensor_parallel}",
         _recomputed_words(layers),
+        *_expert_words(model, setup),
     ]
     if not layers.wrap_with_ddp:
         return (*found, "gradients and optimizer of a loop of one's own")
@@ -111,6 +120,15 @@ def megatron_words(model: ModelSpec, setup: TrainingSetup) -> tuple[str, ...]:
         said(f"main gradients in {gradients}, one buffer", "grad_reduce_in_bf16"),
         said(words, "use_distributed_optimizer"),
     )
+
+
+def _expert_words(model: ModelSpec, setup: TrainingSetup) -> tuple[str, ...]:
+    """How tokens come to experts."""
+    runs = model.stacks[0].runs
+    if not any(isinstance(run.layer.feed_forward, MixtureSpec) for run in runs):
+        return ()
+    where = f"experts spread over {setup.expert_parallel} ranks, " * (setup.expert_parallel > 1)
+    return (f"{where}each expert given as many tokens as the others (capacity factor 1, padded)",)
 
 
 def _recomputed_words(layers: MegatronLayers) -> str:

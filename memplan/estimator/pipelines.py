@@ -12,11 +12,22 @@ from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import Packing
-from memplan.training.parallelism import PipelineParallel, PipelineRuntime, StagePlace
+from memplan.training.parallelism import (
+    PipelineParallel,
+    PipelineRuntime,
+    PipelineSchedule,
+    StagePlace,
+)
 from memplan.training.precision import Engine
 from memplan.training.schedules import rank_stages
-from memplan.training.setup import Offload, TrainingSetup
+from memplan.training.setup import Offload, Recomputation, TrainingSetup
 from memplan.training.stages import divide_layers
+
+MEGATRON_SCHEDULES = (
+    PipelineSchedule.ONE_F_ONE_B,
+    PipelineSchedule.INTERLEAVED_ONE_F_ONE_B,
+)
+"""Those of ``megatron/core/pipeline_parallel/schedules.py``."""
 
 
 def check_pipeline(setup: TrainingSetup) -> None:
@@ -24,18 +35,30 @@ def check_pipeline(setup: TrainingSetup) -> None:
 
     Raises ``SetupError``.
     """
-    engine = setup.chosen_engine
-    if engine is not Engine.MEGATRON and (engine is not Engine.DDP or setup.data_parallel > 1):
+    engine, pipeline = setup.chosen_engine, setup.pipeline
+    assert pipeline is not None
+    if engine not in (Engine.DDP, Engine.FSDP, Engine.MEGATRON):
         msg = (
-            f"pipeline_parallel: is not modelled for the engine {engine.value} over "
-            f"{setup.data_parallel} ranks of data yet: leave one of the two out"
+            f"pipeline_parallel: is modelled for the engines ddp, fsdp and megatron, and the engine is "
+            f"{engine.value}: name one of them"
         )
         raise SetupError(msg)
-    pipeline = setup.pipeline
-    if pipeline is not None and pipeline.schedule.splits_backward:
+    if engine is Engine.MEGATRON and pipeline.schedule not in MEGATRON_SCHEDULES:
         msg = (
-            f"pipeline_schedule: {pipeline.schedule.value} is not modelled yet; gpipe, 1f1b, "
-            "interleaved-1f1b and looped-bfs are"
+            f"pipeline_schedule: Megatron-core has no {pipeline.schedule.value}; its schedules are "
+            f"{', '.join(each.value for each in MEGATRON_SCHEDULES)}"
+        )
+        raise SetupError(msg)
+    if engine is Engine.DDP and setup.data_parallel > 1 and pipeline.schedule.splits_backward:
+        msg = (
+            f"pipeline_schedule: {pipeline.schedule.value} computes weights' gradients past DDP's hooks, "
+            "which never reduces them: name the engine fsdp, or another schedule"
+        )
+        raise SetupError(msg)
+    if pipeline.schedule.splits_backward and setup.checkpointing is Recomputation.SELECTIVE:
+        msg = (
+            f"checkpointing: selective is not modelled where {pipeline.schedule.value} computes weights' "
+            "gradients in passes of their own: take none or full"
         )
         raise SetupError(msg)
     for name, odd in _beside(setup):
@@ -135,17 +158,22 @@ def stages_of(
     """
     check_stages(model)
     counts = layer_counts(model, pipeline)
-    return _stages(model, options, counts, pipeline.runtime)
+    return _stages(model, options, counts, pipeline)
 
 
 @lru_cache(maxsize=64)
 def _stages(
-    model: ModelSpec, options: TapeOptions, counts: tuple[int, ...], runtime: PipelineRuntime
+    model: ModelSpec, options: TapeOptions, counts: tuple[int, ...], pipeline: PipelineParallel
 ) -> tuple[Stage, ...]:
     found: list[Stage] = []
     start, last = 0, len(counts) - 1
     for number, count in enumerate(counts):
-        place = StagePlace(is_first=not number, is_last=number == last, runtime=runtime)
+        place = StagePlace(
+            is_first=not number,
+            is_last=number == last,
+            runtime=pipeline.runtime,
+            splits_backward=pipeline.schedule.splits_backward,
+        )
         layers = range(start, start + count)
         own = stage_options(options, num_layers=model.num_layers, layers=layers, place=place)
         found.append(_stage(walked_on_card(stage_model(model, layers, place), own)))

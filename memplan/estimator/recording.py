@@ -137,6 +137,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         offload=setup.offload_activations,
         weights_stay=not setup.offload_activations.sends or setup.chosen_engine is Engine.DDP,
         megatron=_megatron_layers(setup),
+        expert_ranks=setup.expert_parallel if setup.chosen_engine is Engine.MEGATRON else 1,
         context_parallel=setup.sequences_shared,
         freeze=setup.freeze,
         compile=setup.compile,

@@ -80,6 +80,8 @@ class TapeOptions:
     """Weights are where they were when the hooks that offload were made."""
     megatron: "MegatronLayers | None" = None
     """Its layers are Megatron-core's, written down by its own settings."""
+    expert_ranks: int = 1
+    """Over which Megatron spreads its experts."""
     stage: StagePlace | None = None
     """Of a pipeline: the model's layers are a stage's own then."""
     split_plan: SplitPlan = PLAIN_SPLIT

@@ -6,10 +6,12 @@ and everything it kept are still alive, then lets both go (torch/csrc/autograd/e
 outputs to the next nodes' buffers). A profile is relative to the bytes alive when it begins.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from enum import Enum
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.declaration import registered
 from memplan.graph.operation_kinds import EXTERN_KERNELS
 from memplan.graph.segments import (
     Change,
@@ -27,7 +29,14 @@ from memplan.graph.tensors import (
     allocated_bytes,
 )
 from memplan.memory.reduction import Multiprocessors, column_sum_scratch
-from memplan.memory.walk import WORKSPACE, Event, ForwardProfile, Level, keeps_something
+from memplan.memory.walk import (
+    WORKSPACE,
+    Event,
+    ForwardProfile,
+    ForwardWalk,
+    Level,
+    keeps_something,
+)
 from memplan.training.compilation import Compilation
 
 
@@ -75,6 +84,19 @@ class BackwardProfile:
     """Of the blocks that are not of the main stream's memory."""
 
 
+class Extent(Enum):
+    """Which gradients a backward pass computes."""
+
+    ALL = "all"
+    INPUTS = "inputs"
+    """That of the stage's input alone: the graph stays, and with it the gradients that those of weights
+    will come from (torch/distributed/pipelining/_backward.py, ``stage_backward_input``)."""
+    WEIGHTS = "weights"
+    """Those of the weights, behind ``INPUTS`` (``stage_backward_weight``)."""
+
+    __hash__ = object.__hash__
+
+
 class GradientBuffer:
     """A gradient on its way: what autograd's input buffers hold."""
 
@@ -105,6 +127,15 @@ class BackwardWalk:
         hooked: bool = False,
         lent: bool = False,
     ) -> None:
+        self.extent = Extent.ALL
+        self.on_way: set[Tensor] = set()
+        """What is computed from what the segment was given."""
+        self.captured: dict[Operation, GradientBuffer] = {}
+        """Gradients of what weights' operations made, for the pass of the weights."""
+        self.calls = 0
+        """Of weights, in which a checkpointed segment was run again."""
+        self.gone: set[Operation] = set()
+        """Whose nodes have let go of what they kept, where that is no once and for all."""
         self.device = device
         self.lent = lent
         """The gradient of what it returns lies in a buffer that stays, and that nothing is added to."""
@@ -144,6 +175,11 @@ class BackwardWalk:
         """What was recomputed is unpacked into variables of the formula, where it is asked for."""
         self.returned: dict[Region, tuple[object, GradientBuffer | None]] = {}
         """Of regions whose own backward passes run: what they returned, and its gradient."""
+
+    def limit(self, extent: Extent) -> None:
+        """Compute some of the gradients alone."""
+        self.extent = extent
+        self.on_way = on_way(self.segment)
 
     def run(self) -> BackwardProfile:
         """Walk the operations backward."""
@@ -233,6 +269,12 @@ class BackwardWalk:
 
     def _let_go(self, operation: Operation) -> None:
         """``release_variables``: what only this operation still kept is freed."""
+        if self.extent is Extent.INPUTS and not self.segment.checkpointed:
+            return  # retain_graph=True
+        if self.extent is Extent.WEIGHTS:
+            if operation in self.gone:
+                return
+            self.gone.add(operation)
         # What was recomputed is unpacked into variables of the formula, which go in reverse order.
         unpacks = self.unpacks or operation.handed
         saved = reversed(operation.saved) if unpacks else operation.saved
@@ -244,9 +286,20 @@ class BackwardWalk:
         self.saves[storage] = count
         if count == 0 and storage not in self.handed_over:
             self.saved -= storage.num_bytes
+            if self.calls:
+                self._free_in_calls(storage)
+                return
             if storage.segment != self.segment.index:
                 self.earlier -= storage.num_bytes
             self._free(storage, storage.num_bytes)
+
+    def _free_in_calls(self, storage: Storage) -> None:
+        """Free what each call has made of it, the segment's input aside, which is none of them."""
+        self.saved += storage.num_bytes
+        if storage.segment == self.segment.index:
+            for call in range(self.calls):
+                self.saved -= storage.num_bytes
+                self._free((call, storage), storage.num_bytes)
 
     def _end_kernel(self) -> None:
         """A kernel has written all that it writes: what it alone still read goes."""
@@ -256,7 +309,7 @@ class BackwardWalk:
 
     def _let_go_of_given(self, operation: Operation) -> None:
         """With the last kept tensor goes what the recomputation was given: the segment's input."""
-        if not self.holders or not keeps_something(operation):
+        if not self.holders or not keeps_something(operation) or self.extent is Extent.INPUTS:
             return
         self.holders -= 1
         if not self.holders and self.segment.input is not None:
@@ -393,6 +446,9 @@ class BackwardWalk:
             self._let_go(operation)
             self._let_go_of_given(operation)
             return
+        if self.extent is Extent.INPUTS and self._has_weights(operation):
+            incoming[0].references += 1
+            self.captured[operation] = incoming[0]
         made, products = self._formula(operation, incoming[0])
         # What was recomputed is let go by the formula itself, before the engine casts or sums
         # what the formula returned (``validate_outputs``).
@@ -427,6 +483,19 @@ class BackwardWalk:
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
 
+    def _is_wanted(self, tensor: Tensor) -> bool:
+        """Whether this pass computes its gradient."""
+        if self.extent is Extent.ALL:
+            return True
+        return (tensor in self.on_way) is (self.extent is Extent.INPUTS)
+
+    def _has_weights(self, operation: Operation) -> bool:
+        """Whether gradients of weights come out of it too."""
+        return any(
+            tensor.requires_grad and kind != Gradient.NONE and tensor not in self.on_way
+            for tensor, kind in zip(operation.inputs, operation.gradients, strict=False)
+        )
+
     def _formula(
         self, operation: Operation, incoming: GradientBuffer
     ) -> tuple[
@@ -442,7 +511,7 @@ class BackwardWalk:
             self._play(stages.pop(0))
         handed_over = iter(operation.saved)
         for tensor, kind in operation.backward_order():
-            if not tensor.requires_grad or kind == Gradient.NONE:
+            if not tensor.requires_grad or kind == Gradient.NONE or not self._is_wanted(tensor):
                 continue
             if kind == Gradient.ALIAS:
                 incoming.references += 1
@@ -561,11 +630,77 @@ class BackwardWalk:
             buffer = copy
         self._finish(parameter, buffer.num_bytes, buffer)
 
+    def run_weights(
+        self, captured: "dict[Operation, GradientBuffer]", *, is_last: bool
+    ) -> BackwardProfile:
+        """The gradients of the weights, from what the pass of the inputs has left.
+
+        Each weight's operation is a call of ``torch.autograd.grad`` of its own, in the order of the
+        parameters; what it returned stays until the next one has. What is checkpointed is run again in
+        each of these calls, and what that keeps stays as long as the graph does, for nothing but this
+        weight's operation takes it up (``torch.utils.checkpoint``: one recomputation for each graph
+        task, in ``frame.recomputed``). The graph of the ``is_last`` segment goes as its weights do; that
+        of others is held by what stands behind them.
+        """
+        segment = self.segment
+        order = {
+            parameter: number for number, parameter in enumerate(registered(segment.parameters))
+        }
+        aside = [each for each in segment.operations if not self.on_way.intersection(each.outputs)]
+        owners = _owners(segment, aside)
+        groups = sorted(captured, key=lambda each: min(order[one] for one in owners(each)))
+        for number, operation in enumerate(groups):
+            before, self.finished = self.finished, []
+            if segment.checkpointed:
+                self._recompute_for(number)
+            self.buffers[operation.outputs[0]] = captured[operation]
+            self._step(operation)
+            for each in reversed(aside):
+                if any(out in self.buffers for out in each.outputs):
+                    self._step(each)
+            for parameter, gradient_bytes, gradient in before:
+                self._close(parameter, gradient_bytes, gradient)
+            if is_last:
+                self._let_go_behind(groups[number + 1 :])
+        for parameter, gradient_bytes, gradient in self.finished:
+            self._close(parameter, gradient_bytes, gradient)
+        self._close(None, 0)
+        return BackwardProfile(intervals=self.intervals, end=self._level(), given={}, left={})
+
+    def _recompute_for(self, number: int) -> None:
+        """Run a checkpointed segment again for one call alone: its blocks are none of the other calls'."""
+        walk = ForwardWalk(self.segment, keep=True)
+        walk.saves = {each: count for each, count in self.saves.items() if count}
+        again = walk.recompute()
+        highest = self.live + again.peak.total_bytes
+        if highest > self.peak.total_bytes:
+            saved = self.saved - self.earlier + again.peak.saved_bytes
+            self.peak = Level(
+                saved_bytes=saved,
+                other_bytes=highest - saved - self.earlier,
+                earlier_bytes=self.earlier,
+            )
+        self.events += [
+            (key if key is WORKSPACE else (number, key), size) for key, size in again.events
+        ]
+        self.calls = number + 1
+        self.live += again.end.total_bytes
+        self.saved += again.end.total_bytes
+
+    def _let_go_behind(self, groups: Sequence[Operation]) -> None:
+        """What no weight is behind that is still to come: its node goes, and what that kept."""
+        needed: set[Tensor] = set()
+        for operation in reversed(self.segment.operations):
+            if operation in groups or not needed.isdisjoint(operation.outputs):
+                needed.update(operation.inputs)
+            elif operation.gradients:
+                self._let_go(operation)
+
     def _finish(
         self, parameter: Parameter, gradient_bytes: int, gradient: GradientBuffer | None
     ) -> None:
-        """Hand a gradient over: at once, or when the compiled region returns."""
-        if self.is_compiled:
+        """Hand a gradient over: at once, or when the compiled region or another call returns."""
+        if self.is_compiled or self.extent is Extent.WEIGHTS:
             self.finished.append((parameter, gradient_bytes, gradient))
         else:
             self._close(parameter, gradient_bytes, gradient)
@@ -581,6 +716,31 @@ class BackwardWalk:
                 self.buffers[tensor] = whole
         for parameter, gradient_bytes, gradient in self.finished:
             self._close(parameter, gradient_bytes, gradient)
+
+
+def on_way(segment: Segment) -> set[Tensor]:
+    """What a segment computes from its input, that with it, as far as gradients go back to it."""
+    found = set() if segment.input is None else {segment.input}
+    for operation in segment.operations:
+        if operation.gradients and not found.isdisjoint(operation.inputs):
+            found.update(operation.outputs)
+    return found
+
+
+def _owners(
+    segment: Segment, aside: Sequence[Operation]
+) -> "Callable[[Operation], list[Parameter]]":
+    """Which weights' gradients come out of an operation, casts of weights looked through."""
+    weights: dict[Tensor, list[Parameter]] = {each: [each] for each in segment.parameters}
+    for operation in aside:
+        found = [one for tensor in operation.inputs for one in weights.get(tensor, ())]
+        for tensor in operation.outputs if found else ():
+            weights[tensor] = found
+
+    def owners(operation: Operation) -> list[Parameter]:
+        return [one for tensor in operation.inputs for one in weights.get(tensor, ())]
+
+    return owners
 
 
 def _reusable(buffer: GradientBuffer, num_bytes: int) -> GradientBuffer | None:

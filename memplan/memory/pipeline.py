@@ -1,15 +1,54 @@
 """Which ranks of a pipeline hold the same, and which may hold most."""
 
-from memplan.memory.rank import RankInput
+from dataclasses import replace
+
+from memplan.memory.rank import RankInput, Stage, joined
+from memplan.training.precision import Engine
 from memplan.training.schedules import most_in_flight, rank_passes, rank_stages
 
 
 def pipeline_kinds(given: RankInput) -> list[tuple[range, ...]]:
-    """The ranks of each place in the pipeline."""
+    """The ranks of each place in the pipeline, those together whose shards are equally large."""
     pipeline = given.setup.pipeline
     assert pipeline is not None
     width = given.setup.num_gpus // pipeline.degree
-    return [(range(place * width, (place + 1) * width),) for place in range(pipeline.degree)]
+    found: list[tuple[range, ...]] = []
+    for place in range(pipeline.degree):
+        numbers = rank_stages(
+            pipeline.schedule,
+            num_ranks=pipeline.degree,
+            num_virtual=pipeline.num_virtual,
+            rank=place,
+        )
+        first = place * width
+        found += [
+            tuple(range(first + run.start, first + run.stop) for run in runs)
+            for runs in _alike([given.stages[number] for number in numbers], given, width)
+        ]
+    return found
+
+
+def _alike(stages: list[Stage], given: RankInput, width: int) -> list[tuple[range, ...]]:
+    """Of the ranks of a place those together that hold the same of every one of its stages."""
+    kinds: dict[tuple[int, ...], list[range]] = {}
+    tables = [_kinds_of(stage, given, width) for stage in stages]
+    for rank in range(width):
+        kinds.setdefault(tuple(table[rank] for table in tables), []).append(range(rank, rank + 1))
+    return [joined(runs) for runs in kinds.values()]
+
+
+def _kinds_of(stage: Stage, given: RankInput, width: int) -> list[int]:
+    """For each rank of a place, the number of its kind."""
+    if given.setup.chosen_engine is not Engine.FSDP:
+        return [0] * width
+    from memplan.memory.fsdp2.ranks import rank_kinds  # only then
+
+    own = replace(given, tape=stage.tape, passes=stage.passes, stages=())
+    table = [0] * width
+    for number, runs in enumerate(rank_kinds(own)):
+        for run in runs:
+            table[run.start : run.stop] = [number] * len(run)
+    return table
 
 
 def heaviest_places(given: RankInput) -> list[int]:

@@ -327,19 +327,55 @@ class Playback:
 
     # -- backward --------------------------------------------------------------------------------
 
-    def backward(self) -> None:
-        """Every segment's backward pass, the last one first."""
-        self.uses = count_uses(self.tape, self.passes)
-        finished: list[tuple[tuple[Parameter, int], Block]] = []
-        self.finished = finished if self.engine.takes_all_at_once else None
+    def backward_inputs(self) -> None:
+        """The backward pass of a pipeline's stage for its input's gradient alone: the graph stays."""
+        self._seed()
+        for each in self.passes.inputs:
+            for repetition in reversed(range(each.repeats)):
+                self._backward(each, repetition, None)
+        for storage in self.passes.dropped:
+            self._free_any(storage)
+        for block in self.shared.values():
+            self.ledger.free(block)
+        self.shared.clear()
+        if self.flow is not None:
+            self.ledger.free(self.flow)
+            self.flow = None
+
+    def backward_weights(self) -> None:
+        """The one for the weights' gradients, from what the first has left."""
+        self._expect(self.passes.weights, taken_at_once=None)
+        for each in self.passes.weights:
+            for repetition in range(each.repeats):
+                self._backward(each, repetition, None)
+
+    def _expect(
+        self,
+        passes: Sequence[BackwardPass],
+        *,
+        taken_at_once: list[tuple[tuple[Parameter, int], Block]] | None,
+    ) -> None:
+        """These passes' gradients are to come."""
+        self.uses = count_uses(self.tape, passes)
+        self.finished = taken_at_once
         self.waiting: dict[tuple[Parameter, int], Block] = {}
-        remaining = {segment.index: segment.repeat for segment in self.tape.segments}
+
+    def _seed(self) -> None:
+        """The gradient that a backward pass begins with, where it is of its own."""
         seed = seed_of(self.tape)
         if seed is not None:
             kind, name = ComponentKind.LOGITS_AND_LOSS, "gradient of the loss"
             if self.tape.segments[-1].component is not SegmentComponent.LOGITS_AND_LOSS:
                 kind, name = ComponentKind.TEMPORARIES, "gradient from the stage behind"
             self.flow = self.ledger.allocate(seed.num_bytes, 0, kind, name)
+
+    def backward(self) -> None:
+        """Every segment's backward pass, the last one first."""
+        finished: list[tuple[tuple[Parameter, int], Block]] = []
+        taken = finished if self.engine.takes_all_at_once else None
+        self._expect(self.passes.backward, taken_at_once=taken)
+        remaining = {segment.index: segment.repeat for segment in self.tape.segments}
+        self._seed()
         for each in self.passes.backward:
             stops = self.engine.stops(each.segment)
             cuts = None if stops is None else backward_cuts(each, stops)
@@ -505,11 +541,11 @@ def _taken(key: object, frame: Frame, source: Place | None) -> Block:
     return source[0].pop(source[1])
 
 
-def count_uses(tape: Tape, passes: StepPasses) -> dict[tuple[Parameter, int], int]:
+def count_uses(tape: Tape, passes: Sequence[BackwardPass]) -> dict[tuple[Parameter, int], int]:
     """How often each weight's gradient is computed."""
     uses: dict[tuple[Parameter, int], int] = {}
     remaining = {segment.index: segment.repeat for segment in tape.segments}
-    for each in passes.backward:
+    for each in passes:
         own = each.segment.parameters
         for _ in range(each.repeats):
             remaining[each.segment.index] -= 1

@@ -45,6 +45,14 @@ class Spots:
         self.after_backward = self._add(None, passes.after_backward)
         self.forward = [self._forward(each, stops) for each in passes.forward]
         self.backward = [self._backward(each, stops) for each in passes.backward]
+        self.after_inputs = self.after_weights = self.between
+        self.inputs: list[PassSpots] = []
+        self.weights: list[PassSpots] = []
+        if passes.inputs:
+            self.after_inputs = self._add(None, passes.after_inputs)
+            self.after_weights = self._add(None, passes.after_weights)
+            self.inputs = [self._backward(each, stops) for each in passes.inputs]
+            self.weights = [self._backward(each, stops) for each in passes.weights]
 
     def of(self, passes: StepPasses) -> "Spots":
         """Those of a model, the trained one or one beside it."""

@@ -8,13 +8,14 @@ layer's number, so its highest point is at one end of the run.
 engine's business, as its program says it.
 """
 
+from collections.abc import Collection
 from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.segments import Gradient, Segment, SegmentComponent
+from memplan.graph.segments import Gradient, Operation, Segment, SegmentComponent
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor
-from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, Interval
+from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, Extent, Interval
 from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES
@@ -147,6 +148,15 @@ class StepPasses:
     backward: list[BackwardPass] = field(default_factory=list)
     after_backward: Height = Height()
     """What is left beside gradients: the loss, leaves that want gradients, and these."""
+    inputs: list[BackwardPass] = field(default_factory=list)
+    """The backward pass of a pipeline's stage for its input's gradient alone."""
+    after_inputs: Height = Height()
+    """When it is over, and what stands behind all weights is gone."""
+    weights: list[BackwardPass] = field(default_factory=list)
+    """The one for the weights' gradients, which follows, the first segment first."""
+    after_weights: Height = Height()
+    dropped: list[Storage] = field(default_factory=list)
+    """What the graph lets go behind ``inputs``."""
     away_bytes: int = 0
     """What lies in CPU RAM when backward begins, page-locked."""
 
@@ -193,6 +203,10 @@ class StepWalk:
         self._lower(Level(saved_bytes=-self._sent_bytes()), loss=False)
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
+        stage = self.tape.options.stage
+        if stage is not None and stage.splits_backward and not stage.is_first:
+            self._split_backward()
+            self.level = self.passes.after_forward
         if self.transit is not None:
             self.passes.away_bytes = pinned_away_bytes(self.tape)
             self.transit.turn()
@@ -342,25 +356,73 @@ class StepWalk:
         if self.transit is not None:
             self._lower(Level(earlier_bytes=-sum(self.transit.waiting_back)), loss=False)
 
+    def _split_backward(self) -> None:
+        """The passes for the input and for the weights, which keep the graph between them."""
+        seed = seed_of(self.tape)
+        if seed is not None:
+            is_loss = self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
+            self._lower(Level(other_bytes=seed.num_bytes), loss=is_loss)
+        walks: dict[Segment, BackwardWalk] = {}
+        shared: dict[Tensor, int] = {}
+        for segment in reversed(self.tape.segments):
+            walks[segment] = walk = self._walk_of(segment, {}, shared, Extent.INPUTS)
+            profile, change = self._walked(segment, walk.run())
+            made = BackwardPass(segment, segment.repeat, self.level, profile, change)
+            self.passes.inputs.append(made)
+            self.level = made.start_of(segment.repeat)
+        self.passes.dropped = behind_weights(self.tape, walks[self.tape.segments[-1]].captured)
+        for storage in self.passes.dropped:
+            self._lower(Level(saved_bytes=-storage.num_bytes), loss=self._is_loss(storage))
+        for leaf in self.tape.leaves:
+            size = allocated_bytes(leaf.numel, leaf.dtype)
+            self._lower(Level(passed_bytes=-size), loss=False)
+        self.passes.after_inputs = self.level
+        for segment in self.tape.segments:
+            if not walks[segment].captured:
+                continue
+            walk = self._walk_of(segment, {}, {}, Extent.WEIGHTS)
+            is_last = segment is self.tape.segments[-1] and segment.repeat == 1
+            profile = walk.run_weights(walks[segment].captured, is_last=is_last)
+            made = BackwardPass(segment, segment.repeat, self.level, profile, profile.end)
+            self.passes.weights.append(made)
+            self.level = made.start_of(segment.repeat)
+        self.passes.after_weights = self.level
+
     def _walk_back(
         self, segment: Segment, finished: dict[Parameter, bool], shared: dict[Tensor, int]
     ) -> tuple[BackwardProfile, Level]:
+        walk = self._walk_of(segment, finished, shared, Extent.ALL)
+        back = walk.run()
+        if self.transit is not None:
+            self.transit.went_back(walk)
+        return self._walked(segment, back)
+
+    def _walk_of(
+        self,
+        segment: Segment,
+        finished: dict[Parameter, bool],
+        shared: dict[Tensor, int],
+        extent: Extent,
+    ) -> BackwardWalk:
         walk = ForwardWalk(segment, keep=True)
+        runs_again = segment.checkpointed and extent is not Extent.WEIGHTS
         made = BackwardWalk if self.transit is None else self.transit.backward
-        walk_back = made(
+        found = made(
             segment,
             walk.saves,
             in_place_sums=not self.tape.decomposed,
             hooked=self.tape.options.module_hooks,
             accumulated=finished,
             shared=shared,
-            again=walk.recompute() if segment.checkpointed else None,
+            again=walk.recompute() if runs_again else None,
             device=self.device,
             lent=segment is self.tape.segments[-1] and gradient_stays(self.tape),
         )
-        back = walk_back.run()
-        if self.transit is not None:
-            self.transit.went_back(walk_back)
+        if extent is not Extent.ALL:
+            found.limit(extent)
+        return found
+
+    def _walked(self, segment: Segment, back: BackwardProfile) -> tuple[BackwardProfile, Level]:
         end = back.end
         if segment.input is not None and self._is_loss(segment.input.storage):
             # From the loss to the head: it is the head's until that lets it go.
@@ -379,6 +441,34 @@ class StepWalk:
                 released += storage.num_bytes
         self._lower(Level(saved_bytes=-released), loss=False)
         return released
+
+
+def behind_weights(tape: Tape, captured: Collection[Operation]) -> list[Storage]:
+    """What only operations keep that no weight's gradient comes behind: the graph lets them go.
+
+    Of the last segment, which has weights: behind them are the loss, and on the way to it the logits.
+    """
+    last = tape.segments[-1]
+    if last.checkpointed:
+        return []
+    needed: set[Tensor] = set()
+    kept: set[Storage] = set()
+    found: dict[Storage, None] = {}
+    for operation in reversed(last.operations):
+        if operation in captured or not needed.isdisjoint(operation.outputs):
+            needed.update(operation.inputs)
+            kept.update(operation.held)
+            continue
+        found.update(dict.fromkeys(operation.held))
+        if last.component is SegmentComponent.LOGITS_AND_LOSS:
+            made = (tensor.storage for tensor in operation.outputs)
+            found.update(dict.fromkeys(each for each in made if each.held))
+    if last.component is SegmentComponent.LOGITS_AND_LOSS:
+        logits = {each.storage for operation in captured for each in operation.outputs}
+        found.update(dict.fromkeys(each for each in logits if each.held))
+        if last.output is not None:
+            found[last.output.storage] = None
+    return [each for each in found if each not in kept and each.segment == last.index]
 
 
 def pinned_away_bytes(tape: Tape) -> int:

@@ -299,10 +299,10 @@ class TallyPlayback:
         self.spots = ledger.spots.of(passes)
         self.engine = engine
         self.uses = repeated_uses(passes)
-        self.rest = [each for each in height_entries(passes.after_forward) if each.num_bytes]
-        """What a micro-batch holds between its forward and its backward pass."""
-        self.parked: dict[int, list[Block]] = {}
-        """The same as blocks, of those whose backward pass is to come."""
+        self.at = self.spots.between
+        """Where the present micro-batch is when a pass is over."""
+        self.parked: dict[int, tuple[Spot, list[Block]]] = {}
+        """What micro-batches hold whose next pass is to come, and where they are."""
         self.waiting: dict[tuple[Parameter, int], tuple[int, Block]] = {}
         """Gradients of weights used more than once: how many are to come, and the sum so far."""
 
@@ -322,18 +322,22 @@ class TallyPlayback:
 
     def return_loss(self) -> None:
         """The model has returned: its outputs but the loss go, and casts."""
-        self.ledger.rest(self.spots.after_forward)
+        self.at = self.spots.after_forward
+        self.ledger.rest(self.at)
 
     def park(self, micro_batch: int) -> None:
         """Another pass is to run before this micro-batch's backward one: it is held as it is."""
         ledger = self.ledger
         ledger.stand(self.spots.between)
-        self.parked[micro_batch] = [
+        held = height_entries(self.spots.height(self.at, 0))
+        blocks = [
             ledger.allocate(
                 each.num_bytes, 0, each.kind, f"{each.origin}, of micro-batches in flight"
             )
-            for each in self.rest
+            for each in held
+            if each.num_bytes
         ]
+        self.parked[micro_batch] = self.at, blocks
 
     def sendable_bytes(self, least_bytes: int) -> int:
         """What one micro-batch keeps in blocks of at least so many bytes [bytes]."""
@@ -354,8 +358,9 @@ class TallyPlayback:
 
     def resume(self, micro_batch: int) -> None:
         """Go on with it."""
-        self.ledger.free_all(self.parked.pop(micro_batch))
-        self.ledger.stand(self.spots.after_forward)
+        self.at, blocks = self.parked.pop(micro_batch)
+        self.ledger.free_all(blocks)
+        self.ledger.stand(self.at)
 
     def _forward(self, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
@@ -399,6 +404,22 @@ class TallyPlayback:
         for weight, block in finished:
             self.engine.gradient_ready(weight, block)
         self.ledger.rest(spots.after_backward)
+
+    def backward_inputs(self) -> None:
+        """The backward pass of a pipeline's stage for its input's gradient alone."""
+        for each, own in zip(self.passes.inputs, self.spots.inputs, strict=True):
+            for repetition in range(each.repeats):
+                self._backward(each, own, repetition, each.repeats - 1 - repetition)
+        self.at = self.spots.after_inputs
+        self.ledger.rest(self.at)
+
+    def backward_weights(self) -> None:
+        """The one for the weights' gradients."""
+        self.finished = None
+        for each, own in zip(self.passes.weights, self.spots.weights, strict=True):
+            for repetition in range(each.repeats):
+                self._backward(each, own, repetition, repetition)
+        self.ledger.rest(self.spots.after_weights)
 
     def let_go(self) -> None:
         """The loss goes, and with it all that is left of the model's."""

@@ -292,4 +292,11 @@ def footnotes(plan: Plan) -> list[str]:
 
 
 def _notes(setups: Sequence[PlannedSetup]) -> list[str]:
-    return list(dict.fromkeys(note for each in setups for note in each.estimate.notes))
+    return list(
+        dict.fromkeys(
+            note
+            for each in setups
+            for note in each.estimate.notes
+            if note != each.estimate.stage_note
+        )
+    )

@@ -320,7 +320,7 @@ def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
         lines.append(ZERO_INIT_LINE)
     for result in results:
         for each in result.estimates:
-            lines += each.notes
+            lines += [note for note in each.notes if note != each.stage_note]
             lines += each.left_out_notes
     lines += impossible_notes(sweep)
     return list(dict.fromkeys(lines))

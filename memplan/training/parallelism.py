@@ -112,6 +112,9 @@ class StagePlace:
     is_first: bool
     is_last: bool
     runtime: PipelineRuntime = PipelineRuntime.TORCH
+    splits_backward: bool = False
+    """Gradients of its input and of its weights come in passes of their own, on some micro-batches at
+    least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -325,6 +325,26 @@ _ORDERS: dict[PipelineSchedule, Callable[[_Shape, Sequence[int]], Iterator[Pass]
 }
 
 
+MAX_ACTIVE_STAGES = 3
+"""Stages of a rank whose weights are gathered ahead (``_add_unshard_reshard``)."""
+
+
+def wanted_stages(passes: Sequence[Pass]) -> Iterator[tuple[int, ...]]:
+    """Before each pass, the stages that run next: those whose weights are to be gathered by then.
+
+    >>> passes = [Pass(PassKind.FORWARD, stage, 0) for stage in (0, 4, 8, 12)]
+    >>> list(wanted_stages(passes))
+    [(0, 4, 8), (4, 8, 12), (8, 12), (12,)]
+    """
+    found: list[tuple[int, ...]] = []
+    behind: tuple[int, ...] = ()
+    for each in reversed(passes):
+        others = tuple(stage for stage in behind if stage != each.stage)
+        behind = (each.stage, *others)
+        found.append(behind[:MAX_ACTIVE_STAGES])
+    return reversed(found)
+
+
 class InFlight(NamedTuple):
     """The most that a rank holds at a time, in micro-batches of one stage."""
 

@@ -48,9 +48,34 @@ def predict_pipeline(record: dict[str, Any]) -> dict[str, int]:
         kernel_scratch=False,
         engine_options={"return_outputs": settings["return_outputs"]},
     )
-    resolved = setup.resolve()
-    given = prepared(load_model(config_of(layers), "causal-lm"), resolved, None).rank_input
-    account = rank_account(given, rank=settings["rank"])
+    return _figures(setup, config_of(layers), settings["rank"])
+
+
+def predict_own(record: dict[str, Any]) -> dict[str, int]:
+    """The figures of a fresh record, whose kernels are CUDA's own."""
+    settings = record["settings"]
+    num_ranks, num_shards = settings["pp"], settings["fsdp2"]
+    setup = TrainingSetup(
+        num_gpus=num_ranks * num_shards,
+        engine="ddp" if num_shards == 1 else "fsdp",  # type: ignore[arg-type]
+        pipeline_parallel=num_ranks,
+        pipeline_schedule=settings["schedule"],
+        virtual_stages=settings["stages_per_rank"],
+        layers_per_stage=tuple(settings["layers"]),
+        gradient_accumulation_steps=settings["microbatches"],
+        micro_batch_size=settings["b"],
+        seq_len=settings["s"],
+        precision="bf16" if num_shards == 1 else "bf16-mixed",  # type: ignore[arg-type]
+        optimizer=settings["optimizer"].replace("_", "-"),
+        checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
+    )
+    config = config_of(sum(settings["layers"]), settings["sizes"])
+    return _figures(setup, config, settings["rank"] * num_shards)
+
+
+def _figures(setup: TrainingSetup, config: dict[str, Any], rank: int) -> dict[str, int]:
+    given = prepared(load_model(config, "causal-lm"), setup.resolve(), None).rank_input
+    account = rank_account(given, rank=rank)
     phases = {phase.name: phase.peak_bytes for phase in account.phases}
     return {
         "bytes_before": account.held_bytes,

@@ -87,7 +87,7 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
             {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]},
             "a norm before attention",
         ),
-        ({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "no dense ones"),
+        ({"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}, "more than heads"),
     ],
 )
 def test_models_without_modules_are_refused(config: dict[str, Any], why: str) -> None:

@@ -8,7 +8,7 @@ from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.estimator.job import Job
 from memplan.memory.accounts import rank_account
-from memplan.memory.megatron.buffers import lay_out
+from memplan.memory.megatron.buffers import groups_of, lay_out
 from memplan.memory.megatron.options import MegatronStates
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -18,6 +18,14 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4,
     "intermediate_size": 2816, "num_hidden_layers": 4, "vocab_size": 32000,
     "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False,
+}  # fmt: skip
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 4096, "n_routed_experts": 16,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 256, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "q_lora_rank": 128, "kv_lora_rank": 64, "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32, "v_head_dim": 64, "n_group": 4, "topk_group": 2,
+    "tie_word_embeddings": False, "architectures": ["DeepseekV3ForCausalLM"],
 }  # fmt: skip
 DISTRIBUTED = {"use_distributed_optimizer": True}
 AWARE = {**DISTRIBUTED, "use_precision_aware_optimizer": True}
@@ -116,8 +124,34 @@ def test_both_ledgers(options: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_both_ledgers_of_a_pipeline(fields: dict[str, Any]) -> None:
     """Each rank's stages, added up as played out."""
+    check_both_ledgers(LLAMA, fields)
+
+
+def test_both_ledgers_of_experts() -> None:
+    """Latent attention and experts, spread over ranks and over stages."""
+    spread = {"num_gpus": 8, "expert_parallel": 4, "engine_options": DISTRIBUTED}
+    check_both_ledgers(DEEPSEEK, spread)
+    check_both_ledgers(DEEPSEEK, {**spread, "expert_parallel": 2, "pipeline_parallel": 2})
+
+
+def test_experts_are_sharded_over_fewer_ranks() -> None:
+    """Those of one rank over the ranks that have the same ones; each other weight over all."""
+    fields = {"num_gpus": 8, "expert_parallel": 4, "engine_options": DISTRIBUTED}
+    given = Job.of(load_model(DEEPSEEK), TrainingSetup(engine="megatron", **fields), None).given
+    dense, experts = groups_of(given, MegatronStates(use_distributed_optimizer=True))
+    assert (dense.num_ranks, experts.num_ranks, experts.spread) == (8, 2, 4)
+    each = 3 * 256 * 512
+    assert sum(numel for _, numel in experts.shards(0)) == 16 * each // 4 // 2 * 3
+    with pytest.raises(SetupError, match="8 = 3 x 2"):
+        estimate(
+            load_model(DEEPSEEK),
+            TrainingSetup(engine="megatron", **{**fields, "expert_parallel": 3}),
+        )
+
+
+def check_both_ledgers(config: dict[str, Any], fields: dict[str, Any]) -> None:
     asked = {"engine": "megatron", "seq_len": 256, "gradient_accumulation_steps": 4, **fields}
-    job = Job.of(load_model(LLAMA), TrainingSetup(**asked), None)
+    job = Job.of(load_model(config), TrainingSetup(**asked), None)
     for rank in (0, asked["num_gpus"] - 1):
         made = rank_account(job.given, rank=rank)
         expected = played(job.given, rank)

@@ -22,6 +22,8 @@ class MegatronContext:
     hidden_size: int
     context: int
     """Ranks that share each sequence."""
+    experts: int
+    """Ranks over which experts are spread."""
     batch: int
     seq_len: int
     frequencies: Tensor | None = None

@@ -6,11 +6,13 @@ from memplan.errors import SetupError
 from memplan.graph.local_model import divided
 from memplan.graph.options import TapeOptions
 from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate, PositionBias
+from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.megatron import MegatronLayers
+from memplan.training.megatron import MegatronLayers, TransformerImpl
 from memplan.units import round_up
 
 NORMS = frozenset(
@@ -51,53 +53,85 @@ def check_model(model: ModelSpec, options: TapeOptions, *, degree: int, sequence
             groups = run.layer.attention.num_kv_heads // degree
             what = f"{model.name}'s key/value heads of a tensor-parallel rank, of which context_parallel gives each a share,"
             divided(groups, shared.degree, what)
-        _check_layer(model, run.layer)
+        _check_layer(model, run.layer, options)
         _check_norm(model, run.layer.norm)
 
 
 def local_layer(model: ModelSpec, layer: LayerSpec, degree: int) -> LayerSpec:
     """A layer with each split size divided by the degree."""
-    attention, network = layer.attention, layer.feed_forward
-    assert isinstance(attention, AttentionSpec)
-    assert isinstance(network, FeedForwardSpec)
     if degree == 1:
         return layer
+    attention, network = layer.attention, layer.feed_forward
+    assert isinstance(attention, AttentionSpec | LatentAttentionSpec)
+    assert isinstance(network, FeedForwardSpec)
     heads = divided(attention.num_heads, degree, f"{model.name}'s number of heads")
-    groups = divided(attention.num_kv_heads, degree, f"{model.name}'s number of key/value heads")
+    if isinstance(attention, AttentionSpec):
+        what = f"{model.name}'s number of key/value heads"
+        groups = divided(attention.num_kv_heads, degree, what)
+        local: AttentionSpec | LatentAttentionSpec = replace(
+            attention, num_heads=heads, num_kv_heads=groups
+        )
+    else:
+        local = replace(attention, num_heads=heads)
     what = f"the width of {model.name}'s feed-forward network"
     width = divided(network.intermediate_size, degree, what)
-    return replace(
-        layer,
-        attention=replace(attention, num_heads=heads, num_kv_heads=groups),
-        feed_forward=replace(network, intermediate_size=width),
-    )
+    return replace(layer, attention=local, feed_forward=replace(network, intermediate_size=width))
 
 
-def _check_layer(model: ModelSpec, layer: LayerSpec) -> None:
-    attention, network = layer.attention, layer.feed_forward
+def _check_layer(model: ModelSpec, layer: LayerSpec, options: TapeOptions) -> None:
     if layer.placement is not NormPlacement.PRE or layer.cross_attention is not None:
         _refuse(model, "its layers are not a norm before attention and one before a network")
-    if not isinstance(attention, AttentionSpec):
+    _check_attention(model, layer.attention, options)
+    _check_network(model, layer.feed_forward, options)
+
+
+def _check_attention(model: ModelSpec, spec: object, options: TapeOptions) -> None:
+    if isinstance(spec, LatentAttentionSpec):
+        _check_engine(options, "latent attention")
+        if spec.bias or spec.indexer is not None or options.context_parallel is not None:
+            _refuse(model, "its latent attention has biases, chooses tokens or shares sequences")
+        return
+    if not isinstance(spec, AttentionSpec):
         _refuse(model, "its tokens are not mixed by multi-head or grouped-query attention")
-    if not isinstance(network, FeedForwardSpec):
-        _refuse(model, "its feed-forward networks are no dense ones")
-    assert isinstance(attention, AttentionSpec)
-    assert isinstance(network, FeedForwardSpec)
-    norm = attention.query_key_norm
+    assert isinstance(spec, AttentionSpec)
+    norm = spec.query_key_norm
     odd = (
-        attention.value_head_dim not in (None, attention.head_dim), attention.sinks, attention.softcap,
-        attention.output_gate is not OutputGate.NONE, attention.position_bias is not PositionBias.NONE,
-        attention.distances is not None, attention.form is AttentionForm.SEGMENTS,
-        norm is not None and not attention.query_key_norm_per_head,
+        spec.value_head_dim not in (None, spec.head_dim), spec.sinks, spec.softcap,
+        spec.output_gate is not OutputGate.NONE, spec.position_bias is not PositionBias.NONE,
+        spec.distances is not None, spec.form is AttentionForm.SEGMENTS,
+        norm is not None and not spec.query_key_norm_per_head,
     )  # fmt: skip
     if any(odd):
         _refuse(model, "its attention has more than heads, positions and a norm of each head")
-    known = (
-        network.activation is Activation.SILU if network.gated else network.activation in UNGATED
-    )
+
+
+def _check_network(model: ModelSpec, spec: object, options: TapeOptions) -> None:
+    if isinstance(spec, MixtureSpec):
+        _check_engine(options, "a mixture of experts")
+        if options.tensor_parallel is not None:
+            _refuse(
+                model, "how its experts are split by tensor_parallel; expert_parallel spreads them"
+            )
+        divided(spec.num_experts, options.expert_ranks, f"{model.name}'s number of experts")
+        plain = spec.expert.gated and spec.expert.activation is Activation.SILU
+        if not plain or spec.expert.bias or spec.shared_gate or spec.clamped_gate:
+            _refuse(model, "its experts are more than gated networks of silu")
+        return
+    if not isinstance(spec, FeedForwardSpec):
+        _refuse(model, "its feed-forward networks are no dense ones")
+    assert isinstance(spec, FeedForwardSpec)
+    known = spec.activation is Activation.SILU if spec.gated else spec.activation in UNGATED
     if not known:
-        words = "gated networks are of silu" if network.gated else "plain networks are of gelu"
-        _refuse(model, f"its networks are of {network.activation.value}, and modelled {words}")
+        words = "gated networks are of silu" if spec.gated else "plain networks are of gelu"
+        _refuse(model, f"its networks are of {spec.activation.value}, and modelled {words}")
+
+
+def _check_engine(options: TapeOptions, what: str) -> None:
+    settings = options.megatron
+    assert settings is not None
+    if settings.transformer_impl is TransformerImpl.LOCAL:
+        msg = f"engine_options: transformer_impl: {what} is modelled with transformer_engine alone, not local"
+        raise SetupError(msg)
 
 
 def _check_norm(model: ModelSpec, spec: NormSpec) -> None:

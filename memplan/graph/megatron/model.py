@@ -29,7 +29,10 @@ from memplan.graph.stages import hand_on, receive
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
+from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
+from memplan.model.mixers import TokenMixer
+from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
@@ -60,6 +63,7 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
         sequence=group is not None and group.sequence,
         hidden_size=model.hidden_size,
         context=1 if options.context_parallel is None else options.context_parallel.degree,
+        experts=options.expert_ranks,
         batch=options.batch_size,
         seq_len=options.seq_len,
     )
@@ -149,7 +153,7 @@ def _rotary_dim(stack: StackSpec) -> int:
     """Dimensions of a head that are turned; 0 where positions are learned."""
     for run in stack.runs:
         spec = run.layer.attention
-        if isinstance(spec, AttentionSpec) and spec.rotary is not None:
+        if isinstance(spec, AttentionSpec | LatentAttentionSpec) and spec.rotary is not None:
             return spec.rotary.dim
     return 0
 
@@ -273,12 +277,11 @@ def _layer(c: MegatronContext, layer: LayerSpec, x: Tensor, prefix: str) -> Tens
     """Norm, attention, sum; norm, network, sum."""
     t = c.tape
     attention, network = layer.attention, layer.feed_forward
-    assert isinstance(attention, AttentionSpec)
-    assert isinstance(network, FeedForwardSpec)
-    attended, bias, frame = _attention(c, layer, attention, x, prefix)
-    middle = bias_dropout_add(c, attended, bias, x, layer.attention_output_dropout)
+    attended, bias, frame = _mixed(c, layer, attention, x, prefix)
+    dropout = layer.attention_output_dropout
+    middle = bias_dropout_add(c, attended, bias, x, dropout)
     t.touch(*frame, attended)
-    fed, bias, frame = _network(c, layer, network, middle, prefix)
+    fed, bias, frame = _fed(c, layer, network, middle, prefix)
     out = bias_dropout_add(c, fed, bias, middle, layer.feed_forward_output_dropout)
     t.touch(*frame, fed, middle)
     return out
@@ -286,6 +289,28 @@ def _layer(c: MegatronContext, layer: LayerSpec, x: Tensor, prefix: str) -> Tens
 
 Written = tuple[Tensor, Parameter | None, tuple[Tensor, ...]]
 """A part's result, a bias that is still to be added, and what the layer's variables hold meanwhile."""
+
+
+def _mixed(
+    c: MegatronContext, layer: LayerSpec, spec: TokenMixer, x: Tensor, prefix: str
+) -> Written:
+    if isinstance(spec, AttentionSpec):
+        return _attention(c, layer, spec, x, prefix)
+    from memplan.graph.megatron.latent import latent_attention  # only for DeepSeek's kin
+
+    assert isinstance(spec, LatentAttentionSpec)
+    out, frame = latent_attention(c, x, spec, layer.norm, prefix)
+    return out, None, frame
+
+
+def _fed(c: MegatronContext, layer: LayerSpec, spec: object, x: Tensor, prefix: str) -> Written:
+    if isinstance(spec, FeedForwardSpec):
+        return _network(c, layer, spec, x, prefix)
+    from memplan.graph.megatron.mixture import mixture  # only for mixtures
+
+    assert isinstance(spec, MixtureSpec)
+    out, frame = mixture(c, x, spec, layer.norm, prefix)
+    return out, None, frame
 
 
 def _attention(

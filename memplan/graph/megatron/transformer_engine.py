@@ -59,6 +59,38 @@ def norm_linear(
     return out
 
 
+def column_linear(c: MegatronContext, x: Tensor, weight: Parameter) -> Tensor:
+    """A product with this rank's columns whose input was normed elsewhere."""
+    t = c.tape
+    out_features, in_features = weight.shape
+    out = t.tensor(c.tokens * out_features, c.dtype)
+    whole = x.storage.num_bytes * c.degree
+    own = Gradient.NONE if c.fuses_gradients else Gradient.FRESH
+    t.record(
+        OperationKind.LINEAR, (x, weight), (out,), saves=(x, weight),
+        gradients=(Gradient.FRESH, own), forward_scratch_bytes=(whole, RESULT) if c.sequence else (),
+        backward_scratch_bytes=(whole, whole, RESULT) if c.sequence else (),
+        flops=2 * c.tokens * in_features * out_features, in_python=True,
+    )  # fmt: skip
+    return out
+
+
+def whole_linear(
+    c: MegatronContext, x: Tensor, name: str, out_features: int, in_features: int
+) -> Tensor:
+    """A product with a weight that is whole on every rank, of its share of the tokens (``duplicated``)."""
+    t = c.tape
+    weight = t.parameter(f"{name}.weight", out_features, in_features)
+    out = t.tensor(c.stream_tokens * out_features, c.dtype)
+    own = Gradient.NONE if c.fuses_gradients else Gradient.FRESH
+    t.record(
+        OperationKind.LINEAR, (x, weight), (out,), saves=(x, weight),
+        gradients=(Gradient.FRESH, own), flops=2 * c.stream_tokens * in_features * out_features,
+        in_python=True,
+    )  # fmt: skip
+    return out
+
+
 def linear(c: MegatronContext, x: Tensor, weight: Parameter) -> Tensor:
     """A product with this rank's rows; with sequence parallelism its gradient is gathered first."""
     t = c.tape
@@ -114,11 +146,22 @@ def _attended(
     t = c.tape
     tokens = c.seq_len * c.context
     shape = Shape(c.batch, tokens, tokens, spec)
-    kernel = t.sdpa_kernel(_call(c, spec))
-    if kernel is ScoreKernel.CUDNN:
+    if attention_kernel(c, spec) is ScoreKernel.CUDNN:
         return cudnn(t, query, key, value, shape, None)
-    if kernel is ScoreKernel.FLASH:
-        return flash(t, query, key, value, shape)
+    return flash(t, query, key, value, shape)
+
+
+def attention_kernel(c: MegatronContext, spec: AttentionSpec) -> ScoreKernel:
+    """cuDNN's or flash's.
+
+    Raises ``SetupError`` where the card has neither for these heads.
+    """
+    kernel = c.tape.sdpa_kernel(_call(c, spec))
+    if kernel is ScoreKernel.FLASH and spec.value_head_dim not in (None, spec.head_dim):
+        # flash-attention's second version takes heads of one size alone.
+        return ScoreKernel.CUDNN
+    if kernel in (ScoreKernel.CUDNN, ScoreKernel.FLASH):
+        return kernel
     msg = (
         "engine_options: transformer_impl: TransformerEngine's attention kernels need compute capability 8.0, 16 "
         f"bits and heads of up to 256 numbers (here {spec.head_dim}): take transformer_impl=local"

@@ -119,9 +119,16 @@ def _reshard(setup: TrainingSetup, read: OptionReader) -> bool | None:
         )
         raise SetupError(msg)
     keeps = strategy is FsdpStrategy.SHARD_GRAD_OP
+    is_piped = setup.pipeline_parallel > 1
     if str(read.values.get("reshard_after_forward")).lower() in ("auto", "default"):
-        return False if keeps else None
-    reshard: bool = read.boolean("reshard_after_forward", not keeps)
+        return False if keeps or is_piped else None
+    reshard: bool = read.boolean("reshard_after_forward", not keeps and not is_piped)
+    if is_piped and reshard:
+        msg = (
+            "engine_options: reshard_after_forward: true is not modelled beside pipeline_parallel, where "
+            "torchtitan's default is false: leave it out"
+        )
+        raise SetupError(msg)
     if keeps and reshard:
         msg = "fsdp_strategy: shard_grad_op means reshard_after_forward false; give one of the two"
         raise SetupError(msg)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import lcm
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.megatron.options import MegatronStates
 from memplan.memory.rank import RankInput
 from memplan.training.setup import TrainingSetup
@@ -107,14 +107,50 @@ def shard_ranks(setup: TrainingSetup) -> int:
     return setup.data_parallel * setup.context_parallel
 
 
-def sizes_of(given: RankInput) -> tuple[int, ...]:
-    """Elements of each weight of a rank, copy by copy, in the order of ``named_parameters()``."""
-    return tuple(
-        parameter.numel
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Weights whose gradients are reduced over the same ranks, in a buffer of their own."""
+
+    numbers: tuple[int, ...]
+    """Of its weights, in the order of ``named_parameters()``."""
+    buffer: Buffer
+    num_ranks: int
+    """Over which it is sharded."""
+    spread: int
+    """Ranks next to one another that have other weights in their place: other experts."""
+
+    def shards(self, data_rank: int) -> list[tuple[int, int]]:
+        """Of each weight that a rank of the data-parallel group steps something of: how many elements."""
+        found = self.buffer.shards(data_rank // self.spread, self.num_ranks)
+        return [(self.numbers[number], numel) for number, numel in found]
+
+
+def groups_of(given: RankInput, states: MegatronStates) -> list[Group]:
+    """All weights, and apart from them experts that are spread over ranks.
+
+    (core/distributed/distributed_data_parallel.py: ``expert_parallel_params``)
+    """
+    setup = given.setup
+    ranks, spread = shard_ranks(setup), setup.expert_parallel
+    weights = _weights_of(given)
+    apart = [spread > 1 and each.experts is not None for each in weights]
+    found = []
+    for is_expert, width in ((False, 1), (True, spread)):
+        numbers = tuple(number for number, each in enumerate(apart) if each is is_expert)
+        if numbers:
+            sizes = tuple(weights[number].numel for number in numbers)
+            buffer = lay_out(sizes, states, ranks // width)
+            found.append(Group(numbers, buffer, ranks // width, width))
+    return found
+
+
+def _weights_of(given: RankInput) -> list[Parameter]:
+    return [
+        parameter
         for segment in given.tape.segments
         for _ in range(segment.num_copies)
         for parameter in segment.parameters
-    )
+    ]
 
 
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
@@ -142,11 +178,19 @@ def heaviest_ranks(given: RankInput) -> list[int]:
 
 def _shard_sizes(given: RankInput, states: MegatronStates) -> list[tuple[int, ...]]:
     """For each data-parallel rank, its fp32 shards' bytes as the allocator rounds them up."""
-    data_parallel = shard_ranks(given.setup)
-    buffer = lay_out(sizes_of(given), states, data_parallel)
-    found: list[list[int]] = [[] for _ in range(data_parallel)]
-    for bucket in buffer.buckets:
-        size = (bucket.stop - bucket.start) // data_parallel
+    num_ranks = shard_ranks(given.setup)
+    found: list[list[int]] = [[] for _ in range(num_ranks)]
+    for group in groups_of(given, states):
+        for place, sizes in enumerate(_sizes_by_rank(group)):
+            for rank in range(place * group.spread, (place + 1) * group.spread):
+                found[rank] += sizes
+    return [tuple(sorted(sizes)) for sizes in found]
+
+
+def _sizes_by_rank(group: Group) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(group.num_ranks)]
+    for bucket in group.buffer.buckets:
+        size = (bucket.stop - bucket.start) // group.num_ranks
         for each in bucket.weights:
             first = (each.start - bucket.start) // size
             last = (each.stop - 1 - bucket.start) // size
@@ -154,4 +198,4 @@ def _shard_sizes(given: RankInput, states: MegatronStates) -> list[tuple[int, ..
                 low = bucket.start + rank * size
                 numel = min(each.stop, low + size) - max(each.start, low)
                 found[rank].append(round_up(4 * numel, ALLOCATION_ROUNDING))
-    return [tuple(sorted(sizes)) for sizes in found]
+    return found

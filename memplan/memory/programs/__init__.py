@@ -60,6 +60,10 @@ def engine_program(
     """The program of a model of its own, or of a stage: what the engine does with it."""
     engine = given.setup.chosen_engine
     if engine is Engine.FSDP:
+        if given.tape.options.stage is not None:
+            from memplan.memory.programs.fsdp2_stage import Fsdp2StageProgram  # only for pipelines
+
+            return Fsdp2StageProgram(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
         from memplan.memory.programs.fsdp2 import Fsdp2Program
 
         return Fsdp2Program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)

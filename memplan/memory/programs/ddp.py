@@ -102,11 +102,19 @@ class DdpProgram(Program):
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
         """The last one reduces, or each; after the first that did the buckets are made again."""
+        self.prepare_forward()
+        self.prepare_backward(last=last or self.options.sync_each_batch)
+        super().micro_batch(step, first=first, last=last)
+
+    def prepare_forward(self) -> None:
+        """Once the order in which gradients come is known, buckets are made again."""
         if self.arrived and not self.rebuilt and not self._keeps_first_buckets:
             self._rebuild()
-        self.reduces = last or self.options.sync_each_batch
+
+    def prepare_backward(self, *, last: bool) -> None:
+        """Whether gradients are reduced: those of the last micro-batch."""
+        self.reduces = last
         self.waiting = list(self.lengths)
-        super().micro_batch(step, first=first, last=last)
 
     def settle(self, *, num_micro_batches: int) -> None:  # noqa: ARG002
         """The first micro-batch finds out the order in which gradients come."""

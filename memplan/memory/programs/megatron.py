@@ -13,7 +13,7 @@ from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.megatron.buffers import Buffer, lay_out, shard_ranks, sizes_of
+from memplan.memory.megatron.buffers import groups_of, shard_ranks
 from memplan.memory.megatron.options import MegatronStates
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.programs.stepping import stepped
@@ -107,7 +107,7 @@ class MegatronProgram(MegatronLayersProgram):
         self.data_rank = rank // setup.tensor_parallel % shard_ranks(setup)
         self.weights_dtype = given.formats.weights
         self.gradients_dtype = self.states.main_gradients(self.weights_dtype)
-        self.buffer: Buffer = lay_out(sizes_of(given), self.states, shard_ranks(setup))
+        self.groups = groups_of(given, self.states)
         self.copies: list[Block] = []
         """Of gradients in fp32, where the main ones are not."""
 
@@ -116,26 +116,26 @@ class MegatronProgram(MegatronLayersProgram):
     def load(self) -> None:
         """The weights; then a buffer of gradients, and one of weights, into which they are copied."""
         super().load()
-        numel = self.buffer.numel
         sharded = self.states.use_distributed_optimizer
-        if sharded:
-            size = allocated_bytes(numel, self.weights_dtype)
-            words = "one buffer of all weights, padded"
-            self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, words)
-        size = allocated_bytes(numel, self.gradients_dtype)
-        words = f"main gradients in {self.gradients_dtype.label}, one buffer"
-        self.ledger.allocate(size, 0, ComponentKind.GRADIENTS, words)
-        if sharded:
-            self.ledger.free_all([self.blocks[each] for each in reversed(self.weights)])
-            self.blocks.clear()
+        for group in self.groups:
+            numel = group.buffer.numel
+            if sharded:
+                size = allocated_bytes(numel, self.weights_dtype)
+                words = "one buffer of all weights, padded"
+                self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, words)
+            size = allocated_bytes(numel, self.gradients_dtype)
+            words = f"main gradients in {self.gradients_dtype.label}, one buffer"
+            self.ledger.allocate(size, 0, ComponentKind.GRADIENTS, words)
+            if sharded:
+                present = [self.blocks.pop(self.weights[each]) for each in group.numbers]
+                self.ledger.free_all(reversed(present))
 
     @property
     def stepped_sizes(self) -> list[tuple[Weight, int]]:
         """The parts of weights that this rank steps, in elements."""
         if not self.states.use_distributed_optimizer:
             return [(weight, weight[0].numel) for weight in self.weights]
-        ranks = shard_ranks(self.given.setup)
-        shards = self.buffer.shards(self.data_rank, ranks)
+        shards = [each for group in self.groups for each in group.shards(self.data_rank)]
         return [(self.weights[number], numel) for number, numel in sorted(shards)]
 
     def make_optimizer(self) -> None:
@@ -181,7 +181,9 @@ class MegatronProgram(MegatronLayersProgram):
                     continue
                 for tensor in operation.inputs:
                     if isinstance(tensor, Parameter) and len(tensor.shape) == 2:
-                        fused[tensor.shape] = None
+                        rows, columns = tensor.shape
+                        experts = 1 if tensor.experts is None else tensor.experts.num_experts
+                        fused[rows // experts, columns] = None
         return list(fused)
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:  # noqa: ARG002

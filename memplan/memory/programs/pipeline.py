@@ -15,8 +15,19 @@ from memplan.memory.programs.chunk_offload import ChunkOffload, most_away_bytes
 from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
+<<<<<<< HEAD
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.schedules import Pass, PassKind, rank_passes, rank_stages
+=======
+from memplan.training.parallelism import PipelineRuntime
+from memplan.training.schedules import (
+    Pass,
+    PassKind,
+    rank_passes,
+    rank_stages,
+    wanted_stages,
+)
+>>>>>>> main
 
 MakeProgram = Callable[[RankInput], Program]
 """A stage's own program."""
@@ -46,6 +57,12 @@ class PipelineProgram:
             num_micro_batches=pipeline.num_micro_batches,
             rank=place,
         )
+        self.last = {each.stage: number for number, each in enumerate(self.passes)}
+        """The last pass of each stage."""
+        self.wanted: list[tuple[int, ...]] = []
+        """For each pass, the stages whose weights are gathered by then, where the schedule says so."""
+        if not pipeline.schedule.is_single and pipeline.runtime is PipelineRuntime.TORCH:
+            self.wanted = list(wanted_stages(self.passes))
         links = {number: StageLink.of(given.stages[number].tape) for number in numbers}
         self.runtime = runtime_of(pipeline, links, ledger)
         setup = given.setup
@@ -110,6 +127,7 @@ class PipelineProgram:
     def train(self, step: int, *, num_micro_batches: int) -> None:  # noqa: ARG002
         """One step: the whole schedule, and the updates."""
         self.runtime.begin_step()
+<<<<<<< HEAD
         for each in self.passes:
             if self.offload is None:
                 self._run(each, step)
@@ -117,6 +135,12 @@ class PipelineProgram:
             self.offload.before(each)
             self._run(each, step)
             self.offload.after(each)
+=======
+        for number, each in enumerate(self.passes):
+            if self.wanted:
+                self._gather(self.wanted[number])
+            self._run(each, step, is_last=number == self.last[each.stage])
+>>>>>>> main
         self.runtime.end_step()
         self.ledger.enter(Part.STEP, step)
         for program in self.programs.values():
@@ -124,18 +148,39 @@ class PipelineProgram:
         for program in self.programs.values():
             program.zero_grad()
 
-    def _run(self, each: Pass, step: int) -> None:
+    def _gather(self, wanted: tuple[int, ...]) -> None:
+        """Only the stages that run next have their weights gathered."""
+        for stage, program in self.programs.items():
+            if stage not in wanted:
+                program.reshard()
+        for stage in wanted:
+            self.programs[stage].unshard()
+
+    def _run(self, each: Pass, step: int, *, is_last: bool) -> None:
         program, runtime = self.programs[each.stage], self.runtime
         if each.kind is PassKind.FORWARD:
             self.ledger.enter(Part.FORWARD, step)
+            program.prepare_forward()
             program.forward_pass()
             program.playback.park(each.micro_batch)
             runtime.after_forward(each)
             return
+        is_first = runtime.links[each.stage].is_first
+        if is_first and each.kind is PassKind.INPUT:
+            return  # It has no input that wants a gradient: all of it is left to the weights' pass.
         self.ledger.enter(Part.BACKWARD, step)
         program.playback.resume(each.micro_batch)
-        program.backward_pass()
+        program.prepare_backward(last=is_last)
+        if each.kind is PassKind.INPUT:
+            program.inputs_pass()
+            program.playback.park(each.micro_batch)
+        elif each.kind is PassKind.WEIGHT and not is_first:
+            program.weights_pass()
+        else:
+            program.backward_pass()
         runtime.after_backward(each)
+        if is_last:
+            program.reduce_gradients()
 
     def evaluate(self, step: int) -> None:
         """Nothing runs between steps."""

@@ -104,15 +104,21 @@ class TorchRuntime(Runtime):
         """The gradient that was sent last."""
         self.kept: list[Block] = []
         """Until the next step begins."""
+        self.turn = next((number for number in links if number + 1 in links), None)
+        """A stage whose next one is on this rank too: what goes between them is handed over as it is."""
+        self.handed: dict[int, Block] = {}
+        """Buffers of that next one, by micro-batch, where they are none of the stage's outputs."""
         self.losses: list[Block] = []
         """Of micro-batches whose backward pass is over."""
 
     def begin(self) -> None:
         """Receive buffers, for activations stage by stage, then for gradients, the last stage first."""
         count = self.pipeline.num_micro_batches
-        for link in self.links.values():
-            for _ in range(0 if link.is_first else count):
-                self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _RECEIVED)
+        for number, link in self.links.items():
+            for batch in range(0 if link.is_first else count):
+                block = self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _RECEIVED)
+                if self.turn is not None and number == self.turn + 1:
+                    self.handed[batch] = block
         for link in reversed([*self.links.values()]):
             for _ in range(0 if link.is_last else count):
                 self.ledger.allocate(link.returned_bytes, 0, _BUFFERS, _GRADIENTS)
@@ -122,17 +128,26 @@ class TorchRuntime(Runtime):
         self.ledger.free_all(self.kept)
         self.kept.clear()
 
-    def after_forward(self, each: Pass) -> None:  # noqa: ARG002
-        """The loop's variable holds the new output now."""
+    def after_forward(self, each: Pass) -> None:
+        """The loop's variable holds the new output now; the next stage's buffer, if that is here, too
+        (``set_local_fwd_input``)."""
+        if each.stage == self.turn:
+            self.ledger.free(self.handed.pop(each.micro_batch))
         self._drop(self.output)
         self.output = None
 
     def after_backward(self, each: Pass) -> None:
         """What is sent stays until the next gradient is; logits until the next forward pass is over."""
         link = self.links[each.stage]
+        if each.stage == self.turn and each.kind is not PassKind.INPUT:
+            # The output outlives its graph, as the next stage's buffer.
+            block = self.ledger.allocate(link.returned_bytes, 0, _BUFFERS, _RECEIVED)
+            self.handed[each.micro_batch] = block
         if each.kind is PassKind.WEIGHT:
             return
-        if each.kind is PassKind.INPUT and not link.is_first:
+        # Of a stage whose previous one is here the gradient is that one's buffer.
+        is_handed = self.turn is not None and each.stage == self.turn + 1
+        if each.kind is PassKind.INPUT and not link.is_first and not is_handed:
             self.kept.append(self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _KEPT))
         if link.is_last:
             self._keep_loss(link)

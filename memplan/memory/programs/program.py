@@ -49,6 +49,12 @@ class Player(Protocol):
     def backward(self) -> None:
         """Every segment's backward pass."""
 
+    def backward_inputs(self) -> None:
+        """The backward pass of a pipeline's stage for its input's gradient alone."""
+
+    def backward_weights(self) -> None:
+        """The one for the weights' gradients."""
+
     def let_go(self) -> None:
         """The loss goes, and what its graph still holds."""
 
@@ -297,6 +303,31 @@ class Program:
         """Backward once."""
         self.begin_backward()
         self.playback.backward()
+        self.end_backward()
+        self.playback.let_go()
+
+    def prepare_forward(self) -> None:
+        """A micro-batch's forward pass through a pipeline's stage is next."""
+
+    def prepare_backward(self, *, last: bool) -> None:
+        """One of its backward passes is; after the ``last`` of a step gradients are reduced."""
+
+    def unshard(self) -> None:
+        """A pipeline's schedule wants the stage's weights soon."""
+
+    def reshard(self) -> None:
+        """It does not want them for the present."""
+
+    def reduce_gradients(self) -> None:
+        """The last backward pass of a step through a pipeline's stage is over."""
+
+    def inputs_pass(self) -> None:
+        """Backward for the gradient of a stage's input alone."""
+        self.playback.backward_inputs()
+
+    def weights_pass(self) -> None:
+        """Backward for the weights' gradients, behind it."""
+        self.playback.backward_weights()
         self.end_backward()
         self.playback.let_go()
 
