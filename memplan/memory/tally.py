@@ -329,15 +329,18 @@ class TallyPlayback:
         """Another pass is to run before this micro-batch's backward one: it is held as it is."""
         ledger = self.ledger
         ledger.stand(self.spots.between)
-        held = height_entries(self.spots.height(self.at, 0))
-        blocks = [
-            ledger.allocate(
-                each.num_bytes, 0, each.kind, f"{each.origin}, of micro-batches in flight"
-            )
-            for each in held
-            if each.num_bytes
-        ]
-        self.parked[micro_batch] = self.at, blocks
+        self.parked[micro_batch] = self.at, self._held_at(self.at)
+
+    def _held_at(self, at: Spot, away_bytes: int = 0) -> list[Block]:
+        """What a micro-batch holds there, but for what is in CPU RAM."""
+        blocks: list[Block] = []
+        for each in height_entries(self.spots.height(at, 0)):
+            gone = min(each.num_bytes, away_bytes)
+            away_bytes -= gone
+            if each.num_bytes > gone:
+                name = f"{each.origin}, of micro-batches in flight"
+                blocks.append(self.ledger.allocate(each.num_bytes - gone, 0, each.kind, name))
+        return blocks
 
     def sendable_bytes(self, least_bytes: int) -> int:
         """What one micro-batch keeps in blocks of at least so many bytes [bytes]."""
@@ -345,16 +348,9 @@ class TallyPlayback:
 
     def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:  # noqa: ARG002
         """So much of what a parked micro-batch keeps goes to CPU RAM."""
-        ledger = self.ledger
-        ledger.free_all(self.parked[micro_batch])
-        held: list[Block] = []
-        for each in self.rest:
-            gone = min(each.num_bytes, num_bytes)
-            num_bytes -= gone
-            name = f"{each.origin}, of micro-batches in flight"
-            if each.num_bytes > gone:
-                held.append(ledger.allocate(each.num_bytes - gone, 0, each.kind, name))
-        self.parked[micro_batch] = held
+        at, blocks = self.parked[micro_batch]
+        self.ledger.free_all(blocks)
+        self.parked[micro_batch] = at, self._held_at(at, num_bytes)
 
     def resume(self, micro_batch: int) -> None:
         """Go on with it."""

@@ -59,13 +59,7 @@ OFFLOADED: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda each: each["pipeline_schedule"])
 @pytest.mark.parametrize(
-<<<<<<< HEAD
-    "way",
-    [*WAYS, *OFFLOADED],
-    ids=("plain", "half", "outputs", "split", "chunks", "share", "save-on-cpu", "checkpoints"),
-=======
     "way", WAYS, ids=("plain", "half", "outputs", "split", "ddp", "fsdp x tp", "fsdp")
->>>>>>> main
 )
 def test_what_is_added_up_is_what_is_played_out(
     pipeline: dict[str, Any], way: dict[str, Any]
@@ -86,6 +80,12 @@ def test_what_is_added_up_is_what_is_played_out(
         shown = phases.pop(Part.FIRST_STEP.value, None)
         assert phases == found, rank
         assert shown is None or shown <= first * NOT_FULLER
+
+
+@pytest.mark.parametrize("way", OFFLOADED, ids=("chunks", "share", "save-on-cpu", "checkpoints"))
+def test_so_it_is_where_activations_go_to_cpu_ram(way: dict[str, Any]) -> None:
+    for pipeline in (PIPELINES[2], PIPELINES[4]):
+        test_what_is_added_up_is_what_is_played_out(pipeline, way)
 
 
 def test_the_worst_rank_is_the_fullest() -> None:

@@ -15,10 +15,7 @@ from memplan.memory.programs.chunk_offload import ChunkOffload, most_away_bytes
 from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
-<<<<<<< HEAD
 from memplan.training.activation_offload import ActivationOffload
-from memplan.training.schedules import Pass, PassKind, rank_passes, rank_stages
-=======
 from memplan.training.parallelism import PipelineRuntime
 from memplan.training.schedules import (
     Pass,
@@ -27,7 +24,6 @@ from memplan.training.schedules import (
     rank_stages,
     wanted_stages,
 )
->>>>>>> main
 
 MakeProgram = Callable[[RankInput], Program]
 """A stage's own program."""
@@ -127,20 +123,14 @@ class PipelineProgram:
     def train(self, step: int, *, num_micro_batches: int) -> None:  # noqa: ARG002
         """One step: the whole schedule, and the updates."""
         self.runtime.begin_step()
-<<<<<<< HEAD
-        for each in self.passes:
-            if self.offload is None:
-                self._run(each, step)
-                continue
-            self.offload.before(each)
-            self._run(each, step)
-            self.offload.after(each)
-=======
         for number, each in enumerate(self.passes):
             if self.wanted:
                 self._gather(self.wanted[number])
+            if self.offload is not None:
+                self.offload.before(each)
             self._run(each, step, is_last=number == self.last[each.stage])
->>>>>>> main
+            if self.offload is not None:
+                self.offload.after(each)
         self.runtime.end_step()
         self.ledger.enter(Part.STEP, step)
         for program in self.programs.values():
