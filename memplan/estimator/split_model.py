@@ -44,10 +44,15 @@ def _check_engine(setup: TrainingSetup) -> None:
             "fsdp"
         )
         raise SetupError(msg)
+    for name in ("context_parallel", "pipeline_parallel"):
+        if engine is Engine.DEEPSPEED and getattr(setup, name) > 1:
+            msg = f"tensor_parallel: AutoTP beside {name} is not modelled; leave one of the two out"
+            raise SetupError(msg)
     if engine is Engine.DDP and setup.gradient_ranks > 1:
         msg = (
             f"tensor_parallel: {setup.num_gpus} GPUs are {setup.gradient_ranks} groups of "
-            f"{setup.tensor_parallel}, which the engine ddp is not modelled for: name the engine fsdp"
+            f"{setup.tensor_parallel}, and torch's DDP takes no DTensors (accelerate refuses the pair): name "
+            "the engine fsdp, whose fsdp_strategy hybrid keeps replicas"
         )
         raise SetupError(msg)
 

@@ -20,6 +20,7 @@ from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.kernels import ExpertKernel
 from memplan.training.parallelism import TensorParallel, TensorParallelKind
+from memplan.units import ceil_div
 
 SPLIT_PLACEMENTS = frozenset(
     {
@@ -45,12 +46,19 @@ def local_model(model: ModelSpec, options: TapeOptions, group: TensorParallel) -
     _check_whole(model, group)
     stack = model.stacks[0]
     runs = tuple(_local_run(model, run, options, group) for run in stack.runs)
-    divided(model.num_outputs, group.degree, f"{model.name}'s vocabulary")
-    divided(model.vocab_size, group.degree, f"{model.name}'s vocabulary")
+    for size in (model.num_outputs, model.vocab_size):
+        _check_vocabulary(model, size, group)
     if group.sequence:
         what = "seq_len, of which sequence_parallel gives each rank a share,"
         divided(options.seq_len, group.degree, what)
     return replace(model, stacks=(replace(stack, runs=runs),))
+
+
+def _check_vocabulary(model: ModelSpec, size: int, group: TensorParallel) -> None:
+    """DTensor gives the last ranks fewer rows, or none; a split loss and AutoTP take equal parts here."""
+    uneven = group.kind is TensorParallelKind.DTENSOR and not group.loss
+    if not uneven or (group.degree - 1) * ceil_div(size, group.degree) >= size:
+        divided(size, group.degree, f"{model.name}'s vocabulary")
 
 
 def divided(size: int, degree: int, what: str) -> int:

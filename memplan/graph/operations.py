@@ -415,7 +415,7 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
     own = Gradient.FRESH if weight.ranks == 1 else Gradient.WHOLE
     gradients: tuple[int, ...] = (own, Gradient.NONE)[: len(inputs)]
     width = weight.shape[-1]
-    rows = weight.ranks * weight.numel // width
+    rows = weight.num_weights // width
     scratch = () if t.decomposed else embedding_backward_scratch(num_ids, rows, width)
     t.record(
         OperationKind.EMBEDDING, inputs, (out,), saves=inputs[1:], gradients=gradients,

@@ -105,4 +105,5 @@ def _through_table(t: Tape, x: Tensor, table: Parameter, bias: Parameter | None)
     def product(given: Tensor, num_rows: int) -> Tensor:  # noqa: ARG001  (they are the table's)
         return matmul_weight(t, given, table, bias, module="lm_head")
 
-    return split_product(t, group, x, Split.VOCABULARY, table.shape[0] * group.degree, product)
+    num_rows = table.num_weights // table.shape[-1]
+    return split_product(t, group, x, Split.VOCABULARY, num_rows, product)

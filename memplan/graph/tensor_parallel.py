@@ -17,6 +17,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.parameters import WeightRole
 from memplan.training.parallelism import TensorParallel
+from memplan.units import ceil_div
 
 
 def split_product(
@@ -35,8 +36,9 @@ def split_product(
     by_row = split in (Split.ROW, Split.ROW_CUT, Split.ROW_PARTIAL)
     if split is Split.VOCABULARY:
         x = gather_sequence(t, group, x)
+    whole = num_outputs
     if split in (Split.VOCABULARY, Split.COLUMN_JOINED):
-        num_outputs //= group.degree
+        num_outputs = ceil_div(whole, group.degree)
     if split is Split.ROW_CUT:
         x = cut_columns(t, group, x)
     elif not by_row:
@@ -46,12 +48,14 @@ def split_product(
         # A row's bias is the same on all: it is added once.
         weight.ranks = 1 if by_row and len(weight.shape) == 1 else group.degree
         weight.is_distributed = True
+        if num_outputs * group.degree != whole and split is Split.VOCABULARY:
+            weight.whole_numel = weight.numel // num_outputs * whole
     if split is Split.ROW_PARTIAL:
         return out
     if by_row:
         return add_up(t, group, out)
     stays = split is Split.COLUMN or (split is Split.VOCABULARY and group.loss)
-    return out if stays else join_columns(t, group, out)
+    return out if stays else join_columns(t, group, out, out.numel // num_outputs * whole)
 
 
 def gather_sequence(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
@@ -101,12 +105,17 @@ def add_up(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
     return out
 
 
-def join_columns(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
-    """Each rank's columns side by side; in backward a rank copies its own out of the gradient."""
-    out = t.tensor(x.numel * group.degree, x.dtype)
+def join_columns(t: Tape, group: TensorParallel, x: Tensor, whole: int) -> Tensor:
+    """Each rank's columns side by side; in backward a rank copies its own out of the gradient.
+
+    Where the last rank has fewer, what it lacks is padded, joined too, and cut off in one more copy.
+    """
+    out = t.tensor(whole, x.dtype)
+    joined = allocated_bytes(x.numel * group.degree, x.dtype)
+    padded = (joined, joined, ~0, RESULT) if whole != x.numel * group.degree else (joined, RESULT)
     t.record(
         OperationKind.ALL_GATHER, (x,), (out,), gradients=(Gradient.VIEW,),
-        forward_scratch_bytes=(out.storage.num_bytes, RESULT),
+        forward_scratch_bytes=padded,
     )  # fmt: skip
     return out
 
@@ -180,10 +189,11 @@ def token_table(
     or what shards it further, cuts the rank's rows out (``_ops/_embedding_ops.py``,
     ``embedding_dense_backward_strategy``). A tied one is added to the output matrix's, which is split.
     """
-    table = t.parameter(
-        "embed_tokens.weight", num_rows // group.degree, width, role=WeightRole.TOKEN_TABLE
-    )
+    own = ceil_div(num_rows, group.degree)
+    table = t.parameter("embed_tokens.weight", own, width, role=WeightRole.TOKEN_TABLE)
     table.ranks = group.degree
+    if own * group.degree != num_rows:
+        table.whole_numel = num_rows * width
     table.is_distributed = True
     if not tied:
         table.gradient_numel = num_rows * width

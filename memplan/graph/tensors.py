@@ -115,7 +115,7 @@ class Parameter(Tensor):
         "ranks",
         "role",
         "shape",
-        "unused",
+        "unused", "whole_numel",
     )  # fmt: skip
 
     def __init__(
@@ -153,6 +153,8 @@ class Parameter(Tensor):
         """What it is when an engine has gathered it, where it is sharded."""
         self.gradient_numel = numel
         """Elements of the gradient that autograd makes: more where it makes those of other ranks too."""
+        self.whole_numel = 0
+        """Elements of the weight on all ranks together, where their parts are not equally large."""
         self.ranks = 1
         """How many ranks have a part of the weight like this one each."""
         self.is_distributed = False
@@ -174,6 +176,8 @@ class Parameter(Tensor):
     @property
     def num_weights(self) -> int:
         """Elements of the weight that it is to the model, other ranks' parts with it [elements]."""
+        if self.whole_numel:
+            return self.whole_numel
         return self.ranks * (self.numel if self.packed is None else self.packed.numel)
 
     @property

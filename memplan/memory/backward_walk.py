@@ -763,4 +763,4 @@ def _gradient_bytes(tensor: Tensor) -> int:
 
 def _whole_bytes(tensor: Tensor) -> int:
     assert isinstance(tensor, Parameter)
-    return allocated_bytes(tensor.ranks * tensor.numel, tensor.dtype)
+    return allocated_bytes(tensor.num_weights, tensor.dtype)

@@ -117,6 +117,10 @@ def test_ranks_that_split_layers_hold_the_same() -> None:
             {"num_gpus": 8, "engine": "deepspeed", "tensor_parallel": 2, "zero_stage": 3},
             "AutoTP beside ZeRO-3",
         ),
+        (
+            {"num_gpus": 8, "engine": "deepspeed", "tensor_parallel": 2, "context_parallel": 2},
+            "AutoTP beside context_parallel",
+        ),
         ({**SPLIT, "num_gpus": 4, "engine": "deepspeed"}, "AutoTP has no sequence_parallel"),
         ({"num_gpus": 8, "engine": "fsdp1", "tensor_parallel": 2}, "the engine is fsdp1"),
         ({"num_gpus": 8, "engine": "ddp", "tensor_parallel": 2}, "name the engine fsdp"),

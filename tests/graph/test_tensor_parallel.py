@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import memplan
+from memplan.compute.flops import count_flops
 from memplan.errors import SetupError
 from memplan.families.index import FAMILY_MODULES
 from memplan.graph.counts import total_parameters, trainable_parameters
@@ -57,6 +58,27 @@ def test_the_model_is_counted_whole(tied: bool) -> None:
     assert trainable_parameters(rank) == trainable_parameters(whole)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_uneven_vocabulary_gives_the_first_ranks_a_row_more(tied: bool) -> None:
+    """DTensor pads the shorter columns, joins them, and cuts the padding off in one more copy."""
+    tape = tape_of(PLAIN, vocab_size=1001, tie_word_embeddings=tied)
+    assert shapes(tape)["embed_tokens.weight"] == (251, 256)
+    whole = tape_of(None, vocab_size=1001, tie_word_embeddings=tied)
+    assert total_parameters(tape) == total_parameters(whole)
+    assert tape.returned[0].numel == 64 * 1001
+
+
+def test_the_ranks_share_the_flops() -> None:
+    """What all have whole, all compute: DeepSeek-V3's attention."""
+    model = memplan.load_model(LLAMA)
+    whole, rank = (count_flops(tape_of(group), model).total for group in (None, PLAIN))
+    assert rank * 4 == whole
+    v3 = {**LATENT, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+          "n_group": 1, "topk_group": 1}  # fmt: skip
+    whole, rank = (count_flops(tape_of(group, **v3), model).total for group in (None, PLAIN))
+    assert whole < rank * 4 < whole * 4
+
+
 def collectives(tape: Tape, segment: int) -> Counter[OperationKind]:
     kinds = [operation.kind for operation in tape.segments[segment].operations]
     return Counter(kind for kind in kinds if kind in COLLECTIVES)
@@ -102,9 +124,10 @@ def test_norms_have_a_part_of_a_sum_on_shares_of_the_sequence() -> None:
          "number of heads is 6, which 4 ranks cannot share evenly: 6 = 4 x 1 + 2"),
         ({"num_key_value_heads": 2}, PLAIN, "key/value heads is 2, which 4 ranks"),
         ({"intermediate_size": 510}, PLAIN, "510 = 4 x 127 + 2"),
-        ({"vocab_size": 1001}, PLAIN, "vocabulary is 1001, which 4 ranks"),
+        ({"vocab_size": 1001}, WHOLE, "vocabulary is 1001, which 4 ranks"),
+        ({"vocab_size": 5}, PLAIN, "vocabulary is 5, which 4 ranks"),
         ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 384,
-          "intermediate_size": 768}, TensorParallel(degree=3, sequence=True), "1000 = 3 x 333 + 1"),
+          "intermediate_size": 768}, TensorParallel(degree=3, loss=True), "1000 = 3 x 333 + 1"),
         ({"num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 1024},
          TensorParallel(degree=128, sequence=True), "seq_len"),
     ],
