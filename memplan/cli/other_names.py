@@ -1,13 +1,5 @@
 """Options that people type and that are not there: under which name they are, or that it is not modelled."""
 
-_FULL_SHARD = "--engine fsdp or --zero 3, which shard the model over all GPUs"
-_FROZEN = "--freeze, which says what is not trained"
-
-NOT_MODELLED = {
-    **dict.fromkeys(("expert-parallel", "ep"), ("expert parallelism is", _FULL_SHARD)),
-}
-"""Name -> what it is, and the nearest that is modelled."""
-
 RENAMED = {
     **dict.fromkeys(
         ("tensor-parallel-size", "tensor-model-parallel-size", "tp-size"), "--tensor-parallel"
@@ -25,6 +17,11 @@ RENAMED = {
     **dict.fromkeys(
         ("context-parallel-size", "context-parallel-degree", "cp-size"), "--context-parallel"
     ),
+    **dict.fromkeys(
+        ("expert-parallel-size", "expert-parallel-degree", "expert-model-parallel-size", "ep-size"),
+        "--expert-parallel",
+    ),
+    **dict.fromkeys(("capacity-factor", "moe-expert-capacity-factor"), "--expert-imbalance"),
     **dict.fromkeys(("cp-kind", "cp-comm-type"), "--context-parallel-kind"),
     **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
     **dict.fromkeys(
@@ -50,7 +47,7 @@ RENAMED = {
     ),
     **dict.fromkeys(
         ("max-length", "max-seq-length", "max-seq-len", "sequence-length", "context-length",
-         "context", "seqlen", "tokens"),
+         "context", "seqlen"),
         "--seq-len",
     ),
     **dict.fromkeys(
@@ -79,14 +76,11 @@ RENAMED = {
 def other_name(option: str, known: tuple[str, ...]) -> str:
     """What to say of an option that a command does not have; nothing where nothing is known.
 
-    >>> other_name("--ep", ("--engine", "--zero"))[:32]
-    'expert parallelism is not modell'
+    >>> other_name("--ep-size", ("--expert-parallel",))
+    "it is called '--expert-parallel'"
     >>> other_name("--max-length", ("--seq-len",)), other_name("--max-length", ())
     ("it is called '--seq-len'", '')
     """
     name = option.lstrip("-").replace("_", "-").lower()
-    if name in NOT_MODELLED:
-        what, nearest = NOT_MODELLED[name]
-        return f"{what} not modelled; the nearest that is: {nearest}"
     renamed = RENAMED.get(name, "")
     return f"it is called {renamed!r}" if renamed.partition(" ")[0] in known else ""

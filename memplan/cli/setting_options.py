@@ -88,6 +88,16 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="ring, all-to-all.",
     ),
     SettingOption(
+        flag="--expert-parallel", also=("--ep",), field="expert_parallel", kind=int, default=1,
+        metavar="N",
+        help_text="GPUs of which each has other experts of a mixture, with --engine fsdp or megatron.",
+        axis_help="GPUs of which each has other experts: 1,2,4,8.",
+    ),
+    SettingOption(
+        flag="--expert-imbalance", field="expert_imbalance", kind=float, default=1.0, metavar="X",
+        help_text="Tokens that the experts of the fullest GPU are given, over an even share.",
+    ),
+    SettingOption(
         flag="--pipeline-parallel", also=("--pp",), field="pipeline_parallel", kind=int, default=1,
         metavar="N",
         help_text="GPUs over which the layers are spread in stages; the micro-batches of a step are "

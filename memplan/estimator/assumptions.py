@@ -70,9 +70,11 @@ def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
 
 
 def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
-    """Over how many ranks each layer is split, by whose plan, what else is, and who shares sequences."""
-    group, sharing = resolved.split_over, resolved.sequences_shared
-    words = () if sharing is None else (sharing.words,)
+    """Over how many ranks each layer is split, by whose plan, what else is, and who
+    shares sequences and experts."""
+    group = resolved.split_over
+    others = (resolved.sequences_shared, resolved.experts_spread)
+    words = tuple(each.words for each in others if each is not None)
     if group is None:
         return words
     if group.kind is TensorParallelKind.MEGATRON:

@@ -369,7 +369,9 @@ def num_communicators(setup: TrainingSetup) -> int:
     sequences shared, too."""
     splits_too = setup.tensor_parallel > 1 and setup.gradient_ranks > 1
     shares_too = setup.context_parallel > 1
-    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too + shares_too
+    # Where experts are spread, those who have the same ones are a group too.
+    spreads_too = 2 * (setup.expert_parallel > 1)
+    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too + shares_too + spreads_too
 
 
 PHASE_NAMES = (

@@ -65,6 +65,11 @@ class Job:
             from memplan.estimator.pipelines import check_pipeline  # only for pipelines
 
             check_pipeline(resolved)
+        spreads = resolved.expert_parallel > 1 and resolved.chosen_engine is not Engine.MEGATRON
+        if spreads or resolved.expert_imbalance != 1:
+            from memplan.estimator.spread_experts import check_spread  # only where they are
+
+            check_spread(resolved)
         _refuse_kernels(resolved, gpu)
         _refuse_fp8(resolved, gpu)
         _refuse_packing(resolved, model)
@@ -202,7 +207,6 @@ def rank_account(
     Raises ``SetupError`` for an engine or a parallel degree that is not modelled, and for a rank
     that the setup does not have.
     """
-    _refuse_unmodelled(given.setup)
     return accounts.rank_account(given, rank=rank, capacity_bytes=capacity_bytes)
 
 
@@ -230,16 +234,6 @@ def all_ranks(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> li
 def _rank_of(runs: tuple[range, ...], worst: int) -> int:
     """The rank that stands for some: the one that stands for the job, if it is among them."""
     return worst if any(worst in run for run in runs) else runs[0].start
-
-
-def _refuse_unmodelled(setup: TrainingSetup) -> None:
-    for name in UNMODELLED_DEGREES:
-        if getattr(setup, name) > 1 and setup.chosen_engine is not Engine.MEGATRON:
-            msg = (
-                f"{name}: is not modelled; the nearest that is: sharding the model over all GPUs, "
-                "`engine='fsdp'` or `zero_stage=3`"
-            )
-            raise SetupError(msg)
 
 
 def _refuse_untrained(given: Prepared) -> None:
@@ -316,9 +310,3 @@ def _refuse_packing(setup: TrainingSetup, model: ModelSpec) -> None:
             f"position ids, and {model.name} ({model.family}) is none; choose none"
         )
         raise SetupError(msg)
-
-
-UNMODELLED_DEGREES = (
-    "expert_parallel",
-)  # fmt: skip
-"""Parallel degrees that a setup may name and no account holds yet: refused, never ignored."""

@@ -39,8 +39,8 @@ def check_pipeline(setup: TrainingSetup) -> None:
     assert pipeline is not None
     if engine not in (Engine.DDP, Engine.FSDP, Engine.MEGATRON):
         msg = (
-            f"pipeline_parallel: is modelled for the engines ddp, fsdp and megatron, and the engine is "
-            f"{engine.value}: name one of them"
+            f"pipeline_parallel: is modelled for the engines ddp, fsdp and megatron, and not for "
+            f"{engine.value} (DeepSpeed's PipelineEngine, FSDP1): name one of them"
         )
         raise SetupError(msg)
     if engine is Engine.MEGATRON and pipeline.schedule not in MEGATRON_SCHEDULES:

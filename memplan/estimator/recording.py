@@ -139,6 +139,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         megatron=_megatron_layers(setup),
         expert_ranks=setup.expert_parallel if setup.chosen_engine is Engine.MEGATRON else 1,
         context_parallel=setup.sequences_shared,
+        expert_parallel=setup.experts_spread,
         freeze=setup.freeze,
         compile=setup.compile,
         input_gradients=_input_gradients(setup),

@@ -148,14 +148,19 @@ def _local_layer(
 def _shared_attention(
     model: ModelSpec, spec: AttentionSpec, sharing: Sharing, group: TensorParallel
 ) -> AttentionSpec:
-    if spec.form is not AttentionForm.INTERFACE or spec.output_gate is not OutputGate.NONE:
-        _refuse(model, "its class computes its attention in steps of its own")
     if sharing is Sharing.WHOLE:
         return spec
+    if spec.form is not AttentionForm.INTERFACE or spec.output_gate is not OutputGate.NONE:
+        _refuse(model, "its class computes its attention in steps of its own")
     if sharing is Sharing.JOINED:
         _check_joined(model, spec.num_heads * spec.head_dim, group, "queries")
         _check_joined(model, spec.num_kv_heads * spec.head_dim, group, "keys")
         return spec
+    if spec.projection_clamped and not group.sequence:
+        _refuse(
+            model,
+            "its class clamps queries in place, which torch forbids on what DTensor hands out",
+        )
     if not _splits_by_head(spec):
         _refuse(model, "its attention is not one of heads that are independent of one another")
     if spec.projection not in SPLIT_BY_HEAD:

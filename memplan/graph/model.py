@@ -47,6 +47,10 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.attention.ring import check_shared  # only where sequences are shared
 
         check_shared(model)
+    if options.expert_parallel is not None:
+        from memplan.graph.experts.parallel import check_spread  # only where experts are spread
+
+        check_spread(model, options.expert_parallel)
     tape = _record(model, options)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)

@@ -8,6 +8,7 @@ from memplan.graph.splits import PLAIN_SPLIT, SplitPlan
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallel
+from memplan.training.expert_parallel import ExpertParallel
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.kernels import Kernels, Packing
@@ -88,6 +89,8 @@ class TapeOptions:
     """Which parts of its layers they share, and how."""
     context_parallel: ContextParallel | None = None
     """How ranks share each sequence; ``seq_len`` is a rank's share then."""
+    expert_parallel: ExpertParallel | None = None
+    """How experts are spread over ranks."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
     compile: Compilation = Compilation.NONE

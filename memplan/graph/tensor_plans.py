@@ -26,7 +26,7 @@ _TYPES: Final[tuple[tuple[SplitPlan, str], ...]] = (
             "apertus arcee cohere cohere2 deepseek_v2 deepseek_v32 dots1 ernie4_5_moe exaone4 "
             "gemma gemma2 gemma3_text glm4_moe glm_moe_dsa granite helium hy_v3 hyperclovax jais2 "
             "laguna llama ministral3 mistral mixtral nemotron olmo phi qwen2 qwen3 qwen3_moe "
-            "seed_oss smollm3 solar_open starcoder2 vaultgemma"
+            "seed_oss smollm3 starcoder2 vaultgemma"
         ),
     ),
     # Its token table is called otherwise than the one that every plan splits.
@@ -37,6 +37,7 @@ _TYPES: Final[tuple[tuple[SplitPlan, str], ...]] = (
     (SplitPlan(network=Sharing.JOINED), "glm glm4"),
     (SplitPlan(attention=Sharing.JOINED, network=Sharing.JOINED), "phi3"),
     (_SHARED_WHOLE, "glm4_moe_lite qwen2_moe"),
+    (SplitPlan(network=Sharing.WHOLE, shared=Sharing.WHOLE), "solar_open"),
 )
 PLANS: Final[Mapping[str, SplitPlan]] = {
     family: plan for plan, families in _TYPES for family in families.split()
@@ -70,6 +71,8 @@ def plan_words(model: ModelSpec, group: TensorParallel) -> str:
         "token table": plan.table,
     }  # fmt: skip
     odd = [f"{name} {how.value}" for name, how in parts.items() if how is not Sharing.SPLIT]
+    if model.vocab_size % group.degree:
+        odd.append("uneven vocabulary, the figures are the first rank's")
     return "as transformers' tp_plan" + (f": {', '.join(odd)}" if odd else "")
 
 

@@ -74,6 +74,8 @@ class ExpertShare:
     """Experts that each token passes."""
     num_matrices: int = 1
     """Linear layers fused in it: 2 where gate and up are one."""
+    spread: int = 1
+    """Ranks that have other experts: the weight has this rank's alone."""
 
 
 @dataclass(frozen=True, slots=True)

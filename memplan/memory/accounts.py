@@ -397,6 +397,7 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
     assert isinstance(passes.value, StepPasses)
     return _interned(
         tape.value.buffers_bytes,
+        tape.value.buffers_in_use,
         tape.value.declared,
         tuple(_outline_of(segment) for segment in tape.value.segments),
         tuple(each.repeats for each in passes.value.forward),

@@ -325,6 +325,14 @@ class TallyPlayback:
         self.at = self.spots.after_forward
         self.ledger.rest(self.at)
 
+    def pass_over_forward(self) -> None:
+        """Be where a forward pass ends, without walking there."""
+        self.at = self.spots.after_forward
+
+    def pass_over_inputs(self) -> None:
+        """The same of the backward pass for a stage's input."""
+        self.at = self.spots.after_inputs
+
     def park(self, micro_batch: int) -> None:
         """Another pass is to run before this micro-batch's backward one: it is held as it is."""
         ledger = self.ledger

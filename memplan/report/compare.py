@@ -46,7 +46,7 @@ from memplan.report.shape import common_layer, formula_shape, shape_notes
 from memplan.training.optimizers.script import Stepped, TensorRole
 from memplan.training.optimizers.script import state_bytes as optimizer_bytes
 from memplan.training.optimizers.table import chosen
-from memplan.training.precision import PRECISIONS
+from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import Recomputation, TrainingSetup
 from memplan.units import GB, GIB, format_count
 
@@ -307,18 +307,22 @@ def _article_rows(case: _Case, shape: FormulaShape) -> list[MethodRow]:
 
 
 def _megatron_row(case: _Case, shape: FormulaShape) -> MethodRow:
-    gpus = case.setup.num_gpus
-    layout = MegatronLayout(
-        data_parallel=gpus, distributed_optimizer=gpus > 1,
-        sequence_parallel=True, selective=True,
-    )  # fmt: skip
+    layout = _megatron_layout(case.setup)
     rms = common_layer(case.model).norm.kind in _RMS_NORMS
     params = shard_parameters(shape, tied=case.model.head.tied, rms_norm=rms, layout=layout)
     states = state_bytes(params, layout=layout)
     activations = activation_bytes(
         shape, seq_len=case.seq_len, batch_size=case.batch_size, layout=layout
     )
-    rule = "(6 + 12/n)" if gpus > 1 else "18"
+    rule = "(6 + 12/n)" if layout.distributed_optimizer else "18"
+    if not (layout.sequence_parallel and layout.selective):
+        return MethodRow(
+            method="Megatron's report", setting="none",
+            states_bytes=states, activations_bytes=activations, total_bytes=states + activations,
+            formula=f"{rule}Φ + 1.05(L·sbh(10 + 24/t) + ...)",
+            source="theoretical_memory_usage.py, d98e8a64",
+            leaves_out="grouped queries, mixtures, core attention, any recomputation, temporaries",
+        )  # fmt: skip
     return MethodRow(
         method="Megatron's report", setting="selective",
         states_bytes=states, activations_bytes=activations, total_bytes=states + activations,
@@ -326,6 +330,30 @@ def _megatron_row(case: _Case, shape: FormulaShape) -> MethodRow:
         source="theoretical_memory_usage.py, d98e8a64",
         leaves_out="grouped queries, mixtures, core attention, full recomputation, temporaries",
     )  # fmt: skip
+
+
+def _megatron_layout(setup: TrainingSetup) -> MegatronLayout:
+    """The setup's own under its engine; else what shards over all GPUs and recomputes core attention."""
+    gpus = setup.num_gpus
+    if setup.chosen_engine is not Engine.MEGATRON:
+        return MegatronLayout(
+            data_parallel=gpus, distributed_optimizer=gpus > 1,
+            sequence_parallel=True, selective=True,
+        )  # fmt: skip
+    from memplan.memory.megatron.options import MegatronStates, layers_of  # only for its engine
+    from memplan.training.megatron import RecomputeModule
+
+    return MegatronLayout(
+        tensor_parallel=setup.tensor_parallel,
+        sequence_parallel=setup.sequence_parallel,
+        pipeline_parallel=setup.pipeline_parallel,
+        virtual_stages=setup.virtual_stages,
+        expert_parallel=setup.expert_parallel,
+        data_parallel=setup.data_parallel,
+        distributed_optimizer=MegatronStates.of(setup).use_distributed_optimizer,
+        selective=layers_of(setup).recomputes(RecomputeModule.CORE_ATTN),
+        num_microbatches=setup.gradient_accumulation_steps,
+    )
 
 
 _RMS_NORMS = frozenset(

@@ -91,8 +91,9 @@ def _engines(base: TrainingSetup, wanted: Wanted) -> tuple[Engine, ...]:
     if base.fsdp_strategy is not None:
         compared = (Engine.FSDP,)
     spread = base.tensor_parallel * base.pipeline_parallel
-    if spread > 1 or base.context_parallel > 1:
-        compared = (usual_engine(base.num_gpus, spread, base.context_parallel),)
+    sharing = base.context_parallel * base.expert_parallel
+    if spread > 1 or sharing > 1:
+        compared = (usual_engine(base.num_gpus, spread, sharing),)
     if base.precision is None:
         return compared
     able = engines_with(base.precision)

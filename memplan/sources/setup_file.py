@@ -206,7 +206,15 @@ def _option_problem(options: Mapping[object, object]) -> str:
 _OWN_KEYS = frozenset({*SETUP_FIELDS, *_REMARKS, "preset"})
 """Keys of a setup in memplan's own words."""
 _MAPPINGS = frozenset(
-    {"engine_options", "optimizer_options", "adapter", "quantize", "job", "lengths"}
+    {
+        "engine_options",
+        "optimizer_options",
+        "adapter",
+        "quantize",
+        "job",
+        "lengths",
+        "layers_per_stage",
+    }
 )
 _TEXTS = frozenset({"freeze", "kernels", "pipeline_schedule"})
 _DEFAULTS = {

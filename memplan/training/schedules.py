@@ -94,7 +94,7 @@ def check_schedule(
     if num_micro_batches < least:
         msg = (
             f"gradient_accumulation_steps: {name} over {num_ranks} ranks needs at least as many "
-            f"micro-batches as stages: {num_micro_batches} < {least}"
+            f"micro-batches as stages: {num_micro_batches} < {least}; give {least} or more"
         )
         raise SetupError(msg)
     if schedule in _IN_ROUNDS:

@@ -12,6 +12,7 @@ from memplan.text import shown
 from memplan.training.activation_offload import OFFLOAD_RULES, ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
+from memplan.training.expert_parallel import ExpertParallel
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
@@ -54,6 +55,7 @@ GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
 MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
+MAX_IMBALANCE = 1024
 QUANTIZATION_OPTIONS = (
     "double_quant", "prepare_for_kbit", "compute_dtype", "quant_storage", "quant_block_size",
     "quant_bits", "skip_modules", "quant_keeps_inputs",
@@ -194,6 +196,10 @@ class TrainingSetup:
     context_parallel_kind: ContextParallelKind | None = None
     """How attention sees the others' tokens. None: all-to-all under deepspeed, else ring."""
     expert_parallel: int = 1
+    """GPUs of which each has other experts of every mixture; they are among those of the data."""
+    expert_imbalance: float = 1.0
+    """Tokens that the experts of the fullest GPU are given, over an even share: an assumption, since
+    routers decide it."""
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
     offload_activations: ActivationOffload = ActivationOffload.NONE
@@ -305,7 +311,7 @@ class TrainingSetup:
         if self.engine is not None:
             return self.engine
         split = self.tensor_parallel * self.pipeline_parallel
-        return usual_engine(self.num_gpus, split, self.context_parallel)
+        return usual_engine(self.num_gpus, split, self.context_parallel * self.expert_parallel)
 
     @property
     def chosen_precision(self) -> Precision:
@@ -382,7 +388,9 @@ class TrainingSetup:
             whole = self.chosen_engine is Engine.DEEPSPEED
             kind = ContextParallelKind.ALL_TO_ALL if whole else ContextParallelKind.RING
         method = dict(self.engine_options).get(ROTATION)
-        rotation = RotateMethod.ALLGATHER if method is None else _rotate_method(method)
+        sends = self.chosen_engine is Engine.MEGATRON
+        usual = RotateMethod.ALLTOALL if sends else RotateMethod.ALLGATHER
+        rotation = usual if method is None else _rotate_method(method)
         return ContextParallel(degree=self.context_parallel, kind=kind, rotate_method=rotation)
 
     @property
@@ -406,6 +414,13 @@ class TrainingSetup:
             runtime=_RUNTIMES.get(self.chosen_engine, PipelineRuntime.TORCH),
             returns_outputs=dict(self.engine_options).get("return_outputs") is True,
         )
+
+    @property
+    def experts_spread(self) -> ExpertParallel | None:
+        """How experts are spread over ranks; None: they are not."""
+        if self.expert_parallel == 1:
+            return None
+        return ExpertParallel(degree=self.expert_parallel, imbalance=self.expert_imbalance)
 
     @property
     def data_parallel(self) -> int:
@@ -512,7 +527,7 @@ def _rotate_method(value: object) -> RotateMethod:
 
 def usual_engine(num_gpus: int, split: int = 1, sharing: int = 1) -> Engine:
     """The engine where none is named; ``split``: GPUs over which one copy of the model is spread;
-    ``sharing``: those that share each sequence.
+    ``sharing``: those that share each sequence, or the experts.
 
     >>> usual_engine(8).value, usual_engine(8, 8).value, usual_engine(64, 8).value
     ('deepspeed', 'ddp', 'fsdp')
@@ -810,6 +825,14 @@ def _check_sizes(setup: TrainingSetup) -> None:
         if not isinstance(getattr(setup, name), bool):
             msg = f"{name}: expected true or false, got {shown(getattr(setup, name))}"
             raise SetupError(msg)
+    numbers = (int, float)
+    imbalance = setup.expert_imbalance
+    if type(imbalance) not in numbers or not 1 <= imbalance <= MAX_IMBALANCE:
+        msg = (
+            f"expert_imbalance: must be from 1 (balanced) to {MAX_IMBALANCE} times an even share of the "
+            f"tokens, got {shown(imbalance)}"
+        )
+        raise SetupError(msg)
     dropout = setup.dropout
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     if dropout is not None and not (is_number and 0 <= dropout < 1):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memplan.cli.app import load_command
-from memplan.cli.other_names import NOT_MODELLED, RENAMED, other_name
+from memplan.cli.other_names import RENAMED, other_name
 
 Run = Callable[..., Any]
 
@@ -17,13 +17,11 @@ def options() -> tuple[str, ...]:
 
 
 def test_what_is_named_is_there_and_what_is_renamed_is_not(options: tuple[str, ...]) -> None:
-    for name in (*NOT_MODELLED, *RENAMED):
+    for name in RENAMED:
         assert f"--{name}" not in options
         assert other_name(f"--{name}", options)
     for told in RENAMED.values():
         assert told.split()[0] in options
-    for _, nearest in NOT_MODELLED.values():
-        assert nearest.split()[0].rstrip(",") in options
 
 
 @pytest.mark.parametrize(
@@ -32,10 +30,7 @@ def test_what_is_named_is_there_and_what_is_renamed_is_not(options: tuple[str, .
         ("--lora-rank", "It is called '--lora'"),
         ("--load_in_4bit", "It is called '--quantize'"),
         ("--tensor-model-parallel-size", "It is called '--tensor-parallel'"),
-        (
-            "--expert-parallel",
-            "Expert parallelism is not modelled; the nearest that is: --engine",
-        ),
+        ("--expert-parallel-size", "It is called '--expert-parallel'"),
         ("--max-length", "It is called '--seq-len'"),
         ("--gradient-checkpointing", "It is called '--checkpointing full'"),
         ("--zeroo", "Did you mean '--zero'?"),

@@ -1,11 +1,13 @@
 """Pipelines as answers: the worst rank and its stage, every rank, what is refused by name."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memplan
 from memplan.errors import SetupError
+from memplan.sources.setup_file import read_setup
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
@@ -75,3 +77,12 @@ def test_what_cannot_be_cut_is_refused() -> None:
     for name in ("t5-small", "bert-base-uncased"):
         with pytest.raises(SetupError, match="pipeline_parallel: is not modelled for"):
             memplan.estimate(name, setup)
+
+
+def test_a_setup_file_says_layers_of_each_stage(tmp_path: Path) -> None:
+    path = tmp_path / "setup.yaml"
+    path.write_text(
+        "num_gpus: 4\npipeline_parallel: 4\ngradient_accumulation_steps: 8\n"
+        "layers_per_stage: [1, 3, 3, 1]\npipeline_schedule: 1f1b\n"
+    )
+    assert read_setup(path).layers_per_stage == (1, 3, 3, 1)

@@ -41,6 +41,11 @@ def test_all_scores_are_counted() -> None:
         pytest.param("t5-3b", {}, "only decoders", id="encoder-decoder"),
         pytest.param("llama-3.1-8b", {"attention": "eager"}, "attention: eager", id="eager"),
         pytest.param("llama-3.1-8b", {"engine": "fsdp1"}, "engine is fsdp1", id="engine"),
+        pytest.param(
+            "llama-3.1-8b",
+            {"engine": "deepspeed", "context_parallel": 4, "tensor_parallel": 2},
+            "AutoTP beside context_parallel", id="Ulysses and TP",
+        ),
         pytest.param("llama-3.1-8b", {"job": "dpo"}, "job: is not modelled", id="job"),
         pytest.param(
             "llama-3.1-8b", {"context_parallel": 1, "context_parallel_kind": "ring"},

@@ -204,6 +204,11 @@ def test_plans_are_of_types_that_are_read() -> None:
     assert set(FAMILY_MODULES) >= set(PLANS)
 
 
+def test_what_torch_itself_does_not_run_is_refused() -> None:
+    with pytest.raises(SetupError, match="clamps queries in place"):
+        tape_of(PLAIN, model_type="olmo", architectures=["OlmoForCausalLM"], clip_qkv=8.0)
+
+
 @pytest.mark.parametrize("name", ["t5-small", "gpt2", "bert-base-uncased", "falcon-7b"])
 def test_what_is_not_split_is_refused_by_name(name: str) -> None:
     with pytest.raises(SetupError, match="tensor_parallel: is not modelled for"):

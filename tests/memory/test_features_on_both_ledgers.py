@@ -127,6 +127,18 @@ TOGETHER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     # Ranks that share sequences.
     ("llama", "fsdp", {"num_gpus": 8, "context_parallel": 4, "micro_batch_size": 2}),
     ("llama", "ddp", {"num_gpus": 8, "context_parallel": 2, "checkpointing": "full"}),
+    # Experts spread over ranks: two groups of parameters in each layer.
+    ("mixtral", "fsdp", {"num_gpus": 8, "expert_parallel": 2}),
+    (
+        "mixtral",
+        "fsdp",
+        {
+            "num_gpus": 8,
+            "expert_parallel": 4,
+            "checkpointing": "full",
+            "engine_options": {"wrapping": "torchtitan"},
+        },
+    ),
 )
 
 

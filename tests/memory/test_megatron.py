@@ -117,10 +117,11 @@ def test_both_ledgers(options: dict[str, Any]) -> None:
     [
         {"num_gpus": 8, "pipeline_parallel": 2, "tensor_parallel": 2, "sequence_parallel": True},
         {"num_gpus": 4, "pipeline_parallel": 2, "context_parallel": 2, "context_parallel_kind": "all-to-all"},
+        {"num_gpus": 4, "pipeline_parallel": 2, "context_parallel": 2},
         {"num_gpus": 4, "pipeline_parallel": 2, "pipeline_schedule": "interleaved-1f1b", "virtual_stages": 2,
          "engine_options": {"recompute_granularity": "full"}},
     ],
-    ids=["stages", "stages of shared sequences", "interleaved and recomputed"],
+    ids=["stages", "heads exchanged", "a ring", "interleaved and recomputed"],
 )  # fmt: skip
 def test_both_ledgers_of_a_pipeline(fields: dict[str, Any]) -> None:
     """Each rank's stages, added up as played out."""

@@ -137,3 +137,14 @@ def test_all_models_can_be_compared(run: Callable[..., Any]) -> None:
     for name in ("t5-small", "mixtral-8x7b", "bert-tiny", "qwen1.5-moe-a2.7b"):
         assert run("compare", name, "--seq-len", "128").exit_code == 0
         assert run("flops", name, "--seq-len", "128").exit_code == 0
+
+
+def test_megatron_s_report_is_of_its_own_degrees() -> None:
+    """Under its engine: 18 bytes a parameter of a rank, ``sbh(10 + 24/t)`` without sequence parallel."""
+    degrees = {"num_gpus": 4, "engine": "megatron", "tensor_parallel": 4, "seq_len": 4096}
+    row = rows_of(**degrees)["Megatron's report", "none"]
+    assert row.formula.startswith("18Φ")
+    layers = 32 * 4096 * 4096 * (10 + 24 / 4)
+    embedded = 8 * 4096 + 4096 * 4096
+    head = 2 * (4096 * 128256 / 4 + 4096 * 4096)
+    assert row.activations_bytes == int(1.05 * (layers + embedded + head))

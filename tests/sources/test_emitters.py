@@ -353,3 +353,12 @@ def test_transformers_takes_the_arguments(fields: dict[str, Any], tmp_path: Path
     assert plugin["auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
     assert plugin.get("cpu_offload", False) == config.get("cpu_offload", False)
     assert plugin["activation_checkpointing"] == config["activation_checkpointing"]
+
+
+def test_split_layers_are_written_or_refused() -> None:
+    setup = TrainingSetup(num_gpus=8, engine="deepspeed", tensor_parallel=2, seq_len=64)  # type: ignore[arg-type]
+    values = emit(setup, Framework.DEEPSPEED).values
+    assert values["tensor_parallel"] == {"autotp_size": 2}
+    assert values["train_batch_size"] == 4
+    with pytest.raises(SetupError, match="do not split layers"):
+        emit(setup, Framework.TRAINING_ARGS)

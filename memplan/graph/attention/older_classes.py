@@ -46,8 +46,10 @@ UNCAST = frozenset(
 def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext) -> Tensor:
     """Queries, keys and values, the class's own scores, the weighted values, the output."""
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
-    query, key, value = project(t, x, spec, context)
-    frame = Frame(outer=[] if spec.form is AttentionForm.CLAMPED_SCORES else [query, key, value])
+    held: list[Tensor] = []
+    query, key, value = project(t, x, spec, context, held=held)
+    named = spec.form is not AttentionForm.CLAMPED_SCORES
+    frame = Frame(outer=[*held, query, key, value] if named else held)
     if spec.paired_rotary_dim:
         query, key = _turned_pairs(t, query, key, spec, context, frame)
     if spec.form in FOLDING:

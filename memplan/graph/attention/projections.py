@@ -11,9 +11,17 @@ from memplan.model.parameters import WeightRole
 
 
 def project(
-    t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext, shape: Shape | None = None
+    t: Tape,
+    x: Tensor,
+    spec: AttentionSpec,
+    context: StackContext,
+    shape: Shape | None = None,
+    held: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, in one linear layer or three."""
+    """Queries, keys and values, in one linear layer or three.
+
+    What a variable of the caller's holds beside them is added to ``held``.
+    """
     hidden = context.hidden_size
     split = shape is not None and shape.heads_split
     # Heads that were turned get their gradients head by head from any kernel.
@@ -33,7 +41,7 @@ def project(
         value = _column(t, x, "v_proj", hidden, width, bias=spec.value_bias)
         value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
         return query, key, t.scale(value) if spec.value_scaled else value
-    query, key, value = _fused_projection(t, x, spec, hidden)
+    query, key, value = _fused_projection(t, x, spec, hidden, [] if held is None else held)
     whole = spec.projection in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}
     if split or (turned and whole):
         if not in_rows:
@@ -72,7 +80,7 @@ def _heads(
 
 
 def _fused_projection(
-    t: Tape, x: Tensor, spec: AttentionSpec, hidden: int
+    t: Tape, x: Tensor, spec: AttentionSpec, hidden: int, held: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
@@ -80,7 +88,7 @@ def _fused_projection(
     fused = _column(t, x, "qkv_proj", hidden, width, bias=spec.query_bias)
     tokens = x.numel // hidden
     if spec.projection not in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}:
-        return _split_per_head(t, fused, spec.projection, spec.num_heads)
+        return _split_per_head(t, fused, spec.projection, spec.num_heads, held)
     sizes = (tokens * query_size, tokens * kv_size, tokens * kv_size)
     if spec.projection is Projection.FUSED_SLICED:
         query, key, value = (t.slice(fused, size) for size in sizes)
@@ -95,15 +103,18 @@ nothing needs to be copied (``CodeGenAttention.forward``, ``mp_num``)."""
 
 
 def _split_per_head(
-    t: Tape, fused: Tensor, projection: Projection, num_heads: int
+    t: Tape, fused: Tensor, projection: Projection, num_heads: int, held: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Thirds of every head's columns; all are views, except where ``reshape`` has to copy."""
+    """Thirds of every head's columns; all are views, except where ``reshape`` has to copy.
+
+    What the attention's own variable then holds beside the copies is added to ``held``.
+    """
     third = fused.numel // 3
     if projection is Projection.FUSED_SELECTED:
         return t.slice(fused, third), t.slice(fused, third), t.slice(fused, third)
     if projection is Projection.FUSED_COPIED and num_heads > CODEGEN_BLOCKS:
         query, value, key = (t.contiguous(part) for part in t.split(fused, third, third, third))
-        t.touch(fused)
+        held.append(fused)
         return query, key, value
     # The view's gradient is joined head by head, then copied back into rows.
     query, key, value = t.split(t.slice(fused, fused.numel), third, third, third)

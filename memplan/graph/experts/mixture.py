@@ -7,13 +7,14 @@ So most of it has ``tokens x experts per token`` rows, and each layer's experts 
 """
 
 from memplan.dtypes import DType
+from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import route, take
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import ExpertShare, Parameter, Tensor
+from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.parameters import LayerBlock
 from memplan.training.kernels import ExpertKernel
@@ -60,6 +61,13 @@ def _routed(
         return experts(t, given, scores, chosen, spec, hidden_size)
 
     t.block = LayerBlock.EXPERTS
+    spread = t.options.expert_parallel
+    if spread is not None:
+        from memplan.graph.experts.parallel import dispatched_experts  # only then
+
+        out = dispatched_experts(t, spread, x, weights, chosen, spec, hidden_size)
+        t.block = LayerBlock.NETWORK
+        return out
     group = t.options.tensor_parallel
     if group is None:
         out = product(x, weights)
@@ -206,30 +214,6 @@ def _add_bias(t: Tape, x: Tensor, bias: Tensor | None) -> Tensor:
     t.record(
         OperationKind.ADD_IN_PLACE, (x, bias), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS)
     )
-    return out
-
-
-def grouped_matmul(
-    t: Tape, x: Tensor, weight: Parameter, offsets: Tensor, factor: Tensor
-) -> Tensor:
-    """``torch.nn.functional.grouped_mm``: autocast does not know it, so it runs in the weight's dtype.
-
-    ``factor`` is the weight itself, or its sum with an adapter's product.
-    """
-    x = t.cast(x, weight.dtype)
-    _, out_features, in_features = weight.shape
-    rows = x.numel // in_features
-    out = t.tensor(rows * out_features, weight.dtype)
-    saves = [offsets]
-    if factor.requires_grad:
-        saves.append(x)
-    if x.requires_grad:
-        saves.append(factor)
-    t.record(
-        OperationKind.GROUPED_MM, (x, factor, offsets), (out,), saves=saves,
-        gradients=(Gradient.FRESH, Gradient.FRESH, Gradient.NONE),
-        flops=2 * rows * in_features * out_features,
-    )  # fmt: skip
     return out
 
 

@@ -22,6 +22,8 @@ class MegatronContext:
     hidden_size: int
     context: int
     """Ranks that share each sequence."""
+    is_ring: bool
+    """Keys and values go round among them (``cp_comm_type`` p2p), else heads are exchanged (a2a)."""
     experts: int
     """Ranks over which experts are spread."""
     batch: int

@@ -12,6 +12,7 @@ from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.megatron import MegatronLayers, TransformerImpl
 from memplan.units import round_up
 
@@ -49,7 +50,10 @@ def check_model(model: ModelSpec, options: TapeOptions, *, degree: int, sequence
         )
     shared = options.context_parallel
     for run in stack.runs:
-        if shared is not None and isinstance(run.layer.attention, AttentionSpec):
+        if shared is not None:
+            _check_engine(options, "context_parallel")
+        exchanges = shared is not None and shared.kind is ContextParallelKind.ALL_TO_ALL
+        if shared is not None and exchanges and isinstance(run.layer.attention, AttentionSpec):
             groups = run.layer.attention.num_kv_heads // degree
             what = f"{model.name}'s key/value heads of a tensor-parallel rank, of which context_parallel gives each a share,"
             divided(groups, shared.degree, what)

@@ -36,6 +36,7 @@ from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.megatron import (
     MegatronLayers,
     RecomputeGranularity,
@@ -56,13 +57,15 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
     degree = 1 if group is None else group.degree
     check_model(model, options, degree=degree, sequence=group is not None and group.sequence)
     t = Tape(options, source=model.source)
+    shared = options.context_parallel
     c = MegatronContext(
         tape=t,
         settings=settings,
         degree=degree,
         sequence=group is not None and group.sequence,
         hidden_size=model.hidden_size,
-        context=1 if options.context_parallel is None else options.context_parallel.degree,
+        context=1 if shared is None else shared.degree,
+        is_ring=shared is not None and shared.kind is ContextParallelKind.RING,
         experts=options.expert_ranks,
         batch=options.batch_size,
         seq_len=options.seq_len,

@@ -11,7 +11,8 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.kernels import cudnn, flash
-from memplan.graph.megatron.attention import rotary
+from memplan.graph.attention.scratch import cudnn_backward_scratch, flash_backward_scratch
+from memplan.graph.megatron.attention import core_attention, rotary
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm_weights
 from memplan.graph.operation_kinds import OperationKind
@@ -21,6 +22,8 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.norms import NormSpec
 from memplan.training.sdpa import ScoreKernel, SdpaCall
+
+FUSED_KERNELS = (ScoreKernel.CUDNN, ScoreKernel.FLASH)
 
 
 def norm_linear(
@@ -127,17 +130,54 @@ def fused_attention(
 ) -> Tensor:
     """cuDNN's attention on Hopper and Blackwell, flash elsewhere: keeps q, k, v and its output.
 
-    Keys and values that are no regular views of one tensor, as beside turned keys, are copied first.
+    What neither takes, as in fp32 or on older cards, has its scores written out
+    (``UnfusedDotProductAttention``). Keys and values that are no regular views of one tensor, as beside turned keys, are copied first.
     """
     regular = query.storage is key.storage is value.storage and spec.num_heads == spec.num_kv_heads
     if not regular:
         query, key, value = (_own(c, each) for each in (query, key, value))
     if c.context == 1:
+        if c.tape.sdpa_kernel(_call(c, spec)) not in FUSED_KERNELS:
+            return core_attention(c, query, key, value, spec)
         return _attended(c, query, key, value, spec)
+    if c.is_ring:
+        return _ring(c, query, key, value, spec)
     heads, groups = spec.num_heads // c.context, spec.num_kv_heads // c.context
     local = replace(spec, num_heads=heads, num_kv_heads=groups)
     query, key, value = _to_heads(c, query, key, value)
     return _to_tokens(c, _attended(c, query, key, value, local))
+
+
+def _ring(
+    c: MegatronContext, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+) -> Tensor:
+    """Keys and values of all ranks one after another, the partial results corrected and added up.
+
+    Kept are the queries, the keys and values that came last, the output and its log-sums. The rank whose
+    tokens see all others' is looked at: each of its partial results is whole (``AttnFuncWithCPAndKVP2P``).
+    """
+    t = c.tape
+    kernel = attention_kernel(c, spec)
+    shape = Shape(c.batch, c.seq_len, c.seq_len, spec)
+    both = t.tensor(key.numel + value.numel, c.dtype)
+    out = t.tensor(query.numel, c.dtype)
+    sums = t.tensor(c.tokens * spec.num_heads, DType.FP32)
+    came, partial = (c.context - 1) * both.storage.num_bytes, out.storage.num_bytes
+    kind = OperationKind.FLASH_ATTENTION
+    inner: tuple[int, ...] = () if t.decomposed else flash_backward_scratch(shape, out)
+    if kernel is ScoreKernel.CUDNN:
+        kind, inner = OperationKind.CUDNN_ATTENTION, (cudnn_backward_scratch(t, shape, key),)
+    step = partial + both.storage.num_bytes
+    t.record(
+        kind, (query, key, value), (both, out, sums), saves=(query, both, out, sums),
+        gradients=(Gradient.FRESH,) * 3, in_python=True,
+        forward_scratch_bytes=(came, c.context * partial, RESULT),
+        # Two buffers of keys, values and their gradients; a step's own gradients and its scratch.
+        backward_scratch_bytes=(4 * both.storage.num_bytes, step, *filter(None, inner), RESULT),
+        flops=4 * c.tokens * c.seq_len * c.context * spec.num_heads * spec.head_dim,
+    )  # fmt: skip
+    t.touch(query, key, value)
+    return out
 
 
 def _attended(
@@ -160,11 +200,11 @@ def attention_kernel(c: MegatronContext, spec: AttentionSpec) -> ScoreKernel:
     if kernel is ScoreKernel.FLASH and spec.value_head_dim not in (None, spec.head_dim):
         # flash-attention's second version takes heads of one size alone.
         return ScoreKernel.CUDNN
-    if kernel in (ScoreKernel.CUDNN, ScoreKernel.FLASH):
+    if kernel in FUSED_KERNELS:
         return kernel
     msg = (
-        "engine_options: transformer_impl: TransformerEngine's attention kernels need compute capability 8.0, 16 "
-        f"bits and heads of up to 256 numbers (here {spec.head_dim}): take transformer_impl=local"
+        "engine_options: transformer_impl: TransformerEngine's kernels of latent attention, and of shared "
+        "sequences, need compute capability 8.0, 16 bits and heads of up to 256 numbers"
     )
     raise SetupError(msg)
 

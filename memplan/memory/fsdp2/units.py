@@ -28,6 +28,8 @@ class Unit:
 
     name: str
     reshard: bool
+    degree: int = 1
+    """Ranks over which its parameters are spread."""
     num_copies: int = 1
     """Equal units: the layers of a run."""
     parameters: list[Parameter] = field(default_factory=list)
@@ -92,6 +94,14 @@ class UnitFormats:
             offloaded=offloaded,
         )
 
+    def degree_of(self, parameter: Parameter) -> int:
+        """Ranks over which it is spread: an expert's weights over those that have the same experts."""
+        return self.degree // num_spread(parameter)
+
+    def place_of(self, parameter: Parameter, place: int) -> int:
+        """Which of them a rank is: those that have other experts stand side by side."""
+        return place // num_spread(parameter)
+
     def is_apart(self, parameter: Parameter) -> bool:
         """Whether a weight keeps a format of its own: an adapter's, where no policy casts it."""
         return parameter.of_adapter and self.kept is self.compute
@@ -145,7 +155,8 @@ class Units:
     """Final norm and output matrix; the tied embedding too."""
     beside: dict[int, Unit] = field(default_factory=dict)
     """What is trained of a segment whose other weights are frozen, by its index: FSDP1 wraps each such
-    module by itself (peft's ``fsdp_auto_wrap_policy``)."""
+    module by itself (peft's ``fsdp_auto_wrap_policy``). Of FSDP2, experts that are spread over ranks: a
+    second group of parameters of the same module (``ShardPlacementResult``)."""
     tied: bool = False
     """The tail holds the embedding."""
     of_parameter: dict[Parameter, Unit] = field(default_factory=dict)
@@ -185,8 +196,15 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
         if is_layer(segment):
             unit = Unit(segment.name, reshard=reshard is not False, num_copies=segment.num_copies)
             units.layers[segment.index] = unit
-            unit.parameters = declared.get(segment.index, [])
+            own = declared.get(segment.index, [])
+            unit.parameters = [each for each in own if num_spread(each) == 1]
             units.of_parameter.update(dict.fromkeys(segment.parameters, unit))
+            spread = [each for each in own if num_spread(each) > 1]
+            if spread:
+                experts = Unit(segment.name, reshard=unit.reshard, num_copies=segment.num_copies)
+                experts.parameters = spread
+                units.beside[segment.index] = experts
+                units.of_parameter.update(dict.fromkeys(spread, experts))
             continue
         for parameter in segment.parameters:
             unit = _owner(units, segment, parameter)
@@ -223,7 +241,8 @@ def is_tied(tape: Tape) -> bool:
 
 
 def _measure(unit: Unit, formats: UnitFormats) -> None:
-    degree = formats.degree
+    unit.degree = degree = formats.degree_of(unit.parameters[0])
+    _check_columns(unit)
     chunk_bytes = cast_bytes = 0
     for parameter in unit.parameters:
         chunk = shard_numel(parameter, degree)
@@ -249,6 +268,21 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
     _measure_gradients(unit, formats)
 
 
+def _check_columns(unit: Unit) -> None:
+    """Refuse columns that do not divide (``foreach_reduce``: Shard(1) requires even sharding)."""
+    for parameter in unit.parameters:
+        if not cut_dimension(parameter, unit.degree):
+            continue
+        share, rest = divmod(parameter.shape[1], unit.degree)
+        if rest:
+            msg = (
+                f"expert_parallel: {parameter.name} has {parameter.shape[1]} columns, which the {unit.degree} "
+                f"ranks that have the same experts cannot share evenly: {parameter.shape[1]} = {unit.degree} x "
+                f"{share} + {rest}"
+            )
+            raise SetupError(msg)
+
+
 def _measure_gradients(unit: Unit, formats: UnitFormats) -> None:
     """What is reduced of a unit; its gradients are of one format.
 
@@ -269,8 +303,8 @@ def _measure_gradients(unit: Unit, formats: UnitFormats) -> None:
             raise SetupError(msg)
     unit.casts_reduced = reduce is not kept
     unit.whole_gradient_bytes = sum(allocated_bytes(each.numel, reduce) for each in trained)
-    reduced = sum(shard_numel(each, formats.degree) for each in trained)
-    unit.reduce_input_bytes = allocated_bytes(reduced * formats.degree, reduce)
+    reduced = sum(shard_numel(each, unit.degree) for each in trained)
+    unit.reduce_input_bytes = allocated_bytes(reduced * unit.degree, reduce)
     unit.reduce_output_bytes = allocated_bytes(reduced, reduce)
     unit.gradient_shard_bytes = allocated_bytes(reduced, kept)
 
@@ -288,8 +322,18 @@ def shard_numel(parameter: Parameter, degree: int) -> int:
     """Elements of the largest of a parameter's chunks along its first dimension [elements]."""
     if not parameter.shape:
         return parameter.numel
-    first = parameter.shape[0]
-    return ceil_div(first, degree) * (parameter.numel // first)
+    size = parameter.shape[cut_dimension(parameter, degree)]
+    return ceil_div(size, degree) * (parameter.numel // size)
+
+
+def num_spread(parameter: Parameter) -> int:
+    """Ranks that have other experts than a weight has."""
+    return 1 if parameter.experts is None else parameter.experts.spread
+
+
+def cut_dimension(parameter: Parameter, degree: int) -> int:
+    """The first; of spread experts that are fewer than ranks, the second (torchtitan's ``fsdp.py``)."""
+    return int(num_spread(parameter) > 1 and degree > parameter.shape[0])
 
 
 def own_numel(parameter: Parameter, degree: int, place: int) -> int:
@@ -304,9 +348,11 @@ def own_shape(parameter: Parameter, degree: int, place: int) -> tuple[int, ...]:
     """The shape of that chunk: rows of the parameter."""
     if not parameter.shape:
         return ()
-    first, *rest = parameter.shape
-    rows = ceil_div(first, degree)
-    return (max(0, min(rows, first - place * rows)), *rest)
+    cut = cut_dimension(parameter, degree)
+    size = parameter.shape[cut]
+    rows = ceil_div(size, degree)
+    own = max(0, min(rows, size - place * rows))
+    return (*parameter.shape[:cut], own, *parameter.shape[cut + 1 :])
 
 
 def places_alike(units: Units, degree: int) -> list[range]:
@@ -314,9 +360,11 @@ def places_alike(units: Units, degree: int) -> list[range]:
     ends = {degree}
     for parameter in _trained(units):
         if parameter.shape:
-            rows = ceil_div(parameter.shape[0], degree)
-            full = parameter.shape[0] // rows
-            ends |= {full, full + bool(parameter.shape[0] % rows)}
+            spread = num_spread(parameter)
+            size = parameter.shape[cut_dimension(parameter, degree // spread)]
+            rows = ceil_div(size, degree // spread)
+            full = size // rows
+            ends |= {full * spread, (full + bool(size % rows)) * spread}
     stops = sorted(end for end in ends if 0 < end <= degree)
     return [range(first, stop) for first, stop in zip([0, *stops[:-1]], stops, strict=True)]
 
@@ -327,7 +375,8 @@ def own_states(units: Units, formats: UnitFormats, places: range) -> OwnStates:
     for unit in units.all():
         for parameter in unit.parameters:
             if parameter.requires_grad and not parameter.unused:
-                own = own_numel(parameter, formats.degree, places.start)
+                place = formats.place_of(parameter, places.start)
+                own = own_numel(parameter, formats.degree_of(parameter), place)
                 size += allocated_bytes(own, formats.states_of(parameter)) * unit.num_copies
                 count += unit.num_copies
     return OwnStates(places=places, state_bytes=size, num_trained=count)

@@ -129,10 +129,7 @@ def counts_ranks(setup: TrainingSetup) -> bool:
 
 
 def holds_inputs(setup: TrainingSetup) -> bool:
-    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given, and
-    Megatron's global buffer."""
-    if setup.chosen_engine is Engine.MEGATRON:
-        return True
+    """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given."""
     is_asked = dict(setup.engine_options).get("reentrant_checkpointing")
     return setup.chosen_engine is Engine.FSDP1 and bool(is_asked)
 
@@ -146,7 +143,7 @@ def loads_by_capacity(setup: TrainingSetup) -> bool:
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     """Ranks whose accounts are the same; two of these may have the same one too."""
     if given.stages:
-        from memplan.memory.pipeline import pipeline_kinds  # only for pipelines
+        from memplan.memory.programs.pipeline_ranks import pipeline_kinds  # only for pipelines
 
         return pipeline_kinds(given)
     engine = given.setup.chosen_engine
@@ -175,7 +172,7 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
 def heaviest_ranks(given: RankInput) -> list[int]:
     """Ranks one of which holds most."""
     if given.stages:
-        from memplan.memory.pipeline import heaviest_places  # only for pipelines
+        from memplan.memory.programs.pipeline_ranks import heaviest_places  # only for pipelines
 
         return heaviest_places(given)
     engine = given.setup.chosen_engine

@@ -8,6 +8,7 @@ of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward`
 ``_fsdp_state.py`` (``_root_post_backward_final_callback``).
 """
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -15,10 +16,11 @@ from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.fsdp2.host import host_memory
-from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType
+from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType, Wrapping
 from memplan.memory.fsdp2.units import (
     Unit,
     UnitFormats,
+    cut_dimension,
     find_units,
     own_shape,
     own_states,
@@ -83,6 +85,13 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.embedding = self._single(self.units.embedding)
         self.in_tail = False
         """The tail's backward pass has begun."""
+        self.grouped = {
+            id(table[index])
+            for index in self.units.beside
+            for table in (self.units.layers, self.units.beside)
+        }
+        """Units that are one of two groups of parameters of their module."""
+        self.tells_ahead = bool(self.grouped) and self.options.wrapping is Wrapping.TORCHTITAN
         self.kept_all_gather: Block | None = None
         self.reduce_inputs: list[Block] = []
         self.ranks = Ranks(self.formats.degree, given.setup.tensor_parallel)
@@ -145,7 +154,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         ]
 
     def _shard_bytes(self, parameter: Parameter) -> int:
-        chunk = shard_numel(parameter, self.formats.degree)
+        chunk = shard_numel(parameter, self.formats.degree_of(parameter))
         return allocated_bytes(chunk, self.formats.kept_of(parameter))
 
     def save(self) -> None:
@@ -173,12 +182,13 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def optimizer_step(self, *, first: bool) -> None:
         """States of this rank's own chunks, without what shards are padded with."""
-        degree = self.formats.degree
+        formats = self.formats
         known: dict[Parameter, Stepped] = {}
         for parameter, _ in self.weights:
             if parameter not in known and is_trained(parameter):
-                shape = own_shape(parameter, degree, self.place)
-                known[parameter] = stepped(parameter, shape, self.formats.states_of(parameter))
+                place = formats.place_of(parameter, self.place)
+                shape = own_shape(parameter, formats.degree_of(parameter), place)
+                known[parameter] = stepped(parameter, shape, formats.states_of(parameter))
         shards = [known[parameter] for parameter, _ in self.weights if parameter in known]
         if self.offloaded:
             moved = self.optimizer.moved_bytes(shards)
@@ -218,7 +228,9 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         if self.offloaded:
             ledger.exchange(ExchangeKind.TO_GPU, unit.shard_bytes, hiding=Hiding.AHEAD)
         ledger.exchange(ExchangeKind.COPY, unit.copy_in_bytes + unit.shard_bytes)
-        ledger.exchange(ExchangeKind.ALL_GATHER, unit.all_gather_bytes, self.ranks, Hiding.AHEAD)
+        ledger.exchange(
+            ExchangeKind.ALL_GATHER, unit.all_gather_bytes, self._ranks_of(use), Hiding.AHEAD
+        )
         use.all_gather = ledger.allocate(
             unit.all_gather_bytes, GATHER_STREAM, _BUFFERS, "result of an all-gather"
         )
@@ -226,13 +238,20 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             ledger.free(block)
 
     def _copy_out(self, use: UnitUse) -> None:
-        degree = self.formats.degree
+        degree = use.unit.degree
         self.ledger.exchange(ExchangeKind.COPY, 2 * use.unit.gathered_bytes)
+        turned = []
         for parameter in use.unit.parameters:
             made = self.formats.gathered_of(parameter)
             size = allocated_bytes(shard_numel(parameter, degree) * degree, made)
             weight = parameter, use.copy
             use.gathered.append(self.ledger.allocate(size, 0, _GATHERED, weight))
+            if cut_dimension(parameter, degree):
+                # Shards of columns lie rank by rank first (``foreach_all_gather_copy_out``).
+                name = "gathered shards in the ranks' order"
+                turned.append(self.ledger.allocate(size, 0, _BUFFERS, name))
+        for block in reversed(turned):
+            self.ledger.free(block)
 
     def _drop_kept(self) -> None:
         if self.kept_all_gather is not None:
@@ -243,10 +262,12 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         """Gather; the unit before keeps its all-gather's result until this one is copied out."""
         if use.gathered:
             return
-        if self.formats.degree == 1:
+        if use.unit.degree == 1:
             self._copy_out(use)
+            self._drop_kept()
             return
-        self._copy_in(use)
+        if use.all_gather is None:
+            self._copy_in(use)
         self._copy_out(use)
         self._drop_kept()
         self.kept_all_gather, use.all_gather = use.all_gather, None
@@ -267,21 +288,64 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         """Gather what the segment needs."""
         if not self.order and self.root is not None:
             self._unshard_forward(self.root)
-        use = self._layer(segment, repetition)
-        if use is not None:
+        uses = self._uses_in(segment, repetition)
+        for use in uses:
             self._unshard_forward(use)
+        if uses:
+            self._gather_ahead(uses[0], 1)
             return
         for single in (self.embedding, self.tail):
             if single is not None and self._owns(single, segment):
                 self._unshard_forward(single)
+                self._gather_ahead(single, 1)
 
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """Let the layer's parameters go."""
-        use = self._layer(segment, repetition)
-        if use is not None:
+        uses = self._uses_in(segment, repetition)
+        for use in uses:
             self._post_forward(use)
-        elif self.embedding is not None and self._owns(self.embedding, segment):
+        if not uses and self.embedding is not None and self._owns(self.embedding, segment):
             self._post_forward(self.embedding)
+
+    def _gather_ahead(self, use: UnitUse, step: int) -> None:
+        """Gather for the module behind one, or for that before it, the last of its groups first.
+
+        In backward torch does so for modules of two groups (``_backward_prefetch``); torchtitan tells each
+        module of the next one where experts are spread (``apply_fsdp_to_decoder``).
+        """
+        if not self.tells_ahead and (step > 0 or use is self.tail):
+            return
+        position = self.places.get(use)
+        if position is None or not 0 <= position + step < len(self.sequence):
+            return
+        for other in self.sequence[position + step][::step]:
+            if not other.gathered and other.all_gather is None and other.unit.degree > 1:
+                self._copy_in(other)
+
+    @cached_property
+    def sequence(self) -> list[list[UnitUse]]:
+        """Modules in the order in which they run, the groups of parameters of each; empty where none has
+        two."""
+        if not self.units.beside:
+            return []
+        layers = [
+            self._uses_in(segment, repetition)
+            for segment in self.given.tape.segments
+            for repetition in range(segment.repeat)
+        ]
+        ends = ([each] if each is not None else [] for each in (self.embedding, self.tail))
+        first, last = ends
+        return [uses for uses in (first, *layers, last) if uses]
+
+    @cached_property
+    def places(self) -> dict[UnitUse, int]:
+        """Where each stands in that order."""
+        return {uses[0]: position for position, uses in enumerate(self.sequence)}
+
+    def _ranks_of(self, use: UnitUse) -> Ranks:
+        """Over which a unit's parameters are spread."""
+        apart = self.formats.degree // use.unit.degree
+        return Ranks(use.unit.degree, self.ranks.stride * apart)
 
     def end_forward(self) -> None:
         """The tail's and the root's forward pass ends."""
@@ -296,7 +360,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def kept_numel(self, parameter: Parameter) -> int:
         """A chunk of each."""
-        return shard_numel(parameter, self.formats.degree)
+        return shard_numel(parameter, self.formats.degree_of(parameter))
 
     # -- backward --------------------------------------------------------------------------------
 
@@ -308,7 +372,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
     def _pre_backward(self, use: UnitUse) -> None:
         """Gather unless it was prefetched, and prefetch the unit whose forward pass came before."""
         if not use.gathered:
-            if self.formats.degree == 1:
+            if use.unit.degree == 1:
                 self._copy_out(use)
             else:
                 if use.all_gather is None:
@@ -317,18 +381,22 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
                 assert use.all_gather is not None
                 self.ledger.free(use.all_gather)
                 use.all_gather = None
+        if (self.tells_ahead and use is self.tail) or id(use.unit) in self.grouped:
+            return  # ``_gather_ahead`` says what comes next
         position = self.order.index(use)
         if position > 0:
             before = self.order[position - 1]
-            if not before.gathered and before.all_gather is None and self.formats.degree > 1:
+            if not before.gathered and before.all_gather is None and before.unit.degree > 1:
                 self._copy_in(before)
 
     def before_backward(self, segment: Segment, repetition: int) -> None:
         """Gather what the segment needs."""
-        use = self._layer(segment, repetition)
-        if use is not None:
+        uses = self._uses_in(segment, repetition)
+        if uses:
             if segment.output is not None and segment.output.requires_grad:
-                self._pre_backward(use)
+                for use in uses:
+                    self._pre_backward(use)
+                self._gather_ahead(uses[0], -1)
             return
         single = self.embedding
         if single is not None and self._owns(single, segment) and not single.gathered:
@@ -355,6 +423,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         if self.tail is not None and not self.in_tail:
             self.in_tail = True
             self._pre_backward(self.tail)
+            self._gather_ahead(self.tail, -1)
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """It waits for the end of its unit's backward pass."""
@@ -367,11 +436,12 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def after_backward(self, segment: Segment, repetition: int) -> None:
         """Reduce the layer's gradients."""
-        use = self._layer(segment, repetition)
-        if use is not None:
+        uses = self._uses_in(segment, repetition)
+        if uses:
             given = segment.input
             if given is not None and given.requires_grad:
-                self._post_backward(use)
+                for use in reversed(uses):
+                    self._post_backward(use)
             return
         ends_tail = self.tail is not None and segment.part is ModelPart.NORM
         if ends_tail and self.tail is not None and not self.units.tied and not self.tail.done:
@@ -407,21 +477,27 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self._reshard(use)
         if not self.reduces:
             return
-        while len(self.reduce_inputs) >= self.options.reduce_scatter_max_input_buffers:
-            ledger.free(self.reduce_inputs.pop(0))
+        if id(unit) not in self.grouped or unit in self.units.beside.values():
+            # Once for each module, by the group that is done first.
+            while len(self.reduce_inputs) >= self.options.reduce_scatter_max_input_buffers:
+                ledger.free(self.reduce_inputs.pop(0))
         gradients = {**use.gradients, **use.whole}
         if not unit.num_trained or not gradients:
             return
+        blocks = [gradients[each] for each in unit.parameters if each in gradients]
+        # Of several ranks each looks at how every gradient is cut: its loop's variable holds the last.
+        last = blocks[-1] if unit.degree > 1 else None
+        if cut_dimension(unit.parameters[0], unit.degree):
+            blocks = self._turned(use, gradients)
+        elif last is not None:
+            blocks.pop()
         ledger.exchange(ExchangeKind.COPY, 2 * unit.reduce_input_bytes)
         ledger.exchange(
-            ExchangeKind.REDUCE_SCATTER, unit.reduce_input_bytes, self.ranks, Hiding.BEHIND
+            ExchangeKind.REDUCE_SCATTER, unit.reduce_input_bytes, self._ranks_of(use), Hiding.BEHIND
         )
         self.reduce_inputs.append(
             ledger.allocate(unit.reduce_input_bytes, 0, _BUFFERS, "gradients to reduce")
         )
-        blocks = [gradients[each] for each in unit.parameters if each in gradients]
-        # Of several ranks each looks at how every gradient is cut: its loop's variable holds the last.
-        last = blocks.pop() if self.formats.degree > 1 else None
         for block in reversed(blocks):
             ledger.free(block)
         self._keep_shards(use)
@@ -429,6 +505,23 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             ledger.free(last)
         use.gradients.clear()
         use.whole.clear()
+
+    def _turned(self, use: UnitUse, gradients: dict[Parameter, Block]) -> list[Block]:
+        """Gradients that are cut by columns, laid out rank by rank; the last one as it was stays."""
+        found: list[Block] = []
+        seen: list[Block] = []
+        for parameter in use.unit.parameters:
+            if parameter not in gradients:
+                continue
+            whole = parameter in use.whole
+            dtype = (self.formats.reduce_of if whole else self.formats.compute_of)(parameter)
+            for block in seen:
+                self.ledger.free(block)
+            size = allocated_bytes(parameter.numel, dtype)
+            weight = parameter, use.copy
+            found.append(self.ledger.allocate(size, 0, ComponentKind.GRADIENTS, weight))
+            seen = [gradients[parameter]]
+        return found
 
     def _match_shares(self, use: UnitUse) -> None:
         """Gradients split over tensor-parallel ranks as their weights are (``_get_grad_inner_tensor``)."""

@@ -7,7 +7,11 @@ with the reduction (torch 2.13, torch/distributed/pipelining/stage.py, ``backwar
 """
 
 from memplan.graph.segments import Segment
+from memplan.graph.tensors import allocated_bytes
+from memplan.memory.account import ComponentKind
 from memplan.memory.programs.fsdp2 import Fsdp2Program, UnitUse
+from memplan.memory.programs.program import is_trained
+from memplan.training.schedules import PassKind
 
 
 class Fsdp2StageProgram(Fsdp2Program):
@@ -18,7 +22,22 @@ class Fsdp2StageProgram(Fsdp2Program):
 
     def prepare_backward(self, *, last: bool) -> None:  # noqa: ARG002
         """No backward pass reduces: what comes behind the last one does."""
+        self._wait()
         self.reduces = False
+
+    def pass_over(self, kind: PassKind) -> None:
+        """Gradients of the weights' pass wait as they are for the next one with hooks."""
+        if kind is PassKind.WEIGHT:
+            for weight in self.weights:
+                if is_trained(weight[0]) and weight[0] not in self._use_of(weight).gradients:
+                    size = allocated_bytes(
+                        weight[0].gradient_numel, self.formats.compute_of(weight[0])
+                    )
+                    block = self.ledger.allocate(size, 0, ComponentKind.GRADIENTS, weight)
+                    self.gradient_ready(weight, block)
+            return
+        for use in self._uses():
+            self._accumulate_whole(use)
 
     def unshard(self) -> None:
         """All units are gathered at once; they are copied out where the stage runs (``UNSHARD``)."""

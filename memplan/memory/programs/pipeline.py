@@ -12,9 +12,11 @@ from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Ledger, Part
 from memplan.memory.playback import Playback
 from memplan.memory.programs.chunk_offload import ChunkOffload, most_away_bytes
+from memplan.memory.programs.pipeline_plan import followed
 from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
+from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.parallelism import PipelineRuntime
 from memplan.training.schedules import (
@@ -67,6 +69,11 @@ class PipelineProgram:
             self.offload = ChunkOffload(
                 self.programs, self.passes, ledger, ratio=setup.offload_activations_ratio
             )
+        self.played: frozenset[int] | None = None
+        """Of the passes, those that are played out; None: all."""
+        if isinstance(ledger, Tally) and self.offload is None:
+            own = {number: given.stages[number] for number in numbers}
+            self.played = followed(self.passes, self.wanted, own, pipeline, links).played
         first = self.programs[numbers[0]]
         self.weight_words: Mapping[ComponentKind, str] = first.weight_words
         self.left_out = first.left_out
@@ -128,6 +135,9 @@ class PipelineProgram:
                 self._gather(self.wanted[number])
             if self.offload is not None:
                 self.offload.before(each)
+            if self.played is not None and number not in self.played:
+                self._pass_over(each)
+                continue
             self._run(each, step, is_last=number == self.last[each.stage])
             if self.offload is not None:
                 self.offload.after(each)
@@ -171,6 +181,32 @@ class PipelineProgram:
         runtime.after_backward(each)
         if is_last:
             program.reduce_gradients()
+
+    def _pass_over(self, each: Pass) -> None:
+        """A pass that is no fuller than another one of its kind: what it leaves, without a walk."""
+        program, runtime = self.programs[each.stage], self.runtime
+        player = program.playback
+        assert isinstance(player, TallyPlayback)
+        if each.kind is PassKind.FORWARD:
+            program.prepare_forward()
+            player.pass_over_forward()
+            player.park(each.micro_batch)
+            runtime.after_forward(each)
+            return
+        is_first = runtime.links[each.stage].is_first
+        if is_first and each.kind is PassKind.INPUT:
+            return
+        player.resume(each.micro_batch)
+        program.prepare_backward(last=False)
+        if each.kind is PassKind.INPUT:
+            program.pass_over(each.kind)
+            player.pass_over_inputs()
+            player.park(each.micro_batch)
+        else:
+            if not is_first:
+                program.pass_over(each.kind)
+            player.let_go()
+        runtime.after_backward(each)
 
     def evaluate(self, step: int) -> None:
         """Nothing runs between steps."""

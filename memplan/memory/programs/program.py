@@ -5,7 +5,7 @@ of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
@@ -23,6 +23,9 @@ from memplan.training.activation_offload import ActivationOffload
 from memplan.training.optimizers.script import ActKind
 from memplan.training.setup import TrainingSetup
 from memplan.units import ceil_div, round_up
+
+if TYPE_CHECKING:
+    from memplan.training.schedules import PassKind
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
@@ -320,6 +323,9 @@ class Program:
 
     def reduce_gradients(self) -> None:
         """The last backward pass of a step through a pipeline's stage is over."""
+
+    def pass_over(self, kind: "PassKind") -> None:
+        """What a backward pass that is not played out changes of what is held: here, nothing."""
 
     def inputs_pass(self) -> None:
         """Backward for the gradient of a stage's input alone."""

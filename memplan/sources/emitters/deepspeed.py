@@ -36,7 +36,10 @@ _OPTIMIZERS: dict[Optimizer, dict[str, object]] = {
 
 def emit(setup: TrainingSetup) -> Emitted:
     """Write the configuration of a setup that DeepSpeed runs."""
-    return Emitted(values=config(setup), setup=setup, notes=_notes(setup))
+    values = config(setup)
+    if setup.tensor_parallel > 1:
+        values["tensor_parallel"] = {"autotp_size": setup.tensor_parallel}
+    return Emitted(values=values, setup=setup, notes=_notes(setup))
 
 
 def config(setup: TrainingSetup) -> dict[str, object]:

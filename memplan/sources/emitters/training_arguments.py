@@ -62,6 +62,12 @@ def emit(setup: TrainingSetup) -> Emitted:
     if setup.seq_len is not None:
         notes.append(f"cut sequences to {setup.seq_len} tokens")
     engine = setup.chosen_engine
+    if setup.tensor_parallel > 1:
+        msg = (
+            "the Trainer's arguments do not split layers, the model is loaded split; write accelerate for "
+            "the engine fsdp, or deepspeed for AutoTP"
+        )
+        raise refuse(msg)
     if engine is Engine.DEEPSPEED:
         # The Trainer fills these in from its own arguments and the number of GPUs.
         values["deepspeed"] = {**deepspeed.config(setup), **dict.fromkeys(_BATCHES, "auto")}

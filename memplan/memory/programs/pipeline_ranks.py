@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from memplan.memory.programs.pipeline_plan import Crowd, followed
+from memplan.memory.programs.pipeline_runtime import StageLink
 from memplan.memory.rank import RankInput, Stage, joined
 from memplan.training.precision import Engine
 from memplan.training.schedules import most_in_flight, rank_passes, rank_stages
@@ -79,7 +81,38 @@ def heaviest_places(given: RankInput) -> list[int]:
         counts = (*(count for _, count in flight.by_stage), flight.until_weight, flight.waiting)
         kind = tuple(id(given.stages[number].passes) for number in stages)
         alike.setdefault(kind, []).append((place, counts))
-    return sorted(place * width for found in alike.values() for place in _unsurpassed(found))
+    places = [place for found in alike.values() for place in _of_kind(found, given)]
+    return sorted(place * width for place in places)
+
+
+FEW_PLACES = 2
+"""Of one kind, as many as are weighed without a closer look."""
+
+
+def _of_kind(found: list[tuple[int, tuple[int, ...]]], given: RankInput) -> list[int]:
+    """Of places whose stages are alike, those one of which is the fullest."""
+    places = _unsurpassed(found)
+    if len(places) <= FEW_PLACES:
+        return places
+    crowds = {place: _crowd(given, place) for place in places}
+    kept: list[int] = []
+    for place in places:
+        if any(crowds[other].outweighs(crowds[place]) for other in kept):
+            continue
+        kept = [other for other in kept if not crowds[place].outweighs(crowds[other])]
+        kept.append(place)
+    return kept
+
+
+def _crowd(given: RankInput, place: int) -> Crowd:
+    pipeline = given.setup.pipeline
+    assert pipeline is not None
+    where = {"num_ranks": pipeline.degree, "num_virtual": pipeline.num_virtual, "rank": place}
+    numbers = rank_stages(pipeline.schedule, **where)
+    passes = rank_passes(pipeline.schedule, num_micro_batches=pipeline.num_micro_batches, **where)
+    stages = {number: given.stages[number] for number in numbers}
+    links = {number: StageLink.of(stage.tape) for number, stage in stages.items()}
+    return followed(passes, (), stages, pipeline, links).crowd
 
 
 def _unsurpassed(found: list[tuple[int, tuple[int, ...]]]) -> list[int]:

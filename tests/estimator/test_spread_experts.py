@@ -1,0 +1,55 @@
+"""Setups that spread experts over ranks: what each holds, and what is refused, with what to do."""
+
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.errors import SetupError
+from memplan.training.setup import TrainingSetup
+
+SPREAD: dict[str, Any] = {"num_gpus": 16, "engine": "fsdp", "expert_parallel": 8}
+
+
+def test_what_each_rank_holds() -> None:
+    one_each = {**SPREAD, "num_gpus": 8}
+    alone = memplan.estimate("mixtral-8x7b", TrainingSetup(**{**one_each, "expert_parallel": 1}))
+    spread = memplan.estimate("mixtral-8x7b", TrainingSetup(**one_each))
+    assert spread.num_params == alone.num_params
+    # An expert for each rank either way; but what is gathered is not.
+    assert spread.held_bytes == pytest.approx(alone.held_bytes, rel=1e-3)
+    gathered = [
+        each.phases["backward"].components["gathered_parameters"] for each in (alone, spread)
+    ]
+    assert gathered[1] < gathered[0] / 2
+    assert any("spread over 8 ranks" in text for text in spread.assumptions)
+
+
+def test_tokens_beyond_an_even_share_cost_their_rows() -> None:
+    even = memplan.estimate("mixtral-8x7b", TrainingSetup(**SPREAD))
+    crowded = memplan.estimate("mixtral-8x7b", TrainingSetup(**SPREAD, expert_imbalance=2))
+    # Per row and layer: what is permuted, and four of the network's width, in 16 bits.
+    rows = 2048 * 2
+    expected = 32 * rows * 2 * (4096 + 4 * 14336)
+    assert crowded.activations_bytes - even.activations_bytes == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "told"),
+    [
+        pytest.param("llama-3.1-8b", {}, "has no experts", id="dense"),
+        pytest.param("mixtral-8x7b", {"expert_parallel": 16}, "8 = 16 x 0 [+] 8", id="experts"),
+        pytest.param("mixtral-8x7b", {"num_gpus": 12}, "12 = 8 x 1 [+] 4", id="ranks"),
+        pytest.param("mixtral-8x7b", {"engine": "deepspeed"}, "engine is deepspeed", id="engine"),
+        pytest.param("gpt-oss-20b", {}, "three plain matrices", id="other experts"),
+        pytest.param("mixtral-8x7b", {"tensor_parallel": 2}, "tensor_parallel: is not", id="TP"),
+        pytest.param("mixtral-8x7b", {"expert_imbalance": 0.5}, "from 1", id="less than even"),
+        pytest.param(
+            "mixtral-8x7b", {"expert_parallel": 1, "expert_imbalance": 2}, "give it too", id="alone"
+        ),
+        pytest.param("mixtral-8x7b", {"precision": "fp32"}, "precision: fp32", id="fp32"),
+    ],
+)
+def test_refusals(model: str, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(SetupError, match=told):
+        memplan.estimate(model, TrainingSetup(**{**SPREAD, **fields}))
