@@ -119,6 +119,14 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    time: Annotated[
+        bool,
+        typer.Option(
+            "--time",
+            help="Draw a step as lanes over time instead: computing, communication, the host.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
@@ -132,11 +140,14 @@ def explain(
         refuse("--output", ["--format"])
     wanted = {
         "--output": output, "--snapshot": snapshot, "--against": against, "--versus": versus,
+        "--time": time or None,
     }  # fmt: skip
     named = [name for name, value in wanted.items() if value is not None]
     refuse(named[0] if named else "", named[1:])
     if snapshot is not None and output_format is not OutputFormat.TABLE:
         refuse("--snapshot", ["--format"])
+    if time and output_format is not OutputFormat.TABLE:
+        refuse("--time", ["--format"])
     from memplan.cli.hardware import chosen_gpus, gpu_names
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
@@ -170,6 +181,13 @@ def explain(
     if len(names) + (gpu_memory is not None) > 1 and output is None:
         msg = "--gpu: explain takes one, or --output report.html for several"
         raise UsageError(msg)
+    if time:
+        from memplan.report.console import TerminalConsole
+        from memplan.report.lanes import print_lanes
+
+        (only,) = chosen_gpus(names, gpu_memory)
+        print_lanes(TerminalConsole(), estimate_memory(spec, setup, only))
+        return
     found = [
         settled(estimate_memory(spec, setup, each), always=True)
         for each in chosen_gpus(names, gpu_memory)

@@ -42,6 +42,7 @@ from memplan.cli.sweep_options import (
     parse_share,
 )
 from memplan.cli.terminal import say
+from memplan.cli.time_options import NO_TIMES, takes_times, time_question
 from memplan.cli.training_options import (
     PresetOption,
     SetupFileOption,
@@ -52,6 +53,7 @@ from memplan.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from memplan.estimator.run_cost import TimeQuestion
     from memplan.model.spec import ModelSpec
     from memplan.search.concessions import Concession
     from memplan.search.goal import Objective, Plan, PlannedSetup
@@ -76,6 +78,7 @@ def degrees_option(name: str, also: str, what: str) -> Any:
     )
 
 
+@takes_times
 @takes_setting_axes(
     without={
         "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing",
@@ -93,7 +96,9 @@ def plan(
     cpu_memory: CpuMemoryOption = None,
     objective: Annotated[
         str,
-        axis_option("--objective", "What comes first: speed, gpus or batch.", "WHAT", PLAN_PANEL),
+        axis_option(
+            "--objective", "What comes first: speed, cost, gpus or batch.", "WHAT", PLAN_PANEL
+        ),
     ] = "speed",
     maximize: Annotated[
         str | None,
@@ -185,6 +190,7 @@ def plan(
     output_format: RowFormatOption = RowFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
+    times: Values = NO_TIMES,
 ) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
     from memplan.cli.unused import given_options, refuse_unused, refuse_without
@@ -194,6 +200,7 @@ def plan(
     else:
         refuse_without(ctx, {"output"}, "--emit")
     from memplan.cli.hardware import chosen_gpus, node_memory
+    from memplan.estimator.run_cost import TimeQuestion
     from memplan.search.goal import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
@@ -201,6 +208,9 @@ def plan(
     changes = {"seq_len": seq_len, **setting_fields(settings)}
     base = _laid_over(base_setup(setup, training_args, preset), changes)
     wanted = _objective(ctx, objective, maximize)
+    question = time_question(times)
+    if wanted is Objective.COST and question is None:
+        question = TimeQuestion()
     if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
         if "batch_size" in given_options(ctx):
             base = replace(base, micro_batch_size=batch_size)
@@ -239,13 +249,13 @@ def plan(
         token=token,
     )
     names = gpu or ([] if gpu_memory is not None else [DEFAULT_GPU])
-    plans = [make_plan(spec, goal, each) for each in chosen_gpus(names, gpu_memory)]
+    plans = [make_plan(spec, goal, each, times=question) for each in chosen_gpus(names, gpu_memory)]
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 
         emit_setup(_chosen(plans).setup, spec, emit, output)
         return
-    _show(plans, spec, output_format)
+    _show(plans, spec, output_format, question)
 
 
 DEFAULT_GPU = "h100-80gb"
@@ -371,21 +381,26 @@ def _chosen(plans: "list[Plan]") -> "PlannedSetup":
     return plans[0].setups[0]
 
 
-def _show(plans: "list[Plan]", model: "ModelSpec", output_format: RowFormat) -> None:
+def _show(
+    plans: "list[Plan]",
+    model: "ModelSpec",
+    output_format: RowFormat,
+    question: "TimeQuestion | None",
+) -> None:
     if output_format is RowFormat.TABLE:
         from memplan.report.console import TerminalConsole
         from memplan.report.plan import print_plan
 
         console = TerminalConsole()
         for each in plans:
-            print_plan(console, each)
+            print_plan(console, each, question=question)
         return
     from memplan.cli.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION
     from memplan.report.plan import MARKDOWN_COLUMNS, plan_rows
     from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
 
-    rows = (row for each in plans for row in plan_rows(each))
+    rows = (row for each in plans for row in plan_rows(each, question))
     if output_format is RowFormat.JSON:
         lines = json_document(
             rows,

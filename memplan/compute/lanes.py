@@ -27,6 +27,8 @@ class Interval(NamedTuple):
     start_s: float
     stop_s: float
     words: str
+    busy_s: float
+    """Exchanges of one layer after another leave the link idle between them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,8 @@ class Clock:
         self.now_s = 0.0
         self.free_s = dict.fromkeys(Lane, 0.0)
         self.intervals: list[Interval] = []
+        """Without what is skipped."""
+        self.skipped_s = 0.0
         self.lookahead_s = 0.0
         """What the stage before computes while this one's first exchange is on its way."""
         self.interference = interference
@@ -77,9 +81,16 @@ class Clock:
         for lane in (Lane.LINK, Lane.HOST):
             self._wait_for(lane, self.free_s[lane])
 
+    def compute(self, seconds: float, words: str) -> None:
+        """A pass in which nothing is exchanged."""
+        self._note(Lane.COMPUTE, self.now_s, self.now_s + seconds, words)
+        self.now_s += seconds
+        self.lookahead_s = 0.0
+
     def skip(self, seconds: float) -> None:
         """So much time passes with what is not told again."""
         self.now_s += seconds
+        self.skipped_s += seconds
         self.free_s = dict.fromkeys(Lane, self.now_s)
 
     def wait(self, lane: Lane, seconds: float, words: str) -> None:
@@ -121,7 +132,7 @@ class Clock:
                     self.exposed_s[lane] += late
                     end += late
             done = max(begin + ahead + behind, end + last if behind else 0.0)
-            self._note(lane, begin, done, stage.words)
+            self._note(lane, begin, done, stage.words, ahead + behind)
             self.free_s[lane] = done
         self._note(Lane.COMPUTE, start, end, stage.words)
         self.now_s = end
@@ -129,6 +140,9 @@ class Clock:
         self.wait(Lane.LINK, stage.blocking_s, stage.words)
         self.wait(Lane.HOST, stage.waited_s, stage.words)
 
-    def _note(self, lane: Lane, start_s: float, stop_s: float, words: str) -> None:
+    def _note(
+        self, lane: Lane, start_s: float, stop_s: float, words: str, busy_s: float | None = None
+    ) -> None:
         if stop_s > start_s:
-            self.intervals.append(Interval(lane, start_s, stop_s, words))
+            shift, busy = self.skipped_s, stop_s - start_s if busy_s is None else busy_s
+            self.intervals.append(Interval(lane, start_s - shift, stop_s - shift, words, busy))

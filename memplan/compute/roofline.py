@@ -7,6 +7,7 @@ kernel, and only what is really written moves.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
@@ -35,6 +36,7 @@ from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.exchange import ExchangeKind
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import AttentionKernel
@@ -70,17 +72,27 @@ and backward (``tests/measured/h100_rates.json``)."""
 _PLAIN = (1.0, 1.0)
 
 
+class Group(Enum):
+    """Who sends to whom among the ranks of one copy of the model."""
+
+    SPLIT = "layers split between them"
+    SHARED = "sequences shared between them"
+
+
 class Message(NamedTuple):
     """What the ranks of a split model send one another."""
 
     kind: ExchangeKind
     num_bytes: int
+    group: Group = Group.SPLIT
+    beside_s: float = 0.0
+    """For so long it runs beside the operation's own computing [s]."""
 
 
 class Work:
     """What one pass over a segment takes, by what it waits for [s]."""
 
-    __slots__ = ("attention_s", "host_s", "memory_s", "messages", "products_s")
+    __slots__ = ("attention_s", "away_bytes", "host_s", "memory_s", "messages", "products_s")
 
     def __init__(self) -> None:
         self.products_s = 0.0
@@ -90,6 +102,8 @@ class Work:
         self.host_s = 0.0
         """Asking for the kernels, which runs ahead of them."""
         self.messages: list[Message] = []
+        self.away_bytes = 0
+        """Activations that go to the host in forward, or come back in backward."""
 
     @property
     def device_s(self) -> float:
@@ -143,12 +157,14 @@ class _Reader:
         self.share = float(causal_share(segment.layer, tape, model))
         """Of the scores, what attention's kernels compute."""
         self.is_compiled = segment.compiled is not Compilation.NONE
+        self.before_s = 0.0
+        """What attention took before the last kernel."""
 
     def read(self) -> SegmentWork:
         operations = self.segment.operations
         again = recomputed_positions(self.segment)
         stop = early_stop(self.segment)
-        return SegmentWork(
+        found = SegmentWork(
             forward=self._forward(operations),
             backward=self._backward(operations),
             again=self._forward(
@@ -157,6 +173,16 @@ class _Reader:
             if again
             else Work(),
         )
+        found.forward.away_bytes = found.backward.away_bytes = self._away_bytes()
+        return found
+
+    def _away_bytes(self) -> int:
+        """Of what lies in CPU RAM between the passes."""
+        segment = self.segment
+        away = {segment.input_away}
+        if not segment.checkpointed:
+            away.update(each for operation in segment.operations for each in operation.handed)
+        return sum(each.num_bytes for each in away if each is not None)
 
     # -- forward ---------------------------------------------------------------------------------
 
@@ -190,6 +216,7 @@ class _Reader:
             self._move(work, moved / slow + 2 * scratch)
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share, 0)
+            self._go_round(work, operation, 0)
         elif kind in OUTPUT_LOSSES:
             self._multiply_out(work, operation)
         else:
@@ -233,9 +260,26 @@ class _Reader:
             reached *= found.half_head ** (FULL_HEAD / head - 1)
         if not query.dtype.is_half:
             reached *= SINGLE_ATTENTION_SHARE
+        self.before_s = work.attention_s
         seconds = flops / reached
         moved = (_read_bytes(operation) + _made_bytes(operation)) * (1 + direction)
         work.attention_s += max(seconds, moved / rates.bytes_per_s) + rates.kernel_s
+
+    def _go_round(self, work: Work, operation: Operation, direction: int) -> None:
+        """Keys and values of the other ranks of a ring, and backward their gradients in fp32.
+
+        A rank looks at its own while the others' come, and at each while the next does.
+        """
+        group = self.tape.options.context_parallel
+        if group is None or group.kind is not ContextParallelKind.RING:
+            return
+        both = operation.inputs[1]
+        whole = both.numel * both.dtype.num_bytes * group.degree
+        if direction:
+            whole += both.numel * DType.FP32.num_bytes * group.degree
+        last = work.attention_s - self.before_s
+        hidden = last * (group.degree - 1) / group.degree
+        work.messages.append(Message(ExchangeKind.ALL_GATHER, whole, Group.SHARED, hidden))
 
     def _product(self, operation: Operation, shape: Shape) -> float:
         rates, first = self.rates, operation.inputs[0]
@@ -299,9 +343,8 @@ class _Reader:
         elif kind in OUTPUT_LOSSES:
             self._move(work, 2 * sum(_num_bytes(each) for each in operation.inputs[:2]))
         elif kind in ATTENTION_KERNELS:
-            needed = [each.requires_grad for each in operation.inputs]
-            factor = float(attention_factor(operation, needed)) + 0.5
-            self._attend(work, operation, operation.flops * self.share * factor, 1)
+            self._attend(work, operation, operation.flops * self.share * _factor(operation), 1)
+            self._go_round(work, operation, 1)
             self._move(work, 2 * scratch)
         elif operation.flops:
             self._multiply_back(work, operation)
@@ -344,6 +387,19 @@ _SENT = {
     OperationKind.ALL_REDUCE: (ExchangeKind.ALL_REDUCE, None),
 }
 """What operations of a split model send, forward and backward."""
+
+
+KERNEL_RECOMPUTATION = 0.5
+"""Of the forward pass, what attention's kernels compute again in backward: the scores."""
+
+
+def _factor(operation: Operation) -> float:
+    """Backward over forward of an attention kernel."""
+    needed = [each.requires_grad for each in operation.inputs]
+    if len(needed) < 3:
+        needed.append(needed[-1])  # keys and values in one
+        return 2.0 * all(needed) + KERNEL_RECOMPUTATION
+    return float(attention_factor(operation, needed)) + KERNEL_RECOMPUTATION
 
 
 def _shape(operation: Operation) -> Shape:

@@ -108,9 +108,9 @@ def least_bytes(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = No
 def walked_bytes(
     model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None
 ) -> tuple[int, int]:
-    """What the forward pass leaves for backward: of the layers, and with logits and loss [bytes].
+    """What layers leave for the backward pass, and the most that the model's own tensors take [bytes].
 
     Much sooner told than an estimate. Raises ``SetupError`` as ``estimate`` does.
     """
-    kept = Job.of(model, setup, gpu).given.passes.after_forward
-    return kept.activations_bytes, kept.activations_bytes + kept.loss_bytes
+    given = Job.of(model, setup, gpu).given
+    return given.passes.after_forward.activations_bytes, accounts.activations_peak_bytes(given)

@@ -3,6 +3,7 @@
 Three cases are told: what is expected, and a low and a high end between which what no formula knows lies.
 """
 
+from collections import OrderedDict
 from dataclasses import field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -20,10 +21,11 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits
-from memplan.training.precision import PRECISIONS
-from memplan.training.setup import TrainingSetup
+from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.setup import Offload, TrainingSetup
 
 if TYPE_CHECKING:
+    from memplan.estimator.pipeline_timer import PipelineTimer
     from memplan.model.spec import ModelSpec
 
 
@@ -123,8 +125,14 @@ def time_of(
     setup, model, tape = job.setup, job.walked.model, job.given.tape
     flops = _flops(job)
     network = network_of(job.gpu, gpus_per_node=setup.gpus_per_node, between_nodes=between_nodes)
-    work = segment_work(tape, model, rates)
-    timer = Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
+    timer: Timer | PipelineTimer
+    if setup.pipeline_parallel > 1:
+        from memplan.estimator.pipeline_timer import PipelineTimer as ForPipelines  # only for them
+
+        timer = ForPipelines(job.given, model, network=network, rates=rates)
+    else:
+        work = segment_work(tape, model, rates)
+        timer = Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
     expected = timer.run(EXPECTED)
     copies = setup.gradient_accumulation_steps * setup.data_parallel
     return StepTime(
@@ -143,18 +151,24 @@ def time_of(
 
 def _refuse_untimed(setup: TrainingSetup) -> None:
     """Refuse what is modelled in bytes and not in time yet."""
-    for name in ("pipeline_parallel", "context_parallel", "expert_parallel"):
-        if getattr(setup, name) > 1:
-            msg = f"{name}: the time of its steps is not told yet, only their memory"
+    on_nvme = Offload.NVME in (setup.offload_optimizer, setup.offload_param)
+    for words, is_given in (
+        ("engine: megatron", setup.chosen_engine is Engine.MEGATRON),
+        ("expert_parallel", setup.expert_parallel > 1),
+        ("offloading to nvme", on_nvme),
+    ):
+        if is_given:
+            msg = f"{words}: the time of its steps is not told yet, only their memory"
             raise UnsupportedOperationError(msg)
 
 
 def _flops(job: Job) -> StepFlops:
     """Of one micro-batch through one copy of the model."""
-    if job.setup.tensor_parallel == 1:
+    setup = job.setup
+    if setup.tensor_parallel == setup.context_parallel == 1:
         counted = _counted(job.walked)
     else:
-        counted = estimate_flops(job.walked.model, job.setup, job.gpu)
+        counted = _counted_whole(job)
     if not counted.total:
         msg = (
             f"{job.walked.model.source}: its operations are not written down yet, only its parameters, "
@@ -162,6 +176,22 @@ def _flops(job: Job) -> StepFlops:
         )
         raise UnsupportedOperationError(msg)
     return counted
+
+
+_WHOLE: OrderedDict[Walked, StepFlops] = OrderedDict()
+"""Of split models, as they are whole."""
+REMEMBERED = 64
+
+
+def _counted_whole(job: Job) -> StepFlops:
+    """Of a model that is split, as it is whole; remembered by a rank's own."""
+    found = _WHOLE.get(job.walked)
+    if found is None:
+        setup = replace(job.setup, pipeline_parallel=1, pipeline_schedule=None, virtual_stages=1)
+        found = _WHOLE[job.walked] = estimate_flops(job.walked.model, setup, job.gpu)
+        if len(_WHOLE) > REMEMBERED:
+            _WHOLE.popitem(last=False)
+    return found
 
 
 @lru_cache(maxsize=256)

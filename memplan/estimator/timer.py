@@ -1,16 +1,18 @@
 """A step's stages, for any case: the tape's operations with what the engine exchanges between them."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
 from memplan.compute.rates import UPDATE_SHARE, Rates
-from memplan.compute.roofline import SegmentWork, Work
+from memplan.compute.roofline import Group, SegmentWork, Work
 from memplan.hardware.network import Network
 from memplan.memory.accounts import MICRO_BATCHES
 from memplan.memory.ledger import Part
 from memplan.memory.rank import RankInput
+from memplan.training.activation_offload import OFFLOAD_RULES
 from memplan.training.exchange import Exchange, ExchangeKind, Hiding, Ranks, Visit
 
 PRODUCTS = "products of matrices"
@@ -65,6 +67,37 @@ class Beside(NamedTuple):
 
 
 _NOTHING = Beside()
+FORWARD = 0
+"""Where a segment's work has its forward pass."""
+
+Told: TypeAlias = tuple[str, int, tuple[tuple[int, int], ...], Beside]
+"""A stage: its name, how often it runs, what it computes (segment and which work), what is beside it."""
+
+
+class Laid(NamedTuple):
+    """A segment of a pass, with what is exchanged beside it; times are expected ones [s]."""
+
+    words: str
+    repeats: int
+    device_s: float
+    """Of one repetition; as the next one."""
+    asked_s: float
+    sent_s: float
+    """Between the ranks of a split model, all repetitions together."""
+    beside: Beside
+
+
+class Passed(NamedTuple):
+    """A pass laid out."""
+
+    stages: tuple[Laid, ...]
+    sums: tuple[tuple[str, float], ...]
+    """What its computing is spent on."""
+    device_s: float
+    """What it takes where nothing is exchanged: the host where that is slower."""
+    bound_s: float
+    """Of that, waiting for the host."""
+    exchanges: bool
 
 
 class Run:
@@ -90,6 +123,57 @@ class Run:
         found = [Resource(*each) for each in (*self.sums.items(), *waits.items()) if each[1] > 0]
         return tuple(sorted(found, key=lambda each: -each.seconds))
 
+    def pass_over(self, each: Passed) -> None:
+        """One pass."""
+        case, clock = self.case, self.clock
+        for words, seconds in each.sums:
+            self.add(words, case.compute * seconds)
+        if not each.exchanges:
+            clock.compute(case.compute * each.device_s, each.stages[0].words if each.stages else "")
+            clock.host_bound_s += case.compute * each.bound_s
+            return
+        clock.run([_stage(stage, case) for stage in each.stages])
+
+    def repeat(self, more: int, before: "Mark") -> None:
+        """So many more of what has run since a mark."""
+        clock = self.clock
+        clock.host_bound_s += more * (clock.host_bound_s - before.bound_s)
+        for lane, seconds in before.exposed_s.items():
+            clock.exposed_s[lane] += more * (clock.exposed_s[lane] - seconds)
+        for words, seconds in list(self.sums.items()):
+            self.sums[words] = seconds + more * (seconds - before.sums.get(words, 0.0))
+        clock.skip(more * (clock.now_s - before.now_s))
+
+    def mark(self) -> "Mark":
+        """Where it stands."""
+        clock = self.clock
+        return Mark(clock.now_s, clock.host_bound_s, dict(clock.exposed_s), dict(self.sums))
+
+
+class Mark(NamedTuple):
+    """Where a run stands."""
+
+    now_s: float
+    bound_s: float
+    exposed_s: Mapping[Lane, float]
+    sums: Mapping[str, float]
+
+
+def _stage(each: Laid, case: Case) -> Stage:
+    beside = each.beside
+    return Stage(
+        words=each.words,
+        repeats=each.repeats,
+        compute_s=case.compute * (each.device_s + beside.copied_s / each.repeats),
+        host_s=case.compute * each.asked_s,
+        blocking_s=case.links * (beside.blocking_s + each.sent_s),
+        ahead_s=case.links * beside.ahead_s,
+        behind_s=case.links * beside.behind_s,
+        fetched_s=case.host * beside.fetched_s,
+        stored_s=case.host * beside.stored_s,
+        waited_s=case.host * beside.waited_s,
+    )
+
 
 class Timer:
     """A step on one rank."""
@@ -103,123 +187,137 @@ class Timer:
         network: Network,
         rates: Rates,
     ) -> None:
+        setup = given.setup
         self.given = given
         self.work = work
         self.network = network
         self.rates = rates
-        self.split = Ranks(given.setup.tensor_parallel)
+        self.groups = {
+            Group.SPLIT: Ranks(setup.tensor_parallel),
+            Group.SHARED: Ranks(setup.context_parallel, setup.tensor_parallel),
+        }
         self.known: dict[tuple[ExchangeKind, int, Ranks], float] = {}
-        self.passes: dict[str, list[Mapping[int, Beside]]] = {}
         self.updates: list[tuple[Exchange, int]] = []
+        forward: list[Visit] = []
+        backward: list[Visit] = []
         for visit in visits:
-            if visit.part in (Part.FORWARD, Part.BACKWARD):
-                self.passes.setdefault(visit.part, []).append(self._by_segment(visit))
+            if visit.part == Part.FORWARD:
+                forward.append(visit)
+            elif visit.part == Part.BACKWARD:
+                backward.append(visit)
             elif visit.part in (Part.STEP, Part.OVERFLOW):
                 self.updates += visit.exchanges
-        self.sent = [[self._sent(each) for each in segment] for segment in work]
+        self.micro_batches = _counted(forward, backward, setup.gradient_accumulation_steps)
 
     def run(self, case: Case) -> Run:
         """Every micro-batch, then the update."""
         run = Run(case)
-        steps = self.given.setup.gradient_accumulation_steps
-        told = min(steps, MICRO_BATCHES)
-        for number in range(told):
-            begin = run.clock.now_s, dict(run.clock.exposed_s), run.clock.host_bound_s
-            sums = dict(run.sums)
-            self._micro_batch(run, number)
-            if number == 1 and steps > told:
-                self._repeat(run, steps - told, begin, sums)
-        self._update(run)
+        for forward, backward, count in self._laid:
+            before = run.mark() if count > 1 else None
+            run.pass_over(forward)
+            run.pass_over(backward)
+            if before is not None:
+                run.repeat(count - 1, before)
+        self.update(run)
         return run
 
-    def _repeat(
-        self,
-        run: Run,
-        more: int,
-        begin: tuple[float, dict[Lane, float], float],
-        sums: Mapping[str, float],
-    ) -> None:
-        """Those between the first and the last are alike: so many more like the one that has run."""
-        clock = run.clock
-        now, exposed, bound = begin
-        clock.host_bound_s += more * (clock.host_bound_s - bound)
-        for lane, before in exposed.items():
-            clock.exposed_s[lane] += more * (clock.exposed_s[lane] - before)
-        for words, seconds in list(run.sums.items()):
-            run.sums[words] = seconds + more * (seconds - sums.get(words, 0.0))
-        clock.skip(more * (clock.now_s - now))
+    @cached_property
+    def _laid(self) -> list[tuple[Passed, Passed, int]]:
+        return [
+            (self.forward(ahead), self.backward(back), count)
+            for ahead, back, count in self.micro_batches
+        ]
 
-    def _micro_batch(self, run: Run, number: int) -> None:
-        tape, passes = self.given.tape, self.given.passes
-        forward, backward = self._told(Part.FORWARD, number), self._told(Part.BACKWARD, number)
-        run.clock.run(
-            self._stage(run, each.name, each.repeat, [(each.index, 0)], forward.get(each.index))
-            for each in tape.segments
-        )
-        run.clock.run(self._stage(run, "", 1, [], forward[-1]) for _ in (0,) if -1 in forward)
-        done: set[int] = set()
-        stages = []
-        for each in passes.backward:
+    def forward(self, visit: Visit | None) -> Passed:
+        """A forward pass with what is exchanged in it."""
+        told = {} if visit is None else self._by_segment(visit)
+        stages: list[Told] = [
+            (each.name, each.repeat, ((each.index, 0),), told.get(each.index, _NOTHING))
+            for each in self.given.tape.segments
+        ]
+        if -1 in told:
+            stages.append(("", 1, (), told[-1]))
+        return self._lay(stages)
+
+    def backward(self, visit: Visit | None) -> Passed:
+        """A backward pass with what is exchanged in it."""
+        told = {} if visit is None else self._by_segment(visit)
+        stages: list[Told] = []
+        for each in self.given.passes.backward:
             index = each.segment.index
-            beside = None if index in done else backward.get(index)
-            done.add(index)
+            beside = told.pop(index, _NOTHING)
             name = f"{each.segment.name}, backward"
-            stages.append(self._stage(run, name, each.repeats, [(index, 1), (index, 2)], beside))
-        if -1 in backward:
-            stages.append(self._stage(run, "reduction", 1, [], backward[-1]))
-        run.clock.run(stages)
+            stages.append((name, each.repeats, ((index, 1), (index, 2)), beside))
+        if told:
+            stages.append(("reduction", 1, (), told.pop(-1, _NOTHING)))
+        return self._lay(stages)
 
-    def _told(self, part: Part, number: int) -> Mapping[int, Beside]:
-        found = self.passes.get(part, ())
-        return found[min(number, len(found) - 1)] if found else {}
+    def _lay(self, stages: Sequence[Told]) -> Passed:
+        laid: list[Laid] = []
+        products = attention = memory = copies = whole = bound = sent = 0.0
+        exchanges = False
+        for words, repeats, works, beside in stages:
+            device = asked = own_sent = 0.0
+            for index, place in works:
+                work = self.work[index][place]
+                device += work.device_s
+                asked += work.host_s
+                products += repeats * work.products_s
+                attention += repeats * work.attention_s
+                memory += repeats * work.memory_s
+                if work.messages:
+                    own_sent += repeats * self._sent(work)
+                if work.away_bytes:
+                    beside = self._with_away(beside, repeats * work.away_bytes, place)
+            copies += beside.copied_s
+            slow = max(0.0, repeats * (asked - device) - beside.copied_s)
+            bound += slow
+            whole += repeats * device + beside.copied_s + slow
+            sent += own_sent
+            exchanges = exchanges or own_sent > 0 or any(beside[1:])
+            laid.append(Laid(words, repeats, device, asked, own_sent, beside))
+        sums = (
+            (PRODUCTS, products), (ATTENTION, attention), (MEMORY, memory), (ENGINE_COPIES, copies),
+        )  # fmt: skip
+        return Passed(tuple(laid), sums, whole, bound, exchanges)
 
-    def _stage(
-        self,
-        run: Run,
-        words: str,
-        repeats: int,
-        works: Sequence[tuple[int, int]],
-        beside: Beside | None,
-    ) -> Stage:
-        case = run.case
-        device = asked = sent = 0.0
-        for index, place in works:
-            work = self.work[index][place]
-            device += work.device_s
-            asked += work.host_s
-            sent += self.sent[index][place]
-            run.add(PRODUCTS, repeats * case.compute * work.products_s)
-            run.add(ATTENTION, repeats * case.compute * work.attention_s)
-            run.add(MEMORY, repeats * case.compute * work.memory_s)
-        beside = beside or _NOTHING
-        run.add(ENGINE_COPIES, case.compute * beside.copied_s)
-        return Stage(
-            words=words,
-            repeats=repeats,
-            compute_s=case.compute * (device + beside.copied_s / repeats),
-            host_s=case.compute * asked,
-            blocking_s=case.links * (beside.blocking_s + repeats * sent),
-            ahead_s=case.links * beside.ahead_s,
-            behind_s=case.links * beside.behind_s,
-            fetched_s=case.host * beside.fetched_s,
-            stored_s=case.host * beside.stored_s,
-            waited_s=case.host * beside.waited_s,
-        )
+    def _with_away(self, beside: Beside, num_bytes: int, place: int) -> Beside:
+        """With activations that go to the host, or come back."""
+        seconds = num_bytes / self.network.to_host
+        if not OFFLOAD_RULES[self.given.setup.offload_activations].in_flight:
+            return beside._replace(waited_s=beside.waited_s + seconds)
+        if place == FORWARD:
+            return beside._replace(stored_s=beside.stored_s + seconds)
+        return beside._replace(fetched_s=beside.fetched_s + seconds)
 
     def _sent(self, work: Work) -> float:
         return sum(
-            collective_seconds(each.kind, each.num_bytes, self.split, self.network)
+            max(
+                0.0,
+                self._seconds(each.kind, each.num_bytes, self.groups[each.group]) - each.beside_s,
+            )
             for each in work.messages
         )
 
-    def _by_segment(self, visit: Visit) -> Mapping[int, Beside]:
+    def _seconds(self, kind: ExchangeKind, num_bytes: int, ranks: Ranks) -> float:
+        """A collective by itself; remembered."""
+        key = kind, num_bytes, ranks
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = collective_seconds(kind, num_bytes, ranks, self.network)
+        return found
+
+    def _by_segment(self, visit: Visit) -> dict[int, Beside]:
+        """What a pass exchanges, by the number of the segment that runs."""
         sums: dict[int, list[float]] = {}
         for exchange, count in visit.exchanges:
-            found = sums.setdefault(exchange.segment, [0.0] * len(Beside._fields))
+            found = sums.get(exchange.segment)
+            if found is None:
+                found = sums[exchange.segment] = [0.0] * len(_NOTHING)
             found[_place(exchange)] += count * self.seconds(exchange)
         return {segment: Beside(*found) for segment, found in sums.items()}
 
-    def _update(self, run: Run) -> None:
+    def update(self, run: Run) -> None:
         """The optimizer's step, and what goes with it."""
         case, clock = run.case, run.clock
         for exchange, count in self.updates:
@@ -243,12 +341,23 @@ class Timer:
             return exchange.num_bytes / network.to_host
         if kind is ExchangeKind.HOST_UPDATE:
             return exchange.num_bytes * network.gpus_per_node / network.host_memory
-        key = kind, exchange.num_bytes, exchange.ranks
-        found = self.known.get(key)
-        if found is None:
-            found = collective_seconds(kind, exchange.num_bytes, exchange.ranks, network)
-            self.known[key] = found
-        return found
+        return self._seconds(kind, exchange.num_bytes, exchange.ranks)
+
+
+def _counted(
+    forward: Sequence[Visit], backward: Sequence[Visit], steps: int
+) -> list[tuple[Visit | None, Visit | None, int]]:
+    """A step's micro-batches, and how many of each: those between the first and the last are alike."""
+    told = min(steps, MICRO_BATCHES)
+    found: list[tuple[Visit | None, Visit | None, int]] = []
+    for number in range(told):
+        count = steps - told + 1 if number == 1 and told == MICRO_BATCHES else 1
+        ahead = forward[min(number, len(forward) - 1)] if forward else None
+        back = backward[min(number, len(backward) - 1)] if backward else None
+        if found and found[-1][:2] == (ahead, back):
+            count += found.pop()[2]
+        found.append((ahead, back, count))
+    return found
 
 
 def _place(exchange: Exchange) -> int:
@@ -256,5 +365,9 @@ def _place(exchange: Exchange) -> int:
     if exchange.kind in _MOVED:
         return 0
     if exchange.kind in _TO_HOST or exchange.kind is ExchangeKind.HOST_UPDATE:
-        return {Hiding.NONE: 6, Hiding.AHEAD: 4, Hiding.BEHIND: 5}[exchange.hiding]
-    return {Hiding.NONE: 1, Hiding.AHEAD: 2, Hiding.BEHIND: 3}[exchange.hiding]
+        return _HOST_PLACES[exchange.hiding]
+    return _LINK_PLACES[exchange.hiding]
+
+
+_LINK_PLACES = {Hiding.NONE: 1, Hiding.AHEAD: 2, Hiding.BEHIND: 3}
+_HOST_PLACES = {Hiding.NONE: 6, Hiding.AHEAD: 4, Hiding.BEHIND: 5}

@@ -3,6 +3,7 @@
 from memplan.estimator import Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.advice import Advice
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.precision import Engine, carried_precision, engine_precision
 from memplan.training.setup import (
     AllocatorKind,
@@ -68,12 +69,25 @@ def offload_label(setup: TrainingSetup) -> str:
     >>> setup = TrainingSetup(engine="fsdp", offload_optimizer="cpu", offload_param="cpu")
     >>> offload_label(setup)
     'cpu optimizer+params'
+    >>> offload_label(TrainingSetup(offload_activations="streamed"))
+    'streamed activations'
     """
     places: dict[str, list[str]] = {}
     for name, place in (("optimizer", setup.offload_optimizer), ("params", setup.offload_param)):
         if place is not Offload.NONE:
             places.setdefault(place.value, []).append(name)
-    return ", ".join(f"{place} {'+'.join(names)}" for place, names in places.items())
+    found = [f"{place} {'+'.join(names)}" for place, names in places.items()]
+    if setup.offload_activations.sends:
+        found.append(_SENT[setup.offload_activations])
+    return ", ".join(found)
+
+
+_SENT = {
+    ActivationOffload.SAVE_ON_CPU: "activations saved on cpu",
+    ActivationOffload.STREAMED: "streamed activations",
+    ActivationOffload.TORCHTUNE: "streamed activations (torchtune)",
+    ActivationOffload.CHECKPOINTS: "checkpoints on cpu",
+}
 
 
 def sharing_label(setup: TrainingSetup) -> str:
@@ -218,6 +232,9 @@ def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
         "--fsdp-strategy": (_strategy(before), _strategy(after)),
         "--offload": _place(before.offload_optimizer, after.offload_optimizer, moved=moved),
         "--offload-param": _place(before.offload_param, after.offload_param, moved=moved),
+        "--offload-activations": (
+            before.offload_activations.value, after.offload_activations.value
+        ),
         "--checkpointing": (_checkpointing(before), _checkpointing(after)),
         "--tp": (before.tensor_parallel, after.tensor_parallel),
         "--pp": (before.pipeline_parallel, after.pipeline_parallel),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from memplan.estimator import Estimate
+    from memplan.estimator.run_cost import TimeQuestion
 
 MAX_SHORTFALLS = 8
 """Setups that do not fit and are written out; the rest are counted."""
@@ -38,14 +39,20 @@ MARKDOWN_COLUMNS = (
 )  # fmt: skip
 """What a Markdown table shows of a row."""
 _OBJECTIVES = {
-    Objective.SPEED: "Fastest first", Objective.GPUS: "Fewest GPUs first",
+    Objective.SPEED: "Fastest first", Objective.COST: "Cheapest first", Objective.GPUS: "Fewest GPUs first",
     Objective.BATCH: "Largest batch first", Objective.SEQ_LEN: "Longest sequence first",
     Objective.LAYERS: "Most layers first",
 }  # fmt: skip
 
 
-def plan_rows(plan: Plan) -> Iterator[dict[str, object]]:
-    """Flat rows for scripts: the columns of an estimate, and what the plan adds."""
+def plan_rows(plan: Plan, question: "TimeQuestion | None" = None) -> Iterator[dict[str, object]]:
+    """Flat rows for scripts: the columns of an estimate, what the plan adds, and times if asked for."""
+    if question is not None:
+        from memplan.report.times import time_row  # which most are not asked for
+
+        for row, each in zip(plan_rows(plan), plan.setups, strict=True):
+            yield row | time_row(each.estimate, question) | {"on_front": each in plan.front}
+        return
     best = _fastest(plan)
     for rank, each in enumerate(plan.setups, start=1):
         yield {
@@ -63,7 +70,7 @@ def plan_rows(plan: Plan) -> Iterator[dict[str, object]]:
         }
 
 
-def print_plan(console: "Console", plan: Plan) -> None:
+def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None" = None) -> None:
     """Print the ranked setups, what falls short, and what the speeds rest on."""
     from rich.text import Text
 
@@ -79,9 +86,11 @@ def print_plan(console: "Console", plan: Plan) -> None:
         for line in hanging(f"  {answer_text(plan)}", console.width):
             console.print(Text(line, style="green"))
         console.print()
-        for drawn in plan_lines(console.width, plan):
+        for drawn in plan_lines(console.width, plan, question):
             console.print(drawn, soft_wrap=True)
         console.print()
+        for text in front_lines(plan):
+            console.print(Text(text))
     else:
         console.print(Text("Nothing fits.", style="bold red"))
     for text in (*shortfall_lines(plan), *overfilling_lines(plan)):
@@ -139,7 +148,30 @@ def _layers_text(answer: "Estimate") -> str:
     return f"{count:,} layers{more}"
 
 
-def plan_lines(width: int, plan: Plan) -> "Iterator[Text]":
+def front_lines(plan: Plan) -> list[str]:
+    """Memory against time: what each step down in memory costs."""
+    if len(plan.front) < 2 or plan.front[0].time is None:
+        return []
+    fastest = plan.front[0].time.tokens_per_s
+    lines = ["Memory against time, what no other setup beats in both:"]
+    for each in plan.front:
+        assert each.time is not None
+        needed = each.estimate.total_bytes.high
+        share = each.time.tokens_per_s / fastest
+        bar = "█" * max(1, round(share * FRONT_WIDTH))
+        label = (
+            f"{each.setup.num_gpus} x {setup_label(each.setup)}, checkpointing "
+            f"{checkpointing_label(each.setup)}, micro-batch {each.setup.micro_batch_size}"
+        )
+        lines.append(f"  {needed / GIB:7,.1f} GiB  {share:4.0%} {bar:<{FRONT_WIDTH}} {label}")
+    return [*lines, ""]
+
+
+FRONT_WIDTH = 20
+"""Of the longest bar."""
+
+
+def plan_lines(width: int, plan: Plan, question: "TimeQuestion | None" = None) -> "Iterator[Text]":
     """A table with one line for each setup that fits; rank, GPUs and setup stay where it is narrow."""
     ranks = Column(
         header=("#",), cells=tuple(map(str, range(1, len(plan.setups) + 1))), is_figure=True
@@ -152,7 +184,12 @@ def plan_lines(width: int, plan: Plan) -> "Iterator[Text]":
             is_figure=header not in _WORDS,
         )
         for header, words in _columns(plan).items()
+        if question is None or header != ("speed",)
     )
+    if question is not None:
+        from memplan.report.times import time_columns  # which most are not asked for
+
+        others += time_columns([each.estimate for each in plan.setups], question)
     return print_blocks(width, label, others, before=[ranks, gpus])
 
 
@@ -280,6 +317,8 @@ def footnotes(plan: Plan) -> list[str]:
         assumed = "; ".join(plan.assumptions)
         speed = "Speed is relative to the fastest here, an order and no forecast."
         lines = [order, f"{speed} Assumed: {assumed}."]
+        if any(each.time is not None for each in plan.setups):
+            lines = [order, *(f"Assumed: {text}" for text in plan.some.model.assumptions)]
     else:
         lines = [f"{fits}.", *(f"Assumed: {text}" for text in plan.some.model.assumptions)]
     if any(loads_under_zero_init(each.setup) for each in plan.setups):

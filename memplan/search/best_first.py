@@ -17,7 +17,7 @@ from memplan.estimator import walked_bytes
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.degrees import degrees_of
-from memplan.search.floors import activations_floor, in_flight_share, states_floor
+from memplan.search.floors import activations_floor, in_flight_share, resident_floor, states_floor
 from memplan.search.goal import Goal, PlannedSetup
 from memplan.search.order import rank_of
 from memplan.search.sizes import ModelSizes
@@ -25,7 +25,7 @@ from memplan.search.space import Candidate
 from memplan.search.speed import setup_speed
 from memplan.training.setup import TrainingSetup
 
-MOST_LOOKED_AT = 60
+MOST_LOOKED_AT = 30
 """Combinations of which estimates are made, for one number of GPUs: then the best so far count."""
 
 Find = Callable[[Candidate, int], PlannedSetup | None]
@@ -110,7 +110,10 @@ class BestFirst:
         """A candidate as arithmetic has it; None where it cannot fit."""
         setup = candidate.setup.resolve(self.model.context_length)
         candidate = replace(candidate, setup=setup)
-        left = room_bytes - states_floor(setup, self.sizes)
+        if states_floor(setup, self.sizes) > room_bytes:
+            self.num_ruled_out += 1
+            return None
+        left = room_bytes - resident_floor(setup, self.sizes)
         each = activations_floor(replace(setup, micro_batch_size=1), self.sizes)
         return self._bounded(candidate, number, _Known.ARITHMETIC, left, each, sizes)
 
@@ -125,14 +128,14 @@ class BestFirst:
             kept = self._kept(setup)
         if kept is None:
             return None
-        left = room_bytes - states_floor(setup, self.sizes)
+        left = room_bytes - resident_floor(setup, self.sizes)
         layers, whole = kept
         share = in_flight_share(setup)
         each = whole if setup.pipeline_parallel == 1 else layers * share
         return self._bounded(head.candidate, head.number, _Known.WALK, left, each, sizes)
 
     def _kept(self, setup: TrainingSetup) -> tuple[int, int] | None:
-        """What one sequence keeps of all layers, and with the loss; None where it cannot be [bytes]."""
+        """What one sequence keeps of all layers, and the most it takes; None where it cannot be [bytes]."""
         degrees = degrees_of(setup)
         key = (
             setup.engine, setup.zero_stage, setup.fsdp_strategy, setup.precision,
@@ -142,7 +145,7 @@ class BestFirst:
         if key not in self._walked:
             alone = replace(
                 setup, micro_batch_size=1, gradient_accumulation_steps=1, pipeline_parallel=1,
-                virtual_stages=1, pipeline_schedule=None, num_nodes=None,
+                virtual_stages=1, pipeline_schedule=None, layers_per_stage=None, num_nodes=None,
                 num_gpus=setup.num_gpus // setup.pipeline_parallel,
             )  # fmt: skip
             try:

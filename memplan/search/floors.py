@@ -33,18 +33,52 @@ def states_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
     if engine in (Engine.FSDP, Engine.FSDP1):
         if setup.fsdp_strategy is FsdpStrategy.NO_SHARD:
             return (weights + gradients + states) * whole
-        gathered = setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP
-        formats = PRECISIONS[setup.chosen_precision]
-        return max(
-            (weights + gradients + states) * shard,
-            (weights + states) * shard + gathered * formats.compute.num_bytes * whole,
-        )
+        return _fsdp_floor(setup, sizes, shard, whole)
     if engine is Engine.DDP:
         return (weights + gradients + states) * whole
     stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
     held = weights * (shard if stage is ZeroStage.PARAMETERS else whole)
     held += states * (whole if stage is ZeroStage.NONE else shard)
     return held
+
+
+def resident_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
+    """What of it is there at any moment of a step, the fullest one of activations too; at least [bytes].
+
+    Gradients come while activations go, but for those in buffers that stay.
+    """
+    if not is_known(setup):
+        return 0.0
+    weights, _, states = _bytes_each(setup)
+    whole = sizes.local_params(setup)
+    if setup.chosen_engine is Engine.DDP:
+        return (weights + states) * whole
+    if setup.chosen_engine in (Engine.FSDP, Engine.FSDP1):
+        if setup.fsdp_strategy is FsdpStrategy.NO_SHARD:
+            return (weights + states) * whole
+        width = PRECISIONS[setup.chosen_precision].compute.num_bytes
+        # Under a pipeline gradients stay whole beside gathered weights, from one micro-batch to the next.
+        copies = 2 if setup.pipeline_parallel > 1 else 0
+        if setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP:
+            copies = max(copies, 1)
+        return (weights + states) * sizes.num_params / setup.num_gpus + copies * width * whole
+    return states_floor(setup, sizes)
+
+
+def _fsdp_floor(setup: TrainingSetup, sizes: ModelSizes, shard: float, whole: float) -> float:
+    """Shards, and beside them what is gathered: a layer with its gradients at the end of its backward pass.
+
+    Under a pipeline all that a rank has stays gathered, and its gradients whole, between micro-batches (torchtitan:
+    ``fsdp_reshard_after_forward`` "default"); without resharding all weights are.
+    """
+    weights, gradients, states = _bytes_each(setup)
+    width = PRECISIONS[setup.chosen_precision].compute.num_bytes
+    kept = (weights + states) * shard
+    if setup.pipeline_parallel > 1:
+        return max(kept + gradients * shard, kept + 2 * width * whole)
+    if setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP:
+        return max(kept + gradients * shard, kept + width * whole)
+    return kept + max(gradients * shard, 2 * width * sizes.local_layer(setup))
 
 
 def is_known(setup: TrainingSetup) -> bool:
@@ -72,6 +106,8 @@ def activations_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
     Equation: ``2 * tokens * h * layers``, the input of each layer in 16 bits, which full recomputation
     keeps (Korthikanti et al., arXiv:2205.05198, section 5), in ``min(p, m)`` micro-batches.
     """
+    if setup.offload_activations.sends:
+        return 0.0
     split = setup.tensor_parallel
     inputs = 2 * local_tokens(setup) * sizes.hidden_size / split
     return inputs * sizes.num_layers * in_flight_share(setup)

@@ -5,6 +5,7 @@ from enum import Enum
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate
+from memplan.estimator.step_time import StepTime
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.search.concessions import Concession
@@ -30,6 +31,8 @@ class Objective(Enum):
 
     SPEED = "speed"
     """All GPUs together."""
+    COST = "cost"
+    """As little of GPUs' time for each token as possible."""
     GPUS = "gpus"
     """As few GPUs as possible."""
     BATCH = "batch"
@@ -245,6 +248,8 @@ class PlannedSetup:
     """0 with fp32 optimizer states; 1 without."""
     simplicity: int
     """Its place among the ways to train; smaller is simpler."""
+    time: StepTime | None = None
+    """Of its step, where a plan asks for it and it is known."""
 
     @property
     def setup(self) -> TrainingSetup:
@@ -308,6 +313,8 @@ class Plan(Displayed):
     """Why combinations were not tried at all, each reason once."""
     num_ruled_out: int = 0
     """Combinations that hold more than there is by bounds alone, and of which no estimate was made."""
+    front: tuple[PlannedSetup, ...] = ()
+    """Of all that fit, where times are asked for: those that no other beats in memory and time."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
 

@@ -30,6 +30,8 @@ def rank_of(
         -setup.micro_batch_size,
     )  # fmt: skip
     total = bucket(per_gpu * setup.num_gpus)
+    if objective is Objective.COST:
+        return (*lost, bucket(per_gpu), setup.num_gpus, *simple)
     if objective is Objective.GPUS:
         return (*lost, setup.num_gpus, bucket(per_gpu), *simple)
     if objective is Objective.BATCH:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, least_bytes, settled
+from memplan.estimator.run_cost import TimeQuestion
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.runtime import LEAST_OVER_REQUESTED, overhead_range
 from memplan.model.spec import ModelSpec
@@ -41,24 +42,27 @@ HOPELESS = 2
 """How many times a card's memory states alone take where no estimate is made of what else they do."""
 
 
-def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec) -> Plan:
-    """Search for the setups that reach a goal on one kind of GPU.
+def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec, *, times: TimeQuestion | None = None) -> Plan:
+    """Search for the setups that reach a goal on one kind of GPU; by their times where these are asked for.
 
     Raises ``SetupError`` where no combination of the goal's settings exists.
     """
-    return Planner(model, goal, gpu).run()
+    return Planner(model, goal, gpu, times).run()
 
 
 class Planner:
     """Walks the space of one goal."""
 
-    def __init__(self, model: ModelSpec, goal: Goal, gpu: GpuSpec) -> None:
+    def __init__(
+        self, model: ModelSpec, goal: Goal, gpu: GpuSpec, times: TimeQuestion | None = None
+    ) -> None:
         self.model = model
+        self.times = times
         self.goal = goal
         self.gpu = gpu
         self.limit_bytes = int(gpu.capacity_bytes * (1 - goal.headroom))
         self.sizes = model_sizes(model)
-        self.space = Space(goal, gpu)
+        self.space = Space(goal, gpu, model.num_layers)
         self.best_first = BestFirst(goal, model, gpu, self.sizes)
         self.found: list[PlannedSetup] = []
         self.failed: list[tuple[Candidate, Estimate]] = []
@@ -88,11 +92,19 @@ class Planner:
                 reasons = (*self.refused, *self.best_first.refused)
                 raise SetupError(next(iter(reasons), "the goal leaves nothing to try"))
         ranked = sorted(self.found, key=self._rank)
+        num_fitting = len(ranked)
+        front: list[PlannedSetup] = []
+        if self.times is not None:
+            from memplan.search.objective import memory_front, ranked_by_time  # only then
+
+            ranked = ranked_by_time(ranked, self.goal.objective, self.times)
+            front = memory_front(ranked)
         return Plan(
             goal=self.goal,
             gpu=self.gpu,
             setups=tuple(self._told(each) for each in self._shown_of(ranked)),
-            num_fitting=len(ranked),
+            num_fitting=num_fitting,
+            front=tuple(front),
             shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
             overfilling=tuple(self.overfilling),
             refused=tuple(self.refused),

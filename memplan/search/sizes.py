@@ -25,6 +25,10 @@ class ModelSizes:
     """Layers with routed experts."""
     experts_per_token: int = 0
     num_experts: int = 0
+    layer_params: int = 0
+    """Of the largest layer."""
+    layer_expert_params: int = 0
+    """Those of its routed experts."""
     key_value_size: int = 0
     """Numbers of one token's keys and values in one layer."""
 
@@ -33,9 +37,16 @@ class ModelSizes:
 
         Equation: ``(dense + experts / ep) / (tp * pp)``.
         """
-        dense = self.num_params - self.expert_params
-        routed = self.expert_params / setup.expert_parallel
-        return (dense + routed) / (setup.tensor_parallel * setup.pipeline_parallel)
+        whole = _split(self.num_params, self.expert_params, setup)
+        return whole / setup.pipeline_parallel
+
+    def local_layer(self, setup: TrainingSetup) -> float:
+        """What one rank has of the largest layer; at least."""
+        return _split(self.layer_params, self.layer_expert_params, setup)
+
+
+def _split(num_params: int, experts: int, setup: TrainingSetup) -> float:
+    return (num_params - experts + experts / setup.expert_parallel) / setup.tensor_parallel
 
 
 def model_sizes(model: ModelSpec) -> ModelSizes:
@@ -48,7 +59,14 @@ def model_sizes(model: ModelSpec) -> ModelSizes:
     """
     tape = record_model(model, TapeOptions())
     total = routed = active = 0
+    largest = (0, 0)
     for segment in tape.segments:
+        if segment.layer is not None:
+            own = sum(parameter.num_weights for parameter in segment.parameters)
+            of_experts = (
+                each.num_weights for each in segment.parameters if each.experts is not None
+            )
+            largest = max(largest, (own, sum(of_experts)))
         for parameter in segment.parameters:
             count = parameter.num_weights * segment.num_copies
             total += count
@@ -70,6 +88,8 @@ def model_sizes(model: ModelSpec) -> ModelSizes:
         expert_layers=sum(count for count, _ in mixtures),
         experts_per_token=max((each.num_experts_per_token for _, each in mixtures), default=0),
         num_experts=max((each.num_experts for _, each in mixtures), default=0),
+        layer_params=largest[0],
+        layer_expert_params=largest[1],
         key_value_size=max((_key_value_size(layer.attention) for _, layer in layers), default=0),
     )
 

@@ -13,6 +13,7 @@ from memplan.training.kernels import KernelPreset
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS, Engine, Precision, engine_precision, engines_with
 from memplan.training.setup import Checkpointing, Recomputation, TrainingSetup
+from memplan.training.stages import divide_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +46,10 @@ class Candidate:
 class Space:
     """The combinations of one goal on one kind of GPU, and why some are none."""
 
-    def __init__(self, goal: Goal, gpu: GpuSpec) -> None:
+    def __init__(self, goal: Goal, gpu: GpuSpec, num_layers: int) -> None:
         self.goal = goal
         self.gpu = gpu
+        self.num_layers = num_layers
         self.refused: dict[str, None] = {}
         """Why combinations cannot be, each reason once."""
 
@@ -116,10 +118,22 @@ class Space:
             **split.on(base, variant.engine),
         }
         try:
+            if variant.engine is Engine.MEGATRON and base.layers_per_stage is None:
+                fields["layers_per_stage"] = self._uneven(split)
             return replace(base, **fields)  # type: ignore[arg-type]
         except SetupError as error:
             self.refused[str(error)] = None
             return None
+
+    def _uneven(self, split: Degrees) -> tuple[int, ...] | None:
+        """Layers of each stage where they do not divide, which Megatron has to be told.
+
+        As torchtitan shares them out: embedding and head count as a layer each. Raises ``SetupError``.
+        """
+        num_stages = split.pipeline * split.virtual
+        if self.num_layers % num_stages == 0:
+            return None
+        return divide_layers(self.num_layers, num_stages)
 
     def _precisions(self, base: TrainingSetup, engine: Engine) -> list[tuple[int, Precision]]:
         """The precisions to try with an engine, and the tier of each.

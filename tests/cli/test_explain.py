@@ -70,3 +70,27 @@ def test_what_describes_no_other_setup_is_refused(
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_a_step_as_lanes(run: Run) -> None:
+    job = (
+        "explain",
+        "llama-3.1-8b",
+        "--gpus",
+        "8",
+        "--gpu",
+        "h100",
+        "--zero",
+        "3",
+        "--seq-len",
+        "4096",
+    )
+    lines = run(*job, "--time").stdout.splitlines()
+    assert re.match(r"Step on H100-80: [\d.]+ m?s \(.*\), [\d,]+ tokens/s per GPU", lines[0])
+    lanes = {
+        line.split()[0]: line for line in lines if line.startswith(("compute ", "communication "))
+    }
+    assert set(lanes["compute"].split()[1]) == set("█▓")
+    assert "▒" in lanes["communication"]
+    assert any(line.endswith("decoder.layers, backward") for line in lines)
+    assert run(*job, "--time", "--format", "json").exit_code == 2

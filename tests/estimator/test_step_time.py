@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import memplan
-from memplan.errors import InputError
+from memplan.errors import InputError, UnsupportedOperationError
 from memplan.estimator.job import Job
 from memplan.estimator.run_cost import TimeQuestion, run_cost
 from memplan.estimator.step_time import StepTime, step_time, time_of
@@ -121,6 +121,43 @@ def test_a_known_utilisation_takes_the_models_place() -> None:
     time = timed(engine="fsdp").with_mfu(0.4)
     assert time.mfu == pytest.approx(0.4)
     assert time.low_s == time.high_s
+
+
+def test_a_pipeline_waits_for_its_ends() -> None:
+    """Narayanan et al., arXiv:2104.04473: the bubble is p - 1 micro-batches long; interleaved, 1 / v of that."""
+    shared = {"engine": "ddp", "pipeline_parallel": 8, "gradient_accumulation_steps": 32}
+    plain = timed("opt-13b", attention="eager", **shared)
+    each = {each.words: each.seconds for each in plain.shares}
+    waited = each["waiting for other stages of the pipeline"] / plain.expected_s
+    assert waited == pytest.approx(7 / (32 + 7), rel=0.3)
+    finer = timed("opt-13b", pipeline_schedule="interleaved-1f1b", virtual_stages=5, **shared)
+    each = {each.words: each.seconds for each in finer.shares}
+    assert each["waiting for other stages of the pipeline"] / finer.expected_s < waited / 2
+
+
+def test_activations_that_go_to_the_host_take_the_link() -> None:
+    """Streamed, they cost what the link cannot send beside computing; copied at once, all of it."""
+    none, streamed, at_once, inputs = (
+        timed(engine="fsdp", checkpointing=policy, offload_activations=way).expected_s
+        for way, policy in (
+            ("none", "none"), ("streamed", "none"), ("save-on-cpu", "none"), ("checkpoints", "full"),
+        )
+    )  # fmt: skip
+    again = timed(engine="fsdp", checkpointing="full").expected_s
+    assert none < streamed < at_once
+    assert again < inputs < 1.15 * again
+
+
+@pytest.mark.parametrize(
+    "untold",
+    [
+        {"engine": "megatron", "tensor_parallel": 8},
+        {"engine": "deepspeed", "zero_stage": 3, "offload_optimizer": "nvme"},
+    ],
+)
+def test_what_has_no_time_yet_says_so(untold: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedOperationError, match="not told yet"):
+        timed(**untold)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -125,7 +125,9 @@ def test_fewest_gpus_first() -> None:
 def test_largest_batch_first() -> None:
     found = made(num_gpus=(2, 8), objective=Objective.BATCH)
     sizes = [
-        each.setup.micro_batch_size * each.setup.num_gpus for each in found.setups if not each.tier
+        each.setup.micro_batch_size * each.setup.data_parallel
+        for each in found.setups
+        if not each.tier
     ]
     assert sizes == sorted(sizes, reverse=True)
 
@@ -275,12 +277,12 @@ def test_degrees_that_a_plan_may_split_layers_by() -> None:
         for degree in (1, 2, 8)
     }  # fmt: skip
     assert Engine.DEEPSPEED in engines[1]
-    assert engines[2] == {Engine.FSDP, Engine.DEEPSPEED}
+    assert engines[2] == {Engine.FSDP, Engine.DEEPSPEED, Engine.MEGATRON}
     assert Engine.DDP in engines[8]
     assert Engine.DDP not in engines[2]
     for each in (each.setup for each in found.setups if each.setup.tensor_parallel > 1):
-        dtensor = each.chosen_engine is not Engine.DEEPSPEED
-        assert each.sequence_parallel == each.loss_parallel == dtensor
+        assert each.sequence_parallel == (each.chosen_engine is not Engine.DEEPSPEED)
+        assert each.loss_parallel == (each.chosen_engine in (Engine.FSDP, Engine.DDP))
 
 
 def test_a_split_model_pays_for_its_sums() -> None:

@@ -38,6 +38,10 @@ DEEPSPEED: list[Any] = [
         {"zero_stage": 1, "engine_options": {"grad_accum_dtype": "fp32"}}, id="fp32 accumulation"
     ),
     pytest.param({"zero_stage": 3, "optimizer": "adamw-foreach"}, id="torch's AdamW"),
+    pytest.param(
+        {"zero_stage": 3, "context_parallel": 2, "engine": "deepspeed", "attention": "flash"},
+        id="Ulysses",
+    ),
     pytest.param({"zero_stage": 2, "optimizer": "sgd-momentum"}, id="SGD"),
     pytest.param(
         {
@@ -82,6 +86,18 @@ def test_deepspeed(fields: dict[str, Any], tmp_path: Path) -> None:
     found = read_deepspeed_config(write(made, tmp_path, "ds.json"), given)
     assert same(replace(TrainingSetup(**given), **found.fields), setup)
     assert made.setup == setup
+
+
+def test_deepspeed_is_told_to_split_layers(tmp_path: Path) -> None:
+    setup = setup_of({"zero_stage": 2, "tensor_parallel": 2, "engine": "deepspeed"})
+    made = emit(setup, Framework.DEEPSPEED)
+    assert made.values["tensor_parallel"] == {"autotp_size": 2}
+    found = read_deepspeed_config(write(made, tmp_path, "ds.json"), {"num_gpus": 8})
+    assert found.fields["tensor_parallel"] == 2
+    with pytest.raises(SetupError, match=r"emit: .*neither stages"):
+        emit(
+            replace(setup, pipeline_parallel=2, gradient_accumulation_steps=4), Framework.DEEPSPEED
+        )
 
 
 @pytest.mark.parametrize("fields", FSDP)

@@ -35,11 +35,17 @@ _OPTIMIZERS: dict[Optimizer, dict[str, object]] = {
 
 
 def emit(setup: TrainingSetup) -> Emitted:
-    """Write the configuration of a setup that DeepSpeed runs."""
-    values = config(setup)
-    if setup.tensor_parallel > 1:
-        values["tensor_parallel"] = {"autotp_size": setup.tensor_parallel}
-    return Emitted(values=values, setup=setup, notes=_notes(setup))
+    """Write the configuration of a setup that DeepSpeed runs.
+
+    Raises ``SetupError`` for a pipeline, whose stages no file says.
+    """
+    if setup.pipeline_parallel > 1 or setup.expert_parallel > 1:
+        msg = (
+            "a ds_config.json says neither stages nor expert groups; deepspeed+megatron writes the "
+            "arguments beside it"
+        )
+        raise refuse(msg)
+    return Emitted(values=config(setup), setup=setup, notes=_notes(setup))
 
 
 def config(setup: TrainingSetup) -> dict[str, object]:
@@ -70,6 +76,10 @@ def config(setup: TrainingSetup) -> dict[str, object]:
         raise refuse(msg)
     values["optimizer"] = optimizer
     values["zero_optimization"] = _zero(setup, options)
+    if setup.tensor_parallel > 1:
+        values["tensor_parallel"] = {"autotp_size": setup.tensor_parallel}
+    if setup.context_parallel > 1:
+        values["sequence_parallel_size"] = setup.context_parallel
     return values
 
 

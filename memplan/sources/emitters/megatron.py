@@ -103,6 +103,8 @@ def degrees(setup: TrainingSetup, model: ModelSpec) -> Arguments:
 def _stages(setup: TrainingSetup, num_layers: int) -> Arguments:
     """How layers lie on stages, where Megatron would not lay them so by itself."""
     chunks = setup.pipeline_parallel * setup.virtual_stages
+    if setup.layers_per_stage is not None:
+        return {"pipeline-model-parallel-layout": layout_text(list(setup.layers_per_stage))}
     if num_layers % chunks == 0:
         if setup.virtual_stages == 1:
             return {}

@@ -43,6 +43,8 @@ _SAID_OTHERWISE = frozenset({
 def emit(setup: TrainingSetup, model: ModelSpec) -> Emitted:
     """Write the arguments, and the configuration that goes with them."""
     values = config(setup)
+    for name in ("tensor_parallel", "sequence_parallel_size"):
+        values.pop(name, None)  # which arguments say
     values.pop("optimizer")  # Megatron-DeepSpeed makes its own, by --optimizer and --cpu-optimizer
     arguments = {
         **_shape(model, setup),

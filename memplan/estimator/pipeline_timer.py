@@ -1,0 +1,247 @@
+"""A step of a pipeline: every rank's passes, each begun when the stages beside it have sent what it needs.
+
+What a rank waits for is not assumed of a schedule: it is what is left where its passes, in the order of the
+schedule, find nothing to do.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from memplan.compute.lanes import Interval, Lane
+from memplan.compute.links import collective_seconds
+from memplan.compute.rates import Rates
+from memplan.compute.roofline import segment_work
+from memplan.estimator.timer import Case, Run, Timer
+from memplan.hardware.network import Network
+from memplan.memory.accounts import step_visits
+from memplan.memory.ledger import Part
+from memplan.memory.rank import RankInput
+from memplan.model.spec import ModelSpec
+from memplan.training.exchange import ExchangeKind, Ranks, Visit
+from memplan.training.schedules import Pass, PassKind, rank_passes
+
+BUBBLE = "waiting for other stages of the pipeline"
+INPUT_SHARE = 0.5
+"""Of a backward pass, what the gradients of inputs take where those of weights come apart: one of the two
+products of each."""
+
+
+class _Told(NamedTuple):
+    """A pass, run through."""
+
+    seconds: float
+    run: Run
+
+
+class _Simulated(NamedTuple):
+    """All ranks' passes beside one another."""
+
+    stretch: float
+    """The whole over what the busiest rank computes."""
+    intervals: list[Interval]
+    """Of that rank."""
+
+
+class PipelineTimer:
+    """A step of all ranks of a pipeline."""
+
+    def __init__(
+        self, given: RankInput, model: ModelSpec, *, network: Network, rates: Rates
+    ) -> None:
+        pipeline = given.setup.pipeline
+        assert pipeline is not None
+        self.given = given
+        self.network = network
+        self.pipeline = pipeline
+        self.width = given.setup.num_gpus // pipeline.degree
+        self.timers = {
+            id(stage.tape): Timer(
+                replace(given, tape=stage.tape, passes=stage.passes, stages=()),
+                segment_work(stage.tape, model, rates),
+                (),
+                network=network,
+                rates=rates,
+            )
+            for stage in given.stages
+        }
+        self.passes = [self._passes_of(place) for place in range(pipeline.degree)]
+        self.visits = {
+            place: step_visits(given, rank=place * self.width) for place in self._apart()
+        }
+        """Of each kind of rank one."""
+        self.simulated: _Simulated | None = None
+        """Of the case that was run first: in the others all passes are longer or shorter alike."""
+        leaves = [leaf for stage in given.stages for leaf in stage.tape.leaves[:1]]
+        self.sent_bytes = max((each.numel * each.dtype.num_bytes for each in leaves), default=0)
+
+    def _apart(self) -> list[int]:
+        """The first rank and the last, and those in between that have a stage like none before."""
+        last = self.pipeline.degree - 1
+        seen: set[int] = set()
+        found = []
+        for place in (0, last, *range(last // 2, last), *range(1, last // 2)):
+            own = {id(self.given.stages[each.stage].tape) for each in self.passes[place]}
+            if place in (0, last) or own - seen:
+                found.append(place)
+                seen |= own
+        return sorted(set(found))
+
+    def _passes_of(self, place: int) -> tuple[Pass, ...]:
+        pipeline = self.pipeline
+        return rank_passes(
+            pipeline.schedule,
+            num_ranks=pipeline.degree,
+            num_virtual=pipeline.num_virtual,
+            num_micro_batches=pipeline.num_micro_batches,
+            rank=place,
+        )
+
+    def run(self, case: Case) -> Run:
+        """All ranks' passes; of the busiest it is told what its time is spent on."""
+        told: dict[object, _Told] = {}
+        usual: dict[object, float] = {}
+        busy = {place: self._tell(case, place, told, usual) for place in self.visits}
+        place = max(busy, key=lambda each: busy[each].clock.now_s)
+        run = busy[place]
+        clock = run.clock
+        if self.simulated is None:
+            end, lanes = self._simulate(case, usual)
+            self.simulated = _Simulated(end / clock.now_s, lanes[place])
+        end = clock.now_s * self.simulated.stretch
+        run.add(BUBBLE, end - clock.now_s)
+        clock.now_s = end
+        clock.intervals = self.simulated.intervals
+        update = self._update(case, place)
+        clock.now_s += update.clock.now_s
+        for words, seconds in update.sums.items():
+            run.add(words, seconds)
+        for lane, seconds in update.clock.exposed_s.items():
+            clock.exposed_s[lane] += seconds
+        return run
+
+    def _tell(
+        self, case: Case, place: int, told: dict[object, _Told], usual: dict[object, float]
+    ) -> Run:
+        """Each pass of a rank by itself, and their sum."""
+        whole = Run(case)
+        clock = whole.clock
+        for each, visit in self._visited(place):
+            tape = self.given.stages[each.stage].tape
+            forward = each.kind is PassKind.FORWARD
+            key = id(tape), forward, visit.exchanges
+            found = told.get(key)
+            if found is None:
+                found = told[key] = self._pass(case, id(tape), visit, forward=forward)
+            share = _share(each.kind)
+            usual[self._key(each)] = share * found.seconds
+            clock.now_s += share * found.seconds
+            clock.host_bound_s += share * found.run.clock.host_bound_s
+            for lane, seconds in found.run.clock.exposed_s.items():
+                clock.exposed_s[lane] += share * seconds
+            for words, seconds in found.run.sums.items():
+                whole.add(words, share * seconds)
+        return whole
+
+    def _visited(self, place: int) -> Iterator[tuple[Pass, Visit]]:
+        """Each pass of a rank with what is exchanged in it.
+
+        Of many micro-batches that are alike a few are told: the first ones, and the last.
+        """
+        told = {
+            part: [each for each in self.visits[place] if each.part == part]
+            for part in (Part.FORWARD, Part.BACKWARD)
+        }
+        passes = self.passes[place]
+        left = Counter(each.kind is PassKind.FORWARD for each in passes)
+        for each in passes:
+            forward = each.kind is PassKind.FORWARD
+            visits = told[Part.FORWARD if forward else Part.BACKWARD]
+            yield each, visits[0]
+            left[forward] -= 1
+            if len(visits) > 2 or (len(visits) == 2 and left[forward] == 1):
+                visits.pop(0)
+
+    def _key(self, each: Pass) -> tuple[object, ...]:
+        """Passes of the same time: a last micro-batch may reduce gradients."""
+        is_last = each.micro_batch == self.pipeline.num_micro_batches - 1
+        return id(self.given.stages[each.stage].tape), each.kind, is_last
+
+    def _pass(self, case: Case, tape: int, visit: Visit, *, forward: bool) -> _Told:
+        run, timer = Run(case), self.timers[tape]
+        run.pass_over(timer.forward(visit) if forward else timer.backward(visit))
+        return _Told(run.clock.now_s, run)
+
+    def _update(self, case: Case, place: int) -> Run:
+        run = Run(case)
+        timer = next(iter(self.timers.values()))
+        timer.updates = [
+            each
+            for visit in self.visits[place]
+            if visit.part in (Part.STEP, Part.OVERFLOW)
+            for each in visit.exchanges
+        ]
+        timer.update(run)
+        return run
+
+    def _simulate(
+        self, case: Case, usual: dict[object, float]
+    ) -> tuple[float, list[list[Interval]]]:
+        """When the last pass ends, and when each rank's passes run."""
+        sent_s = case.links * collective_seconds(
+            ExchangeKind.SEND, self.sent_bytes, Ranks(2, self.width), self.network
+        )
+        num_stages = self.pipeline.num_stages
+        owner = {each.stage: place for place, own in enumerate(self.passes) for each in own}
+        ended: dict[tuple[bool, int, int], float] = {}
+        now = [0.0] * len(self.passes)
+        done = [0] * len(self.passes)
+        lanes: list[list[Interval]] = [[] for _ in self.passes]
+        left = sum(map(len, self.passes))
+        while left:
+            before = left
+            for place, own in enumerate(self.passes):
+                while done[place] < len(own):
+                    each = own[done[place]]
+                    ready = _ready(each, ended, owner, place, sent_s, num_stages)
+                    if ready is None:
+                        break
+                    start = max(now[place], ready)
+                    now[place] = stop = start + usual[self._key(each)]
+                    if each.kind is not PassKind.WEIGHT:
+                        forward = each.kind is PassKind.FORWARD
+                        ended[forward, each.stage, each.micro_batch] = stop
+                    words = f"{each.kind.value}{each.micro_batch}"
+                    lanes[place].append(Interval(Lane.COMPUTE, start, stop, words, stop - start))
+                    done[place] += 1
+                    left -= 1
+            assert left < before, "a schedule whose passes wait for one another"
+        return max(now), lanes
+
+
+def _share(kind: PassKind) -> float:
+    if kind is PassKind.INPUT:
+        return INPUT_SHARE
+    return 1 - INPUT_SHARE if kind is PassKind.WEIGHT else 1.0
+
+
+def _ready(
+    each: Pass,
+    ended: dict[tuple[bool, int, int], float],
+    owner: dict[int, int],
+    place: int,
+    sent_s: float,
+    num_stages: int,
+) -> float | None:
+    """When a pass has what it needs; None: not yet."""
+    if each.kind is PassKind.WEIGHT:
+        return 0.0
+    forward = each.kind is PassKind.FORWARD
+    beside = each.stage - 1 if forward else each.stage + 1
+    if not 0 <= beside < num_stages:
+        return 0.0
+    found = ended.get((forward, beside, each.micro_batch))
+    if found is None:
+        return None
+    return found if owner[beside] == place else found + sent_s

@@ -1,0 +1,78 @@
+"""A plan ranked by time: of the setups that fit, the fastest or the cheapest, and the front of memory and time."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memplan.errors import UnsupportedOperationError
+from memplan.estimator.run_cost import TimeQuestion
+from memplan.estimator.step_time import StepTime, step_time
+from memplan.search.concessions import order_of
+from memplan.search.goal import Objective
+from memplan.search.order import EQUAL_SPEED, bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memplan.search.goal import PlannedSetup
+
+MOST_TIMED = 64
+"""Of the setups that fit, the first ones by relative speeds: a step's time takes as long as an estimate."""
+
+
+def ranked_by_time(
+    found: "Sequence[PlannedSetup]", objective: Objective, question: TimeQuestion
+) -> "list[PlannedSetup]":
+    """The same setups with their times, the best first; among equals the order that they have.
+
+    Those whose time is not known come last.
+    """
+    timed = [replace(each, time=_time(each, question)) for each in found[:MOST_TIMED]]
+    places = {id(each): place for place, each in enumerate(timed)}
+    return sorted(timed, key=lambda each: (*_rank(each, objective, question), places[id(each)]))
+
+
+def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:
+    try:
+        time = step_time(each.estimate, between_nodes=question.between_nodes)
+    except UnsupportedOperationError:
+        return None
+    return time if question.mfu is None else time.with_mfu(question.mfu)
+
+
+def _rank(each: "PlannedSetup", objective: Objective, question: TimeQuestion) -> tuple[float, ...]:
+    lost = (order_of(each.given_up), each.tier)
+    time = each.time
+    if time is None:
+        return (*lost, 1, 0.0)
+    if objective is Objective.SPEED:
+        return (*lost, 0, bucket(time.tokens_per_s))
+    if objective is Objective.COST:
+        price = question.price_of(each.estimate.gpu) or 1.0
+        return (*lost, 0, bucket(time.tokens_per_s_per_gpu / price))
+    if objective is Objective.GPUS:
+        return (*lost, 0, time.num_gpus, bucket(time.tokens_per_s))
+    return (*lost, 0)
+
+
+def memory_front(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
+    """Setups that none of the others beats in both: less memory of a card, more tokens per second.
+
+    The fastest first. Faster by less than ``EQUAL_SPEED`` is no faster.
+    """
+    known = [each for each in found if each.time is not None]
+    fastest_first = sorted(known, key=lambda each: (-_speed(each), each.estimate.total_bytes.high))
+    front: list[PlannedSetup] = []
+    for each in fastest_first:
+        needed = each.estimate.total_bytes.high
+        if not front or needed < front[-1].estimate.total_bytes.high:
+            front.append(each)
+    return [
+        each
+        for place, each in enumerate(front)
+        if place + 1 == len(front) or _speed(each) > (1 + EQUAL_SPEED) * _speed(front[place + 1])
+    ]
+
+
+def _speed(each: "PlannedSetup") -> float:
+    assert each.time is not None
+    return each.time.tokens_per_s

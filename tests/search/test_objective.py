@@ -1,0 +1,146 @@
+"""Plans by time: what practitioners choose for well-known models comes first, and objectives differ."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from memplan.errors import InputError
+from memplan.estimator.run_cost import TimeQuestion
+from memplan.report.plan import plan_rows
+from memplan.search.goal import Goal, Plan
+from memplan.search.objective import memory_front
+from memplan.search.planner import plan
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.precision import Engine
+from memplan.training.setup import Offload, Recomputation, TrainingSetup, ZeroStage
+
+SLOW_NETWORK = TimeQuestion(between_nodes=10e9 / 8 / 8)
+"""10 Gbit/s Ethernet, shared by the eight GPUs of a node [bytes/s]."""
+
+
+def timed_plan(
+    model: str, gpu: str, num_gpus: int | tuple[int, ...], seq_len: int, batch: int,
+    question: TimeQuestion | None = None, **goal: Any,
+) -> Plan:  # fmt: skip
+    wanted = Goal(
+        num_gpus=num_gpus,  # type: ignore[arg-type]
+        global_batch_size=batch, base=TrainingSetup(seq_len=seq_len), limit=100, **goal,
+    )  # fmt: skip
+    return plan(load_model(model), wanted, load_gpu(gpu), times=question or TimeQuestion())
+
+
+def traits(setup: TrainingSetup) -> set[str]:
+    """What practitioners say of a setup, in a few words."""
+    engine = setup.chosen_engine
+    sharded = engine in (Engine.FSDP, Engine.FSDP1) or setup.zero_stage is ZeroStage.PARAMETERS
+    offloads = setup.offload_optimizer is not Offload.NONE
+    recomputes = setup.checkpointing is not Recomputation.NONE
+    split = setup.tensor_parallel * setup.pipeline_parallel * setup.context_parallel > 1
+    return {
+        "weights sharded" if sharded else "weights whole",
+        "recomputes" if recomputes else "keeps activations",
+        "optimizer on the CPU" if offloads else "optimizer on the GPU",
+        "layers split" if split else "layers whole",
+    }
+
+
+PRACTICE = {
+    # nanoGPT's README: GPT-2 124M on 8 A100 40GB with DDP.
+    "gpt2": (("gpt2", "a100-40gb", 8, 1024, 480), {},
+             {"weights whole", "keeps activations", "layers whole", "optimizer on the GPU"}),
+    # llm-foundry's table for MPT (scripts/train/benchmarking), models as large: activations are kept where they fit ...
+    "7b": (("llama-2-7b", "a100-80gb", 8, 2048, 48), {"engines": (Engine.FSDP,)},
+           {"weights sharded", "keeps activations", "optimizer on the GPU"}),
+    # ... and computed again where they do not: on 40 GB, of 30B, of 70B.
+    "7b-40gb": (("llama-2-7b", "a100-40gb", 8, 2048, 96),
+                {"engines": (Engine.FSDP,), "tensor_parallel": 1}, {"weights sharded", "recomputes"}),
+    "30b": (("opt-30b", "a100-80gb", 8, 2048, 24), {},
+            {"weights sharded", "recomputes", "layers whole"}),
+    "70b": (("llama-2-70b", "a100-80gb", 64, 2048, 512), {},
+            {"weights sharded", "recomputes", "layers whole", "optimizer on the GPU"}),
+    "70b-h100": (("llama-2-70b", "h100", 64, 2048, 512), {},
+                 {"weights sharded", "recomputes", "layers whole", "optimizer on the GPU"}),
+    # torchtitan's docs/performance: 70B on 256 H100 with FSDP2 and full recomputation.
+    "torchtitan": (("llama-3.1-70b", "h100", 256, 8192, 512), {},
+                   {"weights sharded", "recomputes", "optimizer on the GPU"}),
+    # DeepSpeed-Chat's README: OPT-13B on 8 A100 40GB takes ZeRO-3.
+    "chat": (("opt-13b", "a100-40gb", 8, 512, 64), {"engines": (Engine.DEEPSPEED,)},
+             {"weights sharded", "layers whole"}),
+    # ZeRO-Offload, arXiv:2101.06840: on one GPU the optimizer of billions of parameters is the CPU's.
+    "offload": (("llama-2-7b", "a100-80gb", 1, 4096, 32), {},
+                {"optimizer on the CPU", "recomputes"}),
+    # transformers' guide to DeepSpeed: ZeRO-1 is the fastest of what fits, ZeRO-3 the slowest; and that
+    # of training on many GPUs: between slow nodes rather ZeRO-1.
+    "slow": (("gpt2-xl", "a100-40gb", 16, 1024, 512, SLOW_NETWORK), {"engines": (Engine.DEEPSPEED,)},
+             {"weights whole", "layers whole", "optimizer on the GPU"}),
+    "zero-1": (("gpt2-xl", "a100-40gb", 16, 1024, 512), {"engines": (Engine.DEEPSPEED,)},
+               {"weights whole", "keeps activations"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PRACTICE)
+def test_what_practitioners_choose_comes_first(case: str) -> None:
+    job, goal, expected = PRACTICE[case]
+    found = timed_plan(*job, **goal)  # type: ignore[arg-type]
+    best = found.setups[0]
+    assert best.time is not None
+    assert expected <= traits(best.setup)
+
+
+def test_the_fastest_comes_first() -> None:
+    found = timed_plan("gpt2-xl", "a100-40gb", 16, 1024, 512, engines=(Engine.DEEPSPEED,))
+    speeds = [each.time.tokens_per_s for each in found.setups if each.time]
+    assert len(speeds) == len(found.setups) > 3
+    assert all(slower <= faster * 1.03 for faster, slower in pairwise(speeds))
+
+
+def test_the_cheapest_is_not_the_fastest_where_more_gpus_scale_badly() -> None:
+    """With a batch too small for 64 GPUs, 8 of them train for less money and longer."""
+    job: tuple[Any, ...] = ("gpt2-xl", "a100-40gb", (8, 64), 1024, 64, TimeQuestion(prices=2.0))
+    fast = timed_plan(*job, objective="speed", engines=(Engine.DEEPSPEED,)).setups[0]
+    cheap = timed_plan(*job, objective="cost", engines=(Engine.DEEPSPEED,)).setups[0]
+    few = timed_plan(*job, objective="gpus", engines=(Engine.DEEPSPEED,)).setups[0]
+    assert fast.time
+    assert cheap.time
+    assert few.time
+    assert (fast.time.num_gpus, cheap.time.num_gpus, few.time.num_gpus) == (64, 8, 8)
+    assert cheap.time.tokens_per_s_per_gpu > fast.time.tokens_per_s_per_gpu
+
+
+def test_the_front_trades_memory_for_time() -> None:
+    found = timed_plan("gpt2-xl", "a100-40gb", 16, 1024, 512, engines=(Engine.DEEPSPEED,))
+    front = memory_front(found.setups)
+    assert len(front) > 1
+    for faster, leaner in pairwise(front):
+        assert faster.time
+        assert leaner.time
+        assert faster.time.tokens_per_s > leaner.time.tokens_per_s
+        assert faster.estimate.total_bytes.high > leaner.estimate.total_bytes.high
+    for each in found.setups:
+        assert each.time
+        assert any(
+            other.time
+            and other.time.tokens_per_s * 1.02 >= each.time.tokens_per_s
+            and other.estimate.total_bytes.high <= each.estimate.total_bytes.high
+            for other in front
+        )
+
+
+def test_rows_have_the_times() -> None:
+    found = timed_plan("gpt2", "a100-40gb", 8, 1024, 480, engines=(Engine.DDP,))
+    row, time = next(iter(plan_rows(found, TimeQuestion()))), found.setups[0].time
+    assert time
+    assert row["step_s"] == pytest.approx(time.expected_s, rel=1e-3)
+
+
+def test_without_the_question_nothing_is_timed() -> None:
+    goal = Goal(num_gpus=(8,), base=TrainingSetup(seq_len=512), limit=3)
+    assert all(each.time is None for each in plan(load_model("gpt2"), goal, load_gpu("t4")).setups)
+
+
+@pytest.mark.parametrize("wrong", [{"mfu": 1.5}, {"tokens": 1, "examples": 1}])
+def test_questions_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        TimeQuestion(**wrong)
