@@ -68,6 +68,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "offload_optimizer": ({"num_gpus": 8, "zero_stage": 2}, "cpu"),
     "offload_param": ({"num_gpus": 8, "zero_stage": 3}, "cpu"),
     "offload_activations": ({}, "save-on-cpu"),
+    "offload_activations_ratio": ({}, 0.5),
     "freeze": ({}, "layers.0"),
     "adapter": ({}, {"lora": {"rank": 4, "targets": "all-linear"}}),
     "job": ({}, "dpo"),
@@ -173,6 +174,7 @@ TRAINED: dict[str, Entry] = {
     "optimizer_in_backward": ((*MODEL, "--engine", "ddp"), ("--optimizer-in-backward",)),
     "checkpointing": (JOB, ("--checkpointing", "full")),
     "offload_activations": (JOB, ("--offload-activations", "streamed")),
+    "offload_activations_ratio": (JOB, ("--offload-activations-ratio", "0.5")),
     "kernels": (JOB, ("--kernels", "torchtitan")),
     "attention": (JOB, ("--attention", "eager")),
     "norm": (JOB, ("--norm", "fused")),
@@ -242,6 +244,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "exact": ((*JOB, "--zero", "2"), ("--exact",)),
         "legend": (JOB, ("--legend",)),
         "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
+        "lifetimes": (JOB, ("--lifetimes",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
     },
     "explain": {

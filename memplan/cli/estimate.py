@@ -141,6 +141,14 @@ def estimate(
     ] = False,
     times: Values = NO_TIMES,
     exact: ExactOption = False,
+    lifetimes: Annotated[
+        bool,
+        typer.Option(
+            "--lifetimes",
+            help="Print the peak by how long its bytes are held, and what lowers each.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     reserved: Annotated[
         bool,
         typer.Option(
@@ -303,6 +311,7 @@ def estimate(
             exact=exact,
             legend=legend,
             reserved=reserved,
+            lifetimes=lifetimes,
             question=question,
         )
     if checks is not None:
@@ -329,7 +338,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"exact", "legend", "output_format", "reserved"})
+EMIT_IGNORES = frozenset({"exact", "legend", "lifetimes", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
 
 

@@ -70,6 +70,7 @@ def show(
     exact: bool,
     legend: bool,
     reserved: bool,
+    lifetimes: bool = False,
     question: "TimeQuestion | None" = None,
 ) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU.
@@ -79,6 +80,8 @@ def show(
     if output_format is not OutputFormat.TABLE:
         if output_format is OutputFormat.MARKDOWN:
             _show_markdown(rows, everywhere=everywhere, exact=exact, question=question)
+            if lifetimes:
+                _say_lifetimes(rows)
             return
         from memplan.report.hints import hint_rows, hinted_rows
         from memplan.search.advice import hints_for
@@ -90,6 +93,11 @@ def show(
 
             answers = (each for row in rows for each in row)
             flat = [own | time_row(each, question) for own, each in zip(flat, answers, strict=True)]
+        if lifetimes:
+            from memplan.report.lifetimes import lifetime_row
+
+            answers = (each for row in rows for each in row)
+            flat = [own | lifetime_row(each) for own, each in zip(flat, answers, strict=True)]
         _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
         return
     from memplan.report.answer import best_places, simplest_first
@@ -103,11 +111,28 @@ def show(
     # table itself.
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
     if len(rows) == 1:
-        print_account(console, rows[0], hints, legend=legend, reserved=reserved, question=question)
+        print_account(
+            console, rows[0], hints, legend=legend, reserved=reserved, lifetimes=lifetimes,
+            question=question,
+        )  # fmt: skip
     else:
         print_comparison(
-            console, rows, hints, exact=exact, legend=legend, reserved=reserved, question=question
-        )
+            console, rows, hints, exact=exact, legend=legend, reserved=reserved,
+            lifetimes=lifetimes, question=question,
+        )  # fmt: skip
+
+
+def _say_lifetimes(rows: "Sequence[Sequence[Estimate]]") -> None:
+    """A line for each setup, as the list of its times is."""
+    from memplan.report.changes import setup_label
+    from memplan.report.columns import plain_gib
+    from memplan.report.lifetimes import lifetime_bytes
+
+    say("")
+    for row in rows:
+        found = lifetime_bytes(row[0])
+        sizes = ", ".join(f"{each.value} {plain_gib(size)} GiB" for each, size in found.items())
+        say(f"* {setup_label(row[0].setup)}: {sizes} at the peak")
 
 
 def _show_markdown(

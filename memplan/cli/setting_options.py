@@ -144,8 +144,14 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     SettingOption(
         flag="--offload-activations", field="offload_activations", default="none", metavar="HOW",
         help_text="To CPU RAM between the passes: none, save-on-cpu (torch), streamed (TRL), "
-        "torchtune, or checkpoints (inputs of checkpointed layers).",
-        axis_help="none, save-on-cpu, streamed, torchtune, checkpoints.",
+        "torchtune, checkpoints (inputs of checkpointed layers), or chunks (passes of a pipeline).",
+        axis_help="none, save-on-cpu, streamed, torchtune, checkpoints, chunks.",
+    ),
+    SettingOption(
+        flag="--offload-activations-ratio", field="offload_activations_ratio", kind=float,
+        default=1.0, metavar="SHARE",
+        help_text="Share of each pass's activations that goes, with chunks: 0 to 1.",
+        axis_help="Share of each pass's activations that goes: 0,0.5,1.",
     ),
     SettingOption(
         flag="--kernels", field="kernels", default="hf",

@@ -155,7 +155,7 @@ def _overrides(setup: TrainingSetup) -> list[str]:
     if setup.upcast_outputs:
         found.append("outputs copied to fp32")
     if setup.offload_activations.sends:
-        found.append(OFFLOAD_WORDS[setup.offload_activations])
+        found.append(_offload_words(setup))
     if setup.allocator is not AllocatorKind.DEFAULT:
         found.append(f"allocator {setup.allocator.value}")
     if setup.compile is not Compilation.NONE:
@@ -172,6 +172,13 @@ def _overrides(setup: TrainingSetup) -> list[str]:
             options.pop(name, None)  # said by ``_layers``
     found += [f"{name} {value}" for name, value in options.items()]
     return found
+
+
+def _offload_words(setup: TrainingSetup) -> str:
+    if setup.offload_activations is ActivationOffload.CHUNKS:
+        share = setup.offload_activations_ratio
+        return f"{share:.0%} of each pass's activations in CPU RAM while others run, as Megatron-Kwai does"
+    return OFFLOAD_WORDS[setup.offload_activations]
 
 
 def _packing(setup: TrainingSetup) -> str:

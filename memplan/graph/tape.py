@@ -21,7 +21,6 @@ from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
 from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
-from memplan.training.activation_offload import ActivationOffload
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Tape:
         """Parameters declared from here on are not trained."""
         self.hooks: Hooks | None = None
         """What takes tensors that operations keep to CPU RAM."""
-        if options.offload is not ActivationOffload.NONE:
+        if options.offload.hooks:
             from memplan.graph.away import hooks_of  # only then
 
             self.hooks = hooks_of(options.offload, weights_stay=options.weights_stay)

@@ -153,7 +153,7 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
         rank=found.rank,
         phases=tuple(_phases(found, inputs)),
         held_bytes=outlined.outline.held_bytes + inputs.num_bytes,
-        host=_with_states(outlined.host, given.passes.away_bytes),
+        host=_with_states(outlined.host, 0 if given.stages else given.passes.away_bytes),
         left_out=outlined.left_out,
         unsaved=outlined.unsaved,
     )
@@ -277,7 +277,7 @@ _SAID_OTHERWISE = {
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
-    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8", "offload_activations",
+    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
@@ -370,7 +370,8 @@ def _same_stage(tape: _Same, passes: _Same) -> tuple[object, ...]:
     assert isinstance(passes.value, StepPasses)
     assert isinstance(tape.value, Tape)
     rest = passes.value.after_forward
-    return _structure(tape, passes), rest, tape.value.options.stage
+    away = passes.value.away_bytes
+    return _structure(tape, passes), rest, away, tape.value.options.stage
 
 
 @lru_cache(maxsize=64)

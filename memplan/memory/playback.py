@@ -118,6 +118,8 @@ class Playback:
         self.leaves = {leaf.storage for leaf in tape.leaves}
         self.parked: dict[int, _Parked] = {}
         """Micro-batches whose backward pass is to come."""
+        self.sent: dict[int, tuple[list[tuple[Frame, object, int]], Block | None]] = {}
+        """What of them is in CPU RAM, and what is left of a block that went in part."""
         self.kept = {segment: _kept(segment) for segment in tape.segments}
 
     def _need_workspace(self, *, forward: bool) -> None:
@@ -171,11 +173,35 @@ class Playback:
         )  # fmt: skip
 
     def resume(self, micro_batch: int) -> None:
-        """Go on with it."""
+        """Go on with it: what is in CPU RAM has come back."""
         self.frames, self.inputs, self.shared, self.keepers, self.output = self.parked.pop(
             micro_batch
         )
         self.flow = None
+        sent, left = self.sent.pop(micro_batch, ((), None))
+        for frame, key, size in sent:
+            frame[key] = self.ledger.allocate(size)
+        if left is not None:
+            self.ledger.free(left)
+
+    def sendable_bytes(self, least_bytes: int) -> int:
+        """What one micro-batch keeps in blocks of at least so many bytes [bytes]."""
+        return sendable_bytes(self.tape, self.passes, least_bytes)
+
+    def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:
+        """So much of what a parked micro-batch keeps goes to CPU RAM, what was made first goes first."""
+        frames = self.parked[micro_batch][0]
+        sent: list[tuple[Frame, object, int]] = []
+        left: Block | None = None
+        for frame, key, size in kept_blocks(frames, least_bytes):
+            if num_bytes <= 0:
+                break
+            self.ledger.free(frame.pop(key))
+            sent.append((frame, key, size))
+            if size > num_bytes:
+                left = self.ledger.allocate(size - num_bytes)
+            num_bytes -= size
+        self.sent[micro_batch] = sent, left
 
     def _forward(self, each: ForwardPass) -> None:
         segment = each.segment
@@ -455,6 +481,57 @@ class Playback:
                 continue
             if not self._kept_nearby(storage):
                 self._free_any(storage)
+
+
+def kept_blocks(
+    frames: dict[tuple[int, int], Frame], least_bytes: int
+) -> Iterator[tuple[Frame, object, int]]:
+    """What a forward pass has left, in blocks of at least so many bytes, in the order of its layers."""
+    for frame in [*frames.values()]:
+        for key in [*frame]:
+            if isinstance(key, Storage) and key.num_bytes >= least_bytes:
+                yield frame, key, key.num_bytes
+
+
+def sendable_bytes(tape: Tape, passes: StepPasses, least_bytes: int) -> int:
+    """What one micro-batch keeps in blocks of at least so many bytes, played out apart [bytes]."""
+    played = Playback(tape, passes, Ledger(), _Bystander(), workspace_bytes=0)
+    played.forward()
+    played.return_loss()
+    return sum(size for _, _, size in kept_blocks(played.frames, least_bytes))
+
+
+class _Bystander:
+    """An engine that does nothing."""
+
+    is_even = True
+    takes_all_at_once = False
+    sum_stream = 0
+
+    def before_forward(self, segment: Segment, repetition: int) -> None:
+        """Nothing."""
+
+    def after_forward(self, segment: Segment, repetition: int) -> None:
+        """Nothing."""
+
+    def before_backward(self, segment: Segment, repetition: int) -> None:
+        """Nothing."""
+
+    def after_backward(self, segment: Segment, repetition: int) -> None:
+        """Nothing."""
+
+    def gradient_ready(self, weight: tuple[Parameter, int], block: Block) -> None:
+        """Nothing."""
+
+    def run_joined(self) -> None:
+        """Nothing."""
+
+    def stops(self, segment: Segment) -> Stops | None:  # noqa: ARG002
+        """Nowhere."""
+        return None
+
+    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
+        """Nothing."""
 
 
 def _taken(key: object, frame: Frame, source: Place | None) -> Block:

@@ -18,7 +18,7 @@ from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, Extent, Interval
 from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
-from memplan.training.activation_offload import OFFLOAD_RULES, ActivationOffload
+from memplan.training.activation_offload import OFFLOAD_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class StepWalk:
                 options.multiprocessors, options.threads_per_multiprocessor
             )
         self.transit = None
-        if options.offload is not ActivationOffload.NONE:
+        if options.offload.hooks:
             from memplan.memory.transit import Transit  # only then
 
             self.transit = Transit(OFFLOAD_RULES[options.offload])

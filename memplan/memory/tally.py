@@ -13,7 +13,7 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.backward_walk import GradientBuffer, Interval
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import Held, Line, Outline, Point
-from memplan.memory.playback import Engine
+from memplan.memory.playback import Engine, sendable_bytes
 from memplan.memory.spots import PassSpots, Spot, Spots, height_entries
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
 from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
@@ -337,15 +337,28 @@ class TallyPlayback:
         """Another pass is to run before this micro-batch's backward one: it is held as it is."""
         ledger = self.ledger
         ledger.stand(self.spots.between)
-        held = height_entries(self.spots.height(self.at, 0))
-        blocks = [
-            ledger.allocate(
-                each.num_bytes, 0, each.kind, f"{each.origin}, of micro-batches in flight"
-            )
-            for each in held
-            if each.num_bytes
-        ]
-        self.parked[micro_batch] = self.at, blocks
+        self.parked[micro_batch] = self.at, self._held_at(self.at)
+
+    def _held_at(self, at: Spot, away_bytes: int = 0) -> list[Block]:
+        """What a micro-batch holds there, but for what is in CPU RAM."""
+        blocks: list[Block] = []
+        for each in height_entries(self.spots.height(at, 0)):
+            gone = min(each.num_bytes, away_bytes)
+            away_bytes -= gone
+            if each.num_bytes > gone:
+                name = f"{each.origin}, of micro-batches in flight"
+                blocks.append(self.ledger.allocate(each.num_bytes - gone, 0, each.kind, name))
+        return blocks
+
+    def sendable_bytes(self, least_bytes: int) -> int:
+        """What one micro-batch keeps in blocks of at least so many bytes [bytes]."""
+        return sendable_bytes(self.tape, self.passes, least_bytes)
+
+    def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:  # noqa: ARG002
+        """So much of what a parked micro-batch keeps goes to CPU RAM."""
+        at, blocks = self.parked[micro_batch]
+        self.ledger.free_all(blocks)
+        self.parked[micro_batch] = at, self._held_at(at, num_bytes)
 
     def resume(self, micro_batch: int) -> None:
         """Go on with it."""

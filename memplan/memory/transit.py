@@ -340,11 +340,14 @@ class OffloadBackwardWalk(BackwardWalk):
         if away is None:
             super()._recompute(again)
             return
-        self.saves[away.storage] = self.saves.get(away.storage, 0) + 1
-        self._come_back(away.storage, away.num_bytes)
+        # What a stage receives lies in a buffer that stays; what comes back does not.
+        key: object = away.storage if away.storage.num_bytes else InTransit(away.num_bytes)
+        if key is away.storage:
+            self.saves[away.storage] = self.saves.get(away.storage, 0) + 1
+        self._come_back(key, away.num_bytes)
         super()._recompute(again)
         if not self.rules.in_flight:
-            self._unkeep(away.storage)
+            self._go(key)
             self.back.clear()
 
     def _come_back(self, key: object, num_bytes: int) -> None:

@@ -38,6 +38,7 @@ def print_comparison(
     exact: bool = False,
     legend: bool = False,
     reserved: bool = False,
+    lifetimes: bool = False,
     question: "TimeQuestion | None" = None,
 ) -> None:
     """Print the answer for each GPU, then one line per setup, the simplest first.
@@ -49,6 +50,10 @@ def print_comparison(
     label, *others = comparison_columns(rows, hints, exact=exact, reserved=reserved)
     if question is not None:
         others += times_by_card(rows, question)
+    if lifetimes:
+        from memplan.report.lifetimes import lifetime_columns
+
+        others += lifetime_columns(rows)
     for line in print_blocks(console.width, label, others):
         console.print(line, soft_wrap=True)
     console.print()
@@ -59,6 +64,11 @@ def print_comparison(
         _print_dim(console, text)
     if reserved:
         _print_dim(console, RESERVED_LINE)
+    if lifetimes:
+        from memplan.report.lifetimes import lifetime_words
+
+        for text in lifetime_words():
+            _print_dim(console, text)
 
 
 def print_account(
@@ -68,6 +78,7 @@ def print_account(
     *,
     legend: bool = False,
     reserved: bool = False,
+    lifetimes: bool = False,
     question: "TimeQuestion | None" = None,
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
@@ -79,6 +90,13 @@ def print_account(
         label, *phases = account_columns(group[0], names)
         for line in print_blocks(console.width, label, phases):
             console.print(line, soft_wrap=True)
+        if lifetimes:
+            from memplan.report.lifetimes import lifetime_table
+
+            console.print()
+            label, *others = lifetime_table(group[0])
+            for line in print_blocks(console.width, label, others):
+                console.print(line, soft_wrap=True)
     console.print()
     for text in host_lines(estimates):
         _print_plain(console, text)

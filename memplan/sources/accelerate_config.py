@@ -227,7 +227,9 @@ class _Reader:
             self._set("checkpointing", "full", "fsdp_config.fsdp_activation_checkpointing")
         if self._flag(section, "activation_checkpointing_offload", default=False):
             key = "fsdp_config.fsdp_activation_checkpointing_offload"
-            self._refuse(key, "keeping checkpoints in CPU RAM is not modelled; leave it out")
+            if version == "1" or not self._flag(section, "activation_checkpointing", default=False):
+                self._refuse(key, "needs fsdp_version 2 and fsdp_activation_checkpointing: true")
+            self._set("offload_activations", "checkpoints", key)
         usual = "FULL_STATE_DICT" if version == "1" else "SHARDED_STATE_DICT"
         self.options["state_dict_type"] = self._choice(
             section, "state_dict_type", usual, _STATE_DICTS

@@ -134,7 +134,6 @@ REMARKS: Mapping[str, Remark] = {
     "eval_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
     "evaluation_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
     "eval_on_start": Remark(text="evaluation is not counted"),
-    "activation_offloading": Remark(text=f"moves saved activations to the CPU, {_UPPER}"),
     "pad_to_multiple_of": Remark(
         text="may make sequences a little longer", off=(None, "auto", 0, 1)
     ),

@@ -28,6 +28,7 @@ from memplan.sources.trainer_keys import (
     trl_remarks,
 )
 from memplan.text import shown
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.kernels import (
     AttentionKernel,
@@ -225,6 +226,7 @@ class _Arguments:
             "gradient_accumulation_steps": self._accumulation(),
         }
         found["checkpointing"] = self._checkpointing()
+        found |= self._offloading()
         found |= self._optimizer()
         found |= self._liger()
         if self._compiles():
@@ -542,12 +544,22 @@ class _Arguments:
             self.notes.append(f"gradient_checkpointing is on: {self.trl}'s default")
         options = self._nested(f"{key}_kwargs") or {}
         self._check_options(f"{key}_kwargs", options, _CHECKPOINT_OPTIONS)
-        for name, usual in (("every_n_layers", 1), ("offload", False)):
-            if options.get(name) not in (None, usual):
-                self._refuse(
-                    f"{key}_kwargs.{name}", "changes memory and is not modelled; remove it"
-                )
+        if options.get("every_n_layers") not in (None, 1):
+            self._refuse(
+                f"{key}_kwargs.every_n_layers", "changes memory and is not modelled; remove it"
+            )
         return Recomputation.FULL
+
+    def _offloading(self) -> dict[str, object]:
+        """What goes to CPU RAM between the passes: by TRL's hooks, or inputs of checkpointed layers
+        (transformers 5.23, modeling_utils.py, ``_activation_checkpointing_enable``)."""
+        if self.trl is not None and self._flag("activation_offloading"):
+            return {"offload_activations": ActivationOffload.STREAMED}
+        for name in ("gradient", "activation"):
+            options = self._nested(f"{name}_checkpointing_kwargs") or {}
+            if options.get("offload") and self._checkpointing() is not Recomputation.NONE:
+                return {"offload_activations": ActivationOffload.CHECKPOINTS}
+        return {}
 
     def _is_reentrant(self) -> bool:
         """Whether layers are checkpointed as transformers before 5 did it where nothing was said."""

@@ -18,10 +18,18 @@ class ActivationOffload(Enum):
     CHECKPOINTS = "checkpoints"
     """Only the inputs of checkpointed layers, as Unsloth's checkpointing does it."""
 
+    CHUNKS = "chunks"
+    """A share of what each pass of a pipeline keeps, while others run (Megatron-Kwai)."""
+
     @property
     def sends(self) -> bool:
         """Whether anything goes."""
         return self is not ActivationOffload.NONE
+
+    @property
+    def hooks(self) -> bool:
+        """Whether what goes is taken by hooks, tensor by tensor as it is kept."""
+        return self not in (ActivationOffload.NONE, ActivationOffload.CHUNKS)
 
 
 class WeightsKept(Enum):

@@ -9,7 +9,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
-from memplan.training.activation_offload import ActivationOffload
+from memplan.training.activation_offload import OFFLOAD_RULES, ActivationOffload
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
 from memplan.training.expert_parallel import ExpertParallel
@@ -204,6 +204,8 @@ class TrainingSetup:
     offload_param: Offload = Offload.NONE
     offload_activations: ActivationOffload = ActivationOffload.NONE
     """What is kept for the backward pass and goes to CPU RAM in between, and how."""
+    offload_activations_ratio: float = 1.0
+    """Which share of a pass's activations goes, where they go in chunks."""
     freeze: FrozenParts = FrozenParts()
     """Parameters that are not trained."""
     adapter: "Adapter | None" = None
@@ -896,6 +898,7 @@ def _check_fp8(setup: TrainingSetup, engine: Engine) -> None:
 
 
 def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
+    _check_ratio(setup)
     if setup.offload_activations.sends:
         _check_activation_offload(setup)
     parts = {"offload_optimizer": setup.offload_optimizer, "offload_param": setup.offload_param}
@@ -913,11 +916,28 @@ def _check_offload(setup: TrainingSetup, engine: Engine) -> None:
         raise SetupError(msg)
 
 
+def _check_ratio(setup: TrainingSetup) -> None:
+    ratio: object = setup.offload_activations_ratio
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        msg = f"offload_activations_ratio: must be from 0 to 1, got {shown(ratio)}"
+        raise SetupError(msg)
+    if ratio != 1 and setup.offload_activations is not ActivationOffload.CHUNKS:
+        how = setup.offload_activations.value
+        msg = f"offload_activations_ratio: chunks take a share, not {how}; say chunks"
+        raise SetupError(msg)
+
+
 def _check_activation_offload(setup: TrainingSetup) -> None:
     how = setup.offload_activations.value
     msg = ""
-    if setup.pipeline_parallel > 1 or setup.chosen_engine is Engine.MEGATRON:
-        msg = "in a pipeline or under Megatron it is not modelled: leave one of the two out"
+    chunks = setup.offload_activations is ActivationOffload.CHUNKS
+    in_flight = OFFLOAD_RULES[setup.offload_activations].in_flight if not chunks else 0
+    if chunks and setup.pipeline_parallel == 1:
+        msg = "passes that others follow are those of a pipeline: give pipeline_parallel"
+    elif in_flight and setup.pipeline_parallel > 1:
+        msg = "in a pipeline it is not modelled: chunks, save-on-cpu and checkpoints are"
+    elif setup.chosen_engine is Engine.MEGATRON and not chunks:
+        msg = "under Megatron it is not modelled: chunks are"
     elif setup.compile is not Compilation.NONE:
         msg = "what a compiled graph keeps is not followed to CPU RAM: leave torch.compile out"
     elif setup.fp8 is not Fp8Recipe.NONE:

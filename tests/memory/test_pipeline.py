@@ -49,6 +49,14 @@ def given_for(fields: dict[str, Any]) -> RankInput:
     return Job.of(load_model(MODEL, "causal-lm"), setup, None).given
 
 
+OFFLOADED: tuple[dict[str, Any], ...] = (
+    {"offload_activations": "chunks", "seq_len": 2048, "micro_batch_size": 2},
+    {"offload_activations": "chunks", "offload_activations_ratio": 0.4, "seq_len": 4096},
+    {"offload_activations": "save-on-cpu"},
+    {"offload_activations": "checkpoints", "checkpointing": "full"},
+)
+
+
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda each: each["pipeline_schedule"])
 @pytest.mark.parametrize(
     "way", WAYS, ids=("plain", "half", "outputs", "split", "ddp", "fsdp x tp", "fsdp")
@@ -74,6 +82,12 @@ def test_what_is_added_up_is_what_is_played_out(
         assert shown is None or shown <= first * NOT_FULLER
 
 
+@pytest.mark.parametrize("way", OFFLOADED, ids=("chunks", "share", "save-on-cpu", "checkpoints"))
+def test_so_it_is_where_activations_go_to_cpu_ram(way: dict[str, Any]) -> None:
+    for pipeline in (PIPELINES[2], PIPELINES[4]):
+        test_what_is_added_up_is_what_is_played_out(pipeline, way)
+
+
 def test_the_worst_rank_is_the_fullest() -> None:
     for pipeline in PIPELINES:
         given = given_for(pipeline)
@@ -81,3 +95,21 @@ def test_the_worst_rank_is_the_fullest() -> None:
             rank_account(given, rank=runs[0].start).peak.peak_bytes for runs in rank_kinds(given)
         ]
         assert rank_account(given).peak.peak_bytes == max(peaks)
+
+
+def test_the_share_of_a_pass_that_goes_lowers_what_is_in_flight() -> None:
+    """What stays falls in a straight line; what comes back takes a buffer that rises with it."""
+    shares = (0.0, 0.5, 1.0)
+    fields = {
+        "pipeline_schedule": "interleaved-1f1b", "gradient_accumulation_steps": 6, "seq_len": 4096,
+        "offload_activations": "chunks",
+    }  # fmt: skip
+    accounts = [
+        rank_account(given_for({**fields, "offload_activations_ratio": share}), rank=0)
+        for share in shares
+    ]
+    peaks = [account.peak.peak_bytes for account in accounts]
+    assert peaks[0] > peaks[1] > peaks[2]
+    away = [account.host.held_bytes for account in accounts]
+    assert away[0] < away[1] < away[2]
+    assert 1.9 < (away[2] - away[0]) / (away[1] - away[0]) < 2.1

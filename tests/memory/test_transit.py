@@ -63,6 +63,10 @@ def test_what_goes_is_in_cpu_ram(how: str) -> None:
             {"checkpointing": "selective", "kernels": "megatron"}, "attention", id="regions"
         ),
         pytest.param({"offload_activations": "cpu"}, "save-on-cpu", id="another name"),
+        pytest.param({"offload_activations": "chunks"}, "pipeline_parallel", id="one stage"),
+        pytest.param({"offload_activations_ratio": 0.5}, "say chunks", id="a share of another"),
+        pytest.param({"offload_activations_ratio": 1.5}, "from 0 to 1", id="more than all"),
+        pytest.param({"num_gpus": 2, "pipeline_parallel": 2}, "chunks, save", id="in a pipeline"),
     ],
 )
 def test_refused_by_name(fields: dict[str, Any], named: str) -> None:

@@ -121,6 +121,11 @@ def test_offload_takes_the_optimizer_along() -> None:
     assert setup.offload_param.value == setup.offload_optimizer.value == "cpu"
 
 
+def test_checkpoints_in_cpu_ram() -> None:
+    keys = {"fsdp_activation_checkpointing": True, "fsdp_activation_checkpointing_offload": True}
+    assert setup_of(fsdp(2, **keys)).offload_activations.value == "checkpoints"
+
+
 def test_replicas() -> None:
     config = fsdp(2) | {"parallelism_config": {"parallelism_config_dp_replicate_size": 2}}
     assert Fsdp2Options.of(setup_of(config)).data_parallel_replicate_degree == 2
@@ -170,7 +175,7 @@ def test_what_surprises_is_named() -> None:
             fsdp(2, fsdp_auto_wrap_policy="NO_WRAP"), {}, "use TRANSFORMER_BASED_WRAP", id="no-wrap"
         ),
         pytest.param(
-            fsdp(2, fsdp_activation_checkpointing_offload=True), {}, "in CPU RAM is not modelled",
+            fsdp(2, fsdp_activation_checkpointing_offload=True), {}, "needs fsdp_version 2",
             id="checkpoint-offload",
         ),
         pytest.param(

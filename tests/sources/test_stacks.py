@@ -423,3 +423,26 @@ def test_verl_generates_beside_the_training() -> None:
 def test_torchtunes_distillation() -> None:
     teacher = {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}
     assert read({**TORCHTUNE, "teacher_model": teacher}).setup.job.kind.value == "distillation"
+
+
+@pytest.mark.parametrize(
+    ("values", "how"),
+    [
+        pytest.param({**AXOLOTL, "activation_offloading": True}, "streamed", id="axolotl"),
+        pytest.param({**AXOLOTL, "activation_offloading": "legacy"}, "checkpoints", id="legacy"),
+        pytest.param({**AXOLOTL, "gradient_checkpointing": "offload"}, "streamed", id="older"),
+        pytest.param(
+            {**AXOLOTL, "gradient_checkpointing": "offload_disk"}, "checkpoints", id="disk"
+        ),
+        pytest.param({**AXOLOTL, "gradient_checkpointing": "unsloth"}, "checkpoints", id="unsloth"),
+        pytest.param({**FACTORY, "use_unsloth_gc": True}, "checkpoints", id="LLaMA-Factory"),
+        pytest.param({**TRL, "activation_offloading": True}, "streamed", id="TRL"),
+        pytest.param(
+            {**TORCHTUNE, "enable_activation_offloading": True}, "torchtune", id="torchtune"
+        ),
+    ],
+)
+def test_activations_that_go_to_cpu_ram(values: dict[str, Any], how: str) -> None:
+    found = read(values)
+    assert found.setup.offload_activations.value == how
+    assert not any("upper bound" in note and "offload" in note for note in found.notes)

@@ -61,6 +61,11 @@ def test_reentrant_checkpointing_counts_under_fsdp1(version: int, *, reentrant: 
             {"checkpointing": "full"},
             id="checkpointing by its new name",
         ),
+        pytest.param(
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}},
+            {"checkpointing": "full", "offload_activations": "checkpoints"},
+            id="checkpoints in CPU RAM",
+        ),
         pytest.param({"optim": "adamw_torch"}, {"optimizer": "adamw-foreach"}, id="optimizer"),
         pytest.param(
             {"optim": "paged_adamw_8bit"}, {"optimizer": "bnb-paged-adamw-8bit"}, id="paged"
@@ -157,11 +162,6 @@ def test_arguments(values: dict[str, Any], expected: dict[str, Any]) -> None:
             },
             "activation_checkpointing_kwargs.every_n_layers: changes memory",
             id="checkpointing of some layers",
-        ),
-        pytest.param(
-            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}},
-            "gradient_checkpointing_kwargs.offload: changes memory",
-            id="offloaded activations",
         ),
         pytest.param({"fsdp": 3}, "fsdp: write true", id="fsdp"),
         pytest.param({"fsdp": "ful_shard"}, "Did you mean 'full_shard'", id="fsdp word"),
@@ -302,7 +302,6 @@ def test_trainers_are_jobs(values: dict[str, Any], job: str) -> None:
         pytest.param({"max_length": None}, "sequences are not cut", id="no length"),
         pytest.param({"num_generations": 4}, "num_generations 4", id="generations"),
         pytest.param({"center_rewards_coefficient": 0.1}, "two sequences", id="rewards"),
-        pytest.param({"activation_offloading": True}, "upper bounds", id="offloading"),
         pytest.param({"eval_strategy": "steps"}, "evaluation", id="evaluation"),
         pytest.param({"evaluation_strategy": "no"}, "is eval_strategy today", id="older name"),
         pytest.param({"fsdp_config": {"version": 1}}, "nothing without fsdp", id="FSDP off"),
@@ -459,3 +458,9 @@ def test_the_names_are_transformers_own() -> None:
     arguments = pytest.importorskip("transformers.training_args")
     names = {field.name for field in dataclasses.fields(arguments.TrainingArguments)}
     assert names == set(trainer_names()["training_arguments"])
+
+
+def test_trl_sends_activations_to_cpu_ram() -> None:
+    found = read({"max_length": 64, "activation_offloading": True})
+    assert found.setup.offload_activations.value == "streamed"
+    assert not any("activation_offloading" in note for note in found.notes)

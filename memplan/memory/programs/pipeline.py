@@ -11,11 +11,13 @@ from memplan.graph.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Ledger, Part
 from memplan.memory.playback import Playback
+from memplan.memory.programs.chunk_offload import ChunkOffload, most_away_bytes
 from memplan.memory.programs.pipeline_plan import followed
 from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.parallelism import PipelineRuntime
 from memplan.training.schedules import (
     Pass,
@@ -61,9 +63,15 @@ class PipelineProgram:
             self.wanted = list(wanted_stages(self.passes))
         links = {number: StageLink.of(given.stages[number].tape) for number in numbers}
         self.runtime = runtime_of(pipeline, links, ledger)
+        setup = given.setup
+        self.offload: ChunkOffload | None = None
+        if setup.offload_activations is ActivationOffload.CHUNKS:
+            self.offload = ChunkOffload(
+                self.programs, self.passes, ledger, ratio=setup.offload_activations_ratio
+            )
         self.played: frozenset[int] | None = None
         """Of the passes, those that are played out; None: all."""
-        if isinstance(ledger, Tally):
+        if isinstance(ledger, Tally) and self.offload is None:
             own = {number: given.stages[number] for number in numbers}
             self.played = followed(self.passes, self.wanted, own, pipeline, links).played
         first = self.programs[numbers[0]]
@@ -105,6 +113,8 @@ class PipelineProgram:
         self.ledger.enter(Part.FORWARD)
         self._fetch_batch()
         self.runtime.begin()
+        if self.offload is not None:
+            self.offload.begin()
 
     def _fetch_batch(self) -> None:
         pipeline = self.given.setup.pipeline
@@ -123,10 +133,14 @@ class PipelineProgram:
         for number, each in enumerate(self.passes):
             if self.wanted:
                 self._gather(self.wanted[number])
+            if self.offload is not None:
+                self.offload.before(each)
             if self.played is not None and number not in self.played:
                 self._pass_over(each)
                 continue
             self._run(each, step, is_last=number == self.last[each.stage])
+            if self.offload is not None:
+                self.offload.after(each)
         self.runtime.end_step()
         self.ledger.enter(Part.STEP, step)
         for program in self.programs.values():
@@ -214,7 +228,12 @@ class PipelineProgram:
                 save_bytes=found.save_bytes + own.save_bytes,
                 writer_bytes=found.writer_bytes + own.writer_bytes,
             )
-        return found
+        away = 0
+        if self.given.setup.offload_activations.sends:
+            away = most_away_bytes(self.given)
+        return replace(
+            found, held_bytes=found.held_bytes + away, save_bytes=found.save_bytes + away
+        )
 
     def kept_numel(self, parameter: Parameter) -> int:
         """Elements of a weight that this rank keeps between steps."""

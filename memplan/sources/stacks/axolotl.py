@@ -117,12 +117,29 @@ def _read_checkpointing(keys: Keys, found: Found) -> None:
         "false",
     ):
         keys.refuse("gradient_checkpointing", f"write true, false or offload, not {value!r:.40}")
-    if isinstance(value, str) and value not in ("true", "false"):
-        found.notes.append(
-            f"gradient_checkpointing {value} keeps checkpoints off the GPU, which is not modelled: the "
-            "figures are upper bounds"
-        )
+    _read_offloading(keys, found, value)
     found.arguments["gradient_checkpointing"] = value not in OFF and value != "false"
+
+
+def _read_offloading(keys: Keys, found: Found, checkpointing: object) -> None:
+    """TRL's hooks over all that is kept, or only the inputs of checkpointed layers.
+
+    ``gradient_checkpointing: offload`` is their older name, which adapters' checkpoints keep (axolotl,
+    utils/schemas/validation.py).
+    """
+    value = keys.take("activation_offloading")
+    if checkpointing == "offload":
+        value = "legacy" if keys.has("adapter") else True
+    elif checkpointing in ("unsloth", "offload_disk"):
+        value = "legacy" if checkpointing == "unsloth" else "disk"
+    if value in OFF:
+        return
+    if value not in (True, "true", "legacy", "disk", "offload_disk", "hidden_states"):
+        keys.refuse("activation_offloading", f"write true, legacy or disk, not {value!r:.40}")
+    how = "streamed" if value in (True, "true") else "checkpoints"
+    found.fields["offload_activations"] = how
+    if value in ("disk", "offload_disk"):
+        found.notes.append("checkpoints that go to disk are counted as if they stayed in CPU RAM")
 
 
 def _read_attention(keys: Keys, found: Found) -> None:

@@ -144,9 +144,10 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     kernel = keys.choice("flash_attn", _ATTENTION)
     if kernel is not None:
         found.fields["attention"] = kernel
-    for key in ("use_unsloth", "use_unsloth_gc"):
-        if keys.flag(key):
-            found.notes.append(f"{key} is not modelled: the figures are upper bounds")
+    if keys.flag("use_unsloth"):
+        found.notes.append("use_unsloth is not modelled: the figures are upper bounds")
+    if keys.flag("use_unsloth_gc"):
+        found.fields["offload_activations"] = "checkpoints"
 
 
 def _read_optimizer(keys: Keys, found: Found) -> None:

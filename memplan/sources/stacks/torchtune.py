@@ -124,6 +124,8 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
 
 
 def _read_checkpointing(keys: Keys, found: Found) -> None:
+    if keys.flag("enable_activation_offloading"):
+        found.fields["offload_activations"] = "torchtune"
     full = keys.flag("enable_activation_checkpointing")
     mode = keys.text("ac_mode")
     keys.take("ac_option")

@@ -1,0 +1,142 @@
+"""Activations of whole passes that go to CPU RAM while a pipeline runs others.
+
+As Megatron-Kwai does it (kwai/Megatron-Kwai, core/pipeline_parallel/offload.py and schedules.py): after a
+forward pass the first of its tensors, up to a share of all bytes, leave during the next pass, and come
+back during the one before their backward pass, into one of two buffers that stay.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from memplan.memory.account import ComponentKind
+from memplan.memory.ledger import Ledger
+from memplan.memory.playback import sendable_bytes
+from memplan.memory.programs.program import Program
+from memplan.memory.rank import RankInput
+from memplan.training.activation_offload import ActivationOffload
+from memplan.training.schedules import Pass, PassKind, rank_passes
+from memplan.units import MIB, round_up
+
+LEAST_BYTES = 1 * MIB
+"""What is smaller stays."""
+_BUFFER = "what comes back from CPU RAM next"
+
+
+def sent_bytes(kept_bytes: int, ratio: float) -> int:
+    """How much of a pass's tensors goes, in whole MiB, and no more than there is [bytes].
+
+    >>> sent_bytes(10 << 20, 0.25) >> 20, sent_bytes(10 << 20, 1.0) >> 20
+    (3, 10)
+    """
+    return min(kept_bytes, round_up(int(-(-kept_bytes * ratio // 1)), MIB)) if ratio else 0
+
+
+class ChunkOffload:
+    """Follows a rank's passes, and lets what they keep go and come back."""
+
+    def __init__(
+        self,
+        programs: Mapping[int, Program],
+        passes: Sequence[Pass],
+        ledger: Ledger,
+        *,
+        ratio: float,
+    ) -> None:
+        self.programs = programs
+        self.ledger = ledger
+        self.sizes = {
+            number: sent_bytes(program.playback.sendable_bytes(LEAST_BYTES), ratio)
+            for number, program in programs.items()
+        }
+        """By the stage's number, what goes of one micro-batch."""
+        self.going = _going(passes)
+        """Forward passes behind which something else runs before their backward pass."""
+        self.leaving: Pass | None = None
+
+    def begin(self) -> None:
+        """Of two buffers one holds what the pass at hand reads, which its walk counts: the other."""
+        size = max(self.sizes.values(), default=0)
+        if size:
+            self.ledger.allocate(size, 0, ComponentKind.ACTIVATIONS, _BUFFER)
+
+    def after(self, each: Pass) -> None:
+        """A pass is over: what was on its way meanwhile is in CPU RAM, and its own may go."""
+        if self.leaving is not None:
+            size = self.sizes[self.leaving.stage]
+            self.programs[self.leaving.stage].playback.send(
+                self.leaving.micro_batch, size, LEAST_BYTES
+            )
+        self.leaving = None
+        is_going = (each.stage, each.micro_batch) in self.going
+        if each.kind is PassKind.FORWARD and is_going and self.sizes[each.stage]:
+            self.leaving = each
+
+    def before(self, each: Pass) -> None:
+        """A pass begins: what it reads never left, where it was on its way only now."""
+        if each.kind is PassKind.FORWARD or self.leaving is None:
+            return
+        if (each.stage, each.micro_batch) == (self.leaving.stage, self.leaving.micro_batch):
+            self.leaving = None
+
+
+def most_away_bytes(given: RankInput) -> int:
+    """The most that any rank of a pipeline has in CPU RAM at a time [bytes].
+
+    The ranks of a node are different ones: what one needs for all of them is an upper bound.
+    """
+    setup = given.setup
+    pipeline = setup.pipeline
+    assert pipeline is not None
+    chunks = setup.offload_activations is ActivationOffload.CHUNKS
+    sizes: dict[int, int] = {}
+    for number, stage in enumerate(given.stages):
+        sizes[number] = stage.passes.away_bytes
+        if chunks:
+            kept = sendable_bytes(stage.tape, stage.passes, LEAST_BYTES)
+            sizes[number] = sent_bytes(kept, setup.offload_activations_ratio)
+    highest = 0
+    for rank in range(pipeline.degree):
+        passes = rank_passes(
+            pipeline.schedule,
+            num_ranks=pipeline.degree,
+            num_virtual=pipeline.num_virtual,
+            num_micro_batches=pipeline.num_micro_batches,
+            rank=rank,
+        )
+        going = _going(passes) if chunks else None
+        highest = max(highest, most_in_flight(passes, sizes, going))
+    return highest
+
+
+def _going(passes: Sequence[Pass]) -> set[tuple[int, int]]:
+    return {
+        (each.stage, each.micro_batch)
+        for each, following in pairwise(passes)
+        if each.kind is PassKind.FORWARD and not _is_its_backward(each, following)
+    }
+
+
+def _is_its_backward(each: Pass, following: Pass) -> bool:
+    return (
+        following.kind is not PassKind.FORWARD
+        and following.stage == each.stage
+        and following.micro_batch == each.micro_batch
+    )
+
+
+def most_in_flight(
+    passes: Sequence[Pass], sizes: Mapping[int, int], going: set[tuple[int, int]] | None = None
+) -> int:
+    """The most of something that each forward pass brings and its backward pass takes [bytes]."""
+    highest = alive = 0
+    held: dict[tuple[int, int], int] = {}
+    for each in passes:
+        key = (each.stage, each.micro_batch)
+        if each.kind is PassKind.FORWARD:
+            if going is None or key in going:
+                held[key] = sizes[each.stage]
+                alive += held[key]
+                highest = max(highest, alive)
+        else:
+            alive -= held.pop(key, 0)
+    return highest
