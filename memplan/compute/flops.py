@@ -290,7 +290,11 @@ def attention_factor(operation: Operation, needed: list[bool]) -> Fraction:
 def recomputed_positions(segment: Segment) -> frozenset[int]:
     """Operations of a segment that run a second time, an early stop left out of account."""
     found = {
-        position for region in segment.regions for position in range(region.start, region.stop)
+        position
+        for region in segment.regions
+        for position in range(
+            region.start, region.stop if region.rerun is None else region.rerun
+        )
     }
     if segment.checkpointed:
         kept = segment.kept_outputs

@@ -213,6 +213,9 @@ class Region:
     result: Tensor | None = None
     """Of one that is a backward pass within the backward pass, temporaries and all (Megatron's
     ``CheckpointFunction``): what it returns, which stays until that is over, and the gradient of it."""
+    rerun: int | None = None
+    """One past the last operation that really runs again; None: all do. Those after it only read what
+    was dropped."""
 
 
 class Segment:

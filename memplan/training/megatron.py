@@ -18,6 +18,8 @@ class TransformerImpl(Enum):
     """Megatron's own: attention with its scores written out (``get_gpt_layer_local_spec``)."""
     TRANSFORMER_ENGINE = "transformer_engine"
     """TransformerEngine's: norm and linear layer in one, fused attention."""
+    KWAI = "kwai"
+    """Megatron-Kwai's fork: local products, flash-attention over gathered keys and values."""
 
 
 class RecomputeGranularity(Enum):
@@ -47,7 +49,9 @@ class RecomputeModule(Enum):
     MLP = "mlp"
     """The whole dense feed-forward network."""
     LAYERNORM = "layernorm"
-    """Both norms, whose results are let go when the parts that read them have run."""
+    """Both norms, whose results are let go when the products that read them have run."""
+    MLP_ACT = "mlp_act"
+    """The activation of a dense network, gate and all (``kaimm_recompute_mlp_activation_func``)."""
 
 
 class LossFusion(Enum):

@@ -53,8 +53,8 @@ class MegatronContext:
         """Whether a product writes its weight's gradient into the main gradients, and autograd is handed
         a tensor that all weights of its shape share (TransformerEngine's ``get_dummy_wgrad``)."""
         settings = self.settings
-        by_engine = settings.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE
-        return by_engine and settings.gradient_accumulation_fusion and settings.wrap_with_ddp
+        is_fused = settings.transformer_impl is not TransformerImpl.LOCAL
+        return is_fused and settings.gradient_accumulation_fusion and settings.wrap_with_ddp
 
     def use_global_buffer(self, numel: int) -> None:
         """Take a tensor out of the global buffer, which is made anew where it is too small.

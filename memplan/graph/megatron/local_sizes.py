@@ -51,7 +51,7 @@ def check_model(model: ModelSpec, options: TapeOptions, *, degree: int, sequence
     shared = options.context_parallel
     for run in stack.runs:
         if shared is not None:
-            _check_engine(options, "context_parallel")
+            _check_shared(options, run.layer.attention)
         exchanges = shared is not None and shared.kind is ContextParallelKind.ALL_TO_ALL
         if shared is not None and exchanges and isinstance(run.layer.attention, AttentionSpec):
             groups = run.layer.attention.num_kv_heads // degree
@@ -133,8 +133,29 @@ def _check_network(model: ModelSpec, spec: object, options: TapeOptions) -> None
 def _check_engine(options: TapeOptions, what: str) -> None:
     settings = options.megatron
     assert settings is not None
-    if settings.transformer_impl is TransformerImpl.LOCAL:
-        msg = f"engine_options: transformer_impl: {what} is modelled with transformer_engine alone, not local"
+    impl = settings.transformer_impl
+    if impl is not TransformerImpl.TRANSFORMER_ENGINE:
+        msg = (
+            f"engine_options: transformer_impl: {what} is modelled with transformer_engine alone, not "
+            f"{impl.value}"
+        )
+        raise SetupError(msg)
+
+
+def _check_shared(options: TapeOptions, spec: object) -> None:
+    """TransformerEngine's attention takes shared sequences, and Kwai's where each query has its key."""
+    settings, shared = options.megatron, options.context_parallel
+    assert settings is not None
+    assert shared is not None
+    if settings.transformer_impl is not TransformerImpl.KWAI:
+        _check_engine(options, "context_parallel")
+        return
+    grouped = isinstance(spec, AttentionSpec) and spec.num_heads != spec.num_kv_heads
+    if grouped or shared.kind is not ContextParallelKind.RING:
+        msg = (
+            "engine_options: transformer_impl: kwai's context_parallel is modelled with as many keys as "
+            "queries, and as context_parallel_kind=ring; elsewhere say transformer_impl=transformer_engine"
+        )
         raise SetupError(msg)
 
 

@@ -5,6 +5,8 @@ transformer_layer.py, mlp.py. What a model's config says of transformers' own cl
 looked at; what Megatron has no module for is refused by name.
 """
 
+from dataclasses import replace
+
 from memplan.dtypes import DType
 from memplan.graph.megatron.attention import core_attention, rotary, split_heads
 from memplan.graph.megatron.context import MegatronContext
@@ -24,6 +26,7 @@ from memplan.graph.megatron.transformer_engine import fused_attention, linear, n
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import drop, dropout_probability, embedding_backward_scratch
 from memplan.graph.options import TapeOptions
+from memplan.graph.selective import region_since
 from memplan.graph.segments import Gradient, Region
 from memplan.graph.stages import hand_on, receive
 from memplan.graph.tape import Tape
@@ -281,10 +284,11 @@ def _layer(c: MegatronContext, layer: LayerSpec, x: Tensor, prefix: str) -> Tens
     t = c.tape
     attention, network = layer.attention, layer.feed_forward
     attended, bias, frame = _mixed(c, layer, attention, x, prefix)
+    pair, frame = (frame[-1], frame[:-1]) if _shares_pairs(c) else (None, frame)
     dropout = layer.attention_output_dropout
     middle = bias_dropout_add(c, attended, bias, x, dropout)
     t.touch(*frame, attended)
-    fed, bias, frame = _fed(c, layer, network, middle, prefix)
+    fed, bias, frame = _fed(c, layer, network, middle, prefix, pair)
     out = bias_dropout_add(c, fed, bias, middle, layer.feed_forward_output_dropout)
     t.touch(*frame, fed, middle)
     return out
@@ -306,9 +310,16 @@ def _mixed(
     return out, None, frame
 
 
-def _fed(c: MegatronContext, layer: LayerSpec, spec: object, x: Tensor, prefix: str) -> Written:
+def _fed(
+    c: MegatronContext,
+    layer: LayerSpec,
+    spec: object,
+    x: Tensor,
+    prefix: str,
+    pair: Tensor | None,
+) -> Written:
     if isinstance(spec, FeedForwardSpec):
-        return _network(c, layer, spec, x, prefix)
+        return _network(c, layer, spec, x, prefix, pair)
     from memplan.graph.megatron.mixture import mixture  # only for mixtures
 
     assert isinstance(spec, MixtureSpec)
@@ -328,16 +339,19 @@ def _attention(
     columns = width + 2 * spec.num_kv_heads * spec.head_dim
     weight = weight_of(c, f"{name}.linear_qkv", columns, c.hidden_size)
     bias = bias_of(c, f"{name}.linear_qkv", columns, ranks=c.degree) if spec.query_bias else None
+    if _shares_pairs(c):
+        return _kwai_attention(c, layer, spec, x, prefix, (weight, proj))
     normed, mixed = _into_columns(
         c, x, layer, f"{prefix}input_layernorm", f"{name}.linear_qkv", weight, bias
     )
     split = query, key, value = split_heads(c, mixed, spec)
     by_engine = _by_engine(c)
+    is_fused = c.settings.transformer_impl is not TransformerImpl.LOCAL
     if spec.rotary is not None:
-        turn = turned if by_engine else rotary
+        turn = turned if is_fused else rotary
         query, key = turn(c, query), turn(c, key)
     start = len(t.segment.operations)
-    scores = fused_attention if by_engine else core_attention
+    scores = fused_attention if is_fused else core_attention
     out = scores(c, query, key, value, spec)
     if c.settings.recomputes(RecomputeModule.CORE_ATTN):
         _recompute_since(c, start, (query, key, value))
@@ -347,8 +361,54 @@ def _attention(
     return projected, proj_bias, normed
 
 
+def _shares_pairs(c: MegatronContext) -> bool:
+    """Whether keys and values gathered for attention are let go behind the network (``dattention``)."""
+    return c.settings.transformer_impl is TransformerImpl.KWAI and c.context > 1
+
+
+def _kwai_attention(
+    c: MegatronContext,
+    layer: LayerSpec,
+    spec: AttentionSpec,
+    x: Tensor,
+    prefix: str,
+    weights: tuple[Parameter, Parameter],
+) -> Written:
+    """Behind the frame's own tensors the keys and values of all ranks."""
+    from memplan.graph.megatron.kwai import gathered, gathered_attention, row_product
+
+    t = c.tape
+    start = len(t.segment.operations)
+    normed = norm(c, x, layer.norm, f"{prefix}input_layernorm", c.hidden_size)
+    columns, rows = weights
+    query, pair = gathered(c, normed, columns)
+    _recompute_into_product(c, start, RecomputeModule.LAYERNORM)
+    out, query, pair = gathered_attention(c, query, pair, spec)
+    projected = row_product(c, out, rows)
+    t.touch(query, pair, out)
+    frame = () if c.settings.recomputes(RecomputeModule.LAYERNORM) else (normed,)
+    return projected, None, (*frame, pair)
+
+
+def _recompute_into_product(c: MegatronContext, start: int, module: RecomputeModule) -> None:
+    """Drop what a product reads, and compute it again before the product's backward formula."""
+    if not c.settings.recomputes(module):
+        return
+    segment = c.tape.segment
+    found = region_since(segment, start)
+    before = {tensor.storage for each in segment.operations[:start] for tensor in each.outputs}
+    segment.regions.append(
+        replace(found, dropped=found.dropped - before, rerun=len(segment.operations) - 1)
+    )
+
+
 def _network(
-    c: MegatronContext, layer: LayerSpec, spec: FeedForwardSpec, x: Tensor, prefix: str
+    c: MegatronContext,
+    layer: LayerSpec,
+    spec: FeedForwardSpec,
+    x: Tensor,
+    prefix: str,
+    pair: Tensor | None,
 ) -> Written:
     t, name = c.tape, f"{prefix}mlp"
     width = spec.intermediate_size
@@ -361,13 +421,31 @@ def _network(
     normed, wide = _into_columns(
         c, x, layer, f"{prefix}pre_mlp_layernorm", f"{name}.linear_fc1", up, None
     )
-    start += len(normed)
+    start += not _by_engine(c)
+    if c.settings.transformer_impl is TransformerImpl.KWAI:
+        return _kwai_down(c, wide, down, pair), down_bias, normed
     active = swiglu(c, wide) if spec.gated else bias_gelu(c, wide, up_bias)
     fed = linear(c, active, down) if _by_engine(c) else row_linear(c, active, down)
     t.touch(wide, active)
     if c.settings.recomputes(RecomputeModule.MLP):
         _recompute_since(c, start, normed or (x,))
     return fed, down_bias, normed
+
+
+def _kwai_down(c: MegatronContext, wide: Tensor, down: Parameter, pair: Tensor | None) -> Tensor:
+    """Gate and second product, which may compute the gate again itself."""
+    from memplan.graph.megatron.kwai import gate, row_product, shard_saved
+
+    t = c.tape
+    start = len(t.segment.operations)
+    active = gate(c, wide)
+    fed = row_product(c, active, down)
+    _recompute_into_product(c, start, RecomputeModule.MLP_ACT)
+    if pair is not None:
+        fed = shard_saved(c, fed, pair)
+        t.touch(pair)
+    t.touch(wide, active)
+    return fed
 
 
 def _by_engine(c: MegatronContext) -> bool:
@@ -387,8 +465,13 @@ def _into_columns(
     them, or TransformerEngine's one."""
     if _by_engine(c):
         return (), norm_linear(c, x, layer.norm, name, weight, bias)
+    start = len(c.tape.segment.operations)
     normed = norm(c, x, layer.norm, norm_name, c.hidden_size)
-    return (normed,), column_linear(c, normed, weight, bias)
+    product = column_linear(c, normed, weight, bias)
+    _recompute_into_product(c, start, RecomputeModule.LAYERNORM)
+    # What is computed again is let go at once, and no frame's.
+    recomputes = c.settings.recomputes(RecomputeModule.LAYERNORM)
+    return () if recomputes else (normed,), product
 
 
 def _recompute_since(c: MegatronContext, start: int, given: tuple[Tensor, ...]) -> None:

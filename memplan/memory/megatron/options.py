@@ -18,6 +18,7 @@ from memplan.training.megatron import (
     RecomputeGranularity,
     RecomputeMethod,
     RecomputeModule,
+    TransformerImpl,
 )
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import Recomputation, TrainingSetup, coerce_enum
@@ -187,11 +188,24 @@ def _check_layers(settings: MegatronLayers, asked: dict[str, Any]) -> None:
         if asked.get(name):
             msg = f"engine_options: {name}: is not modelled; {why}"
             raise SetupError(msg)
-    if settings.recomputes(RecomputeModule.LAYERNORM):
-        msg = "engine_options: recompute_modules: layernorm is not modelled; those that are: core_attn, mlp"
+    if all(settings.recomputes(each) for each in (RecomputeModule.MLP, RecomputeModule.LAYERNORM)):
+        msg = "engine_options: recompute_modules: mlp and layernorm together are not modelled: say one"
         raise SetupError(msg)
+    for module, impls in _MODULES_OF.items():
+        if settings.recomputes(module) and settings.transformer_impl not in impls:
+            known = " or ".join(each.value for each in impls)
+            msg = f"engine_options: recompute_modules: {module.value}: needs transformer_impl={known}"
+            raise SetupError(msg)
 
 
+_MODULES_OF = {
+    RecomputeModule.CORE_ATTN: (TransformerImpl.TRANSFORMER_ENGINE, TransformerImpl.LOCAL),
+    RecomputeModule.MLP: (TransformerImpl.TRANSFORMER_ENGINE, TransformerImpl.LOCAL),
+    # TransformerEngine's norms are one module with the product behind them.
+    RecomputeModule.LAYERNORM: (TransformerImpl.LOCAL, TransformerImpl.KWAI),
+    RecomputeModule.MLP_ACT: (TransformerImpl.KWAI,),
+}
+"""Whose layers can compute a part again on its own."""
 _UNMODELLED = {"distribute_saved_activations": "sequence_parallel shares them out too"}
 
 

@@ -1,15 +1,16 @@
 """Activations of whole passes that go to CPU RAM while a pipeline runs others.
 
 As Megatron-Kwai does it (kwai/Megatron-Kwai, core/pipeline_parallel/offload.py and schedules.py): after a
-forward pass the first of its tensors, up to a share of all bytes, leave during the next pass, and come
-back during the one before their backward pass, into one of two buffers that stay.
+forward pass the first of its tensors, up to a share of all bytes, begin to leave, and are let go when the
+next forward pass is over; they come back during the pass before their backward pass, into one of two
+buffers that stay.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Ledger
+from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import sendable_bytes
 from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
@@ -19,7 +20,7 @@ from memplan.units import MIB, round_up
 
 LEAST_BYTES = 1 * MIB
 """What is smaller stays."""
-_BUFFER = "what comes back from CPU RAM next"
+_BUFFER = "what came back from CPU RAM, and what comes next: two buffers"
 
 
 def sent_bytes(kept_bytes: int, ratio: float) -> int:
@@ -52,31 +53,66 @@ class ChunkOffload:
         self.going = _going(passes)
         """Forward passes behind which something else runs before their backward pass."""
         self.leaving: Pass | None = None
+        self.away: set[tuple[int, int]] = set()
+        """Of stages and micro-batches, those that are in CPU RAM."""
+        self.buffer: Block | None = None
+        """The one that the backward pass at hand reads."""
+        self.last = max(
+            (place for place, each in enumerate(passes) if each.kind is PassKind.FORWARD),
+            default=0,
+        )
+        self.place = 0
+        """Of the pass at hand in its step."""
+        self.num_passes = len(passes)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of each of the two."""
+        return max(self.sizes.values(), default=0)
 
     def begin(self) -> None:
-        """Of two buffers one holds what the pass at hand reads, which its walk counts: the other."""
-        size = max(self.sizes.values(), default=0)
+        """Both buffers stay from the first backward pass on."""
+        size = self.buffer_bytes
         if size:
             self.ledger.allocate(size, 0, ComponentKind.ACTIVATIONS, _BUFFER)
+            self._take()
 
     def after(self, each: Pass) -> None:
-        """A pass is over: what was on its way meanwhile is in CPU RAM, and its own may go."""
-        if self.leaving is not None:
-            size = self.sizes[self.leaving.stage]
-            self.programs[self.leaving.stage].playback.send(
-                self.leaving.micro_batch, size, LEAST_BYTES
-            )
-        self.leaving = None
-        is_going = (each.stage, each.micro_batch) in self.going
-        if each.kind is PassKind.FORWARD and is_going and self.sizes[each.stage]:
+        """A pass is over. What left meanwhile is let go behind the next forward pass, or, where none
+        comes, behind this backward pass."""
+        is_forward = each.kind is PassKind.FORWARD
+        if self.leaving is not None and (is_forward or self.place > self.last):
+            self._let_go(self.leaving)
+            self.leaving = None
+        key = (each.stage, each.micro_batch)
+        if is_forward and key in self.going and self.sizes[each.stage]:
             self.leaving = each
+        if self.buffer is None and self.buffer_bytes:
+            self._take()
+        self.place = (self.place + 1) % self.num_passes
 
     def before(self, each: Pass) -> None:
-        """A pass begins: what it reads never left, where it was on its way only now."""
-        if each.kind is PassKind.FORWARD or self.leaving is None:
+        """A pass begins. What it reads lies in a buffer, which its walk counts piece by piece; or it
+        never left, where it was on its way only now."""
+        if each.kind is PassKind.FORWARD:
             return
-        if (each.stage, each.micro_batch) == (self.leaving.stage, self.leaving.micro_batch):
+        key = (each.stage, each.micro_batch)
+        if self.leaving is not None and key == (self.leaving.stage, self.leaving.micro_batch):
             self.leaving = None
+        if key in self.away:
+            self.away.discard(key)
+            assert self.buffer is not None
+            self.ledger.free(self.buffer)
+            self.buffer = None
+
+    def _take(self) -> None:
+        kind = ComponentKind.ACTIVATIONS
+        self.buffer = self.ledger.allocate(self.buffer_bytes, 0, kind, _BUFFER)
+
+    def _let_go(self, each: Pass) -> None:
+        size = self.sizes[each.stage]
+        self.programs[each.stage].playback.send(each.micro_batch, size, LEAST_BYTES)
+        self.away.add((each.stage, each.micro_batch))
 
 
 def most_away_bytes(given: RankInput) -> int:

@@ -64,8 +64,8 @@ class MegatronLayersProgram(Program):
         kind = ComponentKind.COMMUNICATION_BUFFERS
         layers = self.given.tape.options.megatron
         assert layers is not None
-        by_engine = layers.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE
-        if by_engine and self.given.setup.kernel_scratch and not process.has_workspace:
+        has_engine = layers.transformer_impl is not TransformerImpl.LOCAL
+        if has_engine and self.given.setup.kernel_scratch and not process.has_workspace:
             process.has_workspace = True
             words = "TransformerEngine's cuBLAS workspace"
             ledger.allocate(ENGINE_WORKSPACE_BYTES, 0, ComponentKind.KERNEL_SCRATCH, words)

@@ -11,6 +11,7 @@ from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.sources.emitters.megatron_shape import shape_arguments
 from memplan.training.kernels import AttentionKernel
 from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.megatron import TransformerImpl
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import Recomputation, TrainingSetup, checkpointing_text
@@ -183,6 +184,9 @@ def _full(method: str, num_layers: int) -> Arguments:
 def _engine_options(setup: TrainingSetup) -> Arguments:
     options = dict(setup.engine_options)
     values: Arguments = {}
+    if options.get("transformer_impl") in (TransformerImpl.KWAI, TransformerImpl.KWAI.value):
+        msg = "Megatron-LM has no transformer_impl kwai: its fork's arguments are others"
+        raise refuse(msg)
     for name, value in options.items():
         if name in _FLAGS:
             if value is True:
