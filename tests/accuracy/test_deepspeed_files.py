@@ -19,7 +19,6 @@ RANKS = 8
 TOLERANCE = 0.02
 
 REFUSED = {
-    "DeepSpeedExamples/ds_config.json": "tensor_parallel: changes memory and is not modelled",
     "axolotl/zero2_torch_compile.json": "compile.disable: DeepSpeed has no such key",
     **{
         f"DeepSpeedExamples/ds_config_{name}.json": "compression_training: trains a compressed"
@@ -29,7 +28,7 @@ REFUSED = {
         )
     },
 }  # fmt: skip
-"""Files that are refused, and why: AutoTP, torch.compile by keys of an older form, compression."""
+"""Files that are refused, and why: torch.compile by keys of an older form, compression."""
 
 
 def records(reference_dir: Path) -> list[dict[str, Any]]:

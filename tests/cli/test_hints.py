@@ -159,6 +159,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
 
 
+@pytest.mark.long
 def test_hints_do_what_they_say(run: Callable[..., Any]) -> None:
     check_jobs(run, start=0, stop=NUM_IN_CI)
 
@@ -168,6 +169,7 @@ def test_all_hints_do_what_they_say(run: Callable[..., Any]) -> None:
     check_jobs(run, start=0, stop=NUM_JOBS)
 
 
+@pytest.mark.long
 def test_deepseek_v3_on_512_gpus_is_not_given_up(run: Callable[..., Any]) -> None:
     told = check(["deepseek-v3", "--gpus", "512", "--gpu", "h100"], run)
     assert told is not None

@@ -1,17 +1,36 @@
 """What memplan says of a published record, and what the whole of them comes to."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from memplan.errors import MemplanError
 from memplan.estimator import Estimate, estimate
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
+from memplan.training.setup import TrainingSetup
 from tests.measured.runs import NotExpressibleError, Record, Run, UnstatedError, is_model_parallel
 from tests.measured.stacks import translate
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """An estimate, and what its replay reserved: of one run there are several records."""
+
+    answer: Estimate
+
+    @cached_property
+    def reserved_bytes(self) -> int:
+        return self.answer.reserved_bytes
+
+
+@cache
+def _answered(model: str, task: str | None, setup: TrainingSetup, gpu: str) -> Answered:
+    """The estimate of a run, made once for all collections; the model is its name or file as JSON."""
+    return Answered(estimate(load_model(json.loads(model), task), setup, load_gpu(gpu)))
 
 
 @dataclass(frozen=True)
@@ -20,11 +39,16 @@ class Outcome:
 
     record: Record
     run: Run | None = None
-    answer: Estimate | None = None
+    answered: Answered | None = None
     blocked_by: str = ""
     """The feature that memplan LackingError, or what it says against the setup."""
     unstated: bool = False
     """The source does not say enough for anybody."""
+
+    @property
+    def answer(self) -> Estimate | None:
+        """The estimate of its run."""
+        return None if self.answered is None else self.answered.answer
 
     @property
     def is_expressible(self) -> bool:
@@ -37,12 +61,12 @@ class Outcome:
         assert self.run is not None
         return int(self.record["measured_bytes"]) - self.run.beside_bytes
 
-    @cached_property
+    @property
     def predicted_bytes(self) -> int:
         """What the record's counter would show: allocated, or reserved by the replay [bytes]."""
-        assert self.answer is not None
+        assert self.answered is not None
         is_allocated = self.record["what"] == "max_allocated"
-        return self.answer.peak_bytes if is_allocated else self.answer.reserved_bytes
+        return self.answered.answer.peak_bytes if is_allocated else self.answered.reserved_bytes
 
     @property
     def is_inside(self) -> bool:
@@ -70,15 +94,14 @@ def outcome_of(record: Record) -> Outcome:
     try:
         run = translate(record)
         setup = setup_from_mapping(run.setup, source=record["id"])
-        model = load_model(run.model, run.task)
-        answer = estimate(model, setup, load_gpu(run.gpu))
+        answered = _answered(json.dumps(run.model), run.task, setup, run.gpu)
     except NotExpressibleError as error:
         return Outcome(record, blocked_by=error.feature, unstated=isinstance(error, UnstatedError))
     except MemplanError as error:
         return Outcome(
             record, blocked_by=f"memplan: {str(error).removeprefix(record['id'] + ': ')}"
         )
-    return Outcome(record, run=run, answer=answer)
+    return Outcome(record, run=run, answered=answered)
 
 
 def is_in_scope(record: Record) -> bool:

@@ -65,6 +65,7 @@ def reference(folder: Path) -> Iterator[Record]:
         yield from read_records(folder / name)
 
 
+@pytest.mark.long
 def test_published_records(
     published: Published, capsys: pytest.CaptureFixture[str], pytestconfig: pytest.Config
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from memplan.dtypes import DType
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, allocated_bytes
-from memplan.memory.account import ComponentKind
+from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.megatron.buffers import groups_of, shard_ranks
 from memplan.memory.megatron.options import MegatronStates
@@ -20,7 +20,7 @@ from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
 from memplan.training.megatron import TransformerImpl
 from memplan.training.optimizers.script import Stepped
-from memplan.units import MIB
+from memplan.units import MIB, ceil_div
 
 _GLOBAL_BUFFER = "Megatron's global memory buffer"
 _DUMMIES = "a gradient that autograd is handed for all weights of a shape"
@@ -232,6 +232,22 @@ class MegatronProgram(MegatronLayersProgram):
                 self.ledger.allocate(size, 0, ComponentKind.OPTIMIZER_STATES, words)
             size = allocated_bytes(numel, DType.BF16 if remains else weights)
             self.ledger.allocate(size, 0, ComponentKind.MASTER_WEIGHTS, weight)
+
+    def host_memory(self) -> HostMemory:
+        """CPU RAM: nothing to build the model, and a copy of what the rank writes of a checkpoint.
+
+        Weights are made on the GPU (core/model_parallel_config.py, ``use_cpu_initialization``: off). A
+        ``torch_dist`` checkpoint's tensors are copied to the CPU before they are written
+        (core/dist_checkpointing/strategies/filesystem_async.py, ``preload_tensors``): the rank's share of
+        the weights that data-parallel ranks have alike, and its optimizer's states.
+        """
+        weights = sum(each.storage.num_bytes for each, _ in self.weights)
+        states = self.states
+        widths = [each.num_bytes for each in (states.exp_avg_dtype, states.exp_avg_sq_dtype)]
+        stepped_numel = sum(numel for _, numel in self.stepped_sizes)
+        masters = states.main_params_dtype.num_bytes
+        share = ceil_div(weights, shard_ranks(self.given.setup))
+        return HostMemory(save_bytes=share + stepped_numel * (sum(widths) + masters))
 
     def zero_grad(self) -> None:
         """Main gradients are set to zero where they lie."""
