@@ -292,9 +292,7 @@ def recomputed_positions(segment: Segment) -> frozenset[int]:
     found = {
         position
         for region in segment.regions
-        for position in range(
-            region.start, region.stop if region.rerun is None else region.rerun
-        )
+        for position in range(region.start, region.stop if region.rerun is None else region.rerun)
     }
     if segment.checkpointed:
         kept = segment.kept_outputs

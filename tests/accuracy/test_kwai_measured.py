@@ -72,7 +72,9 @@ def test_every_run(pytestconfig: pytest.Config) -> None:
         "records": len(sizes), "of": len(sizes), "median": round(statistics.median(sizes), 5),
         "p95": round(sizes[int(0.95 * len(sizes))], 5), "worst": round(sizes[-1], 5),
     }  # fmt: skip
-    remember("Megatron-Kwai, measured", {"peak": row}, update=pytestconfig.getoption("--update-accuracy"))
+    remember(
+        "Megatron-Kwai, measured", {"peak": row}, update=pytestconfig.getoption("--update-accuracy")
+    )
 
 
 def test_the_first_stage_is_the_fullest() -> None:

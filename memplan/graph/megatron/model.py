@@ -26,8 +26,8 @@ from memplan.graph.megatron.transformer_engine import fused_attention, linear, n
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import drop, dropout_probability, embedding_backward_scratch
 from memplan.graph.options import TapeOptions
-from memplan.graph.selective import region_since
 from memplan.graph.segments import Gradient, Region
+from memplan.graph.selective import region_since
 from memplan.graph.stages import hand_on, receive
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor

@@ -194,7 +194,9 @@ def _check_layers(settings: MegatronLayers, asked: dict[str, Any]) -> None:
     for module, impls in _MODULES_OF.items():
         if settings.recomputes(module) and settings.transformer_impl not in impls:
             known = " or ".join(each.value for each in impls)
-            msg = f"engine_options: recompute_modules: {module.value}: needs transformer_impl={known}"
+            msg = (
+                f"engine_options: recompute_modules: {module.value}: needs transformer_impl={known}"
+            )
             raise SetupError(msg)
 
 
