@@ -71,6 +71,8 @@ def offload_label(setup: TrainingSetup) -> str:
     'cpu optimizer+params'
     >>> offload_label(TrainingSetup(offload_activations="streamed"))
     'streamed activations'
+    >>> offload_label(TrainingSetup(offload_activations="chunks", offload_activations_ratio=0.5))
+    '50% of chunks on cpu'
     """
     places: dict[str, list[str]] = {}
     for name, place in (("optimizer", setup.offload_optimizer), ("params", setup.offload_param)):
@@ -78,7 +80,7 @@ def offload_label(setup: TrainingSetup) -> str:
             places.setdefault(place.value, []).append(name)
     found = [f"{place} {'+'.join(names)}" for place, names in places.items()]
     if setup.offload_activations.sends:
-        found.append(_SENT[setup.offload_activations])
+        found.append(_SENT[setup.offload_activations].format(setup.offload_activations_ratio))
     return ", ".join(found)
 
 
@@ -87,6 +89,7 @@ _SENT = {
     ActivationOffload.STREAMED: "streamed activations",
     ActivationOffload.TORCHTUNE: "streamed activations (torchtune)",
     ActivationOffload.CHECKPOINTS: "checkpoints on cpu",
+    ActivationOffload.CHUNKS: "{:.0%} of chunks on cpu",
 }
 
 

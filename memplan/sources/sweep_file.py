@@ -134,16 +134,23 @@ def read_axis(name: str, value: object, *, option: str = "") -> object:
     if "" in parts:
         msg = f"{option or name}: {value!r} names nothing between two commas"
         raise UsageError(msg)
-    if name == "dropout":
-        return [_probability(part, option or name) for part in parts]
+    if name in _NUMBERS:
+        return [_number(part, option or name, meant=_NUMBERS[name]) for part in parts]
     return parts
 
 
-def _probability(text: str, option: str) -> float:
+_NUMBERS = {
+    "dropout": "a probability such as 0.1",
+    "offload_activations_ratio": "a share such as 0.5",
+}
+"""Axes of numbers that need not be whole, and what each is."""
+
+
+def _number(text: str, option: str, *, meant: str) -> float:
     try:
         return float(text)
     except ValueError:
-        msg = f"{option}: {text!r} is not a probability such as 0.1"
+        msg = f"{option}: {text!r} is not {meant}"
         raise UsageError(msg) from None
 
 

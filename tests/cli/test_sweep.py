@@ -412,3 +412,11 @@ def test_the_textbooks_activations_beside_memplans(run: Callable[..., Any]) -> N
     own = run(*command, "--pivot", "activations,batch,seq-len").stdout
     (row,) = json.loads(run(*command[:3], "1", *command[4:], "--format", "json").stdout)["rows"]
     assert re.search(rf"^ +1 +{row['kept_after_forward_bytes'] / 2**30:,.1f}", own, re.MULTILINE)
+
+
+def test_a_share_of_chunks_is_an_axis(run: Callable[..., Any]) -> None:
+    pipeline = ("--gpus", "4", "--pp", "4", "--engine", "ddp", "--gradient-accumulation", "8")
+    shares = ("--offload-activations", "chunks", "--offload-activations-ratio", "0,0.5,1")
+    result = run("sweep", "gpt2", "--gpu", "a100-80gb", *pipeline, *shares)
+    assert result.exit_code == 0, result.stderr
+    assert "50%" in result.stdout
