@@ -55,8 +55,8 @@ def emit(setup: TrainingSetup, model: ModelSpec) -> Emitted:
     """Write the arguments of a model and a setup that Megatron-LM runs."""
     if setup.chosen_engine is not Engine.MEGATRON:
         msg = (
-            f"pretrain_gpt.py is for the engine megatron, not {setup.chosen_engine.value}; name it with "
-            "--engine megatron"
+            f"pretrain_gpt.py is for the engine megatron, not {setup.chosen_engine.value}; name it: "
+            "`engine='megatron'`"
         )
         raise refuse(msg)
     if setup.chosen_precision not in _PRECISIONS:
@@ -155,7 +155,7 @@ def recomputation(setup: TrainingSetup) -> Arguments:
     if first is None or setup.pipeline_parallel > 1:
         msg = (
             "Megatron recomputes the first layers of each stage: say recompute_method=block and "
-            f"recompute_num_layers with --engine-option instead of {checkpointing_text(value)}"
+            f"recompute_num_layers as engine options instead of {checkpointing_text(value)}"
         )
         raise refuse(msg)
     return _full("block", first)

@@ -86,8 +86,8 @@ def _degrees(setup: TrainingSetup) -> dict[str, object]:
     if setup.context_parallel > 1:
         if setup.sequence_parallel:
             msg = (
-                "Megatron-DeepSpeed splits sequences by --ds-sequence-parallel-size or by "
-                "--sequence-parallel, not by both: give context_parallel or sequence_parallel"
+                "Megatron-DeepSpeed splits sequences by Ulysses or by Megatron's sequence parallel, "
+                "not by both: give context_parallel or sequence_parallel"
             )
             raise refuse(msg)
         values["ds-sequence-parallel-size"] = setup.context_parallel
