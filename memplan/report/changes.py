@@ -71,7 +71,9 @@ def offload_label(setup: TrainingSetup) -> str:
     'cpu optimizer+params'
     >>> offload_label(TrainingSetup(offload_activations="streamed"))
     'streamed activations'
-    >>> offload_label(TrainingSetup(offload_activations="chunks", offload_activations_ratio=0.5))
+    >>> from dataclasses import replace
+    >>> stages = TrainingSetup(num_gpus=2, pipeline_parallel=2, gradient_accumulation_steps=4)
+    >>> offload_label(replace(stages, offload_activations="chunks", offload_activations_ratio=0.5))
     '50% of chunks on cpu'
     """
     places: dict[str, list[str]] = {}
