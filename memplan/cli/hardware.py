@@ -70,6 +70,8 @@ def _unfit(gpu: "GpuSpec", attention: str, setup: "TrainingSetup | None") -> str
         return ""
     if setup.context_parallel > 1 and not gpu.supports_flash_attention:
         return "it has no flash attention, which shared sequences go through"
+    if setup.expert_parallel > 1 and not gpu.has_bf16:
+        return "it has no bf16, in which experts spread over ranks are multiplied"
     if setup.fp8.value != "none":
         from memplan.training.fp8 import FP8_RECIPES
 

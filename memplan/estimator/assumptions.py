@@ -95,7 +95,7 @@ def _pipeline(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
 
 def _job(resolved: TrainingSetup) -> tuple[str, ...]:
     """What else takes part, and what it was taken to be."""
-    if resolved.job is PLAIN and resolved.ema is None and resolved.lengths is None:
+    if resolved.job == PLAIN and resolved.ema is None and resolved.lengths is None:
         return ()
     from memplan.estimator.job_words import job_words  # only for jobs beside sft
 

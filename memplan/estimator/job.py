@@ -128,7 +128,7 @@ class Prepared(NamedTuple):
 
 def prepared(model: ModelSpec, resolved: TrainingSetup, gpu: GpuSpec | None) -> Prepared:
     """Record what a resolved setup trains, and what runs beside it."""
-    if resolved.job is PLAIN and resolved.ema is None:
+    if resolved.job == PLAIN and resolved.ema is None:
         walked = walked_on_card(model, tape_options(resolved, gpu))
         given = walked.trained_as(resolved)
         if resolved.pipeline is not None:
@@ -152,7 +152,7 @@ def _recorded(
     model: ModelSpec, options: TapeOptions, resolved: TrainingSetup, gpu: GpuSpec | None
 ) -> RankInput:
     """A run's tapes, recorded and walked again where they are not remembered."""
-    if resolved.job is PLAIN and resolved.ema is None and resolved.pipeline is None:
+    if resolved.job == PLAIN and resolved.ema is None and resolved.pipeline is None:
         tape, passes = record_and_walk(model, options)
         return RankInput(tape=tape, passes=passes, setup=resolved)
     return prepared(model, resolved, gpu).rank_input

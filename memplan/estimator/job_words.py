@@ -22,7 +22,7 @@ from memplan.training.setup import TrainingSetup
 def job_words(resolved: TrainingSetup) -> tuple[str, ...]:
     """The job, its other models and who generates; nothing of a plain one."""
     found: list[str] = []
-    if resolved.job is not PLAIN and not resolved.job.is_plain:
+    if resolved.job != PLAIN and not resolved.job.is_plain:
         found += _of_job(resolved)
     ema = resolved.ema
     if ema is not None:

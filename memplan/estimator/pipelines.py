@@ -71,7 +71,7 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
     """Fields, and whether they say what does not go with a pipeline."""
     return (
         ("adapter", setup.adapter is not None),
-        ("job", setup.job is not PLAIN),
+        ("job", setup.job != PLAIN),
         ("ema", setup.ema is not None),
         ("lengths", setup.lengths is not None),
         ("quantize", setup.chosen_quantization is not None),

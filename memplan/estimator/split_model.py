@@ -76,7 +76,7 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
     plain, shares = "leave it out", setup.sequence_parallel
     return (
         ("adapter", not _is_lora_of_columns(setup), "plain LoRA on layers of columns is, under ddp"),
-        ("job", setup.job is not PLAIN, plain),
+        ("job", setup.job != PLAIN, plain),
         ("ema", setup.ema is not None, plain),
         ("lengths", setup.lengths is not None and shares, "leave it out, or sequence_parallel"),
         ("quantize", setup.chosen_quantization is not None, plain),

@@ -46,7 +46,7 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
         ("tensor_parallel", setup.tensor_parallel > 1),
         ("pipeline_parallel", setup.pipeline_parallel > 1),
         ("adapter", setup.adapter is not None),
-        ("job", setup.job is not PLAIN),
+        ("job", setup.job != PLAIN),
         ("quantize", setup.chosen_quantization is not None),
         ("fp8", setup.fp8 is not Fp8Recipe.NONE),
         ("compile", setup.compile is not Compilation.NONE),

@@ -83,7 +83,7 @@ def _fsdp_floor(setup: TrainingSetup, sizes: ModelSizes, shard: float, whole: fl
 
 def is_known(setup: TrainingSetup) -> bool:
     """Whether all of a model is trained with AdamW, and nothing else: what floors know the states of."""
-    plain = setup.adapter is None and setup.quantize is None and setup.job is PLAIN
+    plain = setup.adapter is None and setup.quantize is None and setup.job == PLAIN
     adam = setup.optimizer in (Optimizer.ADAMW_FUSED, Optimizer.ADAMW_FOREACH)
     return plain and adam and not setup.freeze.any and not setup.optimizer_in_backward
 

@@ -21,6 +21,6 @@ def with_models(job: Job) -> Job:
 
 def looked_up(setup: TrainingSetup) -> TrainingSetup:
     """The setup with its job's models looked up."""
-    if setup.job is PLAIN or not setup.job.names:
+    if setup.job == PLAIN or not setup.job.names:
         return setup
     return replace(setup, job=with_models(setup.job))

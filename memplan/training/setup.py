@@ -253,7 +253,7 @@ class TrainingSetup:
             from memplan.training.adapters import read_adapter  # only for adapters
 
             object.__setattr__(self, "adapter", read_adapter(self.adapter))
-        if self.job is not PLAIN:
+        if self.job != PLAIN:
             object.__setattr__(self, "job", _job(self.job))
         if self.ema is not None:
             from memplan.training.averaging import Ema  # only where weights are averaged

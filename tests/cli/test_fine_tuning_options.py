@@ -120,3 +120,17 @@ def test_the_peak_of_a_timeline_fits_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "40")
     done = run("explain", "mixtral-8x7b", "--gpu", "h100", "--freeze", "layers.0-1")
     assert all(len(line) <= 40 for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("gpt2", "--gpus", "4", "--pp", "4", "--gradient-accumulation", "8"),
+        ("mixtral-8x7b", "--gpus", "16", "--engine", "fsdp", "--ep", "8"),
+    ],
+    ids=["stages", "experts"],
+)
+def test_split_models_are_answered_on_usual_cards(run: Run, asked: tuple[str, ...]) -> None:
+    result = run("estimate", *asked)
+    assert result.exit_code == 0, result.stderr
+    assert "H100-80" in result.stdout
