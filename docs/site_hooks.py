@@ -1,17 +1,20 @@
 """What the documentation site takes from elsewhere, so that nothing is written twice.
 
 ``{{ readme: In Python }}`` stands for that section of README.md, ``{{ file: CONTRIBUTING.md }}`` for a
-whole file, ``{{ notebook: python.ipynb }}`` for the cells of a notebook. A name that is not there stops
+whole file, ``{{ notebook: python.ipynb }}`` for the cells of a notebook, ``{{ accuracy: worst }}`` for a
+part of the accuracy page that is made of the tests' figures. A name that is not there stops
 the build. mkdocs.yml names this file as a hook.
 """
 
+import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-_PLACE = re.compile(r"^\{\{ (readme|file|notebook): (.+) \}\}$", flags=re.MULTILINE)
+_PLACE = re.compile(r"^\{\{ (readme|file|notebook|accuracy): (.+) \}\}$", flags=re.MULTILINE)
+_DRAWING = re.compile(r"<p>\{% drawing: (.+?) %\}</p>")
 _COG = re.compile(r"<!-- \[\[\[(cog.*?\]\]\]|end\]\]\]) -->\n?", flags=re.DOTALL)
 _SOURCE = "https://github.com/memplan/memplan/blob/main/"
 
@@ -20,6 +23,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in what a page names. Called by mkdocs."""
     text = _COG.sub("", markdown)
     return _PLACE.sub(lambda found: _PARTS[found[1]](found[2].strip()), text)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Put drawings where they belong: Markdown would take them apart. Called by mkdocs."""
+    return _DRAWING.sub(lambda found: accuracy(found[1].strip()), html)
 
 
 def readme_section(title: str) -> str:
@@ -49,6 +57,19 @@ def notebook(name: str) -> str:
     return "\n\n".join(parts)
 
 
+def accuracy(name: str) -> str:
+    """A part of the accuracy page."""
+    place = importlib.util.spec_from_file_location(
+        "accuracy_page", ROOT / "docs" / "accuracy_page.py"
+    )
+    assert place is not None
+    assert place.loader is not None
+    page = importlib.util.module_from_spec(place)
+    place.loader.exec_module(page)
+    text: str = page.part(name)
+    return text
+
+
 def _relinked(text: str) -> str:
     """Links as they are from docs/: its own pages beside each other, other files at their source."""
 
@@ -63,4 +84,4 @@ def _relinked(text: str) -> str:
     return re.sub(r"\]\(([^)]+)\)", link, text)
 
 
-_PARTS = {"readme": readme_section, "file": whole_file, "notebook": notebook}
+_PARTS = {"readme": readme_section, "file": whole_file, "notebook": notebook, "accuracy": accuracy}

@@ -64,6 +64,39 @@ def test_what_a_page_takes_from_elsewhere_is_there(page: Path) -> None:
     assert len(text) > 300
 
 
+def test_the_accuracy_page_shows_every_record() -> None:
+    page = module("accuracy_page")
+    parts = {name: page.part(name) for name in page.PARTS}
+    assert all(len(text) > 200 for text in parts.values())
+    rows = page.published_rows()
+    assert len(rows) > 250
+    assert parts["published"].count("\n| ") == len(rows) + 2 * parts["published"].count("<details")
+    drawn = sum(len(points) for _, points in page.point_groups())
+    assert parts["predicted against measured"].count("<circle") == drawn + len(page.point_groups())
+    peaks = page.peaks_now()
+    assert set(page.read("accuracy_points")) == peaks.keys() - {
+        "allocator's replay",
+        "allocator's search",
+    }
+    assert parts["error by engine"].count("<ellipse") >= len(peaks) + 4
+
+
+def test_what_was_inferred_is_shown_both_ways() -> None:
+    page = module("accuracy_page")
+    inferred = [row for row in page.published_rows() if "inferred" in row]
+    assert inferred
+    for row in inferred:
+        assert "as stated: " in page.published_cells(row)[-1]
+        assert row["inferred"] in page.published_cells(row)[0]
+
+
+def test_a_release_keeps_its_figures() -> None:
+    page = module("accuracy_page")
+    kept = page.read("accuracy_history")
+    assert "0.1.0" in kept
+    assert all(found.keys() <= page.peaks_now().keys() for found in kept.values())
+
+
 def test_a_section_that_is_gone_stops_the_build() -> None:
     with pytest.raises(SystemExit, match="no section 'Nothing'"):
         module("site_hooks").on_page_markdown("{{ readme: Nothing }}")

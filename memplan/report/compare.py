@@ -90,10 +90,15 @@ def compare_methods(
 
     All setups share their model, batch, sequence and number of GPUs.
     """
-    base = setups[0].resolve(model.context_length)
     own, refused = _own_rows(model, setups)
-    case, shape = _Case(model, base, count_parameters(model)), known_shape(model)
-    rows = [*own, *_deepspeed_rows(case), *_rule_rows(case), *_table_rows(case)]
+    return (*own, *published_rows(model, setups[0])), refused
+
+
+def published_rows(model: ModelSpec, setup: TrainingSetup) -> tuple[MethodRow, ...]:
+    """The rows of every method but memplan's own."""
+    case = _Case(model, setup.resolve(model.context_length), count_parameters(model))
+    shape = known_shape(model)
+    rows = [*_deepspeed_rows(case), *_rule_rows(case), *_table_rows(case)]
     if shape is not None:
         rows += [
             *_activation_rows(case, shape),
@@ -101,7 +106,7 @@ def compare_methods(
             *_article_rows(case, shape),
             _megatron_row(case, shape),
         ]
-    return tuple(rows), refused
+    return tuple(rows)
 
 
 def known_shape(model: ModelSpec) -> FormulaShape | None:

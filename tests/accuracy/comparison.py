@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.units import MIB
 
 FIGURES_FILE = Path(__file__).parent.parent / "data" / "accuracy.json"
 """The figures behind the README's table; ``make accuracy`` rewrites them."""
 
+POINTS_FILE = FIGURES_FILE.with_name("accuracy_points.json")
+"""Each record behind a peak of that table, for the accuracy page: section -> [true MiB, relative error]."""
+PUBLISHED_FILE = FIGURES_FILE.with_name("accuracy_published.json")
+"""Each published measurement beside memplan's figure, for the same page: collection -> rows."""
+
+Points = list[list[float]]
+"""Of each record the true figure [MiB] and how far memplan is above it, as a share."""
 Prediction = Callable[[dict[str, Any]], dict[str, int]]
 
 
@@ -21,6 +29,8 @@ class Comparison:
 
     errors: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     """For each figure, (absolute relative error, the record's id)."""
+    compared: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """For each figure, what was measured and what was predicted [bytes]."""
     refused: dict[str, str] = field(default_factory=dict)
     """Record id -> why memplan refused it."""
     expressed_types: set[str] = field(default_factory=set)
@@ -46,6 +56,7 @@ class Comparison:
             if name in truth:
                 error = abs(value - truth[name]) / max(truth[name], 1)
                 self.errors.setdefault(name, []).append((error, record["id"]))
+                self.compared.setdefault(name, []).append((truth[name], value))
 
     def quantile(self, name: str, share: float) -> float:
         """The error that this share of the expressed records does not exceed."""
@@ -79,6 +90,10 @@ class Comparison:
         lines += [f"refused {name}: {why}" for name, why in sorted(self.refused.items())]
         return "\n".join(lines)
 
+    def points(self, name: str) -> Points:
+        """Every record's figure, as the accuracy page draws it."""
+        return points_of(self.compared[name])
+
     def row(self, name: str, *, num_apart: int = 0) -> dict[str, Any]:
         """What the README shows of one figure; ``num_apart`` records are not held against it."""
         return {
@@ -97,13 +112,50 @@ def read_records(path: Path) -> Iterable[dict[str, Any]]:
             yield json.loads(line)
 
 
-def remember(section: str, rows: dict[str, dict[str, Any]], *, update: bool) -> None:
-    """Check a section of the figures against those committed, or rewrite it."""
-    figures = json.loads(FIGURES_FILE.read_text()) if FIGURES_FILE.exists() else {}
+def points_of(pairs: Iterable[tuple[int, int]]) -> Points:
+    """Measured and predicted bytes as points; three digits of the size are enough for a picture."""
+    return sorted(
+        [float(f"{true / MIB:.3g}"), round(predicted / true - 1, 5)]
+        for true, predicted in pairs
+        if true
+    )
+
+
+def remember(
+    section: str, rows: dict[str, dict[str, Any]], *, update: bool, points: Points | None = None
+) -> None:
+    """Check a section of the figures against those committed, or rewrite it; ``points`` of its peak."""
+    _keep(FIGURES_FILE, section, rows, update=update)
+    if points is not None:
+        _keep(POINTS_FILE, section, points, update=update)
+
+
+def remember_published(collection: str, rows: list[dict[str, Any]], *, update: bool) -> None:
+    """The same of published measurements, one by one."""
+    _keep(PUBLISHED_FILE, collection, rows, update=update)
+
+
+def _keep(file: Path, section: str, found: Any, *, update: bool) -> None:
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if update:
-        figures[section] = rows
-        FIGURES_FILE.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+        kept[section] = found
+        file.write_text(_text_of(kept), encoding="utf-8")
         return
-    assert figures.get(section) == rows, (
+    assert kept.get(section) == found, (
         "the README's accuracy table is out of date: run `make accuracy`"
     )
+
+
+def _text_of(kept: dict[str, Any]) -> str:
+    """Figures indented, rows one a line, points in one."""
+    parts = []
+    for section, found in sorted(kept.items()):
+        if isinstance(found, list) and isinstance(found[0], list):
+            parts.append(f" {json.dumps(section)}: {json.dumps(found, separators=(',', ':'))}")
+        elif isinstance(found, list):
+            lines = ",\n".join(f"  {json.dumps(row, sort_keys=True)}" for row in found)
+            parts.append(f" {json.dumps(section)}: [\n{lines}\n ]")
+        else:
+            text = json.dumps(found, indent=1, sort_keys=True).replace("\n", "\n ")
+            parts.append(f" {json.dumps(section)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"

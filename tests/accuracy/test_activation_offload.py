@@ -48,4 +48,5 @@ def test_runs_that_offload(
         "Activations in CPU RAM",
         {name: comparison.row(name) for name in BARS},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=comparison.points("requested_peak"),
     )

@@ -74,6 +74,7 @@ def test_activations(
         "one GPU",
         {name: comparison.row(name) for name in ("bytes_before", "activations", "peak")},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=comparison.points("peak"),
     )
 
 

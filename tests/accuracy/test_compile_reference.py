@@ -35,6 +35,7 @@ def test_cuda_kernels(
         "torch.compile",
         {"held": found.row("held_by_forward"), "peak": found.row("requested_peak")},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=found.points("requested_peak"),
     )
 
 

@@ -35,4 +35,5 @@ def test_own_records(
             "Context parallel",
             {figure: comparison.row(figure) for figure in ("activations", "peak")},
             update=pytestconfig.getoption("--update-accuracy"),
+            points=comparison.points("peak"),
         )

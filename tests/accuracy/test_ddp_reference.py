@@ -37,6 +37,7 @@ def test_ddp(
         "DDP",
         {name: comparison.row(name) for name in ("before", "peak")},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=comparison.points("peak"),
     )
 
 

@@ -58,6 +58,7 @@ def test_deepspeed(
         "DeepSpeed ZeRO 0-3",
         {name: comparison.row(name) for name in ("before", "peak_init", "peak", "cpu_after_step")},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=comparison.points("peak"),
     )
 
 

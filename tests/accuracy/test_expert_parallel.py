@@ -71,4 +71,5 @@ def test_own_records(
             "Expert parallel",
             {figure: comparison.row(figure) for figure in ("peak_forward", "peak")},
             update=pytestconfig.getoption("--update-accuracy"),
+            points=comparison.points("peak"),
         )

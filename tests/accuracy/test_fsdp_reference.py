@@ -40,6 +40,7 @@ def test_fsdp(
         "FSDP2",
         {name: comparison.row(name) for name in ("bytes_before", "peak")},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=comparison.points("peak"),
     )
 
 

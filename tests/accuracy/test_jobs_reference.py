@@ -39,6 +39,7 @@ def test_jobs(
         "jobs of several models",
         {name: found.row(name) for name in ("requested_peak", "reserved_peak")},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=found.points("requested_peak"),
     )
 
 

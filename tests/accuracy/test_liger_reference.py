@@ -110,6 +110,7 @@ def test_liger(
         "Liger's kernels",
         {name: comparison.row(name) for name in names},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=comparison.points("requested_peak"),
     )
 
 

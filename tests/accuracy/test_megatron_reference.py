@@ -45,6 +45,7 @@ def test_every_record(
             for figure in ("bytes_before", "activations_per_layer", "peak")
         },
         update=pytestconfig.getoption("--update-accuracy"),
+        points=comparison.points("peak"),
     )
 
 

@@ -57,6 +57,7 @@ def test_steps(
             "reserved": found.row(RESERVED),
         },
         update=pytestconfig.getoption("--update-accuracy"),
+        points=found.points("peak"),
     )
 
 

@@ -65,6 +65,7 @@ def test_every_rank(
         "Pipeline parallel",
         {figure: comparison.row(figure) for figure in ("bytes_before", "peak_fwd_bwd")},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=comparison.points("peak_fwd_bwd"),
     )
 
 

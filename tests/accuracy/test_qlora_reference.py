@@ -48,6 +48,7 @@ def test_fake_tensors(
             "peak, fake tensors": found.row("peak", num_apart=apart.num_records),
         },
         update=pytestconfig.getoption("--update-accuracy"),
+        points=found.points("peak"),
     )
 
 
@@ -78,6 +79,7 @@ def test_cuda_kernels(
             "reserved": found.row("reserved_peak"),
         },
         update=pytestconfig.getoption("--update-accuracy"),
+        points=found.points("requested_peak"),
     )
 
 

@@ -45,6 +45,7 @@ def test_every_record(
         SECTIONS[name],
         {figure: comparison.row(figure) for figure in ("bytes_before", "activations", "peak")},
         update=pytestconfig.getoption("--update-accuracy"),
+        points=comparison.points("peak"),
     )
 
 

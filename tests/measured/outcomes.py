@@ -156,3 +156,17 @@ class Summary:
 def summary_of(records: Iterable[Record]) -> Summary:
     """The outcomes of those records that are in scope."""
     return Summary(tuple(outcome_of(each) for each in records if is_in_scope(each)))
+
+
+def words_of(model: str, setup: TrainingSetup) -> str:
+    """A run in a few words: model, GPUs, engine, batch, checkpointing, adapter."""
+    parts = [
+        model,
+        f"{setup.num_gpus} x {setup.chosen_engine.value}"
+        + (f" {setup.zero_stage}" if setup.zero_stage else ""),
+        f"{setup.micro_batch_size} x {setup.seq_len}",
+        f"ckpt {getattr(setup.checkpointing, 'value', setup.checkpointing)}",
+    ]
+    if setup.adapter is not None:
+        parts.append(type(setup.adapter).__name__)
+    return ", ".join(parts)

@@ -14,7 +14,8 @@ from memplan.memory.runtime import ByteRange
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
-from tests.accuracy.comparison import remember
+from tests.accuracy.comparison import remember, remember_published
+from tests.measured.outcomes import words_of
 
 FILE = Path(__file__).with_name("published.yaml")
 PUBLISHED = yaml.safe_load(FILE.read_text(encoding="utf-8"))
@@ -174,4 +175,32 @@ def test_the_readme_shows_them(pytestconfig: pytest.Config) -> None:
             "died": len(DIED),
         },
     }
-    remember("measured on GPUs", rows, update=pytestconfig.getoption("--update-accuracy"))
+    update = pytestconfig.getoption("--update-accuracy")
+    remember("measured on GPUs", rows, update=update)
+    remember_published("measured on GPUs", list(map(shown_row, MEASUREMENTS)), update=update)
+
+
+def shown_row(measurement: dict[str, Any]) -> dict[str, Any]:
+    """One line of the accuracy page, both ways where something was inferred."""
+    model, setup = measurement["model"], setup_from_mapping(measurement["setup"], source=FILE.name)
+    found = {
+        "id": measurement["id"],
+        "source": measurement["where"],
+        "gpu": PUBLISHED["cards"][measurement["gpu"]],
+        "run": words_of(model if isinstance(model, str) else model["model_type"], setup),
+        "what": measurement["counted"],
+        "measured_bytes": measurement["measured_bytes"],
+        "predicted_bytes": predicted_of(measurement),
+    }
+    if "inferred" in measurement:
+        found["inferred"] = measurement["inferred"]
+        found["as_stated_bytes"] = predicted_of(as_stated(measurement))
+    outside = measurement.get("outside", {}).get("why")
+    why = measurement.get("unexpressible") or outside
+    return found | ({"why": why} if why else {})
+
+
+def predicted_of(measurement: dict[str, Any]) -> int:
+    """What the counter of the measurement would show [bytes]."""
+    is_allocated = measurement["counted"] == "allocated"
+    return estimate_of(measurement).peak_bytes if is_allocated else reserved_of(measurement)

@@ -9,14 +9,15 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memplan.estimator import Verdict
-from tests.accuracy.comparison import read_records, remember
-from tests.measured.outcomes import Outcome, Summary, summary_of
+from tests.accuracy.comparison import read_records, remember, remember_published
+from tests.measured.outcomes import Outcome, Summary, summary_of, words_of
 from tests.measured.reasons import REASONS
 from tests.measured.runs import Record, record_from
 
@@ -115,8 +116,10 @@ def check_the_readme_shows_them(published: Published, pytestconfig: pytest.Confi
         "expressible": len(published.summary.expressible),
         "unstated": sum(each.unstated for each in published.summary.outcomes),
     }
-    section = SECTIONS[published.name]
-    remember(section, rows, update=pytestconfig.getoption("--update-accuracy"))
+    section, update = SECTIONS[published.name], pytestconfig.getoption("--update-accuracy")
+    remember(section, rows, update=update)
+    shown = published.summary.of("max_allocated", "max_reserved").expressible
+    remember_published(section, sorted(map(shown_row, shown), key=itemgetter("id")), update=update)
 
 
 def is_verdict(outcome: Outcome, verdict: Verdict) -> bool:
@@ -129,6 +132,26 @@ def reason_for(outcome: Outcome) -> str | None:
     found = [why for pattern, why in REASONS if re.fullmatch(pattern, outcome.record["id"])]
     assert len(found) <= 1, outcome.record["id"]
     return found[0] if found else None
+
+
+def shown_row(outcome: Outcome) -> dict[str, Any]:
+    """One line of the accuracy page: what was run, what was measured, what memplan says."""
+    record, answer, run = outcome.record, outcome.answer, outcome.run
+    assert answer is not None
+    assert run is not None
+    found = {
+        "id": record["id"],
+        "source": str(record["source_url_or_repo_path"]),
+        "gpu": run.gpu,
+        "run": words_of(answer.model.name, answer.setup),
+        "what": record["what"].removeprefix("max_"),
+        "measured_bytes": outcome.measured_bytes,
+        "predicted_bytes": outcome.predicted_bytes,
+    }
+    if record["what"] == "max_reserved":
+        found["least_bytes"] = answer.required_bytes
+    why = reason_for(outcome) or "; ".join(run.remarks)
+    return found | ({"why": why} if why else {})
 
 
 def row(part: Summary) -> dict[str, Any]:

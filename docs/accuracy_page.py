@@ -1,0 +1,431 @@
+"""The accuracy page and README's figures, written from what the tests measured.
+
+Everything is read from ``tests/data/accuracy*.json``, which ``make accuracy`` rewrites. ``site_hooks``
+fills the page's places with ``part(NAME)``, README's generated block calls ``headline`` and ``engines``.
+A release keeps its figures: ``python docs/accuracy_page.py keep VERSION``.
+"""
+
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from html import escape
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parent.parent / "tests" / "data"
+GIB, MIB_PER_GIB = 1 << 30, 1024
+NOT_SECTIONS = (
+    "parameter counts", "measured on GPUs", "published measurements", "calculators", "verdicts",
+)  # fmt: skip
+"""Beginnings of sections whose rows are no comparison of bytes."""
+MEASURED = ("H100, measured", "Megatron-Kwai, measured")
+"""Sections of real GPUs; all others are the real code on a card that is not there."""
+METHODS = {
+    "rule of thumb": "16 bytes a parameter over ZeRO's stages",
+    "rule and textbook": "the same with the textbook's activations",
+    "16 bytes a parameter": "16 bytes a parameter, one GPU or DDP",
+    "DeepSpeed, current": "DeepSpeed's estimator, ZeRO-2",
+    "DeepSpeed": "DeepSpeed's estimator, ZeRO-3",
+}
+"""Others' published ways to a figure: memplan's name for the method -> what it is."""
+JOBS = {
+    "H100": "steps on an H100, one GPU and FSDP2",
+    "published": "published runs on others' GPUs",
+    "DeepSpeed": "DeepSpeed's own engine, ZeRO 0-3",
+}
+PEAKS = (
+    "peak", "requested_peak", "peak_fwd_bwd", "max_memory_allocated", "peak, fake tensors",
+    "peak, one GPU", "peak, DDP", "peak, FSDP2", "peak, DeepSpeed ZeRO 1-3",
+    "reserved, one GPU", "reserved, DDP", "reserved, FSDP2", "reserved, DeepSpeed ZeRO 1-3", "reserved",
+)  # fmt: skip
+"""The figures of a section that decide whether a job runs."""
+WORST_SHOWN = 20
+
+
+def read(name: str) -> dict[str, Any]:
+    """One of the data files."""
+    found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def percent(value: float) -> str:
+    """A share as tables print it."""
+    if abs(value) < 0.00001:
+        return "< 0.001 %"
+    return f"{100 * value:.0f} %" if value >= 0.1 else f"{100 * value:.2g} %"
+
+
+def signed(value: float) -> str:
+    """An error with its direction."""
+    return f"{100 * value:+.2f} %"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; all columns but the first to the right."""
+    names = list(head)
+    lines = [names, ["---", *["---:"] * (len(names) - 1)], *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# -- figures -----------------------------------------------------------------------------------------
+
+
+def headline() -> str:
+    """Three figures: a real card, what others published, and other calculators on the same jobs."""
+    figures = read("accuracy")
+    card = figures["H100, measured"]["max_memory_allocated"]
+    reserved = figures["H100, measured"]["reserved"]
+    own = figures["published measurements, own file"]["max_allocated"]
+    verdicts = figures["verdicts on the H100"]["all"]
+    others = [row["median"] for row in figures["calculators, H100"].values()]
+    return "\n".join(
+        (
+            (
+                f"* **{percent(card['median'])}**: how far the peak is off at the median of {card['records']} training steps measured on an "
+                f"H100 (95 % of them within {percent(card['p95'])}; what the allocator reserves {percent(reserved['median'])} and "
+                f"{percent(reserved['p95'])}). Of {verdicts['runs']} runs, {verdicts['died']} of which died, {verdicts['right']} were "
+                "called right."
+            ),
+            (
+                f"* **{percent(own['median'])}**: the same for {own['expressible']} runs that others measured and published, as their sources "
+                f"state them (90 % within {percent(own['p90'])})."
+            ),
+            f"* **{percent(min(others))} to {percent(max(others))}**: the published formulas on those steps on the H100, at the median.",
+        )
+    )
+
+
+def sections() -> dict[str, dict[str, Any]]:
+    """Every section of the table, by its name."""
+    return {
+        name: rows
+        for name, rows in sorted(read("accuracy").items())
+        if not name.startswith(NOT_SECTIONS) and all("p95" in row for row in rows.values())
+    }
+
+
+def engines(*, is_whole: bool = False) -> str:
+    """What was compared, how often, and how far off it was: peaks and reserved, or every figure."""
+    head = ("compared", "figure", "records", "median error", "95th percentile", "worst")
+    counts = read("accuracy")["parameter counts"]["total, base model, largest layer"]
+    rows = [
+        ("parameter counts", "total, base, largest layer, active",
+         f"{counts['exact']} of {counts['records']}", "exact", "exact", "exact")
+    ]  # fmt: skip
+    for section, found in sections().items():
+        for name, row in found.items():
+            if is_whole or name in PEAKS or name.startswith("least"):
+                cells = (percent(row[key]) for key in ("median", "p95", "worst"))
+                count = f"{row['records']} of {row['of']}"
+                rows.append((section, name.replace("_", " "), count, *cells))
+    text = (
+        f"\n\nOf transformers' {counts['types']} model types there, {counts['exact_types']} are counted to the integer, "
+        f"{counts['types_off']} are off and {counts['types_unsupported']} is refused by name."
+    )
+    return table(head, rows) + (text if is_whole else "")
+
+
+def calculators() -> str:
+    """The same jobs by other calculators' published formulas."""
+    figures = read("accuracy")
+    own = {
+        "H100": figures["H100, measured"]["max_memory_allocated"],
+        "DeepSpeed": figures["DeepSpeed ZeRO 0-3"]["peak"],
+    }
+    published = figures["published measurements, own file"]["max_allocated"]
+    rows = []
+    for name, jobs in JOBS.items():
+        found = own.get(name, {"p95": published["p90"], **published})
+        count = str(found.get("records") if name in own else found["expressible"])
+        rows.append((f"**memplan**: {jobs}", count, f"**{percent(found['median'])}**",
+                     f"**{percent(found['p95'])}**", ""))  # fmt: skip
+        for method, row in figures[f"calculators, {name}"].items():
+            low = f"{row['too_low']} of {row['jobs']}"
+            cells = (percent(row["median"]), percent(row["p90"]), low)
+            rows.append((METHODS[method], str(row["jobs"]), *cells))
+    return table(
+        ("who, and of which jobs", "jobs", "median error", "90th percentile", "too low"), rows
+    )
+
+
+def versions() -> str:
+    """The peaks of each release's sections, and of what is not released yet."""
+    kept = read("accuracy_history") | {"unreleased": peaks_now()}
+    names = sorted({section for found in kept.values() for section in found})
+    rows = []
+    for name in names:
+        cells = []
+        for found in kept.values():
+            row = found.get(name)
+            cells.append(f"{percent(row['p95'])} of {row['records']}" if row else "-")
+        rows.append((name, *cells))
+    return table(("95th percentile of the peak", *kept), rows)
+
+
+def peaks_now() -> dict[str, dict[str, Any]]:
+    """Each section's peak, as the history keeps it."""
+    found = {}
+    for section, rows in sections().items():
+        name = next((each for each in PEAKS if each in rows), None)
+        if name is not None:
+            found[section] = {key: rows[name][key] for key in ("records", "median", "p95", "worst")}
+    return found
+
+
+# -- published measurements --------------------------------------------------------------------------
+
+
+def published_rows() -> list[dict[str, Any]]:
+    """Every published measurement once; a run in two collections is one."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for rows in read("accuracy_published").values():
+        for row in rows:
+            found.setdefault((row["id"], row["what"]), row)
+    return list(found.values())
+
+
+def error_of(row: dict[str, Any], key: str = "predicted_bytes") -> float:
+    """Predicted over measured, less one."""
+    error: float = row[key] / row["measured_bytes"] - 1
+    return error
+
+
+def published() -> str:
+    """Rows by source, each source folded; settings that were inferred are marked and shown both ways."""
+    by_source = defaultdict(list)
+    for row in published_rows():
+        by_source[source_of(row)].append(row)
+    parts = []
+    for source, rows in sorted(by_source.items()):
+        sizes = sorted(abs(error_of(row)) for row in rows)
+        middle, most = percent(sizes[len(sizes) // 2]), percent(sizes[-1])
+        summary = f"{escape(source)}: {len(rows)} figures, median error {middle}, worst {most}"
+        cells = table(
+            ("run", "GPU", "counted", "measured GiB", "memplan GiB", "error"),
+            map(published_cells, sorted(rows, key=lambda row: (row["what"], row["id"]))),
+        )
+        parts.append(f"<details markdown><summary>{summary}</summary>\n\n{cells}\n\n</details>")
+    return "\n\n".join(parts)
+
+
+def published_summary() -> str:
+    """How many there are, how many a setup says, and how far off memplan is."""
+    figures = read("accuracy")
+    everything = figures["published measurements"]["all"]
+    peaks, segments = (
+        figures["published measurements"][f"max_{kind}"] for kind in ("allocated", "reserved")
+    )
+    own = figures["published measurements, own file"]["max_allocated"]
+    chosen, ranges_ = (
+        figures["measured on GPUs"]["allocated"],
+        figures["measured on GPUs"]["reserved"],
+    )
+    return (
+        f"{everything['records']} published measurements of one GPU, DDP, FSDP and ZeRO, translated by machine from what their sources "
+        f"state and never from a measured byte: {everything['expressible']} are expressible as a setup ({everything['unstated']} of the "
+        f"others leave out what anybody would need). Allocated peaks, {peaks['expressible']} of {peaks['records']}: median error "
+        f"{percent(peaks['median'])}, 90th percentile {percent(peaks['p90'])}; reserved, {segments['expressible']} of "
+        f"{segments['records']}: {percent(segments['median'])} and {percent(segments['p90'])}. With all of fms-acceleration's runs the "
+        f"allocated peaks are {own['records']}, of which {own['expressible']} are expressible: {percent(own['median'])} and "
+        f"{percent(own['p90'])}.\n\nOf {ranges_['expressible']} expressible reserved figures in `tests/measured/published.yaml` "
+        f"{ranges_['inside']} lie in memplan's range, from what the run needs to what it reserves with room, with the context of either "
+        f"end; {ranges_['near']} of all {ranges_['records']} are within 8 % of the replayed run, {ranges_['close']} within 3 %. Its "
+        f"{chosen['records']} allocated figures are of the worst specified sources: off by {percent(chosen['least_as_stated'])} to "
+        f"{percent(chosen['worst_as_stated'])} as stated, and explained to {percent(chosen['worst'])} by settings inferred afterwards. None "
+        f"of {ranges_['died']} published runs that died is said to fit."
+    )
+
+
+def source_of(row: dict[str, Any]) -> str:
+    """The project that published it."""
+    words = row["source"].replace("github ", "").split(",")[0].split(" ")[0]
+    return "/".join(words.strip("/").split("/")[:2])
+
+
+def published_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """One line of that table."""
+    run = f"{row['id']}<br>{row['run']}"
+    error = signed(error_of(row))
+    if "inferred" in row:
+        stated = signed(error_of(row, "as_stated_bytes"))
+        error = f"{error} (as stated: {stated})"
+        run += f"<br>*inferred: {row['inferred']}*"
+    if "why" in row:
+        run += f"<br>{row['why']}"
+    sizes = (f"{row[key] / GIB:.2f}" for key in ("measured_bytes", "predicted_bytes"))
+    return (run.replace("|", "/").replace("\n", " "), row["gpu"], row["what"], *sizes, error)
+
+
+def worst() -> str:
+    """The published figures that are furthest off, with what is known of why."""
+    rows = sorted(published_rows(), key=lambda row: -abs(error_of(row)))[:WORST_SHOWN]
+    cells = []
+    for row in rows:
+        why = row.get("why") or "not known"
+        sizes = (f"{row[key] / GIB:.2f}" for key in ("measured_bytes", "predicted_bytes"))
+        cells.append(
+            (row["id"], row["what"], *sizes, signed(error_of(row)), why.replace("\n", " "))
+        )
+    return table(("record", "counted", "measured GiB", "memplan GiB", "error", "why"), cells)
+
+
+# -- pictures ----------------------------------------------------------------------------------------
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 760, 70, 12, 12, 40
+STYLE = (
+    "<style>.chart{width:100%;height:auto;font:12px system-ui,sans-serif}.chart text{fill:currentColor}"
+    ".chart .grid{stroke:currentColor;opacity:.15}.chart .same{stroke:currentColor;opacity:.5}"
+    ".chart .card{fill:#d1495b;stroke:#d1495b}.chart .code{fill:#2b7de9;stroke:#2b7de9}"
+    ".chart .others{fill:#e09f1f;stroke:#e09f1f}.chart circle{stroke:none;fill-opacity:.45}</style>"
+)
+
+
+def svg(width: int, height: int, title: str, body: str) -> str:
+    """A drawing that takes the page's colours."""
+    return (
+        f'{STYLE}<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>{body}</svg>"
+    )
+
+
+def predicted_against_measured() -> str:
+    """Every record as a point, both axes logarithmic: on the line memplan is right."""
+    height, low, high = 520, math.log10(0.01), math.log10(400)
+
+    def at(gib: float) -> float:
+        return (math.log10(gib) - low) / (high - low)
+
+    def x(gib: float) -> float:
+        return LEFT + at(gib) * (WIDTH - LEFT - RIGHT)
+
+    def y(gib: float) -> float:
+        return height - BOTTOM - at(gib) * (height - BOTTOM - TOP)
+
+    body = []
+    for tick in (0.01, 0.1, 1, 10, 100):
+        body.append(f'<path class="grid" d="M{x(tick):.0f} {TOP}V{height - BOTTOM}"/>')
+        body.append(f'<path class="grid" d="M{LEFT} {y(tick):.0f}H{WIDTH - RIGHT}"/>')
+        body.append(
+            f'<text x="{x(tick):.0f}" y="{height - 22}" text-anchor="middle">{tick:g}</text>'
+        )
+        body.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.0f}" text-anchor="end">{tick:g}</text>')
+    body.append(
+        f'<path class="same" d="M{x(0.01):.0f} {y(0.01):.0f}L{x(400):.0f} {y(400):.0f}"/>'
+        f'<text x="{WIDTH / 2:.0f}" y="{height - 4}" text-anchor="middle">measured GiB</text>'
+        f'<text x="14" y="{height / 2:.0f}" text-anchor="middle" transform="rotate(-90 14 {height / 2:.0f})">memplan GiB</text>'
+    )
+    count = 0
+    for kind, points in point_groups():
+        for true, error in points:
+            if true > 0.01:
+                body.append(
+                    f'<circle class="{kind}" cx="{x(true):.1f}" cy="{y(true * (1 + error)):.1f}" r="2.6"/>'
+                )
+                count += 1
+    words = (
+        ("card", "allocated, measured on GPUs"),
+        ("code", "allocated, the real code on a card that is not there"),
+        ("others", "reserved, published: sources seldom say how full the card was"),
+    )
+    for line, (kind, text) in enumerate(words):
+        body.append(
+            f'<circle class="{kind}" cx="{LEFT + 20}" cy="{TOP + 16 + 18 * line}" r="4"/>'
+            f'<text x="{LEFT + 30}" y="{TOP + 20 + 18 * line}">{text}</text>'
+        )
+    title = f"Peaks of {count} records, measured and predicted, on logarithmic axes"
+    return svg(WIDTH, height, title, "".join(body))
+
+
+def point_groups() -> list[tuple[str, list[list[float]]]]:
+    """Points [GiB, error], the surest above the others."""
+    sections = read("accuracy_points")
+
+    def of(is_card: bool) -> list[list[float]]:
+        chosen = (rows for name, rows in sections.items() if (name in MEASURED) is is_card)
+        return [[mib / MIB_PER_GIB, error] for mib, error in chain.from_iterable(chosen)]
+
+    def of_published(what: str) -> list[list[float]]:
+        rows = (row for row in published_rows() if row["what"] == what)
+        return [[row["measured_bytes"] / GIB, error_of(row)] for row in rows]
+
+    return [
+        ("others", of_published("reserved")),
+        ("code", of(is_card=False)),
+        ("card", of(is_card=True) + of_published("allocated")),
+    ]
+
+
+def error_by_engine() -> str:
+    """For each section a line from the median error to the worst, logarithmic; other formulas below."""
+    rows: list[tuple[str, str, float, float, float]] = []
+    for name, row in peaks_now().items():
+        kind = "card" if name in MEASURED else "code"
+        rows.append((name, kind, row["median"], row["p95"], row["worst"]))
+    own = read("accuracy")["published measurements, own file"]["max_allocated"]
+    sizes = sorted(abs(error_of(row)) for row in published_rows() if row["what"] == "allocated")
+    rows.append(("published, allocated", "card", own["median"], own["p90"], sizes[-1]))
+    for method, row in read("accuracy")["calculators, H100"].items():
+        rows.append((f"on the H100: {method}", "others", row["median"], row["p90"], row["worst"]))
+    return ranges(rows, "Error of the peak: median (dot), 95th percentile (line), worst (tick)")
+
+
+def ranges(rows: list[tuple[str, str, float, float, float]], title: str) -> str:
+    """A row each: dot, line and tick on one logarithmic axis of per cent."""
+    left, step = 230, 20
+    height = TOP + step * len(rows) + BOTTOM
+    low, high = -5.0, 1.0
+
+    def x(share: float) -> float:
+        place = (math.log10(max(share, 1e-5)) - low) / (high - low)
+        return left + max(0.0, min(1.0, place)) * (WIDTH - left - RIGHT)
+
+    body = []
+    for power in range(-5, 2):
+        words = "<= 0.001 %" if power == -5 else f"{100 * 10.0**power:g} %"
+        body.append(
+            f'<path class="grid" d="M{x(10.0**power):.0f} {TOP}V{height - BOTTOM}"/>'
+            f'<text x="{x(10.0**power):.0f}" y="{height - 22}" text-anchor="middle">{words}</text>'
+        )
+    for line, (name, kind, median, most, furthest) in enumerate(rows):
+        y = TOP + step * line + step / 2
+        body.append(
+            f'<g class="{kind}"><text x="{left - 10}" y="{y + 4:.0f}" text-anchor="end" stroke="none">{escape(name)}</text>'
+            f'<path d="M{x(median):.1f} {y:.0f}H{x(most):.1f}" stroke-width="3" fill="none"/>'
+            f'<path d="M{x(furthest):.1f} {y - 5:.0f}v10" stroke-width="1.5" fill="none"/>'
+            f'<ellipse cx="{x(median):.1f}" cy="{y:.0f}" rx="4" ry="4"/></g>'
+        )
+    return svg(WIDTH, height, title, "".join(body))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "headline": headline,
+    "engines": lambda: engines(is_whole=True),
+    "calculators": calculators,
+    "versions": versions,
+    "published summary": published_summary,
+    "published": published,
+    "worst": worst,
+    "predicted against measured": predicted_against_measured,
+    "error by engine": error_by_engine,
+}
+
+
+def part(name: str) -> str:
+    """What stands at ``{{ accuracy: NAME }}`` or ``{% drawing: NAME %}``."""
+    return PARTS[name]()
+
+
+def keep(version: str) -> None:
+    """Write the present figures into the history as a release's."""
+    kept = read("accuracy_history") | {version: peaks_now()}
+    text = json.dumps(kept, indent=1)
+    (DATA / "accuracy_history.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["keep"] or len(sys.argv) != 3:
+        sys.exit("python docs/accuracy_page.py keep VERSION")
+    keep(sys.argv[2])
