@@ -97,6 +97,10 @@ class HubRateLimitError(HubError):
     """The hub refuses more requests for now."""
 
 
+class TraceError(MemplanError, ValueError):
+    """A module that cannot be written down as a program."""
+
+
 class CheckFailedError(MemplanError):
     """A check that was asked for (``--check``, ``--fail-on``, ``--baseline``) did not hold."""
 

@@ -117,6 +117,10 @@ def _check_checkpointed(model: ModelSpec, layers: float | CheckpointedLayers) ->
 
 
 def _record(model: ModelSpec, options: TapeOptions) -> Tape:
+    if model.traced is not None:
+        from memplan.graph.traced.play import record_traced  # only for a user's own module
+
+        return record_traced(model, model.traced, options)
     _check_frozen(model, options.freeze)
     _check_checkpointed(model, options.checkpointed_layers)
     if len(model.stacks) > 1:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
+    from memplan.model.traced import TracedModule
 
 __all__ = ["ModelSpec", "Task", "Tying"]
 
@@ -70,6 +71,8 @@ class ModelSpec(Displayed):
     """The same parts of the model without a task's head, where its class differs in them."""
     activations_left_out: str = ""
     """What of the activations is not in the figures, in words; empty when all of them are."""
+    traced: TracedModule | None = None
+    """A user's own module as ``memplan.trace`` wrote it down: then it has no stacks."""
     quantization: tuple[tuple[str, object], ...] = ()
     """The config's ``quantization_config``, key by key: how the checkpoint holds linear layers."""
     assumptions: tuple[str, ...] = ()

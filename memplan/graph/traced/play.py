@@ -1,0 +1,260 @@
+"""Play a traced program on a tape: each call as the operation that built-in models record for it.
+
+Layers of a list are segments, equal neighbours one with a count. What a layer's variables let go of while
+it runs is touched there; what outlives its segment is held until the one that lets it go.
+"""
+
+
+from memplan.dtypes import DType
+from memplan.errors import UnsupportedOperationError
+from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.graph.traced.layers import Stretch, stretches_of
+from memplan.graph.traced.operators import OPERATORS, without_gradient
+from memplan.model.parameters import ModelPart, WeightRole
+from memplan.model.spec import ModelSpec
+from memplan.model.traced import Program, Step, StepKind, TracedModule, Value
+from memplan.training.layer_choice import CheckpointedLayers
+
+
+def record_traced(model: ModelSpec, module: TracedModule, options: TapeOptions) -> Tape:
+    """Write the module's training step on a new tape."""
+    t = Tape(options, source=model.source)
+    program = module.program(options.compute)
+    Player(t, module, program).play()
+    return t
+
+
+class Player:
+    """One program on one tape."""
+
+    def __init__(self, t: Tape, module: TracedModule, program: Program) -> None:
+        self.t = t
+        self.module = module
+        self.program = program
+        options = t.options
+        self._symbols = (options.batch_size, options.seq_len, options.target_seq_len)
+        self.sizes = [size.at(self._symbols) for size in program.sizes]
+        self.tensors: dict[int, Tensor] = {}
+        """Values that are alive."""
+        self.parameters: dict[str, Parameter] = {}
+        self.inputs: tuple[int, ...] = ()
+        """Of the call being played, the numbers of what it reads."""
+        self._prefix = ""
+        self._trainable = {each.name: each.trainable for each in module.parameters}
+        self._read_at: dict[int, int] = {}
+        self._made_in: dict[int, int] = {}
+        """Of each value the stretch that makes it."""
+        self._freed_in: dict[int, int] = {}
+        """And the one in which variables let it go."""
+        self._input_storages = {each.storage for each in program.values if each.input}
+        sliced = {
+            step.inputs[0]
+            for step in program.steps
+            if step.name == "torch.Tensor.__getitem__" and len(step.inputs) == 1
+        }
+        self._sliced_behind = _views_before(program, sliced)
+
+    # -- what operators ask ----------------------------------------------------------------------
+
+    def value(self, number: int) -> Value:
+        """A tensor as the program has it."""
+        return self.program.values[number]
+
+    def shape(self, number: int) -> tuple[int, ...]:
+        """Its dimensions for this batch."""
+        return tuple(self.sizes[place] for place in self.value(number).shape)
+
+    def numel(self, number: int) -> int:
+        """Its elements."""
+        product = 1
+        for size in self.shape(number):
+            product *= size
+        return product
+
+    def dtype(self, number: int) -> DType:
+        """Its format, in a module of the options' own."""
+        return self.value(number).format.dtype(self.t.options.compute)
+
+    def is_sliced_behind(self, number: int) -> bool:
+        """Whether parts of a view of another order are read: their gradients lie in its order."""
+        return number in self._sliced_behind
+
+    def shares_storage(self, one: int, other: int) -> bool:
+        """Whether one is a view of the other, or they are of one tensor."""
+        return self.value(one).storage == self.value(other).storage
+
+    def is_of_inputs(self, number: int) -> bool:
+        """Whether it is an argument, or a view of one."""
+        return self.value(number).storage in self._input_storages
+
+    def tensor(self, number: int) -> Tensor:
+        """The tensor itself: a parameter is declared where it is first read."""
+        found = self.tensors.get(number)
+        if found is not None:
+            return found
+        value = self.value(number)
+        if value.parameter:
+            return self.parameter(number, WeightRole.NORM if len(value.shape) < 2 else WeightRole.MATRIX)
+        # The batch is counted with the inputs; tables that the module keeps beside its weights are, as for
+        # built-in models, left out.
+        storage = Storage(allocated_bytes(self.numel(number), self.dtype(number)), -1, 0)
+        made = Tensor(self.numel(number), self.dtype(number), storage)
+        self.tensors[number] = made
+        return made
+
+    def parameter(self, number: int, role: WeightRole, *, is_turned: bool = False) -> Parameter:
+        """A parameter, in the part of the model that reads it first.
+
+        ``is_turned``: it has its inputs first, where products ask for the outputs.
+        """
+        name = self.value(number).parameter
+        known = self.parameters.get(name)
+        if known is not None:
+            return known
+        short = name.removeprefix(f"{self._prefix}.")
+        trainable = self._trainable.get(name, True)
+        shape = self.shape(number)[::-1] if is_turned else self.shape(number)
+        if role is WeightRole.MATRIX and trainable and len(shape) > 1:
+            made = self.t.matrix(short, *shape, role=role)
+        else:
+            made = self.t.parameter(short, *shape, role=role, trainable=trainable)
+        self.parameters[name] = made
+        return made
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    def play(self) -> None:
+        """All stretches, one after another."""
+        t, program = self.t, self.program
+        t.inputs_bytes = sum(
+            t.tensor(self.numel(number), self.dtype(number)).storage.num_bytes
+            for number, value in enumerate(program.values)
+            if value.input
+        )
+        stretches = stretches_of(program)
+        for index, stretch in enumerate(stretches):
+            self._made_in |= dict.fromkeys(stretch.made, index)
+            for step in stretch.steps:
+                if step.kind is StepKind.FREE:
+                    self._freed_in |= dict.fromkeys(step.inputs, index)
+        position = 0
+        while position < len(stretches):
+            stretch = stretches[position]
+            count = self._equal_layers(stretches, position)
+            self._play_stretch(stretch, count, is_last=position + count == len(stretches))
+            for later in stretches[position + 1 : position + count]:
+                self._alias(stretch, later)
+            position += count
+        t.release_cache()
+
+    def _equal_layers(self, stretches: list[Stretch], position: int) -> int:
+        """How many layers from this one on are alike and treated alike."""
+        first = stretches[position]
+        count = 1
+        if not first.is_layer:
+            return count
+        chosen = self._is_checkpointed(first, stretches)
+        while position + count < len(stretches):
+            other = stretches[position + count]
+            alike = other.is_layer and other.canonical == first.canonical
+            if not alike or self._is_checkpointed(other, stretches) is not chosen:
+                break
+            count += 1
+        return count
+
+    def _is_checkpointed(self, stretch: Stretch, stretches: list[Stretch]) -> bool:
+        layers = self.t.options.checkpointed_layers
+        of_list = [each for each in stretches if each.list_name == stretch.list_name]
+        index = of_list.index(stretch)
+        if isinstance(layers, CheckpointedLayers):
+            return index in layers
+        return index < round(layers * len(of_list))
+
+    def _play_stretch(self, stretch: Stretch, count: int, *, is_last: bool) -> None:
+        t = self.t
+        given = self.tensors.get(stretch.given) if stretch.given is not None else None
+        part = ModelPart.LAYERS if stretch.is_layer else ModelPart.HEAD if is_last else ModelPart.EMBEDDING
+        t.begin(
+            stretch.list_name or ("head" if is_last else "embed"), part=part, repeat=count,
+            checkpointed=stretch.is_layer and self._is_checkpointed_now(stretch), x=given,
+        )  # fmt: skip
+        self._prefix = stretch.prefix
+        for position, step in enumerate(stretch.steps):
+            if step.kind is StepKind.CALL:
+                self._call(step)
+                for number in step.inputs:
+                    self._read_at[number] = position
+            elif step.kind is StepKind.FREE:
+                self._free(step, stretch, position)
+        out = self.tensors[stretch.out if stretch.out is not None else self.program.loss]
+        for number in stretch.outliving:
+            tensor = self.tensors.get(number)
+            if tensor is not None and tensor.storage.segment == t.segment.index:
+                self._outlive(number, tensor, is_output=tensor is out)
+        t.end(out)
+
+    def _outlive(self, number: int, tensor: Tensor, *, is_output: bool) -> None:
+        """Hold what another segment's steps let go of; what one hands to the next goes by itself."""
+        if is_output and self._goes_next(number):
+            return
+        if number in self._freed_in:
+            self.t.hold(tensor)
+        elif number in self.program.outputs:
+            self.t.returned.append(tensor)
+            self.t.give_out(tensor)
+        elif number != self.program.loss:
+            self.t.cache(tensor)
+
+    def _goes_next(self, number: int) -> bool:
+        """Whether it is let go of in the stretch behind its own."""
+        made, freed = self._made_in.get(number), self._freed_in.get(number)
+        return made is not None and freed is not None and freed <= made + 1
+
+    def _is_checkpointed_now(self, stretch: Stretch) -> bool:
+        return self._is_checkpointed(stretch, stretches_of(self.program))
+
+    def _call(self, step: Step) -> None:
+        operator = OPERATORS.get(step.name)
+        if operator is None and not any(self.tensor(each).requires_grad for each in step.inputs):
+            operator = without_gradient
+        if operator is None:
+            msg = (
+                f"{self.t.source}: the module calls {step.name}, of which memplan does not know what it keeps: "
+                "say so where memplan is developed, or have it counted as *states fit*"
+            )
+            raise UnsupportedOperationError(msg)
+        made = operator(self, step)
+        for number, tensor in zip(step.outputs, made, strict=True):
+            self.tensors[number] = tensor
+
+    def _free(self, step: Step, stretch: Stretch, position: int) -> None:
+        for number in step.inputs:
+            tensor = self.tensors.pop(number, None)
+            if tensor is None or isinstance(tensor, Parameter) or tensor.storage.segment < 0:
+                continue
+            if any(each.storage is tensor.storage for each in self.tensors.values()):
+                continue
+            if tensor.storage.segment != self.t.segment.index:
+                if tensor.storage.held:
+                    self.t.release(tensor)
+                continue
+            if self._read_at.get(number, -1) < position - 1 or len(step.inputs) > 1:
+                self.t.touch(tensor)
+
+    def _alias(self, first: Stretch, later: Stretch) -> None:
+        """What a later, equal layer makes is what the first one made."""
+        for mine, other in zip(first.made, later.made, strict=True):
+            if mine in self.tensors:
+                self.tensors[other] = self.tensors[mine]
+
+
+def _views_before(program: Program, sliced: set[int]) -> set[int]:
+    """Of transposed views that are cut, the view that was transposed."""
+    return {
+        step.inputs[0]
+        for step in program.steps
+        if step.name in ("torch.Tensor.transpose", "torch.Tensor.permute")
+        and step.outputs[0] in sliced
+    }
