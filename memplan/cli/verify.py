@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from memplan.estimator.measured import Measurement
     from memplan.report.verify import Verified
+    from memplan.training.setup import TrainingSetup
     from memplan.verify.run import Run
 
 DEFAULT_GPU = "a100-80gb"

@@ -53,6 +53,8 @@ class Measurement:
     """What the driver counts for the process beside the allocator's segments; None: it did not say."""
     driver_bytes: int | None
     """What it counts in all, at the end."""
+    others_bytes: int = 0
+    """What other processes held of the card when this one began."""
     num_retries: int = 0
     """How often the allocator gave its cache back for want of memory."""
     rank: int = 0

@@ -185,6 +185,10 @@ def verified_lines(run: Verified) -> list[str]:
             f"needed in all: {_range(total.low, total.high)} predicted; the driver counted "
             f"{_gib(measured.driver_bytes)}, what the allocator keeps for later included"
         )
+    if measured.others_bytes:
+        lines.append(
+            f"others held {_gib(measured.others_bytes)} of the card, which the verdict leaves out"
+        )
     if measured.num_retries:
         lines.append(
             f"the allocator gave its cache back {measured.num_retries} times for want of memory"

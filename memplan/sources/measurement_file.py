@@ -25,7 +25,7 @@ VERSION = 1
 """Of the form; raised where a key changes its meaning."""
 _COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 _OPTIONAL_NUMBERS = ("context_bytes", "driver_bytes")
-_NUMBERS = ("num_params", "num_steps", "held_bytes", "num_retries", "rank")
+_NUMBERS = ("num_params", "num_steps", "held_bytes", "others_bytes", "num_retries", "rank")
 _TEXTS = ("model_name", "task", "gpu")
 _FLAGS = ("is_fake", "is_alone")
 
@@ -138,9 +138,9 @@ class _Reader:
         found = self.values.get("compute_capability")
         if found is None:
             return None
-        if isinstance(found, list) and list(map(type, found)) == [int, int]:
-            return found[0], found[1]
-        self._refuse("compute_capability", "two whole numbers, such as [9, 0]")
+        if not isinstance(found, list) or list(map(type, found)) != [int, int]:
+            self._refuse("compute_capability", "two whole numbers, such as [9, 0]")
+        return found[0], found[1]
 
     def parts(self) -> dict[str, PartPeaks]:
         found = {}
@@ -186,8 +186,9 @@ class _Reader:
 
 
 def card_of(measured: Measurement) -> GpuSpec:
-    """The card that a run took place on: the catalog's, with the memory that torch said it has."""
-    return card_named(measured.gpu, measured.gpu_memory_bytes, measured.compute_capability)
+    """The card that a run took place on: the catalog's, with the memory that there was for it."""
+    room = measured.gpu_memory_bytes - measured.others_bytes
+    return card_named(measured.gpu, room, measured.compute_capability)
 
 
 def card_named(name: str, memory_bytes: int, capability: tuple[int, int] | None) -> GpuSpec:

@@ -68,6 +68,7 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
         held_bytes=meter.held_bytes,
         context_bytes=max(0, used - int(stats["reserved_bytes.all.current"])) or None,
         driver_bytes=used or None,
+        others_bytes=others,
         num_retries=int(stats["num_alloc_retries"]),
         rank=rank,
         death=death,
