@@ -141,7 +141,7 @@ def verify(
 ) -> None:
     """Train a few real steps, or follow them on fake tensors: predicted beside measured."""
     from memplan.cli.sweep_options import parse_share
-    from memplan.cli.unused import refuse_unused
+    from memplan.cli.unused import refuse, refuse_unused
 
     share = None if within is None else parse_share(within, option="--within")
     if replay:
@@ -165,15 +165,17 @@ def verify(
                 "deepspeed_config": deepspeed_config, "accelerate_config": accelerate_config,
             },
         )  # fmt: skip
-        found = _measured(
-            model, setup, task=task, num_labels=num_labels, steps=steps, gpu=gpu, fake=fake,
-            snapshot=snapshot,
-        )  # fmt: skip
-        if found is None:
+        if fake and snapshot is not None:
+            refuse("--fake", ["--snapshot, of which fake tensors have none"])
+        run = run_of(model, setup, task=task, num_labels=num_labels, steps=steps)
+        measured = measure_here(run, gpu=gpu, fake=fake, snapshot=snapshot)
+        if measured is None:
             return  # another rank speaks
         if record is not None:
-            _write(found.measured, record)
-        runs = [found]
+            _write(measured, record)
+        runs = [beside(measured)]
+        if snapshot is not None:
+            _write_predicted(runs[0], snapshot)
     _show(runs, output_format)
     if share is not None:
         _judge(runs, share, within or "")
@@ -225,22 +227,18 @@ def _setup(
     return setup, base.model
 
 
-def _measured(
+def run_of(
     model: str | None,
     asked: "tuple[TrainingSetup, str | None]",
     *,
     task: str | None,
     num_labels: int | None,
     steps: int,
-    gpu: str | None,
-    fake: bool,
-    snapshot: Path | None,
-) -> "Verified | None":
-    """Train, or follow; None on a rank that is not the one to speak."""
+) -> "Run":
+    """What is to be run. Raises a ``MemplanError`` for what verify does not run."""
     from memplan.errors import UsageError
-    from memplan.sources.catalog import load_gpu
     from memplan.sources.models import load_model, local_config
-    from memplan.verify.run import Run, require_packages
+    from memplan.verify.run import Run
     from memplan.verify.scope import check_scope
 
     setup, named_model = asked
@@ -252,31 +250,46 @@ def _measured(
         raise UsageError(msg)
     name, config = local_config(chosen)
     spec = load_model(chosen, task, num_labels=num_labels)
-    pretended = load_gpu(gpu or DEFAULT_GPU)
+    if num_labels is not None:
+        config = {**config, "num_labels": num_labels}
     resolved = setup.resolve(spec.context_length, family=spec.family)
     check_scope(resolved, has_gpu=True)
+    return Run(
+        config=config, name=name, task=spec.task, setup=resolved,
+        num_steps=steps,
+    )  # fmt: skip
+
+
+def measure_here(
+    run: "Run", *, gpu: str | None, fake: bool, snapshot: Path | None
+) -> "Measurement | None":
+    """Train on the card that is here, or follow; None on a rank that is not the one to speak."""
+    from dataclasses import replace
+
+    from memplan.errors import UsageError
+    from memplan.sources.catalog import load_gpu
+    from memplan.verify.run import require_packages
+    from memplan.verify.scope import check_scope
+
+    pretended = load_gpu(gpu or DEFAULT_GPU)
     require_packages()
-    _settle_allocator(resolved)
+    _settle_allocator(run.setup)
 
     from memplan.verify.on_torch.card import has_card
 
-    has_gpu = has_card() and not fake
-    if has_gpu and gpu is not None:
-        msg = "--gpu: names a card to pretend, and there is a real one: leave it out, or add --fake"
-        raise UsageError(msg)
-    if snapshot is not None and not has_gpu:
-        msg = (
-            "--snapshot: fake tensors have no allocator to take one of: memplan explain --snapshot"
-        )
-        raise UsageError(msg)
-    check_scope(resolved, has_gpu=has_gpu)
-    run = Run(
-        config=config, name=name, task=spec.task, num_labels=num_labels, setup=resolved,
-        num_steps=steps,
-    )  # fmt: skip
-    if has_gpu:
+    if has_card() and not fake:
+        if gpu is not None:
+            msg = "--gpu: names a card to pretend, and there is a real one: leave it out, or add --fake"
+            raise UsageError(msg)
         return _on_card(run, snapshot)
-    return _followed(run, pretended.gpu_id)
+    if snapshot is not None:
+        msg = "--snapshot: there is no GPU, and fake tensors have no allocator: memplan explain --snapshot"
+        raise UsageError(msg)
+    check_scope(run.setup, has_gpu=False)
+    from memplan.verify.on_torch.measuring import follow
+
+    # What kernels need inside does not show where none runs.
+    return follow(replace(run, setup=replace(run.setup, kernel_scratch=False)), pretended)
 
 
 def _settle_allocator(setup: "TrainingSetup") -> None:
@@ -289,37 +302,17 @@ def _settle_allocator(setup: "TrainingSetup") -> None:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
-def _on_card(run: "Run", snapshot: Path | None) -> "Verified | None":
+def _on_card(run: "Run", snapshot: Path | None) -> "Measurement | None":
+    """The fullest rank's, on the rank that speaks: the first, or one that ran out of memory."""
     from memplan.verify.on_torch.measuring import fullest, measure_on_card
     from memplan.verify.on_torch.processes import rank_and_size
 
-    started = rank_and_size()
-    measured = measure_on_card(
-        run, snapshot=snapshot if started in (None, (0, 1)) or started[0] == 0 else None
-    )
-    worst = fullest(measured)
-    if started is not None and started[0] != 0 and worst.death is None:
-        return None
-    found = _beside(worst)
-    if snapshot is not None and (started is None or started[0] == 0):
-        from memplan.cli.explain import _write_snapshot
-
-        _write_snapshot(found.estimate, snapshot.with_suffix(f".predicted{snapshot.suffix}"))
-    return found
+    rank, _ = rank_and_size() or (0, 1)
+    worst = fullest(measure_on_card(run, snapshot=snapshot if rank == 0 else None))
+    return worst if rank == 0 or worst.death is not None else None
 
 
-def _followed(run: "Run", gpu: str) -> "Verified":
-    from dataclasses import replace
-
-    from memplan.sources.catalog import load_gpu
-    from memplan.verify.on_torch.measuring import follow
-
-    # What kernels need inside does not show where none runs.
-    bare = replace(run, setup=replace(run.setup, kernel_scratch=False))
-    return _beside(follow(bare, load_gpu(gpu)))
-
-
-def _beside(measured: "Measurement", source: str = "") -> "Verified":
+def beside(measured: "Measurement", source: str = "") -> "Verified":
     """The prediction of a measured run."""
     from memplan.estimator import estimate, settled
     from memplan.report.verify import Verified
@@ -347,7 +340,7 @@ def _files(paths: "Sequence[Path]") -> "list[Path]":
 def _replayed(path: Path) -> "Verified":
     from memplan.sources.measurement_file import read_measurement
 
-    return _beside(read_measurement(path), source=str(path))
+    return beside(read_measurement(path), source=str(path))
 
 
 def _write(measured: "Measurement", path: Path) -> None:
@@ -360,6 +353,18 @@ def _write(measured: "Measurement", path: Path) -> None:
     remark(
         f"wrote {path}; to send it, add it to tests/measured/sent in a pull request, or to an issue"
     )
+
+
+def _write_predicted(run: "Verified", snapshot: Path) -> None:
+    """The predicted run's snapshot beside the real one's."""
+    from memplan.cli.terminal import remark, write_bytes
+    from memplan.estimator.named_run import named_run
+    from memplan.memory.snapshot import snapshot_of
+    from memplan.sources.snapshot_file import snapshot_pickle
+
+    path = snapshot.with_suffix(f".predicted{snapshot.suffix}")
+    write_bytes(path, snapshot_pickle(snapshot_of(named_run(run.estimate))), option="--snapshot")
+    remark(f"wrote {snapshot} and {path}: both open in pytorch.org/memory_viz")
 
 
 def _show(runs: "Sequence[Verified]", output_format: OutputFormat) -> None:

@@ -114,7 +114,7 @@ def figures_of(estimate: Estimate, measured: Measurement) -> list[Figure]:
             found.append(figure)
     found.append(
         Figure(
-            part="between steps",
+            part="held",
             what="asked for",
             predicted=estimate.held_bytes,
             measured=measured.held_bytes,

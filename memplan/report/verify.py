@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate, Verdict
 from memplan.estimator.measured import Figure, Measurement, figures_of
 from memplan.fast_dataclass import dataclass
+from memplan.memory.runtime import ByteRange
 from memplan.report.changes import gpus_label, setup_label
 from memplan.report.narrow import print_table
 from memplan.report.rows import Row
@@ -64,6 +65,10 @@ def verify_rows(runs: Sequence[Verified]) -> list[Row]:
             "model": measured.model_name,
             "gpu": measured.gpu,
             "is_fake": measured.is_fake,
+            "num_gpus": measured.setup.num_gpus,
+            "num_nodes": measured.setup.nodes,
+            "engine": measured.setup.chosen_engine.value,
+            "num_steps": measured.num_steps,
             "torch": measured.versions.get("torch"),
             "verdict": run.verdict.value if run.verdict is not None else None,
             "ended": f"{DIED} in {measured.death.part}" if measured.death else "completed",
@@ -76,10 +81,10 @@ def verify_rows(runs: Sequence[Verified]) -> list[Row]:
             }
             for each in run.figures
         ]  # fmt: skip
-        overhead, total = estimate.overhead_bytes, estimate.total_bytes
+        overhead, needed = estimate.overhead_bytes, needed_bytes(estimate)
         for what, low, high, real in (
             ("context", overhead.low, overhead.high, measured.context_bytes),
-            ("needed", total.low, total.high, measured.driver_bytes),
+            ("needed", needed.low, needed.high, measured.driver_bytes),
         ):
             if real is not None:
                 rows.append({
@@ -162,6 +167,14 @@ def _cells(figure: Figure) -> list[str]:
     ]  # fmt: skip
 
 
+def needed_bytes(estimate: Estimate) -> ByteRange:
+    """What the driver may count: from the least that the run completes with to what it reserves with room."""
+    overhead = estimate.overhead_bytes
+    return ByteRange(
+        estimate.required_bytes + overhead.low, estimate.reserved_bytes + overhead.high
+    )
+
+
 def verified_lines(run: Verified) -> list[str]:
     """What is said below the table."""
     measured, estimate = run.measured, run.estimate
@@ -180,10 +193,10 @@ def verified_lines(run: Verified) -> list[str]:
             f"{_range(overhead.low, overhead.high)} predicted, {_gib(measured.context_bytes)} measured"
         )
     if measured.driver_bytes is not None:
-        total = estimate.total_bytes
+        needed = needed_bytes(estimate)
         lines.append(
-            f"needed in all: {_range(total.low, total.high)} predicted; the driver counted "
-            f"{_gib(measured.driver_bytes)}, what the allocator keeps for later included"
+            f"taken in all: {_range(needed.low, needed.high)} predicted, from the least to what is reserved "
+            f"where there is room; the driver counted {_gib(measured.driver_bytes)}"
         )
     if measured.others_bytes:
         lines.append(

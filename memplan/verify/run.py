@@ -19,8 +19,6 @@ class Run:
     """As a ``config.json`` holds one."""
     name: str
     task: Task
-    num_labels: int | None
-    """Of a classification task, where it is not the config's own."""
     setup: TrainingSetup
     """With every default filled in."""
     num_steps: int

@@ -1,6 +1,7 @@
 """Of all that a setup can say, what ``memplan verify`` runs; the rest is refused by name."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.training.activation_offload import ActivationOffload
@@ -9,7 +10,7 @@ from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import KERNEL_PRESETS, AttentionKernel, KernelPreset, Packing
+from memplan.training.kernels import KERNEL_PRESETS, AttentionKernel, KernelPreset, Kernels, Packing
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
@@ -29,11 +30,14 @@ def _is(name: str, *values: object) -> Check:
     return lambda setup: getattr(setup, name) in values
 
 
+_OWN = KERNEL_PRESETS[KernelPreset.HF]
+
+
 def _hugging_face(setup: TrainingSetup) -> bool:
-    chosen, own = setup.chosen_kernels, KERNEL_PRESETS[KernelPreset.HF]
-    return (chosen.norm, chosen.feed_forward, chosen.rotary, chosen.loss) == (
-        own.norm, own.feed_forward, own.rotary, own.loss,
-    )  # fmt: skip
+    kernels = setup.kernels
+    if not isinstance(kernels, Kernels):
+        return kernels is KernelPreset.HF
+    return replace(kernels, attention=_OWN.attention) == _OWN
 
 
 RUN: dict[str, Check] = {
@@ -57,10 +61,10 @@ RUN: dict[str, Check] = {
     ),
     "kernels": _hugging_face,
     "attention": _is("attention", None, *AttentionKernel),
-    "norm": _hugging_face,
-    "mlp": _hugging_face,
-    "rotary": _hugging_face,
-    "loss": _hugging_face,
+    "norm": _is("norm", None, _OWN.norm),
+    "mlp": _is("mlp", None, _OWN.feed_forward),
+    "rotary": _is("rotary", None, _OWN.rotary),
+    "loss": _is("loss", None, _OWN.loss),
     "packing": _is("packing", Packing.NONE),
     "dropout": _any,
     "tensor_parallel": _is("tensor_parallel", 1),
@@ -85,7 +89,7 @@ RUN: dict[str, Check] = {
     "lengths": _is("lengths", None),
     "quantize": _is("quantize", None, "none"),
     "outputs_held": _any,
-    "upcast_outputs": _is("upcast_outputs", False),
+    "upcast_outputs": _any,
     "compile": _is("compile", Compilation.NONE),
     "allocator": _any,
     "left_out": _is("left_out", ()),

@@ -34,9 +34,7 @@ WEIGHT_SCALE = 0.02
 """Standard deviation of the weights: transformers' usual ``initializer_range``."""
 
 
-def config_of(
-    values: Mapping[str, object], *, num_labels: int | None, dropout: float | None
-) -> Any:
+def config_of(values: Mapping[str, object], *, dropout: float | None) -> Any:
     """The config object of a ``config.json``; no code of a repository is run for it.
 
     Raises ``UnsupportedFamilyError`` for a type that the installed transformers has no class for.
@@ -51,8 +49,6 @@ def config_of(
             "and code from a model's repository is not run"
         )
         raise UnsupportedFamilyError(msg)
-    if num_labels is not None:
-        given["num_labels"] = num_labels
     made = transformers.CONFIG_MAPPING[kind].from_dict(given)
     for each in _with_parts(made):
         each.use_cache = False

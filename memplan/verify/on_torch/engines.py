@@ -56,7 +56,8 @@ def _plain(model: Any, optimizer: Any, setup: TrainingSetup) -> Trainer:
         if half is None:
             return model(**batch)
         with torch.autocast("cuda", dtype=FORMATS[half]):
-            return model(**batch)
+            outputs = model(**batch)
+        return _in_fp32(outputs) if setup.upcast_outputs else outputs
 
     def step() -> None:
         optimizer.step()
@@ -68,6 +69,12 @@ def _plain(model: Any, optimizer: Any, setup: TrainingSetup) -> Trainer:
         step=step,
         unsynchronised=getattr(model, "no_sync", contextlib.nullcontext),
     )
+
+
+def _in_fp32(outputs: Any) -> Any:
+    """As accelerate hands outputs over under mixed precision (``ConvertOutputsToFp32``)."""
+    widened = {name: each.float() if torch.is_tensor(each) else each for name, each in outputs.items()}
+    return type(outputs)(**widened)
 
 
 def _ddp(model: Any, setup: TrainingSetup, *, is_alone: bool) -> Any:

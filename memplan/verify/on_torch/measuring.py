@@ -114,7 +114,7 @@ def follow(run: Run, gpu: GpuSpec) -> Measurement:
 def _train(run: Run, meter: Meter, *, is_alone: bool, has_gpu: bool) -> int:
     """Build, and train; the number of parameters."""
     setup = run.setup
-    config = config_of(run.config, num_labels=run.num_labels, dropout=setup.dropout)
+    config = config_of(run.config, dropout=setup.dropout)
     model = build(config, run.task, setup)
     num_params: int = sum(
         each.numel() for each in {id(each): each for each in model.parameters()}.values()
