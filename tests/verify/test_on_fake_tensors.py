@@ -14,7 +14,7 @@ from memplan.verify.run import Run
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.filterwarnings("default"),
+    pytest.mark.filterwarnings("default"),  # of other people's code
     pytest.mark.skipif(
         find_spec("torch") is None or find_spec("transformers") is None,
         reason="torch and transformers are not installed: make verify",

@@ -122,7 +122,11 @@ def _checkpoint(model: Any, setup: TrainingSetup) -> None:
     choice = setup.checkpointing
     if choice is Recomputation.NONE:
         return
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # transformers renamed it
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     if not isinstance(choice, CheckpointedLayers):
         return
     for layers in layer_lists(model):
