@@ -217,9 +217,7 @@ class _Reader:
         if sends:
             self._send_within(work, sends, work.device_s - before_s)
 
-    def _norm_within(
-        self, work: Work, operation: Operation, tensors: int, direction: int
-    ) -> None:
+    def _norm_within(self, work: Work, operation: Operation, tensors: int, direction: int) -> None:
         """A norm that is one module with the product behind it reads and writes by itself."""
         if _has_norm(operation):
             slow = SLOW_KINDS[OperationKind.LAYER_NORM][direction]
@@ -401,11 +399,17 @@ def _shape(operation: Operation) -> Shape:
     first, out, second = operation.inputs[0], operation.outputs[0], _second(operation)
     if not (first.numel and second.numel and out.numel):
         return Shape(1, 1, 1, 1)
-    if isinstance(second, Parameter) and second.packed is None and second.experts is None:
-        if len(second.shape) == 2:
-            return _by_weight(operation, second)
+    if _is_matrix(second):
+        return _by_weight(operation, second)
     factor = second.num_weights if _is_packed(second) else second.numel
     return shape_of(first.numel, factor, out.numel, operation.flops)
+
+
+def _is_matrix(tensor: Tensor) -> TypeGuard[Parameter]:
+    """Whether it is one weight, and no experts' side by side."""
+    if not isinstance(tensor, Parameter) or tensor.packed is not None:
+        return False
+    return tensor.experts is None and len(tensor.shape) == 2
 
 
 def _by_weight(operation: Operation, weight: Parameter) -> Shape:

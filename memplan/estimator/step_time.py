@@ -21,8 +21,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits
-from memplan.training.choices import Offload
 from memplan.training.activation_offload import ActivationOffload
+from memplan.training.choices import Offload
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 
@@ -185,7 +185,8 @@ def _counted_whole(job: Job) -> StepFlops:
     if found is None:
         setup = replace(
             job.setup, pipeline_parallel=1, pipeline_schedule=None, virtual_stages=1,
-            offload_activations=ActivationOffload.NONE, offload_activations_ratio=1.0,
+            layers_per_stage=None, offload_activations=ActivationOffload.NONE,
+            offload_activations_ratio=1.0,
         )  # fmt: skip
         found = _WHOLE[job.walked] = estimate_flops(job.walked.model, setup, job.gpu)
         if len(_WHOLE) > REMEMBERED:
