@@ -138,6 +138,7 @@ class PipelineProgram:
             if self.played is not None and number not in self.played:
                 self._pass_over(each)
                 continue
+            self.ledger.begin_pass(number)
             self._run(each, step, is_last=number == self.last[each.stage])
             if self.offload is not None:
                 self.offload.after(each)
