@@ -1,0 +1,97 @@
+"""A layer of a tower: attention and a feed-forward network, norms before or behind them."""
+
+from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
+from memplan.graph.attention.paths import attend
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.state import Flow
+from memplan.model.attention import AttentionSpec
+from memplan.model.layers import NormPlacement
+from memplan.model.parameters import LayerBlock, WeightRole
+from memplan.model.towers import TowerLayer
+
+
+def tower_layer(t: Tape, x: Tensor, body: TowerLayer, flow: Flow) -> Tensor:
+    """With norms before each part (ViT) or behind each sum (wav2vec 2.0)."""
+    names, size = body.names, body.size
+    before = body.placement is NormPlacement.PRE
+    normed = norm(t, x, body.norm, names.first_norm, size) if before else x
+    attended = attention(t, normed, body, flow)
+    t.touch(normed)
+    middle = t.add(_added(t, attended, body, names.first_scale, flow), x)
+    if not before:
+        middle = norm(t, middle, body.norm, names.first_norm, size)
+    normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
+    fed = network(t, normed, body)
+    out = t.add(_added(t, fed, body, names.second_scale, flow), middle)
+    return out if before else norm(t, out, body.norm, names.second_norm, size)
+
+
+def _added(t: Tape, x: Tensor, body: TowerLayer, scale: str, flow: Flow) -> Tensor:
+    """What a part adds to the stream: scaled number by number, dropped in part or by the sample."""
+    if scale:
+        x = t.mul(x, t.parameter(scale))
+    x = dropout(t, x, body.dropout)
+    if body.drop_path:
+        factors = t.tensor(flow.items, x.dtype)
+        t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
+        x = t.mul(t.scale(x, OperationKind.DIV), factors)
+    return x
+
+
+def attention(t: Tape, x: Tensor, body: TowerLayer, flow: Flow) -> Tensor:
+    """Projections, scores, the output projection."""
+    spec, names, size = body.attention, body.names, body.size
+    tokens = flow.tokens(x, size)
+    width = spec.num_heads * spec.head_dim
+    t.block = LayerBlock.ATTENTION
+    shape = Shape(flow.items, tokens, tokens, spec, heads_split=splits_heads(t, spec))
+    query, key, value = _projected(t, x, body, shape)
+    mask = flow.mask if spec.causal else None
+    out = attend(t, query, key, value, shape, mask)
+    out = linear(
+        t, out, f"{names.attention}.{names.output}", width, size, bias=spec.output_bias,
+        role=WeightRole.ATTENTION_OUTPUT,
+    )  # fmt: skip
+    t.touch(query, key, value)
+    t.block = LayerBlock.NETWORK
+    return out
+
+
+def _projected(
+    t: Tape, x: Tensor, body: TowerLayer, shape: Shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    spec, name, size = body.attention, body.names.attention, body.size
+    width = spec.num_heads * spec.head_dim
+    made = []
+    for part, bias in (
+        ("q_proj", spec.query_bias), ("k_proj", spec.key_bias), ("v_proj", spec.value_bias),
+    ):  # fmt: skip
+        each = linear(t, x, f"{name}.{part}", size, width, bias=bias)
+        made.append(as_heads(t, each, spec.num_heads) if shape.heads_split else each)
+    return made[0], made[1], made[2]
+
+
+def network(t: Tape, x: Tensor, body: TowerLayer) -> Tensor:
+    """Up, activation, perhaps times a gate, down."""
+    names, inner = body.names, body.inner_size
+
+    def up(name: str) -> Tensor:
+        return linear(t, x, f"{names.network}.{name}", body.size, inner, bias=body.bias)
+
+    if names.gate:
+        gate = up(names.gate)
+        active = activation(t, gate, body.activation)
+        middle = t.mul(active, up(names.up))
+        t.touch(gate)
+    else:
+        raised = up(names.up)
+        middle = activation(t, raised, body.activation)
+        t.touch(raised)
+    middle = dropout(t, middle, body.activation_dropout)
+    out = linear(t, middle, f"{names.network}.{names.down}", inner, body.size, bias=body.bias)
+    t.touch(x)
+    return out

@@ -1,0 +1,30 @@
+"""A text tower's tokens (``CLIPTextEmbeddings``), and the mask that eager attention is given."""
+
+from memplan.dtypes import DType
+from memplan.graph.attention.masks import additive_mask, causal_pattern
+from memplan.graph.operations import embedding_lookup
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.towers.state import Flow, from_batch
+from memplan.model.towers import TextTokens
+from memplan.training.kernels import AttentionKernel
+
+
+def text_tokens(t: Tape, body: TextTokens, flow: Flow) -> Tensor:
+    """Rows of two tables, added."""
+    options = t.options
+    flow.items = options.batch_size
+    length = min(options.seq_len, body.num_positions)
+    ids = from_batch(t, flow.items * length, DType.INT64)
+    flow.ids = ids
+    t.hold_buffer(allocated_bytes(body.num_positions, DType.INT64))
+    x = embedding_lookup(t, t.parameter(f"{body.tokens}.weight"), flow.items * length, ids)
+    positions = embedding_lookup(t, t.parameter(f"{body.positions}.weight"), length)
+    out = t.add(x, positions)
+    t.touch(x, positions)
+    flow.mask = None
+    if body.causal and t.kernels.attention is AttentionKernel.EAGER:
+        pattern = causal_pattern(t, length, length)
+        flow.mask = additive_mask(t, pattern, flow.items, t.compute)
+        t.hold(flow.mask)
+    return out
