@@ -36,7 +36,7 @@ class Positions(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImagePatches:
+class PatchesBody:
     """Pictures become tokens: a convolution whose stride is its kernel, other tokens, positions."""
 
     size: int
@@ -62,7 +62,7 @@ class ImagePatches:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextTokens:
+class TokensBody:
     """A text tower's ids become tokens: two tables, added (CLIP)."""
 
     size: int
@@ -92,11 +92,12 @@ class LayerNames:
     second_scale: str = ""
     fused: str = ""
     """Queries, keys and values as one matrix."""
-    separate_bias: str = ""
+    cross_attention: str = "cross_attn"
+    cross_norm: str = "cross_attn_layer_norm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TowerLayer:
+class LayerBody:
     """A layer of a tower: attention and a feed-forward network, each with a norm and a sum."""
 
     size: int
@@ -107,6 +108,12 @@ class TowerLayer:
     placement: NormPlacement = NormPlacement.PRE
     bias: bool = True
     """Of the feed-forward network."""
+    cross_attention: AttentionSpec | None = None
+    """A decoder's, to what another tower gives."""
+    memory: str = ""
+    """That tower, by the name that its blocks begin with."""
+    copies_heads: bool = False
+    """Queries are scaled at once, and all three copied to lie head by head (Whisper)."""
     dropout: float = 0.0
     """Probability on what attention and network return."""
     activation_dropout: float = 0.0
@@ -116,12 +123,111 @@ class TowerLayer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TowerNorm:
+class NormBody:
     """A norm by itself."""
 
     module: str
     size: int
     norm: NormSpec = LAYER_NORM
+    dropout: float = 0.0
+
+
+class SignalNorm(Enum):
+    """What follows a convolution of a signal."""
+
+    NONE = "none"
+    GROUP = "group"
+    """A group norm with a group for each channel, before the activation."""
+    LAYER = "layer"
+    """A layer norm over the channels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignalBody:
+    """A convolution along time, a norm or none, an activation."""
+
+    module: str
+    kernel: int
+    stride: int
+    activation: Activation
+    padding: int = 0
+    bias: bool = True
+    norm: SignalNorm = SignalNorm.NONE
+    norm_module: str = ""
+    channels: int = 0
+    """Of the signal that the batch brings, where this reads it; 0: it reads what the one before gives."""
+    length: int = 0
+    """How long that is, where the setup says nothing else [samples or frames]."""
+    leaf: bool = False
+    """The class makes the signal require a gradient."""
+    recomputed: bool = False
+    """Full checkpointing drops what is inside, as it does a layer's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FramesBody:
+    """What the convolutions gave becomes tokens: fixed positions are added (Whisper)."""
+
+    size: int
+    positions: str
+    """The module of their table."""
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectedFramesBody:
+    """A norm, a linear layer, and a vector in place of masked stretches (wav2vec 2.0)."""
+
+    features: int
+    size: int
+    norm: str = ""
+    linear: str = "projection"
+    dropout: float = 0.0
+    mask: str = ""
+    """The vector, as ``module.name``, where time is masked in training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PositionConvolutionBody:
+    """A grouped convolution over the tokens, added to them (wav2vec 2.0)."""
+
+    size: int
+    kernel: int
+    activation: Activation
+    groups: int
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetsBody:
+    """A decoder's tokens: labels moved by one, a table, positions looked up for each sequence."""
+
+    size: int
+    num_positions: int
+    tokens: str
+    positions: str
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputBody:
+    """The output matrix over a vocabulary, and the cross-entropy of the labels."""
+
+    size: int
+    rows: int
+    table: str
+    """The weight that it is where the model ties the two."""
+    module: str = "lm_head"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TranscriptBody:
+    """Logits of every frame, and connectionist temporal classification."""
+
+    size: int
+    rows: int
+    module: str = "lm_head"
+    dropout: float = 0.0
 
 
 class TowerPooling(Enum):
@@ -142,7 +248,7 @@ class TowerPooling(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TowerPooler:
+class PoolerBody:
     """One vector of each picture or text."""
 
     pooling: TowerPooling
@@ -158,7 +264,7 @@ class TowerPooler:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionPooler:
+class AttentionPoolerBody:
     """A trained query attends over all tokens, and a network follows (SigLIP)."""
 
     size: int
@@ -206,18 +312,33 @@ class ContrastBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spare:
+class SpareBody:
     """What the class owns and this task does not use."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainBody:
+    """Several of these in one module, one behind the other."""
+
+    parts: tuple[TowerBody, ...]
+
+
 TowerBody = (
-    Spare
-    | ImagePatches
-    | TextTokens
-    | TowerLayer
-    | TowerNorm
-    | TowerPooler
-    | AttentionPooler
+    ChainBody
+    | SpareBody
+    | PatchesBody
+    | TokensBody
+    | LayerBody
+    | NormBody
+    | PoolerBody
+    | AttentionPoolerBody
     | ClassifierBody
     | ContrastBody
+    | SignalBody
+    | FramesBody
+    | ProjectedFramesBody
+    | PositionConvolutionBody
+    | TargetsBody
+    | OutputBody
+    | TranscriptBody
 )

@@ -9,13 +9,13 @@ from memplan.families.towers.layers import (
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers import (
-    AttentionPooler,
-    ImagePatches,
+    AttentionPoolerBody,
+    PatchesBody,
     Positions,
-    Spare,
-    TextTokens,
-    TowerNorm,
-    TowerPooler,
+    SpareBody,
+    TokensBody,
+    NormBody,
+    PoolerBody,
     TowerPooling,
 )
 
@@ -24,14 +24,14 @@ def clip_text(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """``CLIPTextModel``: tokens, learned positions, layers, a final norm."""
     size = reader.integer("hidden_size")
     _text_layers(table, name, reader, causal=True)
-    found = TowerPooler(pooling=TowerPooling.FOUND, size=size)
+    found = PoolerBody(pooling=TowerPooling.FOUND, size=size)
     with table.block(f"{name}.pooled", body=found):
         pass
 
 
 def _text_layers(table: ParameterTable, name: str, reader: ConfigReader, *, causal: bool) -> None:
     size, positions = reader.integer("hidden_size"), reader.integer("max_position_embeddings")
-    tokens = TextTokens(
+    tokens = TokensBody(
         size=size, num_positions=positions, tokens="token_embedding",
         positions="position_embedding", causal=causal,
     )  # fmt: skip
@@ -39,7 +39,7 @@ def _text_layers(table: ParameterTable, name: str, reader: ConfigReader, *, caus
         table.embedding("token_embedding", reader.integer("vocab_size"), size)
         table.embedding("position_embedding", positions, size)
     transformer(table, f"{name}.encoder", reader, causal=causal)
-    with table.block(f"{name}.norm", body=TowerNorm(module="final_layer_norm", size=size)):
+    with table.block(f"{name}.norm", body=NormBody(module="final_layer_norm", size=size)):
         table.norm("final_layer_norm", size)
 
 
@@ -48,7 +48,7 @@ def siglip_text(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     _text_layers(table, name, reader, causal=False)
     size = reader.integer("hidden_size")
     width = reader.integer("projection_size", default=size)
-    last = TowerPooler(pooling=TowerPooling.LAST, size=size, linear="head", outputs=width)
+    last = PoolerBody(pooling=TowerPooling.LAST, size=size, linear="head", outputs=width)
     with table.block(f"{name}.pooler", body=last):
         table.linear("head", size, width)
 
@@ -79,17 +79,17 @@ def clip_vision(
             bias=False,
         )  # fmt: skip
         table.embedding("position_embedding", patches_across(reader) ** 2 + 1, size)
-    with table.block(f"{name}.norms", body=TowerNorm(module="pre_layer_norm", size=size)):
+    with table.block(f"{name}.norms", body=NormBody(module="pre_layer_norm", size=size)):
         table.norm("pre_layer_norm", size)
     transformer(table, f"{name}.encoder", reader)
-    first = TowerPooler(pooling=TowerPooling.FIRST, size=size, norm="post_layer_norm")
-    with table.block(f"{name}.norm", body=first if pooled else Spare()):
+    first = PoolerBody(pooling=TowerPooling.FIRST, size=size, norm="post_layer_norm")
+    with table.block(f"{name}.norm", body=first if pooled else SpareBody()):
         table.norm("post_layer_norm", size)
 
 
-def _patches(reader: ConfigReader, *, tokens: tuple[str, ...] = (), bias: bool = True) -> ImagePatches:
+def _patches(reader: ConfigReader, *, tokens: tuple[str, ...] = (), bias: bool = True) -> PatchesBody:
     side, patch = reader.integer("image_size"), reader.integer("patch_size")
-    return ImagePatches(
+    return PatchesBody(
         size=reader.integer("hidden_size"), channels=reader.integer("num_channels"),
         image=(side, side), patch=(patch, patch), projection="patch_embedding", bias=bias,
         tokens=tokens, positions=Positions.TABLE, position_module="position_embedding",
@@ -119,11 +119,11 @@ def siglip2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> No
 def _siglip_layers(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     size = reader.integer("hidden_size")
     transformer(table, f"{name}.encoder", reader)
-    with table.block(f"{name}.norm", body=TowerNorm(module="post_layer_norm", size=size)):
+    with table.block(f"{name}.norm", body=NormBody(module="post_layer_norm", size=size)):
         table.norm("post_layer_norm", size)
     if reader.flag("vision_use_head", default=True):
         inner = reader.integer("intermediate_size")
-        body = AttentionPooler(
+        body = AttentionPoolerBody(
             size=size, inner_size=inner, num_heads=reader.integer("num_attention_heads"),
             activation=tower_activation(reader, "hidden_act"), module="head",
         )  # fmt: skip

@@ -4,7 +4,7 @@ from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import TowerLayer
+from memplan.model.towers import LayerBody
 
 
 def tower_activation(reader: ConfigReader, key: str, *, default: str = "gelu") -> Activation:
@@ -41,7 +41,7 @@ def transformer(
 ) -> None:
     """A stack of equal layers: attention and a feed-forward network, all with biases and norms."""
     size = reader.integer("hidden_size")
-    body = TowerLayer(
+    body = LayerBody(
         size=size, inner_size=reader.integer("intermediate_size"),
         attention=encoder_attention(
             reader, size, dropout=reader.number("attention_dropout", default=0.0), causal=causal

@@ -10,12 +10,12 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers import (
-    ImagePatches,
+    PatchesBody,
     LayerNames,
     Positions,
-    TowerLayer,
-    TowerNorm,
-    TowerPooler,
+    LayerBody,
+    NormBody,
+    PoolerBody,
     TowerPooling,
 )
 
@@ -89,11 +89,11 @@ def vit_tower(
     body = _layer(reader, kind)
     with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers"), body=body):
         vit_layer(table, reader, kind)
-    with table.block(f"{name}.norm", body=TowerNorm(module="layernorm", size=size)):
+    with table.block(f"{name}.norm", body=NormBody(module="layernorm", size=size)):
         table.norm("layernorm", size)
     if pooled:
         width = reader.integer("pooler_output_size", default=size)
-        first = TowerPooler(
+        first = PoolerBody(
             pooling=TowerPooling.FIRST, size=size, linear="pooler.dense", outputs=width,
             activation=tower_activation(reader, "pooler_act", default="tanh"),
         )  # fmt: skip
@@ -101,9 +101,9 @@ def vit_tower(
             table.linear("pooler.dense", size, width)
 
 
-def _patches(reader: ConfigReader, kind: VitKind) -> ImagePatches:
+def _patches(reader: ConfigReader, kind: VitKind) -> PatchesBody:
     registers = reader.integer("num_register_tokens", minimum=0) if kind.registers else 0
-    return ImagePatches(
+    return PatchesBody(
         size=reader.integer("hidden_size"), channels=reader.integer("num_channels"),
         image=pair(reader, "image_size"), patch=pair(reader, "patch_size"),
         projection="patch_embeddings", tokens=tuple(f"embeddings.{each}" for each in kind.tokens),
@@ -113,7 +113,7 @@ def _patches(reader: ConfigReader, kind: VitKind) -> ImagePatches:
     )  # fmt: skip
 
 
-def _layer(reader: ConfigReader, kind: VitKind) -> TowerLayer:
+def _layer(reader: ConfigReader, kind: VitKind) -> LayerBody:
     size = reader.integer("hidden_size")
     gated = kind.scaled and reader.flag("use_swiglu_ffn")
     names = _SCALED if kind.scaled else _PLAIN
@@ -125,7 +125,7 @@ def _layer(reader: ConfigReader, kind: VitKind) -> TowerLayer:
         fp32_softmax=not kind.scaled,
     )  # fmt: skip
     activation = Activation.SILU if gated else tower_activation(reader, "hidden_act")
-    return TowerLayer(
+    return LayerBody(
         size=size, inner_size=network_size(reader, kind), attention=attention,
         activation=activation, names=names,
         dropout=0.0 if kind.scaled else reader.number("hidden_dropout_prob", default=0.0),

@@ -13,9 +13,6 @@ from memplan.model.towers import Contrast, ContrastBody
 def contrast(t: Tape, body: ContrastBody, given: dict[str, Tensor]) -> Tensor:
     """Every picture's product with every text's, and the loss."""
     pictures, texts = given[body.image], given[body.text]
-    for each in (pictures, texts):
-        if each.storage.held:
-            t.release(each)
     if body.image_projection:
         size = body.image_size
         pictures = linear(t, pictures, body.image_projection, size, body.width)

@@ -3,7 +3,7 @@
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Parameter, Tensor
 
 
 def convolution(
@@ -15,17 +15,26 @@ def convolution(
     """
     weight = t.parameter(f"{module}.weight")
     addend = t.parameter(f"{module}.bias") if bias else None
-    cast_addend = t.cast_weight(addend) if addend is not None else None
-    factor = t.cast_weight(weight)
-    given = x if t.autocast is None else t.cast(x, t.autocast)
-    out = t.tensor(positions * weight.shape[0], given.dtype)
+    return convolve(t, x, weight, addend, positions, weight.shape[0])
+
+
+def convolve(
+    t: Tape, x: Tensor, weight: Tensor, bias: Parameter | None, positions: int, channels: int
+) -> Tensor:
+    """The same with a weight that may have been computed."""
+    addend = t.cast_weight(bias) if bias is not None else None
+    factor, given = weight, x
+    if isinstance(weight, Parameter):
+        factor = t.cast_weight(weight)
+    if t.autocast is not None:
+        factor, given = t.cast(factor, t.autocast), t.cast(x, t.autocast)
+    out = t.tensor(positions * channels, given.dtype)
     inputs: tuple[Tensor, ...] = (given, factor)
-    if cast_addend is not None:
-        inputs += (cast_addend,)
+    if addend is not None:
+        inputs += (addend,)
     t.record(
         OperationKind.CONVOLUTION, inputs, (out,), saves=(given, factor),
-        gradients=(Gradient.FRESH,) * len(inputs),
-        flops=2 * positions * weight.numel,
+        gradients=(Gradient.FRESH,) * len(inputs), flops=2 * positions * weight.numel,
     )  # fmt: skip
     t.touch(x)
     return out

@@ -8,10 +8,10 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers import ImagePatches, Positions
+from memplan.model.towers import PatchesBody, Positions
 
 
-def image_patches(t: Tape, body: ImagePatches, flow: Flow) -> Tensor:
+def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     """A convolution, tokens before its vectors, positions added."""
     height, width = body.image
     pictures = from_batch(t, flow.items * body.channels * height * width, DType.FP32)
@@ -40,7 +40,7 @@ def _spread(t: Tape, name: str, items: int, size: int) -> Tensor:
     return out
 
 
-def _positions(t: Tape, body: ImagePatches, count: int) -> Tensor:
+def _positions(t: Tape, body: PatchesBody, count: int) -> Tensor:
     if body.positions is Positions.PARAMETER:
         return t.parameter(body.position_module)
     t.hold_buffer(allocated_bytes(count, DType.INT64))

@@ -4,17 +4,15 @@ from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, dropout, linear, norm
-from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
-from memplan.model.attention import AttentionSpec
 from memplan.model.layers import NormPlacement
 from memplan.model.parameters import LayerBlock, WeightRole
-from memplan.model.towers import TowerLayer
+from memplan.model.towers import LayerBody
 
 
-def tower_layer(t: Tape, x: Tensor, body: TowerLayer, flow: Flow) -> Tensor:
+def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
     """With norms before each part (ViT) or behind each sum (wav2vec 2.0)."""
     names, size = body.names, body.size
     before = body.placement is NormPlacement.PRE
@@ -24,13 +22,18 @@ def tower_layer(t: Tape, x: Tensor, body: TowerLayer, flow: Flow) -> Tensor:
     middle = t.add(_added(t, attended, body, names.first_scale, flow), x)
     if not before:
         middle = norm(t, middle, body.norm, names.first_norm, size)
+    if body.cross_attention is not None:
+        normed = norm(t, middle, body.norm, names.cross_norm, size)
+        attended = attention(t, normed, body, flow, cross=True)
+        t.touch(normed)
+        middle = t.add(_added(t, attended, body, "", flow), middle)
     normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
     fed = network(t, normed, body)
     out = t.add(_added(t, fed, body, names.second_scale, flow), middle)
     return out if before else norm(t, out, body.norm, names.second_norm, size)
 
 
-def _added(t: Tape, x: Tensor, body: TowerLayer, scale: str, flow: Flow) -> Tensor:
+def _added(t: Tape, x: Tensor, body: LayerBody, scale: str, flow: Flow) -> Tensor:
     """What a part adds to the stream: scaled number by number, dropped in part or by the sample."""
     if scale:
         x = t.mul(x, t.parameter(scale))
@@ -42,18 +45,36 @@ def _added(t: Tape, x: Tensor, body: TowerLayer, scale: str, flow: Flow) -> Tens
     return x
 
 
-def attention(t: Tape, x: Tensor, body: TowerLayer, flow: Flow) -> Tensor:
+def attention(
+    t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = False
+) -> Tensor:
     """Projections, scores, the output projection."""
-    spec, names, size = body.attention, body.names, body.size
-    tokens = flow.tokens(x, size)
+    spec, name, size, read = body.attention, body.names.attention, body.size, x
+    if cross and body.cross_attention is not None and flow.memory is not None:
+        spec, name, read = body.cross_attention, body.names.cross_attention, flow.memory
     width = spec.num_heads * spec.head_dim
-    t.block = LayerBlock.ATTENTION
-    shape = Shape(flow.items, tokens, tokens, spec, heads_split=splits_heads(t, spec))
-    query, key, value = _projected(t, x, body, shape)
-    mask = flow.mask if spec.causal else None
-    out = attend(t, query, key, value, shape, mask)
+    t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
+    shape = Shape(
+        flow.items, flow.tokens(x, size), flow.tokens(read, size), spec,
+        heads_split=splits_heads(t, spec),
+    )  # fmt: skip
+
+    def project(source: Tensor, part: str, *, bias: bool) -> Tensor:
+        made = linear(t, source, f"{name}.{part}", size, width, bias=bias)
+        if not body.copies_heads:
+            return as_heads(t, made, spec.num_heads) if shape.heads_split else made
+        if part == "q_proj":
+            made = t.scale(made)
+        made = t.scale(made, OperationKind.CLONE)
+        made.by_head = True
+        return made
+
+    query = project(x, "q_proj", bias=spec.query_bias)
+    key = project(read, "k_proj", bias=spec.key_bias)
+    value = project(read, "v_proj", bias=spec.value_bias)
+    out = attend(t, query, key, value, shape, flow.mask if spec.causal else None)
     out = linear(
-        t, out, f"{names.attention}.{names.output}", width, size, bias=spec.output_bias,
+        t, out, f"{name}.{body.names.output}", width, size, bias=spec.output_bias,
         role=WeightRole.ATTENTION_OUTPUT,
     )  # fmt: skip
     t.touch(query, key, value)
@@ -61,21 +82,7 @@ def attention(t: Tape, x: Tensor, body: TowerLayer, flow: Flow) -> Tensor:
     return out
 
 
-def _projected(
-    t: Tape, x: Tensor, body: TowerLayer, shape: Shape
-) -> tuple[Tensor, Tensor, Tensor]:
-    spec, name, size = body.attention, body.names.attention, body.size
-    width = spec.num_heads * spec.head_dim
-    made = []
-    for part, bias in (
-        ("q_proj", spec.query_bias), ("k_proj", spec.key_bias), ("v_proj", spec.value_bias),
-    ):  # fmt: skip
-        each = linear(t, x, f"{name}.{part}", size, width, bias=bias)
-        made.append(as_heads(t, each, spec.num_heads) if shape.heads_split else each)
-    return made[0], made[1], made[2]
-
-
-def network(t: Tape, x: Tensor, body: TowerLayer) -> Tensor:
+def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
     """Up, activation, perhaps times a gate, down."""
     names, inner = body.names, body.inner_size
 

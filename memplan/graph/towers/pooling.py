@@ -10,7 +10,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.attention import AttentionSpec
-from memplan.model.towers import AttentionPooler, ClassifierBody, TowerPooler, TowerPooling
+from memplan.model.towers import AttentionPoolerBody, ClassifierBody, PoolerBody, TowerPooling
 
 
 def pooled(t: Tape, x: Tensor, kind: TowerPooling, size: int, flow: Flow) -> Tensor:
@@ -47,7 +47,7 @@ def _found(t: Tape, x: Tensor, numel: int, flow: Flow) -> Tensor:
     return out
 
 
-def pooler(t: Tape, x: Tensor, body: TowerPooler, flow: Flow) -> Tensor:
+def pooler(t: Tape, x: Tensor, body: PoolerBody, flow: Flow) -> Tensor:
     """A vector, perhaps normed, perhaps through a linear layer."""
     out = pooled(t, x, body.pooling, body.size, flow)
     if body.norm:
@@ -59,7 +59,7 @@ def pooler(t: Tape, x: Tensor, body: TowerPooler, flow: Flow) -> Tensor:
     return out
 
 
-def attention_pooler(t: Tape, x: Tensor, body: AttentionPooler, flow: Flow) -> Tensor:
+def attention_pooler(t: Tape, x: Tensor, body: AttentionPoolerBody, flow: Flow) -> Tensor:
     """``SiglipMultiheadAttentionPoolingHead``: ``torch.nn.MultiheadAttention`` of one query."""
     size, items = body.size, flow.items
     name = f"{body.module}.attention"

@@ -1,16 +1,14 @@
 """A text tower's tokens (``CLIPTextEmbeddings``), and the mask that eager attention is given."""
 
 from memplan.dtypes import DType
-from memplan.graph.attention.masks import additive_mask, causal_pattern
 from memplan.graph.operations import embedding_lookup
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers import TextTokens
-from memplan.training.kernels import AttentionKernel
+from memplan.model.towers import TokensBody
 
 
-def text_tokens(t: Tape, body: TextTokens, flow: Flow) -> Tensor:
+def text_tokens(t: Tape, body: TokensBody, flow: Flow) -> Tensor:
     """Rows of two tables, added."""
     options = t.options
     flow.items = options.batch_size
@@ -23,8 +21,6 @@ def text_tokens(t: Tape, body: TextTokens, flow: Flow) -> Tensor:
     out = t.add(x, positions)
     t.touch(x, positions)
     flow.mask = None
-    if body.causal and t.kernels.attention is AttentionKernel.EAGER:
-        pattern = causal_pattern(t, length, length)
-        flow.mask = additive_mask(t, pattern, flow.items, t.compute)
-        t.hold(flow.mask)
+    if body.causal:
+        flow.hold_mask(t, length)
     return out
