@@ -54,7 +54,8 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
     """
     declared: dict[str, Parameter] = {}
     for block in blocks:
-        t.begin(block.name, part=block.part, repeat=block.count)
+        frozen = bool(block.owner and getattr(t.options.freeze, block.owner))
+        t.begin(block.name, part=block.part, repeat=block.count, frozen=frozen)
         t.segment.beside = block.beside
         declare_block(t, block, declared, tied=tied)
         weights = [each for each in t.segment.parameters if not each.unused]

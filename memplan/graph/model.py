@@ -98,8 +98,9 @@ def _check_adapted(model: ModelSpec, tape: Tape, overlay: "Overlay") -> None:
 
 def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:
     """Refuse layers and stacks to freeze that the model does not have."""
-    for name in ("encoder", "decoder"):
-        if getattr(freeze, name) and all(stack.name != name for stack in model.stacks):
+    owned = {block.owner for block in model.tables} | {stack.name for stack in model.stacks}
+    for name in ("encoder", "decoder", "vision_tower", "audio_tower", "text_tower", "projector"):
+        if getattr(freeze, name) and name not in owned:
             msg = f"freeze: {name}: {model.name} has none"
             raise SetupError(msg)
     depth = _depth(model)

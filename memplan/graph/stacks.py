@@ -5,8 +5,8 @@ from itertools import pairwise
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, matmul_weight
-from memplan.graph.splits import Split
 from memplan.graph.options import TapeOptions
+from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.heads import HeadSpec

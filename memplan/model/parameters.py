@@ -115,6 +115,12 @@ class ParameterBlock:
         return next((part for end, part in _ENDINGS if last.endswith(end)), ModelPart.OTHER)
 
     @property
+    def owner(self) -> str:
+        """The part of a model that people freeze as a whole and that it is of; empty: none."""
+        first = self.name.partition(".")[0]
+        return next((part for begins, part in _OWNERS if first.startswith(begins)), "")
+
+    @property
     def beside(self) -> str:
         """The tower or projector beside the language model that it is of; empty where it is none."""
         first = self.name.partition(".")[0]
@@ -126,6 +132,12 @@ _ENDINGS = (
     ("embed", ModelPart.EMBEDDING),
     ("norm", ModelPart.NORM),
 )
+_OWNERS = (
+    ("vision", "vision_tower"), ("video", "vision_tower"), ("visual", "vision_tower"),
+    ("audio", "audio_tower"), ("text_model", "text_tower"), ("encoder", "encoder"),
+    ("decoder", "decoder"), ("projector", "projector"), ("qformer", "projector"),
+)  # fmt: skip
+"""How blocks' names begin, and the field of ``FrozenParts`` that they belong to."""
 _BESIDE = frozenset({"projector", "qformer", "vqgan", "talker", "token2wav", "vocoder"})
 """Parts that stand beside a language model and are not broken down further."""
 

@@ -10,12 +10,12 @@ from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers import (
     AttentionPoolerBody,
+    NormBody,
     PatchesBody,
+    PoolerBody,
     Positions,
     SpareBody,
     TokensBody,
-    NormBody,
-    PoolerBody,
     TowerPooling,
 )
 
@@ -87,7 +87,9 @@ def clip_vision(
         table.norm("post_layer_norm", size)
 
 
-def _patches(reader: ConfigReader, *, tokens: tuple[str, ...] = (), bias: bool = True) -> PatchesBody:
+def _patches(
+    reader: ConfigReader, *, tokens: tuple[str, ...] = (), bias: bool = True
+) -> PatchesBody:
     side, patch = reader.integer("image_size"), reader.integer("patch_size")
     return PatchesBody(
         size=reader.integer("hidden_size"), channels=reader.integer("num_channels"),

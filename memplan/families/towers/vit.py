@@ -10,12 +10,12 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers import (
-    PatchesBody,
-    LayerNames,
-    Positions,
     LayerBody,
+    LayerNames,
     NormBody,
+    PatchesBody,
     PoolerBody,
+    Positions,
     TowerPooling,
 )
 

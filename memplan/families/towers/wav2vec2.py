@@ -94,9 +94,7 @@ def wav2vec2_tower(
         with table.block(f"{name}.encoder.norm", body=first if written else None):
             table.norm("layer_norm", size)
     body = _layer_body(reader, size, stable=stable) if written else None
-    with table.block(
-        f"{name}.encoder.layers", count=reader.layers("num_hidden_layers"), body=body
-    ):
+    with table.block(f"{name}.encoder.layers", count=reader.layers("num_hidden_layers"), body=body):
         if kind.conformer:
             conformer_layer(table, reader, batch_norm=True)
         else:

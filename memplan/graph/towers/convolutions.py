@@ -6,9 +6,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 
 
-def convolution(
-    t: Tape, x: Tensor, module: str, positions: int, *, bias: bool = True
-) -> Tensor:
+def convolution(t: Tape, x: Tensor, module: str, positions: int, *, bias: bool = True) -> Tensor:
     """``torch.nn.Conv1d``, ``2d`` or ``3d`` whose result has so many ``positions`` over the batch.
 
     Its sizes are those of the weight that is declared already.

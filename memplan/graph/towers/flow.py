@@ -97,17 +97,20 @@ class _Run:
 
 def _runs(t: Tape, block: ParameterBlock) -> list[_Run]:
     freeze, options = t.options.freeze, t.options
+    owner = bool(block.owner and getattr(freeze, block.owner))
+    # Parts of a language model are none of the towers beside it.
+    own = not block.beside
     if block.part is ModelPart.LAYERS:
         return [
-            _Run(high - low, checkpointed, frozen and not block.beside)
+            _Run(high - low, checkpointed, owner or (frozen and own))
             for low, high, checkpointed, frozen in cut_layers(options, block.count)
         ]
-    frozen = {
+    part = {
         ModelPart.EMBEDDING: freeze.embeddings, ModelPart.NORM: freeze.norm, ModelPart.HEAD: freeze.head,
     }.get(block.part, False)  # fmt: skip
     whole = isinstance(block.body, SignalBody) and block.body.recomputed
     checkpointed = whole and options.checkpointed_layers == 1.0
-    return [_Run(block.count, checkpointed, frozen and not block.beside)]
+    return [_Run(block.count, checkpointed, owner or (part and own))]
 
 
 def _segment(

@@ -45,9 +45,7 @@ def _added(t: Tape, x: Tensor, body: LayerBody, scale: str, flow: Flow) -> Tenso
     return x
 
 
-def attention(
-    t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = False
-) -> Tensor:
+def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = False) -> Tensor:
     """Projections, scores, the output projection."""
     spec, name, size, read = body.attention, body.names.attention, body.size, x
     if cross and body.cross_attention is not None and flow.memory is not None:

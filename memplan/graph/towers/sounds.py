@@ -5,13 +5,19 @@ Whisper's, wav2vec 2.0's and its kin's classes of transformers 5.23.
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, cross_entropy, dropout, layer_norm, linear, matmul_weight
+from memplan.graph.operations import (
+    activation,
+    cross_entropy,
+    dropout,
+    layer_norm,
+    linear,
+    matmul_weight,
+)
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.convolutions import convolution, convolve
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.networks import Activation
 from memplan.model.towers import (
     FramesBody,
     OutputBody,
@@ -36,11 +42,15 @@ def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
     flow.length = (flow.length + 2 * body.padding - body.kernel) // body.stride + 1
     out = convolution(t, x, body.module, flow.items * flow.length, bias=body.bias)
     channels = out.numel // flow.length // flow.items
+    given = out
     if body.norm is SignalNorm.LAYER:
-        out = layer_norm(t, out, body.norm_module, channels)
+        out = layer_norm(t, given, body.norm_module, channels)
     if body.norm is SignalNorm.GROUP:
-        out = _group_norm(t, out, body.norm_module, flow.items * channels)
-    return activation(t, out, body.activation)
+        out = _group_norm(t, given, body.norm_module, flow.items * channels)
+    t.touch(given)
+    active = activation(t, out, body.activation)
+    t.touch(out)
+    return active
 
 
 def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
