@@ -64,7 +64,11 @@ SPLIT = {"pipeline_schedule": "zbv", "virtual_stages": 2}
 
 @pytest.mark.parametrize(
     "fields",
-    [SPLIT, {**SPLIT, "num_gpus": 8, "engine": "fsdp"}, {"engine_options": {"return_outputs": True}}],
+    [
+        SPLIT,
+        {**SPLIT, "num_gpus": 8, "engine": "fsdp"},
+        {"engine_options": {"return_outputs": True}},
+    ],
 )
 def test_a_plan_made_for_another_batch_serves_every_one(fields: dict[str, Any]) -> None:
     """Passes are followed once in symbols: what a batch makes of them is what it would be alone."""
