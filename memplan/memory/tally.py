@@ -28,7 +28,8 @@ class Tally(Ledger):
     """A ledger that keeps sums: of what a program holds, by purpose, at every spot of the passes."""
 
     __slots__ = (
-        "_aside_of", "_exchanged", "_group", "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
+        "_aside_of", "_exchanged", "_group", "_held", "_lines", "_looked", "_most", "_most_held", "_next", "_number", "_part",
+        "_points", "_repetition",
         "_snapshot", "_spot", "_steady", "_stops", "_total", "_weight_lines", "outline", "place", "spots",
     )  # fmt: skip
 
@@ -60,6 +61,8 @@ class Tally(Ledger):
         self._exchanged: dict[Exchange, int] = {}
         self._steady = False
         """The first step is over."""
+        self._number = self._next = -1
+        """Of a pipeline's passes the one at hand, and the next one."""
 
     # -- what programs ask for ---------------------------------------------------------------------
 
@@ -176,10 +179,15 @@ class Tally(Ledger):
 
     def _end_exchanges(self) -> None:
         if self._steady:
-            visit = Visit(self._part.value, tuple(self._exchanged.items()))
+            visit = Visit(self._part.value, tuple(self._exchanged.items()), self._number)
             self.outline.visits.append(visit)
         self._exchanged = {}
+        self._number, self._next = self._next, -1
         self.place = -1
+
+    def begin_pass(self, number: int) -> None:
+        """What is exchanged from where it is entered on is of this pass."""
+        self._next = number
 
     # -- where the model is ------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class ChunkOffload:
         """Of each of the two."""
         self.send = send
         """Lets go what is in CPU RAM of a forward pass."""
-        self.going = _going(passes)
+        self.going = passes_that_go(passes)
         """Forward passes behind which something else runs before their backward pass."""
         self.leaving: Pass | None = None
         self.away: set[tuple[int, int]] = set()
@@ -143,12 +143,13 @@ def most_away_bytes(given: RankInput) -> int:
             num_micro_batches=pipeline.num_micro_batches,
             rank=rank,
         )
-        going = _going(passes) if chunks else None
+        going = passes_that_go(passes) if chunks else None
         highest = max(highest, most_in_flight(passes, sizes, going))
     return highest
 
 
-def _going(passes: Sequence[Pass]) -> set[tuple[int, int]]:
+def passes_that_go(passes: Sequence[Pass]) -> set[tuple[int, int]]:
+    """Stages and micro-batches whose backward pass does not follow at once."""
     return {
         (each.stage, each.micro_batch)
         for each, following in pairwise(passes)

@@ -130,6 +130,7 @@ class PipelineProgram:
             if not is_played:
                 self._pass_over(each)
                 continue
+            self.ledger.begin_pass(number)
             self._run(each, step)
             if number == self.last[each.stage]:
                 self._beside(self.plan.behind[number])
