@@ -22,6 +22,7 @@ from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
 from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+from memplan.training.exchange import NO_SENDS, Sends
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 if TYPE_CHECKING:
@@ -366,6 +367,7 @@ class Tape:
         flops: int = 0,
         in_python: bool = False,
         pins: Sequence[Tensor] = (),
+        sends: Sends = NO_SENDS,
     ) -> None:
         """Append an operation and settle what it keeps alive."""
         segment = self.segment
@@ -421,7 +423,7 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
-                pinned=pinned, handed=handed,
+                pinned=pinned, handed=handed, sends=sends,
             )
         )  # fmt: skip
 
