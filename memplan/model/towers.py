@@ -14,7 +14,6 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.layers import NormPlacement
 from memplan.model.norms import NormKind, NormSpec
 
 if TYPE_CHECKING:
@@ -105,7 +104,8 @@ class LayerBody:
     attention: AttentionSpec
     activation: Activation
     norm: NormSpec = LAYER_NORM
-    placement: NormPlacement = NormPlacement.PRE
+    norms_last: bool = False
+    """Norms stand behind the sums, not before the parts (wav2vec 2.0)."""
     bias: bool = True
     """Of the feed-forward network."""
     cross_attention: AttentionSpec | None = None

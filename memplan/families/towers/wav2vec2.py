@@ -5,7 +5,6 @@ from memplan.families.towers.parts import attention
 from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
-from memplan.model.layers import NormPlacement
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers import (
     LayerBody,
@@ -142,7 +141,7 @@ def _layer_body(reader: ConfigReader, size: int, *, stable: bool) -> LayerBody:
         size=size, inner_size=reader.integer("intermediate_size"), attention=attention,
         activation=tower_activation(reader, "hidden_act"), dropout=drop,
         activation_dropout=reader.number("activation_dropout", default=0.0),
-        placement=NormPlacement.PRE if stable else NormPlacement.POST, names=names,
+        norms_last=not stable, names=names,
     )  # fmt: skip
 
 

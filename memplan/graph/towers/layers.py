@@ -7,7 +7,6 @@ from memplan.graph.operations import activation, dropout, linear, norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
-from memplan.model.layers import NormPlacement
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers import LayerBody
 
@@ -15,7 +14,7 @@ from memplan.model.towers import LayerBody
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
     """With norms before each part (ViT) or behind each sum (wav2vec 2.0)."""
     names, size = body.names, body.size
-    before = body.placement is NormPlacement.PRE
+    before = not body.norms_last
     normed = norm(t, x, body.norm, names.first_norm, size) if before else x
     attended = attention(t, normed, body, flow)
     t.touch(normed)
