@@ -10,7 +10,8 @@ segments (``memplan.memory.walk``), never assumed here.
 Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.tensors``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -267,6 +268,13 @@ class Tape:
         )
         self.segment.parameters.append(made)
         return self._trained_copy(made) if copied else made
+
+    @contextmanager
+    def declared_weights(self) -> Iterator[None]:
+        """Let what is written inside read the weights that the present segment has declared already."""
+        self._again = self.segment
+        yield
+        self._again = None
 
     def own_copy(self, weight: Parameter, module: str) -> Parameter:
         """An earlier segment's weight, or the copy that a module of this one trains in its place."""
