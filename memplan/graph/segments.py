@@ -12,6 +12,7 @@ from memplan.training.compilation import Compilation
 
 if TYPE_CHECKING:
     from memplan.graph.away import Away, Handed
+    from memplan.graph.tiles import Tiles
     from memplan.model.layers import LayerSpec
 
 
@@ -99,6 +100,7 @@ class Operation:
         "pinned",
         "saved",
         "saves_output",
+        "tiles",
     )
 
     def __init__(
@@ -117,6 +119,7 @@ class Operation:
         in_python: bool = False,
         pinned: Sequence[Storage] = (),
         handed: "Handed" = (),
+        tiles: "Tiles | None" = None,
     ) -> None:
         self.kind = kind
         self.inputs = inputs
@@ -147,6 +150,8 @@ class Operation:
         them, and they go with the graph, when backward is over."""
         self.handed = handed
         """What hooks took of all that it keeps; what went is not in ``saved``."""
+        self.tiles = tiles
+        """What it runs tile by tile, where it is no operation but a stretch of them."""
 
     @property
     def held(self) -> Sequence[Storage]:

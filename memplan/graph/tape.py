@@ -25,6 +25,7 @@ from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 if TYPE_CHECKING:
     from memplan.graph.away import Handed, Hooks
+    from memplan.graph.tiles import Tiles
 
 
 class Tape:
@@ -358,6 +359,7 @@ class Tape:
         flops: int = 0,
         in_python: bool = False,
         pins: Sequence[Tensor] = (),
+        tiles: "Tiles | None" = None,
     ) -> None:
         """Append an operation and settle what it keeps alive."""
         segment = self.segment
@@ -413,7 +415,7 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
-                pinned=pinned, handed=handed,
+                pinned=pinned, handed=handed, tiles=tiles,
             )
         )  # fmt: skip
 

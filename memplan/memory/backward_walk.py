@@ -9,6 +9,7 @@ outputs to the next nodes' buffers). A profile is relative to the bytes alive wh
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.declaration import registered
@@ -35,9 +36,13 @@ from memplan.memory.walk import (
     ForwardProfile,
     ForwardWalk,
     Level,
+    forward_stages,
     keeps_something,
 )
 from memplan.training.compilation import Compilation
+
+if TYPE_CHECKING:
+    from memplan.graph.tiles import Tiles
 
 
 @dataclass(slots=True)
@@ -377,9 +382,9 @@ class BackwardWalk:
         dying: dict[int, list[Storage]] = {}
         for position in range(region.start, region.stop):
             operation = self.segment.operations[position]
-            stages: list[list[Change]] = [[], []]
-            if operation.forward_scratch:
-                stages = scratch_changes(operation.forward_scratch)
+            stages: Sequence[Sequence[Change]] = [[], []]
+            if operation.forward_scratch or operation.tiles is not None:
+                stages = forward_stages(operation)
             self._play(stages[0])
             own = {tensor.storage for tensor in operation.inputs}
             for storage in dict.fromkeys(tensor.storage for tensor in operation.outputs):
@@ -506,8 +511,11 @@ class BackwardWalk:
         made: list[tuple[Tensor, GradientBuffer]] = []
         products: list[tuple[GradientBuffer, Tensor, GradientBuffer]] = []
         stages: list[list[Change]] = []
-        if operation.backward_scratch:
+        if operation.tiles is not None:
+            stages = self._tiled(operation.tiles, operation.inputs[0])
+        elif operation.backward_scratch:
             stages = scratch_changes(operation.backward_scratch)
+        if stages:
             self._play(stages.pop(0))
         handed_over = iter(operation.saved)
         for tensor, kind in operation.backward_order():
@@ -547,6 +555,16 @@ class BackwardWalk:
         for stage in stages:
             self._play(stage)
         return made, products
+
+    def _tiled(self, tiles: "Tiles", given: Tensor) -> list[list[Change]]:
+        from memplan.memory.tiled_walk import tiled_backward  # only then
+
+        return tiled_backward(
+            tiles,
+            of_input=given.requires_grad,
+            in_place_sums=self.in_place_sums,
+            device=self.device,
+        )
 
     def _in_rows(
         self, operation: Operation, incoming: list[GradientBuffer]
