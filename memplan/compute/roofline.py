@@ -30,10 +30,9 @@ from memplan.graph.operation_kinds import (
     OUTPUT_LOSSES,
     OperationKind,
 )
-from memplan.graph.segments import Gradient, Operation, Segment
+from memplan.graph.segments import Gradient, Operation, Segment, Tiles
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
-from memplan.graph.tiles import Tiles
 from memplan.model.attention import AttentionSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation

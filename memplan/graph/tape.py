@@ -18,14 +18,13 @@ from memplan.errors import ConfigError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
-from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
+from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment, Tiles
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 if TYPE_CHECKING:
     from memplan.graph.away import Handed, Hooks
-    from memplan.graph.tiles import Tiles
 
 
 class Tape:
@@ -359,7 +358,7 @@ class Tape:
         flops: int = 0,
         in_python: bool = False,
         pins: Sequence[Tensor] = (),
-        tiles: "Tiles | None" = None,
+        tiles: Tiles | None = None,
     ) -> None:
         """Append an operation and settle what it keeps alive."""
         segment = self.segment

@@ -10,34 +10,15 @@ as operations; ``memplan.memory.tiled_walk`` runs them.
 from collections.abc import Callable
 
 from memplan.errors import SetupError
-from memplan.fast_dataclass import dataclass
 from memplan.graph.feed_forward import feed_forward
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient, Operation, Segment
+from memplan.graph.segments import Gradient, Operation, Segment, Tiles
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.kernels import FITTING_TILES
 from memplan.units import ceil_div
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tiles:
-    """What one operation runs, a tile at a time."""
-
-    segment: Segment
-    """The operations of one tile, from its input to its output."""
-    count: int
-    joined: bool
-    """The tiles' outputs wait for one another and are joined; else they are numbers, added up."""
-    forward_gradients: bool = False
-    """Each tile's backward pass runs in the forward pass."""
-
-    @property
-    def runs_again(self) -> bool:
-        """Whether the backward pass runs each tile a second time."""
-        return not self.forward_gradients
 
 
 def tile_rows(rows: int, count: int) -> tuple[int, int]:
@@ -73,7 +54,7 @@ def run_in_tiles(
     made = tile.output
     weights = _weights(tile)
     out = t.tensor(x.numel * made.numel // (rows * width) if joined else 1, made.dtype)
-    tiles = Tiles(segment=tile, count=count, joined=joined, forward_gradients=forward_gradients)
+    tiles = Tiles(tile, count, joined=joined, forward_gradients=forward_gradients)
     outputs, saves, gradients = [out], [x], [Gradient.FRESH]
     gradients += [Gradient.FRESH if each.requires_grad else Gradient.NONE for each in weights]
     if forward_gradients:

@@ -9,7 +9,6 @@ outputs to the next nodes' buffers). A profile is relative to the bytes alive wh
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.declaration import registered
@@ -40,9 +39,6 @@ from memplan.memory.walk import (
     keeps_something,
 )
 from memplan.training.compilation import Compilation
-
-if TYPE_CHECKING:
-    from memplan.graph.tiles import Tiles
 
 
 @dataclass(slots=True)
@@ -510,11 +506,11 @@ class BackwardWalk:
         """The gradients it returns, and those that are summed or cast afterwards."""
         made: list[tuple[Tensor, GradientBuffer]] = []
         products: list[tuple[GradientBuffer, Tensor, GradientBuffer]] = []
-        stages: list[list[Change]] = []
+        stages: list[Sequence[Change]] = []
         if operation.tiles is not None:
-            stages = self._tiled(operation.tiles, operation.inputs[0])
+            stages = list(operation.tiles.backward)
         elif operation.backward_scratch:
-            stages = scratch_changes(operation.backward_scratch)
+            stages = [*scratch_changes(operation.backward_scratch)]
         if stages:
             self._play(stages.pop(0))
         handed_over = iter(operation.saved)
@@ -555,16 +551,6 @@ class BackwardWalk:
         for stage in stages:
             self._play(stage)
         return made, products
-
-    def _tiled(self, tiles: "Tiles", given: Tensor) -> list[list[Change]]:
-        from memplan.memory.tiled_walk import tiled_backward  # only then
-
-        return tiled_backward(
-            tiles,
-            of_input=given.requires_grad,
-            in_place_sums=self.in_place_sums,
-            device=self.device,
-        )
 
     def _in_rows(
         self, operation: Operation, incoming: list[GradientBuffer]

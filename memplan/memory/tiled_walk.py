@@ -7,8 +7,8 @@ that wait are (DeepSpeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py).
 
 from collections.abc import Collection, Iterable, Sequence
 
-from memplan.graph.segments import Change, Operation
-from memplan.graph.tiles import Tiles
+from memplan.graph.segments import Change, Tiles
+from memplan.graph.tape import Tape
 from memplan.memory.backward_walk import BackwardWalk
 from memplan.memory.reduction import Multiprocessors
 from memplan.memory.walk import WORKSPACE, Event, ForwardWalk
@@ -17,12 +17,25 @@ PLAYED = 3
 """Tiles whose own blocks are played at most: the first, the second and the last."""
 
 
-def tiled_forward(operation: Operation) -> Sequence[Sequence[Change]]:
-    """What comes and goes before its results are there, and behind them."""
-    tiles = operation.tiles
-    assert tiles is not None
-    if tiles.forward_gradients:
-        return _with_gradients(tiles, operation.inputs[0].storage.num_bytes)
+def play_tiles(tape: Tape, device: Multiprocessors | None) -> None:
+    """Find what every such operation asks for, in both passes."""
+    for segment in tape.segments:
+        for operation in segment.operations:
+            tiles = operation.tiles
+            if tiles is None:
+                continue
+            given = operation.inputs[0]
+            if tiles.forward_gradients:
+                tiles.forward = _with_gradients(tiles, given.storage.num_bytes)
+                continue
+            tiles.forward = _forward(tiles)
+            if operation.gradients:
+                stages = _gradients(tiles, in_place_sums=not tape.decomposed, device=device)
+                # The gradient of the input is zeroed before any tile.
+                tiles.backward = [[], *stages] if given.requires_grad else stages
+
+
+def _forward(tiles: Tiles) -> list[list[Change]]:
     assert tiles.segment.output is not None
     output = tiles.segment.output.storage
     player, waiting = _Player(), []
@@ -45,19 +58,6 @@ def _with_gradients(tiles: Tiles, input_bytes: int) -> Sequence[Sequence[Change]
     zeroed = object()
     first = [(zeroed, input_bytes), *before, (zeroed, -input_bytes)]
     return first, [change for stage in behind for change in stage]
-
-
-def tiled_backward(
-    tiles: Tiles, *, of_input: bool, in_place_sums: bool, device: Multiprocessors | None
-) -> list[list[Change]]:
-    """What comes and goes around each gradient: before the first, behind it, and so on.
-
-    With ``of_input`` the first is the input's, zeroed before any tile.
-    """
-    if tiles.forward_gradients:
-        return []
-    stages = _gradients(tiles, in_place_sums=in_place_sums, device=device)
-    return [[], *stages] if of_input else stages
 
 
 def _gradients(

@@ -202,11 +202,9 @@ class ForwardWalk:
 
 def forward_stages(operation: Operation) -> Sequence[Sequence[Change]]:
     """What comes and goes before an operation's results are there, and behind them."""
-    if operation.tiles is None:
-        return scratch_changes(operation.forward_scratch)
-    from memplan.memory.tiled_walk import tiled_forward  # only then
-
-    return tiled_forward(operation)
+    if operation.tiles is not None:
+        return operation.tiles.forward
+    return scratch_changes(operation.forward_scratch)
 
 
 def _held_by_nested(segment: Segment) -> list[Storage]:
