@@ -225,11 +225,7 @@ _JAMBA_MIXTURE = Mixture(
 def _jamba_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     mixer, network = kind.split()
     return LayerSpec(
-        attention=(
-            plain_attention(reader)
-            if mixer == "attention"
-            else _jamba_mixer(reader)
-        ),
+        attention=(plain_attention(reader) if mixer == "attention" else _jamba_mixer(reader)),
         feed_forward=(
             read_mixture(reader, _JAMBA_MIXTURE) if network == "sparse" else gated_network(reader)
         ),

@@ -130,7 +130,13 @@ class SideBySideSpec:
 
 
 OtherMixer = (
-    ShortConvolutionSpec | LightningSpec | DeltaRuleSpec | MambaSpec | Mamba2Spec | SideBySideSpec | CountedSpec
+    ShortConvolutionSpec
+    | LightningSpec
+    | DeltaRuleSpec
+    | MambaSpec
+    | Mamba2Spec
+    | SideBySideSpec
+    | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 

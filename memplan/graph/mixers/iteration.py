@@ -67,8 +67,10 @@ class Turns:
             found: dict[Storage, None] = {}
             for place in places:
                 operations[place].flops *= count
+                read = {tensor.storage for tensor in operations[place].inputs}
                 for tensor in operations[place].outputs:
-                    found[tensor.storage] = None
+                    if tensor.storage not in read:
+                        found[tensor.storage] = None
             for storage in found:
                 if storage in kept and storage not in listed:
                     storage.num_bytes *= count

@@ -93,9 +93,7 @@ def mamba2_mixer(t: Tape, x: Tensor, spec: Mamba2Spec, context: StackContext) ->
     gated = _gated(t, out, gate, spec)
     t.touch(out)
     narrow = t.cast(gated, x.dtype if t.autocast is None else t.autocast)
-    result = linear(
-        t, narrow, "mamba.out_proj", inner, context.hidden_size, bias=spec.output_bias
-    )
+    result = linear(t, narrow, "mamba.out_proj", inner, context.hidden_size, bias=spec.output_bias)
     t.touch(projected, rate, states, gated, x, given)
     return result
 
@@ -196,9 +194,7 @@ def _carried(
     last = t.slice(total, sizes.batch * chunks * sizes.heads)
     ends = t.tensor(heads * (chunks + 1), DType.FP32)
     t.record(OperationKind.PAD, (last,), (ends,), gradients=(Gradient.FRESH,))
-    decay = t.elementwise(
-        OperationKind.EXP, _segment_sum(t, ends, chunks + 1), saves_output=True
-    )
+    decay = t.elementwise(OperationKind.EXP, _segment_sum(t, ends, chunks + 1), saves_output=True)
     several = sizes.batch > 1
     new = contraction(
         t, decay, states, states.numel, chunks + 1, Turned(second=several, result=several)
