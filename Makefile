@@ -23,7 +23,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs test pythons fuzz golden bench accuracy build clean
+.PHONY: help fix check lint format types layers readme docs site test pythons fuzz golden bench accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ readme: $(ENVIRONMENT)
 
 docs: $(ENVIRONMENT)  ## Build the documentation site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+site: docs  ## The same, with the page that runs memplan in a browser (needs npm)
+	$(PYTHON) docs/browser/build.py site
 
 test: $(ENVIRONMENT)  ## Run the whole test suite
 	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)

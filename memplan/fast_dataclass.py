@@ -24,7 +24,10 @@ else:
 
         def define(cls):
             own = cls.__dict__
-            made = standard_dataclass(cls, init=False, repr=False, eq=False, **options)
+            inherits = any(_is_frozen(base) for base in cls.__mro__[1:])  # then it asks for both
+            made = standard_dataclass(
+                cls, init=False, repr=False, eq=False, frozen=inherits, **options
+            )
             made.__init__ = _Init(made, _init_frozen if frozen else _init_open)
             if repr and "__repr__" not in own:
                 made.__repr__ = _repr
@@ -39,6 +42,10 @@ else:
             return made
 
         return define if cls is None else define(cls)
+
+    def _is_frozen(cls):
+        parameters = cls.__dict__.get("__dataclass_params__")
+        return parameters is not None and parameters.frozen
 
     class _Init:
         """``__init__``, compiled when it is first looked up; it then takes this one's place."""

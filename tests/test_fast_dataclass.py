@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import re
 import sys
 from dataclasses import FrozenInstanceError, field, fields, is_dataclass, replace
 from typing import Any
@@ -131,3 +132,24 @@ def test_methods_of_its_own_stay() -> None:
 
     assert (repr(Named("x")), Named("x") == 3, hash(Named("x"))) == ("<x>", True, 7)
     assert [each.name for each in fields(Named)] == ["name"]
+
+
+@fast_dataclass(frozen=True, kw_only=True, slots=True)
+class _Base:
+    first: int
+
+
+@fast_dataclass(frozen=True, kw_only=True, slots=True)
+class _Derived(_Base):
+    second: int = 2
+
+
+def test_a_frozen_one_can_be_built_on_another() -> None:
+    record = _Derived(first=1)
+    assert (record.first, record.second) == (1, 2)
+    assert [field.name for field in fields(_Derived)] == ["first", "second"]
+    with pytest.raises(TypeError, match=re.escape("_Derived.__init__() got an unexpected keyword")):
+        _Derived(third=3)  # type: ignore[call-arg]
+    with pytest.raises(FrozenInstanceError):
+        record.first = 2  # type: ignore[misc]
+    assert not hasattr(record, "__dict__")

@@ -13,8 +13,8 @@ import memplan
 from memplan.errors import MemplanError
 from memplan.search.goal import Objective
 from memplan.sources.catalog import all_gpus, load_gpu
+from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import Recomputation
 
 LLAMA = memplan.TrainingSetup(seq_len=512, precision="bf16", checkpointing="full")  # type: ignore[arg-type]
 

@@ -96,8 +96,8 @@ def _setups(
     from dataclasses import replace
 
     from memplan.cli.single import with_engine
+    from memplan.training.choices import ZeroStage
     from memplan.training.precision import Engine
-    from memplan.training.setup import ZeroStage
 
     chosen = with_engine(base, precision=precision, engine=engine, zero=zero)
     if zero is not None or chosen.chosen_engine is not Engine.DEEPSPEED:

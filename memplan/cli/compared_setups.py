@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.cli.setup_files import BaseSetup
-    from memplan.training.setup import Offload, TrainingSetup
+    from memplan.training.choices import Offload
+    from memplan.training.setup import TrainingSetup
 
 
 def compared_setups(
@@ -23,8 +24,9 @@ def compared_setups(
     """The setups to show: one where engine and stage are named, else all that are compared."""
     from memplan.cli.ranges import parse_range
     from memplan.search.comparison import Wanted, comparison_setups
+    from memplan.training.choices import ZeroStage
+    from memplan.training.coercion import coerce_enum
     from memplan.training.precision import Engine
-    from memplan.training.setup import ZeroStage, coerce_enum
 
     base = _with_named(given.setup, precision, engine, fsdp_strategy)
     stages = None
@@ -54,7 +56,8 @@ def is_of(engine: str | None, owner: str, engines: "Sequence[str | None]") -> bo
 
 
 def _place(name: str, text: str | None) -> "Offload | None":
-    from memplan.training.setup import Offload, coerce_enum
+    from memplan.training.choices import Offload
+    from memplan.training.coercion import coerce_enum
 
     return coerce_enum(name, text, Offload) if text is not None else None
 
@@ -63,8 +66,9 @@ def _with_named(
     base: "TrainingSetup", precision: str | None, engine: str | None, fsdp_strategy: str | None
 ) -> "TrainingSetup":
     """The base in the precision and with the FSDP strategy named, under an engine that has both."""
+    from memplan.training.choices import FsdpStrategy
+    from memplan.training.coercion import coerce_enum
     from memplan.training.precision import Engine, Precision, engines_with
-    from memplan.training.setup import FsdpStrategy, coerce_enum
 
     changes: dict[str, Any] = {}
     if fsdp_strategy is not None:

@@ -24,7 +24,8 @@ def show_deepspeed_tables(
     """Print both tables for a model, or for counts given by hand."""
     from memplan.formulas.deepspeed import DeepSpeedFormula
     from memplan.report.deepspeed import deepspeed_document, deepspeed_report, deepspeed_rows
-    from memplan.training.setup import TrainingSetup, coerce_enum
+    from memplan.training.coercion import coerce_enum
+    from memplan.training.setup import TrainingSetup
 
     total, largest = _counts(model, params, largest_layer)
     nodes = TrainingSetup(num_gpus=num_gpus, num_nodes=num_nodes).nodes

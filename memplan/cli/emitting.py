@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from memplan.cli.terminal import remark, say, write_file
 from memplan.errors import UsageError
-from memplan.training.setup import coerce_enum
+from memplan.training.coercion import coerce_enum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

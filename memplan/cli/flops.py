@@ -61,7 +61,8 @@ def flops(
         write_flops,
     )
     from memplan.sources.models import load_model
-    from memplan.training.setup import TrainingSetup, coerce_enum
+    from memplan.training.coercion import coerce_enum
+    from memplan.training.setup import TrainingSetup
 
     spec = load_model(
         model,

@@ -57,8 +57,9 @@ if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
     from memplan.search.concessions import Concession
     from memplan.search.goal import Objective, Plan, PlannedSetup
+    from memplan.training.choices import Checkpointing, ZeroStage
     from memplan.training.precision import Engine, Precision
-    from memplan.training.setup import Checkpointing, TrainingSetup, ZeroStage
+    from memplan.training.setup import TrainingSetup
 
 PLAN_PANEL = "Goal"
 DEGREES_PANEL = (
@@ -300,7 +301,7 @@ def _objective(ctx: typer.Context, objective: str, maximize: str | None) -> "Obj
     """What comes first. Raises ``UsageError`` where that is said twice."""
     from memplan.cli.unused import given_options, refuse
     from memplan.search.goal import Objective
-    from memplan.training.setup import coerce_enum
+    from memplan.training.coercion import coerce_enum
 
     if maximize is None:
         return coerce_enum("objective", objective, Objective)
@@ -319,7 +320,8 @@ def _objective(ctx: typer.Context, objective: str, maximize: str | None) -> "Obj
 
 def _stages(text: str | None) -> "tuple[ZeroStage, ...]":
     from memplan.search.ranges import parse_range
-    from memplan.training.setup import ZeroStage, coerce_enum
+    from memplan.training.choices import ZeroStage
+    from memplan.training.coercion import coerce_enum
 
     if text is None:
         return ()
@@ -335,22 +337,22 @@ def _degrees(text: str | None, option: str) -> tuple[int, ...]:
 
 
 def _engines(text: str | None) -> "tuple[Engine, ...]":
+    from memplan.training.coercion import coerce_enum
     from memplan.training.precision import Engine
-    from memplan.training.setup import coerce_enum
 
     return tuple(coerce_enum("engine", each, Engine) for each in _parts(text))
 
 
 def _precisions(text: str | None) -> "tuple[Precision, ...]":
+    from memplan.training.coercion import coerce_enum
     from memplan.training.precision import Precision
-    from memplan.training.setup import coerce_enum
 
     return tuple(coerce_enum("precision", each, Precision) for each in _parts(text))
 
 
 def _concessions(text: str | None) -> "tuple[Concession, ...]":
     from memplan.search.concessions import Concession
-    from memplan.training.setup import coerce_enum
+    from memplan.training.coercion import coerce_enum
 
     return tuple(coerce_enum("allow", each, Concession) for each in _parts(text))
 

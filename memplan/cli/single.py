@@ -23,8 +23,9 @@ def with_engine(
 
     from memplan.cli.ranges import parse_range
     from memplan.errors import UsageError
+    from memplan.training.choices import Offload
+    from memplan.training.coercion import coerce_enum
     from memplan.training.precision import Engine, Precision, engines_with
-    from memplan.training.setup import Offload, coerce_enum
 
     changes: dict[str, Any] = {}
     if zero is not None:

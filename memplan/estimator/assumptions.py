@@ -6,19 +6,14 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.activation_offload import ActivationOffload
+from memplan.training.choices import AllocatorKind, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import KernelPreset, Packing
 from memplan.training.parallelism import TensorParallelKind
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
-from memplan.training.setup import (
-    DEFAULT_SEQ_LEN_CAP,
-    QUANTIZATION_OPTIONS,
-    AllocatorKind,
-    TrainingSetup,
-    checkpointing_text,
-)
+from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, QUANTIZATION_OPTIONS, TrainingSetup
 
 OFFLOAD_WORDS = {
     ActivationOffload.SAVE_ON_CPU: "activations, and weights that are kept with them, in CPU RAM between "

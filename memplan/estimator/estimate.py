@@ -10,7 +10,8 @@ from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import ByteRange, bounded_range, overhead_range
 from memplan.model.spec import ModelSpec
-from memplan.training.setup import FsdpStrategy, TrainingSetup
+from memplan.training.choices import FsdpStrategy
+from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
 from memplan.upward import Displayed
 

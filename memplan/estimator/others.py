@@ -22,6 +22,7 @@ from memplan.memory.ledger import Part
 from memplan.memory.programs.others import shards_frozen_models
 from memplan.memory.step import Height
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.choices import Recomputation
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
@@ -36,7 +37,7 @@ from memplan.training.jobs import (
 )
 from memplan.training.objectives import Objective
 from memplan.training.precision import PRECISIONS
-from memplan.training.setup import Recomputation, TrainingSetup
+from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

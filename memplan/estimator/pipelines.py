@@ -8,6 +8,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.stages import check_stages, stage_model, stage_options
 from memplan.memory.rank import Stage
 from memplan.model.spec import ModelSpec
+from memplan.training.choices import Offload, Recomputation
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.jobs import PLAIN
@@ -20,7 +21,7 @@ from memplan.training.parallelism import (
 )
 from memplan.training.precision import Engine
 from memplan.training.schedules import rank_stages
-from memplan.training.setup import Offload, Recomputation, TrainingSetup
+from memplan.training.setup import TrainingSetup
 from memplan.training.stages import divide_layers
 
 MEGATRON_SCHEDULES = (

@@ -7,8 +7,9 @@ from memplan.errors import SetupError
 from memplan.memory.engine_options import says_quantization
 from memplan.model.layers import LayerSpec
 from memplan.model.spec import ModelSpec
+from memplan.training.choices import Recomputation
 from memplan.training.freezing import ALL_LAYERS
-from memplan.training.setup import Recomputation, TrainingSetup
+from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from memplan.training.quantization import Quantization

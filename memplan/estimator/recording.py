@@ -26,6 +26,7 @@ from memplan.memory.engine_options import (
 from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
+from memplan.training.choices import Recomputation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import LossKernel, Packing, SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
@@ -36,7 +37,7 @@ from memplan.training.sdpa import (
     choose_sdpa_kernel,
     sdpa_support,
 )
-from memplan.training.setup import Recomputation, TrainingSetup
+from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from memplan.training.megatron import MegatronLayers

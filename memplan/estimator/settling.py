@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from memplan.estimator.estimate import Estimate, Verdict
 from memplan.memory.required import Replays, RunSource
-from memplan.training.setup import AllocatorKind
+from memplan.training.choices import AllocatorKind
 
 EXPANDABLE_NOTE = (
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it fit on {gpu} (allocator expandable)"

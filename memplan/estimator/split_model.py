@@ -1,13 +1,14 @@
 """Which setups may split a model over tensor-parallel ranks: the others are refused, never ignored."""
 
 from memplan.errors import SetupError
+from memplan.training.choices import ZeroStage
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import LossKernel, Packing
 from memplan.training.losses import LOSS_FORMS
 from memplan.training.precision import Engine
-from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup, ZeroStage
+from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
 _PARTS = ("sequence_parallel", "loss_parallel")
 

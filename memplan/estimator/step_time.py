@@ -21,8 +21,9 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits
+from memplan.training.choices import Offload
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import Offload, TrainingSetup
+from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from memplan.estimator.pipeline_timer import PipelineTimer

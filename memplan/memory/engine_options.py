@@ -8,17 +8,13 @@ from typing import Any, TypeVar
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.text import shown
+from memplan.training.choices import ZeroStage
+from memplan.training.coercion import coerce_enum
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.kernels import KernelPreset
 from memplan.training.parallelism import PipelineRuntime
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import (
-    PIPELINE_OPTIONS,
-    QUANTIZATION_OPTIONS,
-    TrainingSetup,
-    ZeroStage,
-    coerce_enum,
-)
+from memplan.training.setup import PIPELINE_OPTIONS, QUANTIZATION_OPTIONS, TrainingSetup
 
 _Kind = TypeVar("_Kind", bound=Enum)
 

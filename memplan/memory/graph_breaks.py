@@ -2,10 +2,11 @@
 
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tape import Tape
+from memplan.training.choices import ZeroStage
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.precision import Engine
-from memplan.training.setup import TrainingSetup, ZeroStage
+from memplan.training.setup import TrainingSetup
 
 ROUTING_KINDS = frozenset(
     {

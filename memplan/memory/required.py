@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
 from memplan.memory.rank import RankInput
-from memplan.training.setup import AllocatorKind, TrainingSetup
+from memplan.training.choices import AllocatorKind
+from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,9 @@ from memplan.report.changes import (
     setup_label,
 )
 from memplan.search.advice import shortage
+from memplan.training.choices import Offload
 from memplan.training.precision import Engine
-from memplan.training.setup import Offload, TrainingSetup
+from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_count
 
 if TYPE_CHECKING:

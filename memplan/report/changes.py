@@ -4,15 +4,15 @@ from memplan.estimator import Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.advice import Advice
 from memplan.training.activation_offload import ActivationOffload
-from memplan.training.precision import Engine, carried_precision, engine_precision
-from memplan.training.setup import (
+from memplan.training.choices import (
     AllocatorKind,
     FsdpStrategy,
     Offload,
     Recomputation,
-    TrainingSetup,
     checkpointing_text,
 )
+from memplan.training.precision import Engine, carried_precision, engine_precision
+from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
 
 _STRATEGY_LABELS = {

@@ -43,11 +43,12 @@ from memplan.model.spec import ModelSpec
 from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import common_layer, formula_shape, shape_notes
+from memplan.training.choices import Recomputation
 from memplan.training.optimizers.script import Stepped, TensorRole
 from memplan.training.optimizers.script import state_bytes as optimizer_bytes
 from memplan.training.optimizers.table import chosen
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import Recomputation, TrainingSetup
+from memplan.training.setup import TrainingSetup
 from memplan.units import GB, GIB, format_count
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from memplan.report.columns import (
     setup_lines,
     short_names,
 )
-from memplan.training.setup import Offload
+from memplan.training.choices import Offload
 from memplan.units import GIB
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ from memplan.report.estimate import print_assumptions
 from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes
+from memplan.training.choices import Recomputation
 from memplan.training.kernels import KernelPreset
 from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.setup import Recomputation, TrainingSetup
+from memplan.training.setup import TrainingSetup
 from memplan.units import format_count
 
 if TYPE_CHECKING:

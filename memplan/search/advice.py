@@ -16,16 +16,10 @@ from memplan.model.spec import ModelSpec
 from memplan.search.batch import largest_micro_batch, most_room
 from memplan.search.splitting import split_further
 from memplan.search.together import all_of
+from memplan.training.choices import AllocatorKind, FsdpStrategy, Offload, Recomputation, ZeroStage
 from memplan.training.precision import Engine, carried_precision
-from memplan.training.setup import (
-    MAX_GPUS,
-    AllocatorKind,
-    FsdpStrategy,
-    Offload,
-    Recomputation,
-    TrainingSetup,
-    ZeroStage,
-)
+from memplan.training.setup import TrainingSetup
+from memplan.training.setup_checks import MAX_GPUS
 
 WEIGHT_BYTES = 2
 """Of an element of a weight in 16 bit."""

@@ -5,8 +5,10 @@ from typing import Any
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
+from memplan.training.choices import Offload, ZeroStage
 from memplan.training.precision import Engine, engines_with
-from memplan.training.setup import Offload, TrainingSetup, ZeroStage, usual_engine
+from memplan.training.setup import TrainingSetup
+from memplan.training.setup_derived import usual_engine
 
 DEEPSPEED_ROWS: tuple[tuple[ZeroStage, Offload, Offload], ...] = (
     (ZeroStage.NONE, Offload.NONE, Offload.NONE),

@@ -6,10 +6,11 @@ Each figure is no more than what an estimate finds; what is not known to be held
 from memplan.memory.megatron.options import MegatronStates
 from memplan.search.sizes import ModelSizes
 from memplan.search.speed import local_tokens
+from memplan.training.choices import FsdpStrategy, Offload, ZeroStage
 from memplan.training.jobs import PLAIN
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup, ZeroStage
+from memplan.training.setup import TrainingSetup
 
 
 def states_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:

@@ -11,15 +11,10 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.search.concessions import Concession
 from memplan.search.degrees import AskedDegrees
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed
+from memplan.training.choices import Checkpointing, FsdpStrategy, Offload, ZeroStage
+from memplan.training.coercion import coerce_enum
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import (
-    Checkpointing,
-    FsdpStrategy,
-    Offload,
-    TrainingSetup,
-    ZeroStage,
-    coerce_enum,
-)
+from memplan.training.setup import TrainingSetup
 from memplan.upward import Displayed
 
 DEFAULT_LIMIT = 20

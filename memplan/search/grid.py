@@ -13,14 +13,10 @@ from itertools import product
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
+from memplan.training.choices import Offload
 from memplan.training.precision import Engine, Precision, engines_with
-from memplan.training.setup import (
-    SETUP_FIELDS,
-    Offload,
-    TrainingSetup,
-    unknown_field,
-    usual_engine,
-)
+from memplan.training.setup import SETUP_FIELDS, TrainingSetup, unknown_field
+from memplan.training.setup_derived import usual_engine
 
 AxisValues = Mapping[str, object]
 """Field of ``TrainingSetup`` -> its value, or a list of values."""
@@ -190,7 +186,7 @@ def _coerced(name: str, value: object) -> object:
 
 
 def _precision(value: object) -> object:
-    from memplan.training.setup import coerce_enum
+    from memplan.training.coercion import coerce_enum
 
     return None if value is None else coerce_enum("precision", value, Precision)
 

@@ -9,10 +9,11 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.search.concessions import Concession, conceded
 from memplan.search.degrees import MICRO_BATCHES_OF_A_STAGE, Degrees, degrees_of, may_split
 from memplan.search.goal import EngineVariant, Goal
+from memplan.training.choices import Checkpointing, Recomputation
 from memplan.training.kernels import KernelPreset
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS, Engine, Precision, engine_precision, engines_with
-from memplan.training.setup import Checkpointing, Recomputation, TrainingSetup
+from memplan.training.setup import TrainingSetup
 from memplan.training.stages import divide_layers
 
 

@@ -13,17 +13,12 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.sizes import ModelSizes, model_sizes
+from memplan.training.choices import FsdpStrategy, Offload, Recomputation, ZeroStage
 from memplan.training.kernels import SelectivePolicy
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import (
-    FsdpStrategy,
-    Offload,
-    Recomputation,
-    TrainingSetup,
-    ZeroStage,
-)
+from memplan.training.setup import TrainingSetup
 
 FULL_RECOMPUTATION = 1 / 3
 """One more forward pass: 2 of the 6 FLOPs of each parameter and token."""

@@ -29,6 +29,8 @@ from memplan.sources.trainer_keys import (
 )
 from memplan.text import shown
 from memplan.training.activation_offload import ActivationOffload
+from memplan.training.choices import Recomputation
+from memplan.training.coercion import coerce_enum
 from memplan.training.compilation import Compilation
 from memplan.training.kernels import (
     AttentionKernel,
@@ -42,7 +44,7 @@ from memplan.training.kernels import (
 from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.spellings import TRANSFORMERS, UNMODELLED
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import Recomputation, TrainingSetup, coerce_enum
+from memplan.training.setup import TrainingSetup
 
 OPTIMIZERS = TRANSFORMERS
 """transformers' names of the optimizers that are modelled."""

@@ -16,7 +16,8 @@ from memplan.report.compare import (
     numbers_of,
 )
 from memplan.sources.models import load_model
-from memplan.training.setup import Recomputation, TrainingSetup, ZeroStage
+from memplan.training.choices import Recomputation, ZeroStage
+from memplan.training.setup import TrainingSetup
 from memplan.units import GB
 
 LLAMA = load_model("llama-3.1-8b")

@@ -13,8 +13,9 @@ from memplan.search.objective import memory_front
 from memplan.search.planner import plan
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.choices import Offload, Recomputation, ZeroStage
 from memplan.training.precision import Engine
-from memplan.training.setup import Offload, Recomputation, TrainingSetup, ZeroStage
+from memplan.training.setup import TrainingSetup
 
 SLOW_NETWORK = TimeQuestion(between_nodes=10e9 / 8 / 8)
 """10 Gbit/s Ethernet, shared by the eight GPUs of a node [bytes/s]."""

@@ -17,8 +17,9 @@ from memplan.search.speed import relative_speed
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.adapters import Lora
+from memplan.training.choices import Recomputation, ZeroStage
 from memplan.training.precision import Engine, Precision, carried_precision
-from memplan.training.setup import Recomputation, TrainingSetup, ZeroStage
+from memplan.training.setup import TrainingSetup
 
 MODEL = load_model("llama-3.2-1b")
 H100 = load_gpu("h100")

@@ -11,8 +11,9 @@ from memplan.sources.stacks import STACKS, read_preset, read_stack, stack_of
 from memplan.sources.stacks.keys import key_table
 from memplan.sources.stacks.presets import load_preset, preset_names
 from memplan.sources.trainer_keys import known_arguments
+from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import SETUP_FIELDS, Recomputation
+from memplan.training.setup import SETUP_FIELDS
 
 CODE = Path(__file__).parent.parent.parent / "memplan" / "sources" / "stacks"
 FIELDS = {

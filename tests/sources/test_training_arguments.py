@@ -20,7 +20,8 @@ from memplan.sources.training_arguments import (
     read_training_arguments,
     setup_from_arguments,
 )
-from memplan.training.setup import Recomputation, TrainingSetup
+from memplan.training.choices import Recomputation
+from memplan.training.setup import TrainingSetup
 
 
 def fields(values: dict[str, Any], *names: str) -> list[Any]:

@@ -12,7 +12,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.memory.account import HostMemory
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.host import pinned_bytes
-from memplan.training.setup import Offload
+from memplan.training.choices import Offload
 
 
 @dataclass(frozen=True, slots=True)

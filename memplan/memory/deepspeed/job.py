@@ -14,10 +14,10 @@ from memplan.memory.deepspeed.partition import (
     model_weights,
 )
 from memplan.memory.rank import RankInput
+from memplan.training.choices import Offload, ZeroStage
 from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.script import Stepped, state_bytes
 from memplan.training.optimizers.table import chosen
-from memplan.training.setup import Offload, ZeroStage
 
 MASTER_BYTES = 4
 """Bytes of an element of the master weights, of each state and of the gradients of a step."""

@@ -13,7 +13,8 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import says_quantization
-from memplan.training.setup import Offload, TrainingSetup, ZeroStage
+from memplan.training.choices import Offload, ZeroStage
+from memplan.training.setup import TrainingSetup
 
 AUTO = "auto"
 """The value that the integration replaces."""

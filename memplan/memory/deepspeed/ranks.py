@@ -5,7 +5,7 @@ from memplan.memory.deepspeed.job import Job, prepare_job
 from memplan.memory.deepspeed.partition import RankKind
 from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.rank import RankInput
-from memplan.training.setup import ZeroStage
+from memplan.training.choices import ZeroStage
 
 
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:

@@ -22,7 +22,7 @@ that smaller ones are views of.
 from memplan.fast_dataclass import dataclass
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.partition import FlatPartition
-from memplan.training.setup import ZeroStage
+from memplan.training.choices import ZeroStage
 
 NORM_BYTES = 8
 """Bytes of an element while a gradient's norm is taken: fp64 (runtime/utils.py,

@@ -18,7 +18,7 @@ from memplan.graph.tensors import Parameter
 from memplan.memory.deepspeed.coordinator import FetchSettings
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.partition import shard_numel, sub_groups
-from memplan.training.setup import Offload
+from memplan.training.choices import Offload
 
 FLAG_BYTES = DType.BOOL.num_bytes
 """What says of one gradient whether it overflowed."""

@@ -11,7 +11,8 @@ from memplan.memory.engine_options import (
     reduces_each_micro_batch,
 )
 from memplan.memory.fsdp2.options import InitDevice, StateDictType, check_offload
-from memplan.training.setup import FsdpStrategy, Offload, TrainingSetup
+from memplan.training.choices import FsdpStrategy, Offload
+from memplan.training.setup import TrainingSetup
 
 
 class Prefetch(Enum):

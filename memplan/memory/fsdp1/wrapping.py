@@ -5,7 +5,7 @@ from memplan.memory.fsdp1.options import Fsdp1Options
 from memplan.memory.fsdp1.units import find_flat_units, heaviest_states, own_states
 from memplan.memory.fsdp2.units import UnitFormats, Units
 from memplan.memory.rank import RankInput, in_every_replica
-from memplan.training.setup import FsdpStrategy, Offload
+from memplan.training.choices import FsdpStrategy, Offload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

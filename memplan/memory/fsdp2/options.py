@@ -11,9 +11,11 @@ from memplan.memory.engine_options import (
     option_names,
     reduces_each_micro_batch,
 )
+from memplan.training.choices import FsdpStrategy, Offload
 from memplan.training.context_parallel import RotateMethod
 from memplan.training.precision import PRECISIONS
-from memplan.training.setup import ROTATION, FsdpStrategy, Offload, TrainingSetup
+from memplan.training.setup import TrainingSetup
+from memplan.training.setup_derived import ROTATION
 
 
 class Wrapping(Enum):

@@ -12,6 +12,8 @@ from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import OptionReader, option_names
 from memplan.text import shown
+from memplan.training.choices import Recomputation
+from memplan.training.coercion import coerce_enum
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.megatron import (
     MegatronLayers,
@@ -21,7 +23,7 @@ from memplan.training.megatron import (
     TransformerImpl,
 )
 from memplan.training.precision import PRECISIONS
-from memplan.training.setup import Recomputation, TrainingSetup, coerce_enum
+from memplan.training.setup import TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,9 @@ from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program, RankProgram
 from memplan.memory.rank import RankInput
 from memplan.memory.spots import StopsBySegment
+from memplan.training.choices import ZeroStage
 from memplan.training.precision import Engine
-from memplan.training.setup import TrainingSetup, ZeroStage
+from memplan.training.setup import TrainingSetup
 
 
 def program_of(

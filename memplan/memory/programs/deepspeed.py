@@ -8,7 +8,7 @@ from memplan.memory.programs.zero0 import ReplicatedProgram
 from memplan.memory.programs.zero3 import ShardedParametersProgram
 from memplan.memory.programs.zero12 import ShardedStatesProgram
 from memplan.memory.rank import RankInput
-from memplan.training.setup import ZeroStage
+from memplan.training.choices import ZeroStage
 
 
 def deepspeed_program(

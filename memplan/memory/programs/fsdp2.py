@@ -33,8 +33,8 @@ from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
 from memplan.model.parameters import ModelPart
+from memplan.training.choices import Offload
 from memplan.training.exchange import ExchangeKind, Hiding, Ranks
-from memplan.training.setup import Offload
 
 if TYPE_CHECKING:
     from memplan.training.optimizers.script import Stepped

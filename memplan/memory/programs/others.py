@@ -7,8 +7,8 @@ from memplan.memory.beside import Beside, Share, SideLedger, SideModel, When
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
+from memplan.training.choices import ZeroStage
 from memplan.training.precision import Engine
-from memplan.training.setup import ZeroStage
 
 _CACHE = ComponentKind.ROLLOUT_ENGINE
 

@@ -12,8 +12,8 @@ from memplan.memory.deepspeed.reduction import (
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.training.choices import ZeroStage
 from memplan.training.exchange import ExchangeKind, Hiding
-from memplan.training.setup import ZeroStage
 
 REDUCE_STREAM = 1
 _BUFFERS, _GRADIENTS = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GRADIENTS

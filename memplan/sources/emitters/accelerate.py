@@ -11,15 +11,10 @@ from dataclasses import replace
 from memplan.errors import ConfigError, did_you_mean
 from memplan.sources.accelerate_config import accelerate_fields
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.choices import FsdpStrategy, Offload, Recomputation, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import (
-    FsdpStrategy,
-    Offload,
-    Recomputation,
-    TrainingSetup,
-    checkpointing_text,
-)
+from memplan.training.setup import TrainingSetup
 
 _MIXED = {Precision.BF16_MIXED: "bf16", Precision.FP16_MIXED: "fp16", Precision.FP32: "no"}
 _STRATEGIES = {

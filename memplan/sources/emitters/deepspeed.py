@@ -6,16 +6,11 @@ sequence length and activation checkpointing are none of DeepSpeed's business.
 
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.choices import Offload, Recomputation, ZeroStage, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import (
-    Offload,
-    Recomputation,
-    TrainingSetup,
-    ZeroStage,
-    checkpointing_text,
-)
+from memplan.training.setup import TrainingSetup
 
 _HALF_SECTIONS = {Precision.BF16_MASTER: "bf16", Precision.FP16_MASTER: "fp16"}
 _HALF_OPTIONS = frozenset({

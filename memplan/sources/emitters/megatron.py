@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from memplan.model.spec import ModelSpec
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.sources.emitters.megatron_shape import shape_arguments
+from memplan.training.choices import Recomputation, checkpointing_text
 from memplan.training.kernels import AttentionKernel
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.megatron import TransformerImpl
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import Recomputation, TrainingSetup, checkpointing_text
+from memplan.training.setup import TrainingSetup
 
 Arguments = dict[str, object]
 """Names without dashes before them; True for one that takes no value."""

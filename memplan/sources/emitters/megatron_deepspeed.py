@@ -12,9 +12,10 @@ from memplan.sources.emitters.deepspeed import config
 from memplan.sources.emitters.emitted import Beside, Emitted, refuse
 from memplan.sources.emitters.megatron import batch_arguments
 from memplan.sources.emitters.megatron_shape import shape_arguments
+from memplan.training.choices import Recomputation, ZeroStage, checkpointing_text
 from memplan.training.kernels import AttentionKernel
 from memplan.training.precision import Precision
-from memplan.training.setup import Recomputation, TrainingSetup, ZeroStage, checkpointing_text
+from memplan.training.setup import TrainingSetup
 
 CONFIG_NAME = "ds_config.json"
 _PRECISIONS: Mapping[Precision, dict[str, object]] = {

@@ -7,17 +7,12 @@ llama3 --config llama3_8b`` and these flags. Up to February 2026 a file said the
 from collections.abc import Mapping
 
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.choices import FsdpStrategy, Offload, Recomputation, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.optimizers import Optimizer
 from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import (
-    FsdpStrategy,
-    Offload,
-    Recomputation,
-    TrainingSetup,
-    checkpointing_text,
-)
+from memplan.training.setup import TrainingSetup
 
 _PRECISIONS = {
     Precision.BF16_MIXED: {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"},

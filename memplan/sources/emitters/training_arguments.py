@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from memplan.sources.emitters import deepspeed
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.training.choices import Recomputation, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.kernels import (
     AttentionKernel,
@@ -22,7 +23,7 @@ from memplan.training.kernels import (
 from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.spellings import TRANSFORMERS
 from memplan.training.precision import Engine, Precision
-from memplan.training.setup import Recomputation, TrainingSetup, checkpointing_text
+from memplan.training.setup import TrainingSetup
 
 PRECISION_FLAGS: dict[Precision, dict[str, bool]] = {
     Precision.FP32: {},

@@ -7,8 +7,8 @@ from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.trainer_keys import known_arguments, moves_memory, trainer_names
 from memplan.sources.training_arguments import OPTIMIZERS
+from memplan.training.coercion import coerce_enum
 from memplan.training.optimizers import Optimizer
-from memplan.training.setup import coerce_enum
 
 
 def pass_arguments(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from memplan.errors import SetupError
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
+from memplan.training.coercion import coerce_enum
 from memplan.training.optimizers import Optimizer
-from memplan.training.setup import coerce_enum
 
 _CLASSES: Mapping[str, str] = {
     "torch.optim.adamw": "adamw_torch", "torch.optim.adam": "adamw_torch",

@@ -1,0 +1,206 @@
+"""Settings that cannot be, or contradict each other."""
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError
+from memplan.text import shown
+from memplan.training.activation_offload import OFFLOAD_RULES, ActivationOffload
+from memplan.training.choices import Offload, Recomputation, ZeroStage
+from memplan.training.compilation import Compilation
+from memplan.training.fp8 import Fp8Recipe
+from memplan.training.kernels import SelectivePolicy
+from memplan.training.precision import PRECISIONS, Engine, engines_with
+from memplan.training.setup_derived import DerivedSetup
+
+MAX_GPUS = 1_000_000
+MAX_TOKENS = 2**31
+MAX_IMBALANCE = 1024
+
+_OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len"})
+"""Sizes for which None stands for a default."""
+
+
+def check_sizes(setup: DerivedSetup) -> None:
+    """Refuse numbers of the wrong kind, or out of bounds, and switches that are neither true nor false."""
+    limits = {
+        "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
+        "gradient_accumulation_steps": MAX_TOKENS, "seq_len": MAX_TOKENS,
+        "target_seq_len": MAX_TOKENS, "tensor_parallel": MAX_GPUS, "pipeline_parallel": MAX_GPUS,
+        "virtual_stages": MAX_GPUS, "context_parallel": MAX_GPUS, "expert_parallel": MAX_GPUS,
+    }  # fmt: skip
+    for name, limit in limits.items():
+        value = getattr(setup, name)
+        if value is None and name in _OPTIONAL_SIZES:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            msg = f"{name}: expected a whole number, got {shown(value)}"
+            raise SetupError(msg)
+        if not 1 <= value <= limit:
+            msg = f"{name}: must be from 1 to {limit}, got {shown(value)}"
+            raise SetupError(msg)
+    for name in _FLAGS:
+        if not isinstance(getattr(setup, name), bool):
+            msg = f"{name}: expected true or false, got {shown(getattr(setup, name))}"
+            raise SetupError(msg)
+    numbers = (int, float)
+    imbalance = setup.expert_imbalance
+    if type(imbalance) not in numbers or not 1 <= imbalance <= MAX_IMBALANCE:
+        msg = (
+            f"expert_imbalance: must be from 1 (balanced) to {MAX_IMBALANCE} times an even share of the "
+            f"tokens, got {shown(imbalance)}"
+        )
+        raise SetupError(msg)
+    dropout = setup.dropout
+    is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
+    if dropout is not None and not (is_number and 0 <= dropout < 1):
+        msg = f"dropout: must be from 0 to below 1, got {shown(dropout)}"
+        raise SetupError(msg)
+    if setup.num_gpus % setup.nodes:
+        msg = (
+            f"num_nodes: {setup.num_gpus} GPUs cannot be spread evenly over {setup.nodes} nodes; "
+            "give a number of nodes that divides them"
+        )
+        raise SetupError(msg)
+
+
+_FLAGS = (
+    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
+    "optimizer_in_backward",
+)  # fmt: skip
+
+
+def check_engine(setup: DerivedSetup) -> None:
+    """Refuse what the engine cannot do, and settings that exclude each other."""
+    engine, precision = setup.chosen_engine, setup.chosen_precision
+    if engine not in engines_with(precision):
+        known = [each.value for each, row in PRECISIONS.items() if engine in row.engines]
+        msg = (
+            f"precision: {precision.value} does not exist with the engine {engine.value}; "
+            f"it has {', '.join(known)}"
+        )
+        raise SetupError(msg)
+    if setup.zero_stage is not None and engine is not Engine.DEEPSPEED:
+        msg = (
+            f"zero_stage: only deepspeed has ZeRO stages, and the engine is {engine.value}: leave it "
+            "out, or name the engine deepspeed"
+        )
+        raise SetupError(msg)
+    if setup.fsdp_strategy is not None and engine not in (Engine.FSDP, Engine.FSDP1):
+        msg = f"fsdp_strategy: only fsdp and fsdp1 have it, and the engine is {engine.value}"
+        raise SetupError(msg)
+    _check_fp8(setup, engine)
+    _check_offload(setup, engine)
+    _check_parallel(setup)
+
+
+def _check_fp8(setup: DerivedSetup, engine: Engine) -> None:
+    if setup.fp8 is not Fp8Recipe.NONE and setup.adapter is not None:
+        msg = "fp8: adapters beside linear layers in fp8 are not modelled: leave one of the two out"
+        raise SetupError(msg)
+    if setup.fp8 is Fp8Recipe.NONE:
+        return
+    formats = PRECISIONS[setup.chosen_precision]
+    half = formats.autocast or formats.compute
+    if half is not DType.BF16:
+        msg = (
+            f"fp8: {setup.fp8.value} narrows products that are in bf16, and the precision "
+            f"{setup.chosen_precision.value} has none: take bf16 or one of its forms"
+        )
+        raise SetupError(msg)
+    if engine is Engine.DEEPSPEED and setup.zero_stage is ZeroStage.PARAMETERS:
+        msg = (
+            "fp8: DeepSpeed's stage 3 replaces linear layers itself, and how that goes with "
+            f"{setup.fp8.value} is not modelled; stages 0 to 2, ddp and fsdp are"
+        )
+        raise SetupError(msg)
+
+
+def _check_offload(setup: DerivedSetup, engine: Engine) -> None:
+    _check_ratio(setup)
+    if setup.offload_activations.sends:
+        _check_activation_offload(setup)
+    parts = {"offload_optimizer": setup.offload_optimizer, "offload_param": setup.offload_param}
+    for name, place in parts.items():
+        if place is not Offload.NONE and engine in (Engine.DDP, Engine.MEGATRON):
+            msg = f"{name}: {engine.value} cannot offload; deepspeed, fsdp and fsdp1 can"
+            raise SetupError(msg)
+    if setup.offload_param is not Offload.NONE and engine is Engine.DEEPSPEED:
+        stage = setup.zero_stage if setup.zero_stage is not None else ZeroStage.GRADIENTS
+        if stage is not ZeroStage.PARAMETERS:
+            msg = f"offload_param: DeepSpeed offloads parameters in stage 3 only, not {stage.value}"
+            raise SetupError(msg)
+    if setup.offload_optimizer is not Offload.NONE and setup.zero_stage is ZeroStage.NONE:
+        msg = "offload_optimizer: DeepSpeed offloads from stage 1 on, not 0"
+        raise SetupError(msg)
+
+
+def _check_ratio(setup: DerivedSetup) -> None:
+    ratio: object = setup.offload_activations_ratio
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        msg = f"offload_activations_ratio: must be from 0 to 1, got {shown(ratio)}"
+        raise SetupError(msg)
+    if ratio != 1 and setup.offload_activations is not ActivationOffload.CHUNKS:
+        how = setup.offload_activations.value
+        msg = f"offload_activations_ratio: chunks take a share, not {how}; say chunks"
+        raise SetupError(msg)
+
+
+def _check_activation_offload(setup: DerivedSetup) -> None:
+    how = setup.offload_activations.value
+    msg = ""
+    chunks = setup.offload_activations is ActivationOffload.CHUNKS
+    in_flight = OFFLOAD_RULES[setup.offload_activations].in_flight if not chunks else 0
+    if chunks and setup.pipeline_parallel == 1:
+        msg = "passes that others follow are those of a pipeline: give pipeline_parallel"
+    elif in_flight and setup.pipeline_parallel > 1:
+        msg = "in a pipeline it is not modelled: chunks, save-on-cpu and checkpoints are"
+    elif setup.chosen_engine is Engine.MEGATRON and not chunks:
+        msg = "under Megatron it is not modelled: chunks are"
+    elif setup.compile is not Compilation.NONE:
+        msg = "what a compiled graph keeps is not followed to CPU RAM: leave torch.compile out"
+    elif setup.fp8 is not Fp8Recipe.NONE:
+        msg = f"what {setup.fp8.value} keeps is not followed to CPU RAM: leave fp8 out"
+    elif (
+        setup.checkpointing is Recomputation.SELECTIVE
+        and setup.chosen_kernels.selective is not SelectivePolicy.EVERY_OTHER_MATMUL
+    ):
+        msg = "beside recomputed attention it is not modelled: take checkpointing none or full"
+    elif setup.offload_activations is ActivationOffload.CHECKPOINTS and setup.checkpointing in (
+        Recomputation.NONE,
+        0.0,
+    ):
+        msg = "no layer is checkpointed: say checkpointing full, or streamed"
+    if msg:
+        msg = f"offload_activations: {how}: {msg}"
+        raise SetupError(msg)
+
+
+def _check_parallel(setup: DerivedSetup) -> None:
+    product = setup.tensor_parallel * setup.pipeline_parallel * setup.context_parallel
+    if setup.num_gpus % product:
+        msg = (
+            f"num_gpus: {setup.num_gpus} is not divisible by tensor_parallel x pipeline_parallel x "
+            f"context_parallel = {setup.tensor_parallel} x {setup.pipeline_parallel} x "
+            f"{setup.context_parallel} = {product}"
+        )
+        raise SetupError(msg)
+    if setup.is_pipelined:
+        _check_pipeline(setup)
+
+
+def _check_pipeline(setup: DerivedSetup) -> None:
+    """Refuse what says how stages are run where there are none, and counts that no schedule takes."""
+    pipeline = setup.pipeline
+    if pipeline is None:
+        for name in ("pipeline_schedule", "virtual_stages", "layers_per_stage"):
+            if getattr(setup, name) not in (None, 1):
+                msg = f"{name}: is of the stages that pipeline_parallel makes, and that is 1: give it too"
+                raise SetupError(msg)
+        return
+    from memplan.training.schedules import check_schedule  # only for pipelines
+
+    check_schedule(
+        pipeline.schedule,
+        num_ranks=pipeline.degree,
+        num_virtual=pipeline.num_virtual,
+        num_micro_batches=pipeline.num_micro_batches,
+    )
