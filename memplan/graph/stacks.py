@@ -6,6 +6,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, matmul_weight
+from memplan.graph.options import TapeOptions
 from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
@@ -64,6 +65,19 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
             parts.append(TrainedRun(high - low, run.layer, checkpointed, frozen, run.shared))
         start += run.count
     return parts
+
+
+def cut_layers(options: TapeOptions, num_layers: int) -> list[tuple[int, int, bool, bool]]:
+    """Stretches of a tower's layers, from and up to, and whether each is checkpointed and frozen."""
+    recomputed = _checkpointed(options.checkpointed_layers, num_layers)
+    cuts = {0, num_layers}
+    for first, last in (*recomputed.ranges, *options.freeze.layer_ranges):
+        cuts |= {first, last + 1}
+    edges = sorted(cut for cut in cuts if 0 <= cut <= num_layers)
+    return [
+        (low, high, low in recomputed, options.freeze.freezes_layer(low))
+        for low, high in pairwise(edges)
+    ]
 
 
 def _checkpointed(layers: float | CheckpointedLayers, num_layers: int) -> CheckpointedLayers:
