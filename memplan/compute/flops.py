@@ -309,7 +309,7 @@ def recomputed_positions(segment: Segment) -> frozenset[int]:
 def early_stop(segment: Segment) -> int:
     """The first operation that torch no longer runs again."""
     operations = segment.operations
-    if not segment.checkpointed or segment.kept_outputs:
+    if not segment.checkpointed or segment.kept_outputs or segment.nested:
         return len(operations)
     for position in range(len(operations) - 1, -1, -1):
         operation = operations[position]

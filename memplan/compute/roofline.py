@@ -7,7 +7,6 @@ kernel, and only what is really written moves.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
@@ -36,8 +35,7 @@ from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.exchange import ExchangeKind
+from memplan.training.exchange import NO_SENDS, ExchangeKind, Group, Send
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import AttentionKernel
 
@@ -69,14 +67,9 @@ SLOW_KINDS: Mapping[OperationKind, tuple[float, float]] = {
 }  # fmt: skip
 """What reads rows twice, or sums over columns too: of the rate of element-wise kernels, what they reach forward
 and backward (``tests/measured/h100_rates.json``)."""
+NORM_BYTES = (2, 3)
+"""Tensors that a norm reads and writes forward, and backward, where its gradient comes too."""
 _PLAIN = (1.0, 1.0)
-
-
-class Group(Enum):
-    """Who sends to whom among the ranks of one copy of the model."""
-
-    SPLIT = "layers split between them"
-    SHARED = "sequences shared between them"
 
 
 class Message(NamedTuple):
@@ -157,8 +150,6 @@ class _Reader:
         self.share = float(causal_share(segment.layer, tape, model))
         """Of the scores, what attention's kernels compute."""
         self.is_compiled = segment.compiled is not Compilation.NONE
-        self.before_s = 0.0
-        """What attention took before the last kernel."""
 
     def read(self) -> SegmentWork:
         operations = self.segment.operations
@@ -209,7 +200,8 @@ class _Reader:
             work.host_s += 0.0 if self.is_compiled else HOST_VIEW_S
             return
         work.host_s += self._host_seconds(operation)
-        scratch = _positive(operation.forward_scratch)
+        before_s, sends = work.device_s, operation.sends.forward
+        scratch = 0 if _gathers(operation) else _positive(operation.forward_scratch)
         slow = SLOW_KINDS.get(kind, _PLAIN)[0]
         if kind in _SENT:
             self._send(work, operation, _SENT[kind][0])
@@ -219,12 +211,20 @@ class _Reader:
             self._move(work, moved / slow + 2 * scratch)
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share, 0)
-            self._go_round(work, operation, 0)
         elif kind in OUTPUT_LOSSES:
             self._multiply_out(work, operation)
         else:
             work.products_s += self._product(operation, _shape(operation))
+            self._norm_within(work, operation, NORM_BYTES[0], 0)
             self._move(work, 2 * scratch)
+        if sends:
+            self._send_within(work, sends, work.device_s - before_s)
+
+    def _norm_within(self, work: Work, operation: Operation, tensors: int, direction: int) -> None:
+        """A norm that is one module with the product behind it reads and writes by itself."""
+        if _has_norm(operation):
+            slow = SLOW_KINDS[OperationKind.LAYER_NORM][direction]
+            self._move(work, tensors * _num_bytes(operation.inputs[0]) / slow)
 
     def _run_tiles(self, work: Work, tiles: Tiles, *, back: bool) -> None:
         """One tile after the other forward, and with ``back`` each backward too."""
@@ -261,6 +261,12 @@ class _Reader:
         sizes = [_num_bytes(each) for each in (*operation.inputs[:1], *operation.outputs[:1])]
         work.messages.append(Message(kind, max(sizes)))
 
+    def _send_within(self, work: Work, sends: Iterable[Send], own_s: float) -> None:
+        """What an operation sends, beside its own computing as far as that lasts."""
+        work.messages += [
+            Message(each.kind, each.num_bytes, each.group, each.beside * own_s) for each in sends
+        ]
+
     def _attend(self, work: Work, operation: Operation, flops: float, direction: int) -> None:
         rates = self.rates
         third = self.tape.kernels.attention is AttentionKernel.FLASH3
@@ -276,26 +282,9 @@ class _Reader:
             reached *= found.half_head ** (FULL_HEAD / head - 1)
         if not query.dtype.is_half:
             reached *= SINGLE_ATTENTION_SHARE
-        self.before_s = work.attention_s
         seconds = flops / reached
         moved = (_read_bytes(operation) + _made_bytes(operation)) * (1 + direction)
         work.attention_s += max(seconds, moved / rates.bytes_per_s) + rates.kernel_s
-
-    def _go_round(self, work: Work, operation: Operation, direction: int) -> None:
-        """Keys and values of the other ranks of a ring, and backward their gradients in fp32.
-
-        A rank looks at its own while the others' come, and at each while the next does.
-        """
-        group = self.tape.options.context_parallel
-        if group is None or group.kind is not ContextParallelKind.RING:
-            return
-        both = operation.inputs[1]
-        whole = both.numel * both.dtype.num_bytes * group.degree
-        if direction:
-            whole += both.numel * DType.FP32.num_bytes * group.degree
-        last = work.attention_s - self.before_s
-        hidden = last * (group.degree - 1) / group.degree
-        work.messages.append(Message(ExchangeKind.ALL_GATHER, whole, Group.SHARED, hidden))
 
     def _product(self, operation: Operation, shape: Shape) -> float:
         rates, first = self.rates, operation.inputs[0]
@@ -350,7 +339,8 @@ class _Reader:
             return
         if not operation.flops or kind in ATTENTION_KERNELS:
             work.host_s += self._host_backward_s(operation)
-        scratch = _positive(operation.backward_scratch)
+        before_s, sends = work.device_s, operation.sends.backward
+        scratch = 0 if _gathers(operation) else _positive(operation.backward_scratch)
         if kind in _SENT:
             if kind is not OperationKind.ALL_GATHER or scratch:
                 # Columns that were joined are cut out again: nothing is sent.
@@ -364,26 +354,29 @@ class _Reader:
             self._move(work, 2 * sum(_num_bytes(each) for each in operation.inputs[:2]))
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share * _factor(operation), 1)
-            self._go_round(work, operation, 1)
             self._move(work, 2 * scratch)
         elif operation.flops:
             self._multiply_back(work, operation)
+            self._norm_within(work, operation, NORM_BYTES[1], 1)
             self._move(work, 2 * scratch)
         else:
             slow = SLOW_KINDS.get(kind, _PLAIN)[1]
             self._move(work, _backward_bytes(operation) / slow + 2 * scratch)
+        if sends:
+            self._send_within(work, sends, work.device_s - before_s)
 
     def _multiply_back(self, work: Work, operation: Operation) -> None:
         batch, m, n, k = _shape(operation)
         turned = (Shape(batch, m, k, n), Shape(batch, k, n, m))
-        pairs = zip(operation.inputs, operation.gradients, strict=False)
-        for place, (tensor, kind) in enumerate(pairs):
+        factors = (operation.inputs[0], _second(operation))
+        for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
             if not tensor.requires_grad or kind == Gradient.NONE:
                 continue
-            if place < 2:
+            if tensor in factors:
+                place = factors.index(tensor)
                 work.products_s += self._product(operation, turned[place])
                 work.host_s += HOST_COMPILED_S if self.is_compiled else HOST_BACKWARD_PRODUCT_S
-            else:
+            elif not _has_norm(operation):
                 # A bias.
                 self._move(work, _made_bytes(operation))
 
@@ -423,12 +416,49 @@ def _factor(operation: Operation) -> float:
 
 
 def _shape(operation: Operation) -> Shape:
-    first, out = operation.inputs[0], operation.outputs[0]
-    second = operation.inputs[1] if len(operation.inputs) > 1 else first
-    factor = second.num_weights if _is_packed(second) else second.numel
-    if not (first.numel and factor and out.numel):
+    first, out, second = operation.inputs[0], operation.outputs[0], _second(operation)
+    if not (first.numel and second.numel and out.numel):
         return Shape(1, 1, 1, 1)
+    if _is_matrix(second):
+        return _by_weight(operation, second)
+    factor = second.num_weights if _is_packed(second) else second.numel
     return shape_of(first.numel, factor, out.numel, operation.flops)
+
+
+def _is_matrix(tensor: Tensor) -> TypeGuard[Parameter]:
+    """Whether it is one weight, and no experts' side by side."""
+    if not isinstance(tensor, Parameter) or tensor.packed is not None:
+        return False
+    return tensor.experts is None and len(tensor.shape) == 2
+
+
+def _by_weight(operation: Operation, weight: Parameter) -> Shape:
+    """Whatever share of the rows the rank has, its product is of as many as the FLOPs say."""
+    columns, width = weight.shape
+    rows = operation.flops // (2 * columns * width)
+    if columns * rows == operation.inputs[0].numel:
+        columns, width = width, columns  # it lies the other way round, as GPT-2's do
+    return Shape(1, rows, columns, width)
+
+
+def _second(operation: Operation) -> Tensor:
+    """What the first input is multiplied by: of one that is normed first, it stands behind the norm's weights."""
+    inputs = operation.inputs
+    if _has_norm(operation):
+        return next(each for each in inputs if isinstance(each, Parameter) and len(each.shape) > 1)
+    return inputs[1] if len(inputs) > 1 else inputs[0]
+
+
+def _gathers(operation: Operation) -> bool:
+    """Whether its temporaries are what its collectives write, which is in their time."""
+    return operation.kind is OperationKind.LINEAR and operation.sends is not NO_SENDS
+
+
+def _has_norm(operation: Operation) -> bool:
+    """Whether a norm runs before the product, in the same module."""
+    second = operation.inputs[1] if len(operation.inputs) > 2 else None
+    is_linear = operation.kind is OperationKind.LINEAR
+    return is_linear and isinstance(second, Parameter) and len(second.shape) == 1
 
 
 def _is_packed(tensor: Tensor) -> TypeGuard[Parameter]:

@@ -10,6 +10,7 @@ from memplan.estimator.recording import (
     Walked,
     record_and_walk,
     tape_options,
+    walked_forward,
     walked_on_card,
 )
 from memplan.fast_dataclass import dataclass
@@ -141,7 +142,8 @@ class Prepared(NamedTuple):
 def prepared(model: ModelSpec, resolved: TrainingSetup, gpu: GpuSpec | None) -> Prepared:
     """Record what a resolved setup trains, and what runs beside it."""
     if resolved.job == PLAIN and resolved.ema is None:
-        walked = walked_on_card(model, tape_options(resolved, gpu))
+        walk = walked_on_card if resolved.pipeline is None else walked_forward
+        walked = walk(model, tape_options(resolved, gpu))
         given = walked.trained_as(resolved)
         if resolved.pipeline is not None:
             given = replace(given, stages=_stages(walked, resolved))

@@ -7,13 +7,13 @@ from typing import NamedTuple, TypeAlias
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
 from memplan.compute.rates import UPDATE_SHARE, Rates
-from memplan.compute.roofline import Group, SegmentWork, Work
+from memplan.compute.roofline import SegmentWork, Work
 from memplan.hardware.network import Network
 from memplan.memory.accounts import MICRO_BATCHES
 from memplan.memory.ledger import Part
 from memplan.memory.rank import RankInput
 from memplan.training.activation_offload import OFFLOAD_RULES
-from memplan.training.exchange import Exchange, ExchangeKind, Hiding, Ranks, Visit
+from memplan.training.exchange import Exchange, ExchangeKind, Group, Hiding, Ranks, Visit
 
 PRODUCTS = "products of matrices"
 ATTENTION = "attention"
@@ -195,6 +195,7 @@ class Timer:
         self.groups = {
             Group.SPLIT: Ranks(setup.tensor_parallel),
             Group.SHARED: Ranks(setup.context_parallel, setup.tensor_parallel),
+            Group.SPREAD: Ranks(setup.expert_parallel, setup.tensor_parallel),
         }
         self.known: dict[tuple[ExchangeKind, int, Ranks], float] = {}
         self.updates: list[tuple[Exchange, int]] = []

@@ -66,7 +66,14 @@ def _other_mixer(
     t: Tape, x: Tensor, spec: LatentAttentionSpec | OtherMixer, context: StackContext
 ) -> Tensor:
     from memplan.model.latent import LatentAttentionSpec  # only for rarer models
-    from memplan.model.mixers import DeltaRuleSpec, LightningSpec, ShortConvolutionSpec
+    from memplan.model.mixers import (
+        DeltaRuleSpec,
+        LightningSpec,
+        Mamba2Spec,
+        MambaSpec,
+        ShortConvolutionSpec,
+        SideBySideSpec,
+    )
 
     if isinstance(spec, LatentAttentionSpec):
         from memplan.graph.attention.latent import latent_attention  # only for DeepSeek's kin
@@ -87,6 +94,20 @@ def _other_mixer(
         from memplan.graph.mixers.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
 
         return delta_rule(t, x, spec, context)
+    if isinstance(spec, MambaSpec):
+        from memplan.graph.mixers.mamba import mamba_mixer  # only for Mamba and its hybrids
+
+        t.block = LayerBlock.MIXER
+        return mamba_mixer(t, x, spec, context)
+    if isinstance(spec, Mamba2Spec):
+        from memplan.graph.mixers.mamba2 import mamba2_mixer  # only for Mamba-2 and its hybrids
+
+        t.block = LayerBlock.MIXER
+        return mamba2_mixer(t, x, spec, context)
+    if isinstance(spec, SideBySideSpec):
+        from memplan.graph.mixers.side_by_side import side_by_side  # only for Falcon-H1
+
+        return side_by_side(t, x, spec, context)
     t.block = LayerBlock.MIXER
     return _counted(t, x, spec, context)
 

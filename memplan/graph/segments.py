@@ -9,6 +9,7 @@ from memplan.graph.operation_kinds import PRODUCTS, SECOND_FIRST, OperationKind
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.parameters import ModelPart
 from memplan.training.compilation import Compilation
+from memplan.training.exchange import NO_SENDS, Sends
 
 if TYPE_CHECKING:
     from memplan.graph.away import Away, Handed
@@ -25,6 +26,8 @@ class Gradient(IntEnum):
     SUMMED = -4
     """The output's gradient summed over its rows, by the engine once the formula has returned."""
     NONE = -2
+    FUSED = -8
+    """Written into the main gradients by the product itself: autograd is handed none of its own."""
     ALIAS = -1
     """The output's gradient itself, or a view of it."""
     FRESH = 0
@@ -42,6 +45,8 @@ class Gradient(IntEnum):
     reads that and it is as large."""
 
 
+NOT_HANDED = (Gradient.NONE, Gradient.FUSED)
+"""What autograd has no tensor of."""
 RESULT = 0
 """Where an operation makes its results among its temporaries."""
 
@@ -99,6 +104,7 @@ class Operation:
         "pinned",
         "saved",
         "saves_output",
+        "sends",
         "tiles",
     )
 
@@ -119,6 +125,7 @@ class Operation:
         pinned: Sequence[Storage] = (),
         handed: "Handed" = (),
         tiles: "Tiles | None" = None,
+        sends: Sends = NO_SENDS,
     ) -> None:
         self.kind = kind
         self.inputs = inputs
@@ -151,6 +158,8 @@ class Operation:
         """What hooks took of all that it keeps; what went is not in ``saved``."""
         self.tiles = tiles
         """What it runs tile by tile, where it is no operation but a stretch of them."""
+        self.sends = sends
+        """What ranks send one another inside it; a collective of its own sends what it is given."""
 
     @property
     def held(self) -> Sequence[Storage]:
@@ -171,7 +180,7 @@ class Operation:
         pairs = list(zip(self.inputs, self.gradients, strict=True))
         if self.kind in SECOND_FIRST and not self.in_python:
             # What has no gradient (the offsets of a grouped product) stands behind.
-            operands = [pair for pair in pairs if pair[1] != Gradient.NONE]
+            operands = [pair for pair in pairs if pair[1] not in NOT_HANDED]
             if len(operands) == 2:
                 return operands[::-1]
         return pairs

@@ -14,6 +14,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.declaration import registered
 from memplan.graph.operation_kinds import EXTERN_KERNELS
 from memplan.graph.segments import (
+    NOT_HANDED,
     Change,
     Gradient,
     Operation,
@@ -493,7 +494,7 @@ class BackwardWalk:
     def _has_weights(self, operation: Operation) -> bool:
         """Whether gradients of weights come out of it too."""
         return any(
-            tensor.requires_grad and kind != Gradient.NONE and tensor not in self.on_way
+            tensor.requires_grad and kind not in NOT_HANDED and tensor not in self.on_way
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=False)
         )
 
@@ -515,7 +516,7 @@ class BackwardWalk:
             self._play(stages.pop(0))
         handed_over = iter(operation.saved)
         for tensor, kind in operation.backward_order():
-            if not tensor.requires_grad or kind == Gradient.NONE or not self._is_wanted(tensor):
+            if not tensor.requires_grad or kind in NOT_HANDED or not self._is_wanted(tensor):
                 continue
             if kind == Gradient.ALIAS:
                 incoming.references += 1

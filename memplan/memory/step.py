@@ -196,8 +196,8 @@ class StepWalk:
             for storage in kept_by(segment):
                 self.keepers[storage] = self.keepers.get(storage, 0) + 1
 
-    def run(self) -> StepPasses:
-        """Forward, then backward."""
+    def forward(self) -> StepPasses:
+        """Forward alone."""
         for segment in self.tape.segments:
             if segment.index:
                 self._release(self.tape.segments[segment.index - 1])
@@ -208,6 +208,11 @@ class StepWalk:
         self._lower(Level(saved_bytes=-self._sent_bytes()), loss=False)
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
+        return self.passes
+
+    def run(self) -> StepPasses:
+        """Forward, then backward."""
+        self.forward()
         stage = self.tape.options.stage
         if stage is not None and stage.splits_backward and not stage.is_first:
             self._split_backward()
