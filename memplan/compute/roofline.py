@@ -20,7 +20,7 @@ from memplan.graph.operation_kinds import (
     OUTPUT_LOSSES,
     OperationKind,
 )
-from memplan.graph.segments import Gradient, Operation, Segment
+from memplan.graph.segments import Gradient, Operation, Segment, Tiles
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.attention import AttentionSpec
@@ -208,6 +208,9 @@ class _Reader:
 
     def _run(self, work: Work, operation: Operation) -> None:
         kind = operation.kind
+        if operation.tiles is not None:
+            self._run_tiles(work, operation.tiles, back=operation.tiles.forward_gradients)
+            return
         if kind in VIEWS:
             work.host_s += 0.0 if self.is_compiled else self.rates.host.view
             return
@@ -237,6 +240,19 @@ class _Reader:
         if _has_norm(operation):
             slow = SLOW_KINDS[OperationKind.LAYER_NORM][direction]
             self._move(work, tensors * _num_bytes(operation.inputs[0]) / slow)
+
+    def _run_tiles(self, work: Work, tiles: Tiles, *, back: bool) -> None:
+        """One tile after the other forward, and with ``back`` each backward too."""
+        one = Work()
+        operations = tiles.segment.operations
+        for each in operations:
+            self._run(one, each)
+        for each in reversed(operations) if back else ():
+            if each.gradients:
+                self._run_back(one, each)
+        work.products_s += tiles.count * one.products_s
+        work.memory_s += tiles.count * one.memory_s
+        work.host_s += tiles.count * one.host_s
 
     def _host_seconds(self, operation: Operation) -> float:
         """What it takes to ask for an operation's kernel in the forward pass."""
@@ -336,6 +352,10 @@ class _Reader:
 
     def _run_back(self, work: Work, operation: Operation) -> None:
         kind = operation.kind
+        if operation.tiles is not None:
+            if operation.tiles.runs_again:
+                self._run_tiles(work, operation.tiles, back=True)
+            return
         if not operation.flops or kind in ATTENTION_KERNELS:
             work.host_s += self._host_backward_s(operation)
         before_s, sends = work.device_s, operation.sends.backward
