@@ -1,7 +1,7 @@
 """Of all that a setup can say, what ``memplan verify`` runs; the rest is refused by name."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from memplan.errors import SetupError
 from memplan.training.activation_offload import ActivationOffload
@@ -40,6 +40,9 @@ def _hugging_face(setup: TrainingSetup) -> bool:
     return replace(kernels, attention=_OWN.attention) == _OWN
 
 
+SETUP_DEFAULTS = {field.name: field.default for field in fields(TrainingSetup)}
+
+
 RUN: dict[str, Check] = {
     "num_gpus": _any,
     "num_nodes": _any,
@@ -65,6 +68,8 @@ RUN: dict[str, Check] = {
     "mlp": _is("mlp", None, _OWN.feed_forward),
     "rotary": _is("rotary", None, _OWN.rotary),
     "loss": _is("loss", None, _OWN.loss),
+    "mlp_tiles": _is("mlp_tiles", SETUP_DEFAULTS["mlp_tiles"]),
+    "loss_tiles": _is("loss_tiles", SETUP_DEFAULTS["loss_tiles"]),
     "packing": _is("packing", Packing.NONE),
     "dropout": _any,
     "tensor_parallel": _is("tensor_parallel", 1),

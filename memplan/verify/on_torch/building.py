@@ -11,6 +11,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, UnsupportedFamilyError
 from memplan.model.spec import Task
 from memplan.training.choices import Recomputation
+from memplan.training.kernels import KernelPreset
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
@@ -85,12 +86,16 @@ def build(config: Any, task: Task, setup: TrainingSetup) -> Any:
         raise SetupError(msg)
     kind = getattr(transformers, AUTO_CLASSES[task])
     dtype = FORMATS[PRECISIONS[setup.chosen_precision].weights]
-    attention = setup.chosen_kernels.attention.value
+    # Where none is asked for, it is the class that chooses: sdpa, or eager where it has nothing else.
+    asked = setup.attention or (
+        None if setup.kernels is KernelPreset.HF else setup.chosen_kernels.attention
+    )
+    attention = None if asked is None else ATTENTION_NAMES.get(asked.value, asked.value)
     with torch.device("meta"), _no_initial_values():
         try:
             model = kind.from_config(
                 config,
-                attn_implementation=ATTENTION_NAMES.get(attention, attention),
+                attn_implementation=attention,
                 dtype=dtype,
                 trust_remote_code=False,
             )

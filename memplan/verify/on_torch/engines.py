@@ -73,7 +73,9 @@ def _plain(model: Any, optimizer: Any, setup: TrainingSetup) -> Trainer:
 
 def _in_fp32(outputs: Any) -> Any:
     """As accelerate hands outputs over under mixed precision (``ConvertOutputsToFp32``)."""
-    widened = {name: each.float() if torch.is_tensor(each) else each for name, each in outputs.items()}
+    widened = {
+        name: each.float() if torch.is_tensor(each) else each for name, each in outputs.items()
+    }
     return type(outputs)(**widened)
 
 
