@@ -20,6 +20,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.spec import ModelSpec
+from memplan.training.exchange import ExchangeKind, Group, both_ways
 from memplan.training.expert_parallel import ExpertParallel
 
 
@@ -115,7 +116,11 @@ def _sorted(t: Tape, chosen: Tensor, num_experts: int) -> Tensor:
 def _sent(t: Tape, x: Tensor, numel: int) -> Tensor:
     """``all_to_all_single``, and the same the other way in backward."""
     out = t.tensor(numel, x.dtype)
-    t.record(OperationKind.ALL_TO_ALL, (x,), (out,), gradients=(Gradient.FRESH,))
+    size = max(x.numel, numel) * x.dtype.num_bytes
+    t.record(
+        OperationKind.ALL_TO_ALL, (x,), (out,), gradients=(Gradient.FRESH,),
+        sends=both_ways(ExchangeKind.ALL_TO_ALL, size, Group.SPREAD),
+    )  # fmt: skip
     return out
 
 
