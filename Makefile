@@ -77,7 +77,7 @@ $(VERIFY_VENV)/.ready: pyproject.toml
 	@touch $@
 
 verify: $(VERIFY_VENV)/.ready  ## Follow torch's own code on fake tensors beside the estimates, in an environment with torch
-	$(VERIFY_VENV)/bin/python -m pytest tests/verify $(PYTEST_FLAGS)
+	$(VERIFY_VENV)/bin/python -m pytest tests/verify tests/tracing $(PYTEST_FLAGS)
 
 pythons:  ## Run the whole test suite under every Python of PYTHONS that this machine has
 	@found=; failed=0; for python in $(PYTHONS); do \

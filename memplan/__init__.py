@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memplan.search.grid import Grid
     from memplan.sources.catalog import load_gpu
     from memplan.sources.models import load_model
+    from memplan.tracing import save_tape, trace
     from memplan.training.adapters import Ia3, Lora, PromptTuning
     from memplan.training.quantization import Quantization
     from memplan.training.setup import TrainingSetup
@@ -41,7 +42,9 @@ _HOMES = {
     "load_gpu": "memplan.sources.catalog",
     "load_model": "memplan.sources.models",
     "plan": "memplan.api",
+    "save_tape": "memplan.tracing",
     "sweep": "memplan.api",
+    "trace": "memplan.tracing",
 }
 """Public name -> the module that defines it."""
 
@@ -63,7 +66,9 @@ __all__ = [
     "load_gpu",
     "load_model",
     "plan",
+    "save_tape",
     "sweep",
+    "trace",
 ]
 
 

@@ -10,6 +10,7 @@
     │   ├── ModelNotFoundError      3  no such built-in model, file or folder
     │   ├── GpuNotFoundError        3  no such GPU in the catalog
     │   ├── SetupError              3  a training setup that cannot exist
+    │   ├── TraceError              3  a module that cannot be written down
     │   └── UnsupportedOperationError  3  the tape lacks an operation the model needs
     ├── HubError(OSError)           4  the Hugging Face hub
     │   ├── HubGatedError           4  the model asks for an accepted licence
@@ -97,7 +98,7 @@ class HubRateLimitError(HubError):
     """The hub refuses more requests for now."""
 
 
-class TraceError(MemplanError, ValueError):
+class TraceError(InputError):
     """A module that cannot be written down as a program."""
 
 

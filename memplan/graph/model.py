@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the model's training step on a new tape: of a split model, a rank's own."""
+    if model.traced is not None:
+        from memplan.graph.traced.checks import check_traced  # only for a user's own module
+
+        check_traced(model, options)
     if options.adapter is not None and options.adaptation is None:
         overlay = _overlay(model, options.adapter, options.adapter_dtype)
         seq_len = options.seq_len + overlay.num_prompts

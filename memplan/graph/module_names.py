@@ -9,7 +9,7 @@ from memplan.graph.overlay import weight_key
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 
 OUTPUT_MATRIX = "lm_head"
@@ -64,14 +64,21 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
             name, _, module = each.partition(" ")
             if name == segment.name and module in kinds:
                 kinds[module] = ModuleKind.OTHER
+        # A traced module says by its weights which of its layers is the last.
+        outputs = {
+            each.module
+            for each in segment.parameters
+            if model.traced is not None and each.role is WeightRole.OUTPUT
+        }
         first = begun.get(segment.name, 0)
         for repetition in range(first, first + segment.num_copies):
             found += [
                 NamedModule(
                     full_name(names.get(segment.name), segment, module, repetition), segment.name,
                     repetition, module, kind,
-                    has_output and segment.part is ModelPart.HEAD
-                    and module in (OUTPUT_MATRIX, MASKED_OUTPUT),
+                    module in outputs
+                    or (has_output and segment.part is ModelPart.HEAD
+                        and module in (OUTPUT_MATRIX, MASKED_OUTPUT)),
                 )
                 for module, kind in kinds.items()
             ]  # fmt: skip

@@ -212,7 +212,7 @@ def norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, *, groups: i
 def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int) -> Tensor:
     kind = spec.kind
     if kind is NormKind.LAYER and not spec.weight:
-        return _native_layer_norm(t, x, width, ())
+        return native_layer_norm(t, x, width, ())
     if kind is NormKind.LAYER and groups > 1:
         return layer_norm_per_head(t, x, name, width, groups)
     if kind is NormKind.LAYER:
@@ -245,10 +245,10 @@ def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) 
     inputs: tuple[Tensor, ...] = (weight,)
     if bias:
         inputs += (t.parameter(f"{name}.bias", width, role=WeightRole.NORM),)
-    return _native_layer_norm(t, x, width, inputs)
+    return native_layer_norm(t, x, width, inputs)
 
 
-def _native_layer_norm(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
+def native_layer_norm(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
     out = _layer_norm_kernel(t, full, width, weights)
     t.touch(x)
@@ -292,7 +292,7 @@ def layer_norm_one_plus(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
 def layer_norm_plain(t: Tape, x: Tensor, width: int) -> Tensor:
     """OLMo's: an fp32 layer norm without parameters, cast back."""
     dtype = x.dtype
-    return t.cast(_native_layer_norm(t, t.cast(x, DType.FP32), width, ()), dtype)
+    return t.cast(native_layer_norm(t, t.cast(x, DType.FP32), width, ()), dtype)
 
 
 def layer_norm_upcast(t: Tape, x: Tensor, name: str, width: int, groups: int = 1) -> Tensor:

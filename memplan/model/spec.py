@@ -83,7 +83,9 @@ class ModelSpec(Displayed):
 
     @property
     def num_layers(self) -> int:
-        """Layers of all stacks."""
+        """Layers of all stacks, or of a traced module's lists."""
+        if self.traced is not None:
+            return self.traced.num_layers
         return sum(stack.num_layers for stack in self.stacks)
 
     @property

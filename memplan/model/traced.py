@@ -37,18 +37,28 @@ class Size:
         return total
 
 
+FULL, HALF, AUTOCAST = "full", "half", "autocast"
+"""Programs of a module in fp32, in 16 bits, and in fp32 under autocast."""
+RECOMPUTED = "recomputed"
+"""Of a program that runs as with checkpointing, which modules look at too."""
+
+
 class Format(StrEnum):
     """What a tensor's numbers are, where the program does not fix it."""
 
     MODEL = "model"
     """The module's own floating-point format."""
+    HALF = "half"
+    """Autocast's 16 bits."""
     FP32 = "fp32"
     INT64 = "int64"
     INT32 = "int32"
     BOOL = "bool"
 
-    def dtype(self, own: DType) -> DType:
-        """The format in a module whose own is ``own``."""
+    def dtype(self, own: DType, half: DType | None = None) -> DType:
+        """The format in a module whose own is ``own``, under autocast to ``half``."""
+        if self is Format.HALF:
+            return half or DType.BF16
         return own if self is Format.MODEL else DType[self.name]
 
 
@@ -116,6 +126,8 @@ class TracedParameter:
     name: str
     shape: tuple[int, ...]
     trainable: bool = True
+    is_output: bool = False
+    """It is the output matrix, which adapters of all linear layers leave alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,13 +136,24 @@ class TracedModule:
 
     class_name: str
     torch_version: str
+    example: tuple[int, ...]
+    """Batch and lengths of the example, by ``SYMBOLS``; 0 for one that it has not."""
+    guesses: tuple[str, ...] = ()
+    """Calls whose values the module looked at: nobody knows them without data."""
     parameters: tuple[TracedParameter, ...]
     """In the order of ``named_parameters``, shared ones once."""
     programs: tuple[tuple[str, Program], ...]
-    """By the module's own format, ``full`` or ``half``: modules look at it."""
-    symbols: tuple[str, ...] = SYMBOLS
+    """By the formats and whether it recomputes, since modules look at both."""
 
-    def program(self, own: DType) -> Program:
-        """How it runs in a format."""
+    @property
+    def num_layers(self) -> int:
+        """Members of its lists of layers."""
+        _, program = self.programs[0]
+        return sum(step.kind is StepKind.BEGIN for step in program.steps)
+
+    def program(self, own: DType, *, autocasts: bool, recomputes: bool) -> Program:
+        """How it runs in a format, under autocast or not, with checkpointing or without."""
         programs = dict(self.programs)
-        return programs["half" if own.is_half else "full"]
+        name = HALF if own.is_half else AUTOCAST if autocasts else FULL
+        recomputed = programs.get(f"{name}, {RECOMPUTED}")
+        return recomputed if recomputes and recomputed is not None else programs[name]

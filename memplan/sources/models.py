@@ -91,6 +91,13 @@ def load_model(
         msg = f"num_labels must be at least 1, got {num_labels}"
         raise UsageError(msg)
     found = _find(model, revision=revision, token=token)
+    if found.config.get("format") is not None and "model_type" not in found.config:
+        traced = _traced(found)
+        if traced is not None:
+            if any(change is not None for change in (task, family, num_labels)):
+                msg = "a traced module is complete: task, family and num_labels cannot change it"
+                raise UsageError(msg)
+            return traced
     asked = _Asked(
         task=wanted, family=family, num_labels=num_labels, allow_unknown_keys=allow_unknown_keys
     )
@@ -104,6 +111,15 @@ def load_model(
             raise UnsupportedFamilyError(guess.refusal) from error
     spec = _read(found, replace(asked, family=guess.family))
     return replace(spec, assumptions=(guess.confession, *spec.assumptions))
+
+
+def _traced(found: "_Found") -> ModelSpec | None:
+    """A user's own module, where that is what was read."""
+    from memplan.sources.tape_file import is_tape, read_tape
+
+    if not is_tape(found.config):
+        return None
+    return read_tape(found.config, name=found.name, source=found.source)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

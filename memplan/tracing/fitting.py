@@ -31,11 +31,16 @@ def points_for(example: Sizes) -> Points:
     >>> points_for({"batch_size": 2, "seq_len": 64}).all[:3]
     ({'batch_size': 2, 'seq_len': 64}, {'batch_size': 3, 'seq_len': 64}, {'batch_size': 2, 'seq_len': 48})
     """
-    base = {"batch_size": 2, **{name: size for name, size in example.items() if name != "batch_size"}}
+    base = {
+        "batch_size": 2,
+        **{name: size for name, size in example.items() if name != "batch_size"},
+    }
     lengths = [name for name in base if name != "batch_size"]
     for name in lengths:
         if base[name] < LEAST_LENGTH:
-            msg = f"trace: the example's {name} is {base[name]}: give one of {LEAST_LENGTH} at least"
+            msg = (
+                f"trace: the example's {name} is {base[name]}: give one of {LEAST_LENGTH} at least"
+            )
             raise TraceError(msg)
     other = {"batch_size": 3, **{name: base[name] * 3 // 4 for name in lengths}}
     pairs = [("batch_size", name) for name in lengths]
@@ -101,5 +106,7 @@ def _solve(rows: list[list[Fraction]], right: list[Fraction]) -> list[Fraction]:
         for row in range(size):
             if row != column and table[row][column]:
                 factor = table[row][column]
-                table[row] = [a - factor * b for a, b in zip(table[row], table[column], strict=True)]
+                table[row] = [
+                    a - factor * b for a, b in zip(table[row], table[column], strict=True)
+                ]
     return [row[-1] for row in table]

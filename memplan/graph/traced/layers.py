@@ -111,7 +111,12 @@ def _stretch(
                 canonical.append((step.kind, own))
             continue
         canonical.append(
-            (step.name, tuple(map(word, step.inputs)), tuple(map(word, step.outputs)), step.settings)
+            (
+                step.name,
+                tuple(map(word, step.inputs)),
+                tuple(map(word, step.outputs)),
+                step.settings,
+            )
         )
     return Stretch(
         tuple(steps),

@@ -5,10 +5,9 @@ and how its gradients come is written in ``memplan.graph.tape`` and ``operations
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.graph.attention.head_layout import Shape
+from memplan.graph.attention.head_layout import Shape, batched_matmul
 from memplan.graph.attention.paths import sdpa
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import (
@@ -18,22 +17,22 @@ from memplan.graph.operations import (
     dropout_probability,
     embedding_lookup,
     matmul_weight,
+    native_layer_norm,
+    rms_norm_fused,
     softmax,
 )
 from memplan.graph.segments import Gradient
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.tensors import Tensor
+from memplan.graph.traced.values import Values
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole
 from memplan.model.traced import Step
 
-if TYPE_CHECKING:
-    from memplan.graph.traced.play import Player
-
-Operator = Callable[["Player", Step], list[Tensor]]
+Operator = Callable[[Values, Step], list[Tensor]]
 
 
-def _view(p: "Player", step: Step) -> list[Tensor]:
+def _view(p: Values, step: Step) -> list[Tensor]:
     """A view of the whole: the gradient goes through as a view, or is copied into rows."""
     number, made = step.inputs[0], step.outputs[0]
     x = p.tensor(number)
@@ -53,7 +52,7 @@ def _view(p: "Player", step: Step) -> list[Tensor]:
     return [x]
 
 
-def _getitem(p: "Player", step: Step) -> list[Tensor]:
+def _getitem(p: Values, step: Step) -> list[Tensor]:
     x, made = p.tensor(step.inputs[0]), step.outputs[0]
     if len(step.inputs) > 1:
         rows = p.t.tensor(p.numel(made), x.dtype)
@@ -67,12 +66,12 @@ def _getitem(p: "Player", step: Step) -> list[Tensor]:
     return [p.t.slice(x, p.numel(made))]
 
 
-def _split(p: "Player", step: Step) -> list[Tensor]:
+def _split(p: Values, step: Step) -> list[Tensor]:
     x = p.tensor(step.inputs[0])
     return p.t.split(x, *map(p.numel, step.outputs))
 
 
-def _to(p: "Player", step: Step) -> list[Tensor]:
+def _to(p: Values, step: Step) -> list[Tensor]:
     number, made = step.inputs[0], step.outputs[0]
     x = p.tensor(number)
     if p.value(made).format == p.value(number).format:
@@ -80,77 +79,128 @@ def _to(p: "Player", step: Step) -> list[Tensor]:
     return [p.t.cast(x, p.dtype(made))]
 
 
-def _linear(p: "Player", step: Step) -> list[Tensor]:
+def _linear(p: Values, step: Step) -> list[Tensor]:
     x = p.tensor(step.inputs[0])
     weight = p.parameter(step.inputs[1], WeightRole.MATRIX)
     bias = p.parameter(step.inputs[2], WeightRole.OTHER) if len(step.inputs) > 2 else None
     return [matmul_weight(p.t, x, weight, bias)]
 
 
-def _addmm(p: "Player", step: Step) -> list[Tensor]:
+def _addmm(p: Values, step: Step) -> list[Tensor]:
     """``transformers.pytorch_utils.Conv1D``: bias, rows, a weight whose columns are the outputs."""
     bias, x, weight = step.inputs
     matrix = p.parameter(weight, WeightRole.MATRIX, is_turned=True)
     return [matmul_weight(p.t, p.tensor(x), matrix, p.parameter(bias, WeightRole.OTHER))]
 
 
-def _embedding(p: "Player", step: Step) -> list[Tensor]:
+def _embedding(p: Values, step: Step) -> list[Tensor]:
     table = p.parameter(step.inputs[1], WeightRole.TABLE)
     ids = p.tensor(step.inputs[0])
     given = None if p.value(step.inputs[0]).input or p.is_of_inputs(step.inputs[0]) else ids
     return [embedding_lookup(p.t, table, p.numel(step.inputs[0]), given)]
 
 
-def _layer_norm(p: "Player", step: Step) -> list[Tensor]:
-    from memplan.graph.operations import _native_layer_norm
-
+def _layer_norm(p: Values, step: Step) -> list[Tensor]:
     x = p.tensor(step.inputs[0])
     weights = tuple(p.parameter(each, WeightRole.NORM) for each in step.inputs[1:])
-    return [_native_layer_norm(p.t, x, p.shape(step.inputs[0])[-1], weights)]
+    return [native_layer_norm(p.t, x, p.shape(step.inputs[0])[-1], weights)]
 
 
-def _mean(p: "Player", step: Step) -> list[Tensor]:
+def _rms_norm(p: Values, step: Step) -> list[Tensor]:
+    x = p.tensor(step.inputs[0])
+    return [rms_norm_fused(p.t, x, p.parameter(step.inputs[1], WeightRole.NORM))]
+
+
+def _matmul(p: Values, step: Step) -> list[Tensor]:
+    """A product with a weight whose columns are the outputs, or of two tensors of a batch."""
+    left, right = step.inputs
+    if p.value(right).parameter and len(p.shape(right)) == 2:
+        weight = p.parameter(right, WeightRole.MATRIX, is_turned=True)
+        return [matmul_weight(p.t, p.tensor(left), weight)]
+    factors = p.tensor(left), p.tensor(right)
+    if p.t.autocast is not None:
+        factors = p.t.cast(factors[0], p.t.autocast), p.t.cast(factors[1], p.t.autocast)
+    return [batched_matmul(p.t, *factors, p.numel(step.outputs[0]), p.shape(left)[-1])]
+
+
+def _sum(p: Values, step: Step) -> list[Tensor]:
+    """A sum, whose gradient is a view of the sum's; fp32 under autocast."""
+    x = p.tensor(step.inputs[0])
+    x = x if p.t.autocast is None else p.t.cast(x, DType.FP32)
+    out = p.t.tensor(p.numel(step.outputs[0]), x.dtype)
+    p.t.record(OperationKind.SUM, (x,), (out,), gradients=(Gradient.FRESH,))
+    return [out]
+
+
+def _mean(p: Values, step: Step) -> list[Tensor]:
     x = p.tensor(step.inputs[0])
     return [p.t.mean(x, p.numel(step.inputs[0]) // p.numel(step.outputs[0]))]
 
 
-def _pow(p: "Player", step: Step) -> list[Tensor]:
+def _pow(p: Values, step: Step) -> list[Tensor]:
     x = p.tensor(step.inputs[0])
     return [p.t.square(x if p.t.autocast is None else p.t.cast(x, DType.FP32))]
 
 
-def _rsqrt(p: "Player", step: Step) -> list[Tensor]:
-    return [p.t.elementwise(OperationKind.RSQRT, p.tensor(step.inputs[0]), saves_output=True)]
+def _rsqrt(p: Values, step: Step) -> list[Tensor]:
+    x = p.tensor(step.inputs[0])
+    x = x if p.t.autocast is None else p.t.cast(x, DType.FP32)
+    return [p.t.elementwise(OperationKind.RSQRT, x, saves_output=True)]
 
 
-def _tanh(p: "Player", step: Step) -> list[Tensor]:
-    return [p.t.elementwise(OperationKind.TANH, p.tensor(step.inputs[0]), saves_output=True)]
+def _keeping(kind: OperationKind, *, the_result: bool, is_widened: bool = False) -> Operator:
+    """A function of each element, whose derivative is found from its result or from its argument."""
 
-
-def _without_memory(kind: OperationKind) -> Operator:
-    def made(p: "Player", step: Step) -> list[Tensor]:
-        return [p.t.elementwise(kind, p.tensor(step.inputs[0]))]
+    def made(p: Values, step: Step) -> list[Tensor]:
+        x = p.tensor(step.inputs[0])
+        if is_widened and p.t.autocast is not None:
+            x = p.t.cast(x, DType.FP32)
+        return [p.t.elementwise(kind, x, saves_output=the_result, saves_input=not the_result)]
 
     return made
 
 
-def _add(p: "Player", step: Step) -> list[Tensor]:
+def _masked_fill(p: Values, step: Step) -> list[Tensor]:
+    """Where the mask is true a number stands; the mask is kept."""
+    x, mask = map(p.tensor, step.inputs[:2])
+    out = p.t.tensor(p.numel(step.outputs[0]), x.dtype)
+    p.t.record(
+        OperationKind.MASKED_FILL, (x, mask), (out,), saves=(mask,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return [out]
+
+
+def _add(p: Values, step: Step) -> list[Tensor]:
     if len(step.inputs) == 1:
         return [p.t.shift(p.tensor(step.inputs[0]))]
     return [p.t.add(*map(p.tensor, step.inputs))]
 
 
-def _mul(p: "Player", step: Step) -> list[Tensor]:
+def _mul(p: Values, step: Step) -> list[Tensor]:
     if len(step.inputs) == 1:
         return [p.t.scale(p.tensor(step.inputs[0]))]
     return [p.t.mul(*map(p.tensor, step.inputs))]
 
 
-def _neg(p: "Player", step: Step) -> list[Tensor]:
+def _div(p: Values, step: Step) -> list[Tensor]:
+    """By a number nothing is kept; by a tensor both are."""
+    if len(step.inputs) == 1:
+        return [p.t.scale(p.tensor(step.inputs[0]), OperationKind.DIV)]
+    left, right = map(p.tensor, step.inputs)
+    out = p.t.tensor(p.numel(step.outputs[0]), p.dtype(step.outputs[0]))
+    p.t.record(
+        OperationKind.DIV, (left, right), (out,), saves=(left, right) if right.requires_grad else (right,),
+        gradients=(Gradient.FRESH, 3 * out.storage.num_bytes),
+    )  # fmt: skip
+    return [out]
+
+
+def _neg(p: Values, step: Step) -> list[Tensor]:
     return [p.t.scale(p.tensor(step.inputs[0]), OperationKind.NEG)]
 
 
-def _cat(p: "Player", step: Step) -> list[Tensor]:
+def _cat(p: Values, step: Step) -> list[Tensor]:
     """Parts without elements are no parts: a cache that is empty."""
     parts = [p.tensor(each) for each in step.inputs if p.numel(each)]
     if len(parts) == 1 and len(step.inputs) > 1:
@@ -165,7 +215,7 @@ def _cat(p: "Player", step: Step) -> list[Tensor]:
 def _made(kind: OperationKind) -> Operator:
     """Something that is computed from no activation."""
 
-    def made(p: "Player", step: Step) -> list[Tensor]:
+    def made(p: Values, step: Step) -> list[Tensor]:
         if not p.numel(step.outputs[0]):
             return [p.t.view(p.t.tensor(1, p.dtype(step.outputs[0])), 0)]
         out = p.t.tensor(p.numel(step.outputs[0]), p.dtype(step.outputs[0]))
@@ -175,13 +225,13 @@ def _made(kind: OperationKind) -> Operator:
     return made
 
 
-def _softmax(p: "Player", step: Step) -> list[Tensor]:
+def _softmax(p: Values, step: Step) -> list[Tensor]:
     wanted = step.setting("dtype")
     target = p.dtype(step.outputs[0]) if wanted is not None else None
     return [softmax(p.t, p.tensor(step.inputs[0]), dtype=target)]
 
 
-def _dropout(p: "Player", step: Step) -> list[Tensor]:
+def _dropout(p: Values, step: Step) -> list[Tensor]:
     x = p.tensor(step.inputs[0])
     share = step.setting("p", step.setting("1", 0.5))
     is_training = step.setting("training", step.setting("2", True))
@@ -192,13 +242,13 @@ def _dropout(p: "Player", step: Step) -> list[Tensor]:
 
 
 def _activation(kind: Activation) -> Operator:
-    def made(p: "Player", step: Step) -> list[Tensor]:
+    def made(p: Values, step: Step) -> list[Tensor]:
         return [activation(p.t, p.tensor(step.inputs[0]), kind)]
 
     return made
 
 
-def _attention(p: "Player", step: Step) -> list[Tensor]:
+def _attention(p: Values, step: Step) -> list[Tensor]:
     query, key, value = step.inputs[:3]
     mask = p.tensor(step.inputs[3]) if len(step.inputs) > 3 else None
     batch, heads, rows, width = p.shape(query)
@@ -215,11 +265,23 @@ def _attention(p: "Player", step: Step) -> list[Tensor]:
     return [sdpa(p.t, *tensors, shape, mask, grouped=kv_heads < heads)]
 
 
-def _cross_entropy(p: "Player", step: Step) -> list[Tensor]:
+def _cross_entropy(p: Values, step: Step) -> list[Tensor]:
     return [cross_entropy(p.t, p.tensor(step.inputs[0]), p.tensor(step.inputs[1]))]
 
 
-def _where(p: "Player", step: Step) -> list[Tensor]:
+def _same(p: Values, step: Step) -> list[Tensor]:
+    return [p.tensor(step.inputs[0])]
+
+
+def _leaf(p: Values, step: Step) -> list[Tensor]:
+    """A gradient is asked of a tensor that was made from none."""
+    x = p.tensor(step.inputs[0])
+    if not x.requires_grad and x.storage.segment >= 0 and p.makes_itself(step.inputs[0]):
+        p.t.leaf(x)
+    return [x]
+
+
+def _where(p: Values, step: Step) -> list[Tensor]:
     """Chosen by a condition, which is kept; of numbers there is no gradient."""
     condition, *chosen = map(p.tensor, step.inputs)
     out = p.t.tensor(p.numel(step.outputs[0]), p.dtype(step.outputs[0]))
@@ -231,13 +293,13 @@ def _where(p: "Player", step: Step) -> list[Tensor]:
     return [out]
 
 
-def _contiguous(p: "Player", step: Step) -> list[Tensor]:
+def _contiguous(p: Values, step: Step) -> list[Tensor]:
     if step.inputs[0] == step.outputs[0]:
         return [p.tensor(step.inputs[0])]
     return [p.t.contiguous(p.tensor(step.inputs[0]))]
 
 
-def without_gradient(p: "Player", step: Step) -> list[Tensor]:
+def without_gradient(p: Values, step: Step) -> list[Tensor]:
     """Any call on tensors that no gradient reaches: what it makes is there, and nothing is kept."""
     found = []
     for number in step.outputs:
@@ -251,6 +313,11 @@ def without_gradient(p: "Player", step: Step) -> list[Tensor]:
     return found
 
 
+_TANH = _keeping(OperationKind.TANH, the_result=True)
+_SIGMOID = _keeping(OperationKind.SIGMOID, the_result=True)
+_EXP = _keeping(OperationKind.EXP, the_result=True, is_widened=True)
+_SQRT = _keeping(OperationKind.SQRT, the_result=True)
+
 OPERATORS: dict[str, Operator] = {
     "torch.Tensor.view": _view, "torch.Tensor.reshape": _view, "torch.Tensor.transpose": _view,
     "torch.Tensor.permute": _view, "torch.Tensor.unsqueeze": _view, "torch.Tensor.squeeze": _view,
@@ -262,10 +329,21 @@ OPERATORS: dict[str, Operator] = {
     "torch.nn.functional.embedding": _embedding,
     "torch.nn.functional.layer_norm": _layer_norm,
     "torch.Tensor.pow": _pow, "torch.pow": _pow, "torch.Tensor.mean": _mean, "torch.mean": _mean,
-    "torch.rsqrt": _rsqrt, "torch.Tensor.rsqrt": _rsqrt, "torch.tanh": _tanh, "torch.Tensor.tanh": _tanh,
-    "torch.Tensor.add": _add, "torch.add": _add, "torch.Tensor.sub": _add,
-    "torch.Tensor.mul": _mul, "torch.mul": _mul, "torch.Tensor.div": _mul,
-    "torch.Tensor.neg": _neg, "torch.neg": _neg, "torch.cat": _cat,
+    "torch.rsqrt": _rsqrt, "torch.Tensor.rsqrt": _rsqrt,
+    "torch.tanh": _TANH, "torch.Tensor.tanh": _TANH, "torch.nn.functional.tanh": _TANH,
+    "torch.sigmoid": _SIGMOID, "torch.Tensor.sigmoid": _SIGMOID, "torch.nn.functional.sigmoid": _SIGMOID,
+    "torch.exp": _EXP, "torch.Tensor.exp": _EXP, "torch.sqrt": _SQRT, "torch.Tensor.sqrt": _SQRT,
+    "torch.sum": _sum, "torch.Tensor.sum": _sum,
+    "torch.matmul": _matmul, "torch.Tensor.matmul": _matmul, "torch.Tensor.__matmul__": _matmul,
+    "torch.bmm": _matmul, "torch.Tensor.bmm": _matmul,
+    "torch.Tensor.masked_fill": _masked_fill, "torch.masked_fill": _masked_fill,
+    "torch.nn.functional.rms_norm": _rms_norm, "torch.rms_norm": _rms_norm,
+    "torch.Tensor.add": _add, "torch.add": _add, "torch.Tensor.sub": _add, "torch.sub": _add,
+    "torch.Tensor.__add__": _add, "torch.Tensor.__radd__": _add, "torch.Tensor.__sub__": _add,
+    "torch.Tensor.__mul__": _mul, "torch.Tensor.__rmul__": _mul, "torch.Tensor.__truediv__": _div,
+    "torch.div": _div,
+    "torch.Tensor.mul": _mul, "torch.mul": _mul, "torch.Tensor.div": _div,
+    "torch.Tensor.neg": _neg, "torch.neg": _neg, "torch.cat": _cat, "torch.stack": _cat, "torch.concat": _cat,
     "torch.arange": _made(OperationKind.ARANGE), "torch.tensor": _made(OperationKind.EMPTY),
     "torch.Tensor.cos": _made(OperationKind.COS), "torch.Tensor.sin": _made(OperationKind.SIN),
     "torch.nn.functional.pad": _made(OperationKind.PAD),
@@ -273,6 +351,7 @@ OPERATORS: dict[str, Operator] = {
     "torch.nn.functional.silu": _activation(Activation.SILU),
     "torch.nn.functional.relu": _activation(Activation.RELU),
     "torch.nn.functional.gelu": _activation(Activation.GELU),
+    "torch.Tensor.requires_grad_": _leaf, "torch.Tensor.detach": _same,
     "torch.where": _where, "torch.Tensor.where": _where,
     "torch.nn.functional.scaled_dot_product_attention": _attention,
     "torch.nn.functional.cross_entropy": _cross_entropy,

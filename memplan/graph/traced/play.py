@@ -4,126 +4,41 @@ Layers of a list are segments, equal neighbours one with a count. What a layer's
 it runs is touched there; what outlives its segment is held until the one that lets it go.
 """
 
-
-from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.traced.layers import Stretch, stretches_of
 from memplan.graph.traced.operators import OPERATORS, without_gradient
-from memplan.model.parameters import ModelPart, WeightRole
+from memplan.graph.traced.values import Values
+from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
-from memplan.model.traced import Program, Step, StepKind, TracedModule, Value
+from memplan.model.traced import Program, Step, StepKind, TracedModule
 from memplan.training.layer_choice import CheckpointedLayers
 
 
 def record_traced(model: ModelSpec, module: TracedModule, options: TapeOptions) -> Tape:
     """Write the module's training step on a new tape."""
     t = Tape(options, source=model.source)
-    program = module.program(options.compute)
+    program = module.program(
+        options.compute,
+        autocasts=options.autocast is not None,
+        recomputes=bool(options.checkpointed_layers),
+    )
     Player(t, module, program).play()
     return t
 
 
-class Player:
-    """One program on one tape."""
+class Player(Values):
+    """One program, played on one tape."""
 
     def __init__(self, t: Tape, module: TracedModule, program: Program) -> None:
-        self.t = t
-        self.module = module
-        self.program = program
-        options = t.options
-        self._symbols = (options.batch_size, options.seq_len, options.target_seq_len)
-        self.sizes = [size.at(self._symbols) for size in program.sizes]
-        self.tensors: dict[int, Tensor] = {}
-        """Values that are alive."""
-        self.parameters: dict[str, Parameter] = {}
-        self.inputs: tuple[int, ...] = ()
-        """Of the call being played, the numbers of what it reads."""
-        self._prefix = ""
-        self._trainable = {each.name: each.trainable for each in module.parameters}
+        super().__init__(t, module, program)
         self._read_at: dict[int, int] = {}
         self._made_in: dict[int, int] = {}
         """Of each value the stretch that makes it."""
         self._freed_in: dict[int, int] = {}
         """And the one in which variables let it go."""
-        self._input_storages = {each.storage for each in program.values if each.input}
-        sliced = {
-            step.inputs[0]
-            for step in program.steps
-            if step.name == "torch.Tensor.__getitem__" and len(step.inputs) == 1
-        }
-        self._sliced_behind = _views_before(program, sliced)
-
-    # -- what operators ask ----------------------------------------------------------------------
-
-    def value(self, number: int) -> Value:
-        """A tensor as the program has it."""
-        return self.program.values[number]
-
-    def shape(self, number: int) -> tuple[int, ...]:
-        """Its dimensions for this batch."""
-        return tuple(self.sizes[place] for place in self.value(number).shape)
-
-    def numel(self, number: int) -> int:
-        """Its elements."""
-        product = 1
-        for size in self.shape(number):
-            product *= size
-        return product
-
-    def dtype(self, number: int) -> DType:
-        """Its format, in a module of the options' own."""
-        return self.value(number).format.dtype(self.t.options.compute)
-
-    def is_sliced_behind(self, number: int) -> bool:
-        """Whether parts of a view of another order are read: their gradients lie in its order."""
-        return number in self._sliced_behind
-
-    def shares_storage(self, one: int, other: int) -> bool:
-        """Whether one is a view of the other, or they are of one tensor."""
-        return self.value(one).storage == self.value(other).storage
-
-    def is_of_inputs(self, number: int) -> bool:
-        """Whether it is an argument, or a view of one."""
-        return self.value(number).storage in self._input_storages
-
-    def tensor(self, number: int) -> Tensor:
-        """The tensor itself: a parameter is declared where it is first read."""
-        found = self.tensors.get(number)
-        if found is not None:
-            return found
-        value = self.value(number)
-        if value.parameter:
-            return self.parameter(number, WeightRole.NORM if len(value.shape) < 2 else WeightRole.MATRIX)
-        # The batch is counted with the inputs; tables that the module keeps beside its weights are, as for
-        # built-in models, left out.
-        storage = Storage(allocated_bytes(self.numel(number), self.dtype(number)), -1, 0)
-        made = Tensor(self.numel(number), self.dtype(number), storage)
-        self.tensors[number] = made
-        return made
-
-    def parameter(self, number: int, role: WeightRole, *, is_turned: bool = False) -> Parameter:
-        """A parameter, in the part of the model that reads it first.
-
-        ``is_turned``: it has its inputs first, where products ask for the outputs.
-        """
-        name = self.value(number).parameter
-        known = self.parameters.get(name)
-        if known is not None:
-            return known
-        short = name.removeprefix(f"{self._prefix}.")
-        trainable = self._trainable.get(name, True)
-        shape = self.shape(number)[::-1] if is_turned else self.shape(number)
-        if role is WeightRole.MATRIX and trainable and len(shape) > 1:
-            made = self.t.matrix(short, *shape, role=role)
-        else:
-            made = self.t.parameter(short, *shape, role=role, trainable=trainable)
-        self.parameters[name] = made
-        return made
-
-    # -- the run ---------------------------------------------------------------------------------
 
     def play(self) -> None:
         """All stretches, one after another."""
@@ -144,6 +59,9 @@ class Player:
             stretch = stretches[position]
             count = self._equal_layers(stretches, position)
             self._play_stretch(stretch, count, is_last=position + count == len(stretches))
+            # The first layer may stand for itself alone: it gives another format than it is given, or is the
+            # first that a gradient reaches.
+            count = self.t.segment.repeat
             for later in stretches[position + 1 : position + count]:
                 self._alias(stretch, later)
             position += count
@@ -175,25 +93,29 @@ class Player:
     def _play_stretch(self, stretch: Stretch, count: int, *, is_last: bool) -> None:
         t = self.t
         given = self.tensors.get(stretch.given) if stretch.given is not None else None
-        part = ModelPart.LAYERS if stretch.is_layer else ModelPart.HEAD if is_last else ModelPart.EMBEDDING
+        part = ModelPart.LAYERS if stretch.is_layer else self._part(is_last=is_last)
         t.begin(
-            stretch.list_name or ("head" if is_last else "embed"), part=part, repeat=count,
+            stretch.list_name or self._name_of(is_last=is_last), part=part, repeat=count,
             checkpointed=stretch.is_layer and self._is_checkpointed_now(stretch), x=given,
         )  # fmt: skip
-        self._prefix = stretch.prefix
+        self.prefix = stretch.prefix
         for position, step in enumerate(stretch.steps):
             if step.kind is StepKind.CALL:
                 self._call(step)
                 for number in step.inputs:
                     self._read_at[number] = position
             elif step.kind is StepKind.FREE:
-                self._free(step, stretch, position)
+                self._free(step, position)
         out = self.tensors[stretch.out if stretch.out is not None else self.program.loss]
         for number in stretch.outliving:
             tensor = self.tensors.get(number)
             if tensor is not None and tensor.storage.segment == t.segment.index:
                 self._outlive(number, tensor, is_output=tensor is out)
         t.end(out)
+        if given is not None:
+            changes = out.dtype is not given.dtype or out.requires_grad is not given.requires_grad
+            if changes:
+                t.segment.repeat = 1
 
     def _outlive(self, number: int, tensor: Tensor, *, is_output: bool) -> None:
         """Hold what another segment's steps let go of; what one hands to the next goes by itself."""
@@ -212,6 +134,18 @@ class Player:
         made, freed = self._made_in.get(number), self._freed_in.get(number)
         return made is not None and freed is not None and freed <= made + 1
 
+    def _name_of(self, *, is_last: bool) -> str:
+        """Of what is no layer: it is called by where it stands."""
+        if is_last:
+            return "head"
+        before = [each.name for each in self.t.segments if each.part is ModelPart.LAYERS]
+        return f"behind {before[-1]}" if before else "embed"
+
+    def _part(self, *, is_last: bool) -> ModelPart:
+        if is_last:
+            return ModelPart.HEAD
+        return ModelPart.NORM if self.t.segments else ModelPart.EMBEDDING
+
     def _is_checkpointed_now(self, stretch: Stretch) -> bool:
         return self._is_checkpointed(stretch, stretches_of(self.program))
 
@@ -229,7 +163,7 @@ class Player:
         for number, tensor in zip(step.outputs, made, strict=True):
             self.tensors[number] = tensor
 
-    def _free(self, step: Step, stretch: Stretch, position: int) -> None:
+    def _free(self, step: Step, position: int) -> None:
         for number in step.inputs:
             tensor = self.tensors.pop(number, None)
             if tensor is None or isinstance(tensor, Parameter) or tensor.storage.segment < 0:
@@ -248,13 +182,3 @@ class Player:
         for mine, other in zip(first.made, later.made, strict=True):
             if mine in self.tensors:
                 self.tensors[other] = self.tensors[mine]
-
-
-def _views_before(program: Program, sliced: set[int]) -> set[int]:
-    """Of transposed views that are cut, the view that was transposed."""
-    return {
-        step.inputs[0]
-        for step in program.steps
-        if step.name in ("torch.Tensor.transpose", "torch.Tensor.permute")
-        and step.outputs[0] in sliced
-    }

@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 from memplan.errors import TraceError
+from memplan.model.spec import ModelSpec
 from memplan.model.traced import (
+    AUTOCAST,
+    FULL,
+    HALF,
+    RECOMPUTED,
     SYMBOLS,
     Format,
     Program,
@@ -19,23 +24,28 @@ from memplan.model.traced import (
     TracedParameter,
     Value,
 )
+from memplan.sources.tape_file import traced_spec
 from memplan.tracing.fitting import Points, Sizes, points_for
-from memplan.tracing.recorder import Recorder, SeenStep, tensors_in
+from memplan.tracing.on_torch.recorder import Recorder, SeenStep, tensors_in
 
-OWN_FORMATS = {"full": torch.float64, "half": torch.bfloat16}
+OWN_FORMATS = {FULL: torch.float64, HALF: torch.bfloat16, AUTOCAST: torch.float32}
 """What stands for the module's own format in a run. Full precision is float64 there, so that what the
-module itself makes fp32 can be told from it."""
+module itself makes fp32 can be told from it; under autocast every format is what it is."""
 FORMATS = {
     torch.float32: Format.FP32, torch.int64: Format.INT64, torch.int32: Format.INT32,
     torch.bool: Format.BOOL,
 }  # fmt: skip
+HALF_FORMAT = torch.bfloat16
 NUM_BATCH_DIMENSIONS = 2
 
 
 def trace(
-    module: nn.Module, example_inputs: Mapping[str, torch.Tensor] | Sequence[torch.Tensor]
-) -> TracedModule:
-    """Write down what a training module does with a batch.
+    module: nn.Module,
+    example_inputs: Mapping[str, torch.Tensor] | Sequence[torch.Tensor],
+    *,
+    name: str | None = None,
+) -> ModelSpec:
+    """Write down what a training module does with a batch, as a model that memplan estimates.
 
     ``example_inputs`` are its arguments, by name or in order; the first dimension of each is the batch,
     the second of those with two or three the sequence (the target's where the module is an encoder and
@@ -45,17 +55,39 @@ def trace(
     Raises ``TraceError`` where it does something else for another batch, or returns no loss.
     """
     runs = _Runs(module, _named(module, example_inputs))
-    programs = tuple((name, runs.program(own)) for name, own in OWN_FORMATS.items())
+    programs = [(name, runs.program(name)) for name in OWN_FORMATS]
+    if hasattr(module, "gradient_checkpointing_enable"):
+        programs += [
+            (f"{name}, {RECOMPUTED}", runs.program(name, recomputes=True)) for name in OWN_FORMATS
+        ]
+    output = _output_matrix(module)
     parameters = tuple(
-        TracedParameter(name=name, shape=tuple(each.shape), trainable=each.requires_grad)
+        TracedParameter(
+            name=name,
+            shape=tuple(each.shape),
+            trainable=each.requires_grad,
+            is_output=each is output,
+        )
         for name, each in module.named_parameters()
     )
-    return TracedModule(
+    sizes = runs.example_sizes()
+    traced = TracedModule(
         class_name=type(module).__name__,
         torch_version=str(torch.__version__),
+        example=tuple(sizes.get(name, 0) for name in SYMBOLS),
+        guesses=tuple(sorted(runs.guesses)),
         parameters=parameters,
-        programs=programs,
+        programs=tuple(programs),
     )
+    return traced_spec(traced, name=name or type(module).__name__, source="memplan.trace")
+
+
+def _output_matrix(module: nn.Module) -> torch.Tensor | None:
+    """What a model of transformers calls its output embeddings."""
+    ask = getattr(module, "get_output_embeddings", None)
+    found = ask() if ask is not None else None
+    weight = getattr(found, "weight", None)
+    return weight if isinstance(weight, torch.Tensor) else None
 
 
 def _named(
@@ -86,13 +118,18 @@ class _Runs:
         self.module = module
         self.inputs = inputs
         config = getattr(module, "config", None)
+        self.guesses: set[str] = set()
+        """Calls whose values the module looked at."""
         self.has_target = bool(getattr(config, "is_encoder_decoder", False))
 
-    def program(self, own: torch.dtype) -> Program:
-        """What all runs in a format have in common."""
-        points = points_for(self._example_sizes())
+    def program(self, name: str, *, recomputes: bool = False) -> Program:
+        """What all runs in a format have in common; as the module runs with checkpointing, or without."""
+        points, own = points_for(self.example_sizes()), OWN_FORMATS[name]
         copied = _on_meta(self.module, own)
-        runs = [self._run(copied, own, sizes) for sizes in points.all]
+        if recomputes:
+            _checkpoint(copied)
+        autocast = HALF_FORMAT if name == AUTOCAST else None
+        runs = [self._run(copied, own, autocast, sizes) for sizes in points.all]
         return _combined(runs, points, own)
 
     def _symbol(self, name: str, tensor: torch.Tensor) -> str | None:
@@ -102,7 +139,8 @@ class _Runs:
         is_target = self.has_target and name.startswith(("labels", "decoder_"))
         return "target_seq_len" if is_target else "seq_len"
 
-    def _example_sizes(self) -> Sizes:
+    def example_sizes(self) -> Sizes:
+        """The batch and the lengths of the example."""
         found: Sizes = {}
         for name, tensor in self.inputs.items():
             if tensor.dim():
@@ -125,9 +163,11 @@ class _Runs:
             made[name] = torch.empty(shape, dtype=dtype, device="meta")
         return made
 
-    def _run(self, module: nn.Module, own: torch.dtype, sizes: Sizes) -> _Run:
+    def _run(
+        self, module: nn.Module, own: torch.dtype, autocast: torch.dtype | None, sizes: Sizes
+    ) -> _Run:
         parameters = {id(each): name for name, each in module.named_parameters()}
-        recorder = Recorder(parameters)
+        recorder = Recorder(parameters, autocast=autocast)
         given = self._sized(own, sizes)
         for name, tensor in given.items():
             recorder.values[recorder.number(tensor)].input = name
@@ -139,6 +179,7 @@ class _Runs:
             for each in handles:
                 each.remove()
         recorder.is_over = True
+        self.guesses |= set(recorder.guesses)
         loss = _loss_of(returned)
         outputs = tuple(
             recorder.number(each)
@@ -159,6 +200,19 @@ def _on_meta(module: nn.Module, own: torch.dtype) -> nn.Module:
     for each in module.buffers():
         memo[id(each)] = torch.empty(each.shape, dtype=each.dtype, device="meta")
     return copy.deepcopy(module, memo)
+
+
+def _checkpoint(module: nn.Module) -> None:
+    """Have a model of transformers run as with checkpointing: without a cache, its layers called as they are."""
+    enable: Any = module.gradient_checkpointing_enable
+    enable()
+    for each in module.modules():
+        if hasattr(each, "_gradient_checkpointing_func"):
+            each._gradient_checkpointing_func = _call
+
+
+def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def _watched(module: nn.Module, recorder: Recorder) -> Any:
@@ -215,11 +269,11 @@ def _combined(runs: Sequence[_Run], points: Points, own: torch.dtype) -> Program
             msg = "trace: a tensor has more dimensions for another batch"
             raise TraceError(msg)
         shape = tuple(sizes.add(dimension) for dimension in zip(*shapes, strict=True))
-        is_own = seen.dtype is own or (seen.dtype.is_floating_point and seen.dtype not in FORMATS)
+        is_own = seen.dtype is own
         values.append(
             Value(
                 shape=shape,
-                format=Format.MODEL if is_own else FORMATS[seen.dtype],
+                format=Format.MODEL if is_own else FORMATS.get(seen.dtype, Format.HALF),
                 storage=seen.storage,
                 strided=seen.strided,
                 parameter=seen.parameter,
@@ -248,9 +302,7 @@ def _check_alike(left: Sequence[SeenStep], right: Sequence[SeenStep]) -> None:
             raise TraceError(msg)
 
 
-def _common(
-    step: SeenStep, position: int, runs: Sequence[_Run]
-) -> tuple[tuple[str, object], ...]:
+def _common(step: SeenStep, position: int, runs: Sequence[_Run]) -> tuple[tuple[str, object], ...]:
     """Settings that are the same in all runs; others hang on sizes, and shapes say those."""
     others = [run.recorder.steps[position].settings for run in runs[1:]]
     return tuple(
@@ -258,6 +310,3 @@ def _common(
         for key, value in step.settings.items()
         if all(other.get(key) == value for other in others)
     )
-
-
-__all__ = ["SYMBOLS", "trace"]

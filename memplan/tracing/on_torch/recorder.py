@@ -6,7 +6,7 @@ of its own, since what a frame still names is alive whatever reads it.
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,14 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from memplan.model.traced import StepKind
 
-IGNORED = ("__get__", "__set__", "size", "dim", "stride", "is_", "numel", "data_ptr", "storage_offset")
-READERS = ("torch.Tensor.item", "torch.Tensor.__bool__", "torch.Tensor.__int__", "torch.Tensor.__float__")
+READERS = (
+    "torch.Tensor.item",
+    "torch.Tensor.__bool__",
+    "torch.Tensor.__int__",
+    "torch.Tensor.__float__",
+)
 """Calls that look at values."""
+LEAF = "torch.Tensor.requires_grad_"
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 
 
@@ -47,8 +52,10 @@ class SeenStep:
 class Recorder(TorchFunctionMode):
     """Writes a run down."""
 
-    def __init__(self, parameters: dict[int, str]) -> None:
+    def __init__(self, parameters: dict[int, str], *, autocast: torch.dtype | None = None) -> None:
         super().__init__()
+        self.autocast = autocast
+        """Calls that ``torch.autocast`` casts for are made so."""
         self.values: list[SeenValue] = []
         self.steps: list[SeenStep] = []
         self.guesses: list[str] = []
@@ -62,7 +69,11 @@ class Recorder(TorchFunctionMode):
         self._kept_storages: list[Any] = []
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run a call and write it down where it makes a tensor."""
         del types
@@ -70,15 +81,21 @@ class Recorder(TorchFunctionMode):
         name = resolve_name(func) or getattr(func, "__name__", str(func))
         if name in READERS:
             return self._read(args[0])
+        given_args, given_kwargs = args, kwargs
+        if self.autocast is not None:
+            given_args, given_kwargs = autocast_to(self.autocast, name, args, kwargs)
         if name == ATTENTION:
-            out = laid_out_attention(*args, **kwargs)
+            out = laid_out_attention(*given_args, **given_kwargs)
         else:
-            out = func(*args, **kwargs)
+            out = func(*given_args, **given_kwargs)
         made = list(tensors_in(out))
-        if made and not name.endswith("__get__"):
+        if name.endswith("requires_grad.__set__") and args[1]:
+            number = self.number(args[0])
+            self.steps.append(SeenStep(StepKind.CALL, LEAF, (number,), (number,)))
+        elif made and not name.endswith("__get__"):
             given = list(tensors_in((args, kwargs)))
             inputs = tuple(self.number(each) for each in given)
-            settings = settings_of(func, name, args, kwargs)
+            settings = settings_of(args, kwargs)
             outputs = tuple(self.number(each) for each in made)
             self._made_by |= {id(each): name for each in made}
             self.steps.append(SeenStep(StepKind.CALL, name, inputs, outputs, settings))
@@ -130,6 +147,40 @@ class Recorder(TorchFunctionMode):
         self.steps.append(SeenStep(kind, module, numbers))
 
 
+NARROWED = frozenset({
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear",
+    "matmul", "mm", "mv", "bmm", "addmm", "addmv", "addbmm", "baddbmm", "__matmul__", "einsum", "prelu",
+    "scaled_dot_product_attention",
+})  # fmt: skip
+"""What autocast computes in 16 bits (torch 2.13, aten/src/ATen/autocast_mode.h,
+``AT_FORALL_LOWER_PRECISION_FP``)."""
+WIDENED = frozenset({
+    "acos", "asin", "cosh", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "group_norm", "l1_loss",
+    "layer_norm", "log", "log10", "log1p", "log2", "log_softmax", "logsumexp", "mse_loss", "nll_loss", "norm",
+    "pow", "__pow__", "prod", "reciprocal", "rsqrt", "smooth_l1_loss", "softmax", "softplus", "sum", "tan",
+})  # fmt: skip
+"""What it computes in fp32 (the same file, ``AT_FORALL_FP32`` and ``AT_FORALL_FP32_SET_OPT_DTYPE``)."""
+
+
+def autocast_to(
+    half: torch.dtype, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments as autocast hands them on."""
+    short = name.rpartition(".")[2]
+    target = half if short in NARROWED else torch.float32 if short in WIDENED else None
+    if target is None:
+        return args, kwargs
+
+    def cast(found: Any) -> Any:
+        if isinstance(found, torch.Tensor):
+            return found.to(target) if found.dtype.is_floating_point else found
+        if isinstance(found, (tuple, list)):
+            return type(found)(map(cast, found))
+        return found
+
+    return tuple(map(cast, args)), {key: cast(each) for key, each in kwargs.items()}
+
+
 def laid_out_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
@@ -151,11 +202,8 @@ def tensors_in(found: Any) -> Iterable[torch.Tensor]:
             yield from tensors_in(each)
 
 
-def settings_of(
-    func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, object]:
+def settings_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:
     """Arguments that are no tensors, by position or name; formats by their names."""
-    del func, name
     found: dict[str, object] = {}
     for position, each in enumerate(args):
         add_setting(found, str(position), each)
@@ -165,10 +213,8 @@ def settings_of(
 
 
 def add_setting(found: dict[str, object], key: str, value: Any) -> None:
-    """Note an argument as something that JSON can hold; tensors by a place of their own."""
-    if isinstance(value, torch.Tensor):
-        found[key] = "<tensor>"
-    elif isinstance(value, torch.dtype):
+    """Note an argument as something that JSON can hold; tensors have places of their own."""
+    if isinstance(value, torch.dtype):
         found[key] = str(value).removeprefix("torch.")
     elif isinstance(value, bool | int | float | str) or value is None:
         found[key] = value
