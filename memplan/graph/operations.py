@@ -249,6 +249,7 @@ def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) 
 
 
 def native_layer_norm(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
+    """``torch.nn.functional.layer_norm``: in fp32 under autocast."""
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
     out = _layer_norm_kernel(t, full, width, weights)
     t.touch(x)

@@ -9,7 +9,10 @@ import pytest
 import memplan
 from memplan.errors import TraceError, UsageError
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("default"),
+]  # of other people's code
 HAS_TORCH = find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 WIDTH, ROWS = 64, 500

@@ -118,8 +118,6 @@ def _matmul(p: Values, step: Step) -> list[Tensor]:
         weight = p.parameter(right, WeightRole.MATRIX, is_turned=True)
         return [matmul_weight(p.t, p.tensor(left), weight)]
     factors = p.tensor(left), p.tensor(right)
-    if p.t.autocast is not None:
-        factors = p.t.cast(factors[0], p.t.autocast), p.t.cast(factors[1], p.t.autocast)
     return [batched_matmul(p.t, *factors, p.numel(step.outputs[0]), p.shape(left)[-1])]
 
 

@@ -36,6 +36,8 @@ FORMATS = {
     torch.bool: Format.BOOL,
 }  # fmt: skip
 HALF_FORMAT = torch.bfloat16
+CHECKPOINTING = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+"""What transformers' models call it: the first from version 6 on."""
 NUM_BATCH_DIMENSIONS = 2
 
 
@@ -56,7 +58,7 @@ def trace(
     """
     runs = _Runs(module, _named(module, example_inputs))
     programs = [(name, runs.program(name)) for name in OWN_FORMATS]
-    if hasattr(module, "gradient_checkpointing_enable"):
+    if any(hasattr(module, each) for each in CHECKPOINTING):
         programs += [
             (f"{name}, {RECOMPUTED}", runs.program(name, recomputes=True)) for name in OWN_FORMATS
         ]
@@ -204,7 +206,8 @@ def _on_meta(module: nn.Module, own: torch.dtype) -> nn.Module:
 
 def _checkpoint(module: nn.Module) -> None:
     """Have a model of transformers run as with checkpointing: without a cache, its layers called as they are."""
-    enable: Any = module.gradient_checkpointing_enable
+    named = (getattr(module, name, None) for name in CHECKPOINTING)
+    enable = next(each for each in named if each is not None)
     enable()
     for each in module.modules():
         if hasattr(each, "_gradient_checkpointing_func"):
