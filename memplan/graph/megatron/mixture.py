@@ -10,6 +10,7 @@ from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.elementwise import swiglu
 from memplan.graph.megatron.norms import norm
 from memplan.graph.megatron.parallel import multiplied, weight_of
+from memplan.graph.megatron.recomputation import discard, recompute_since
 from memplan.graph.megatron.transformer_engine import column_linear, linear
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import RESULT, Gradient
@@ -18,17 +19,34 @@ from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormSpec
 from memplan.training.exchange import ExchangeKind, Group, both_ways
+from memplan.training.megatron import RecomputeModule
 
 
 def mixture(
     c: MegatronContext, x: Tensor, spec: MixtureSpec, layer_norm: NormSpec, prefix: str
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Shared and routed experts added up, and what the layer's variables hold meanwhile."""
-    t, name = c.tape, f"{prefix}mlp"
+    t, name, settings = c.tape, f"{prefix}mlp", c.settings
+    first = len(t.segment.operations)
     normed = norm(c, x, layer_norm, f"{prefix}pre_mlp_layernorm", c.hidden_size)
+    out = _mixed(c, normed, spec, name)
+    if settings.recomputes(RecomputeModule.MOE):
+        recompute_since(c, first + 1, (normed,))
+    if settings.recomputes(RecomputeModule.LAYERNORM):
+        discard(c, first, first + 1, (normed,))
+        return out, ()
+    return out, (normed,)
+
+
+def _mixed(c: MegatronContext, normed: Tensor, spec: MixtureSpec, name: str) -> Tensor:
+    """Routed experts, and beside them shared ones."""
+    t = c.tape
     shared = None
     if spec.shared is not None:
+        start = len(t.segment.operations)
         shared = _shared(c, normed, spec.shared, f"{name}.shared_experts")
+        if c.settings.recomputes(RecomputeModule.SHARED_EXPERTS):
+            recompute_since(c, start, (normed,))
     weights = _routed(c, normed, spec, name)
     rows = c.stream_tokens * spec.num_experts_per_token
     sent = _permuted(c, normed, weights, rows, spec)
@@ -46,7 +64,7 @@ def mixture(
         out = t.add(out, shared)
         t.touch(shared)
     t.touch(*sent, came, returned)
-    return out, (normed,)
+    return out
 
 
 def _shared(c: MegatronContext, x: Tensor, spec: FeedForwardSpec, name: str) -> Tensor:
@@ -130,6 +148,7 @@ def _experts(
     t, expert = c.tape, spec.expert
     width = expert.intermediate_size
     wide = _grouped(c, x, spec, f"{name}.experts.linear_fc1", 2 * width, c.hidden_size)
+    start = len(t.segment.operations)
     active = t.tensor(wide.numel // 2, wide.dtype)
     t.record(
         OperationKind.FUSED_GATE, (wide, chances), (active,), saves=(wide, chances),
@@ -137,6 +156,8 @@ def _experts(
     )  # fmt: skip
     out = _grouped(c, active, spec, f"{name}.experts.linear_fc2", c.hidden_size, width)
     t.touch(wide, active)
+    if c.settings.recomputes(RecomputeModule.MOE_ACT):
+        discard(c, start, start + 1, (active,))
     return out
 
 
