@@ -110,8 +110,14 @@ class MegatronLayers:
     """Whose."""
     make_vocab_size_divisible_by: int = 128
     """The vocabulary is padded to a multiple of it times the tensor-parallel degree."""
+    expert_tensor_parallel_size: int | None = None
+    """Ranks over which each expert is split; None: as many as other layers are."""
     wrap_with_ddp: bool = True
     """Gradients are added up in Megatron's buffers; else they are autograd's own (a loop of one's own)."""
+
+    def expert_ranks(self, tensor_parallel: int) -> int:
+        """Ranks over which each expert is split."""
+        return self.expert_tensor_parallel_size or tensor_parallel
 
     def recomputes(self, module: RecomputeModule) -> bool:
         """Whether a part of each layer is computed again on its own."""

@@ -23,6 +23,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tensors import Tensor
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.norms import NormSpec
+from memplan.training.exchange import ExchangeKind, Group, Send, Sends
 from memplan.training.megatron import RecomputeModule
 from memplan.training.sdpa import ScoreKernel
 
@@ -90,7 +91,13 @@ def _narrow_pairs(
     narrow, position = t.split(both, rows * rank, rows * turned)
     if c.sequence:
         gathered = t.tensor(c.tokens * turned, c.dtype)
-        t.record(OperationKind.ALL_GATHER, (position,), (gathered,), gradients=(Gradient.FRESH,))
+        size = gathered.storage.num_bytes
+        kinds = ExchangeKind.ALL_GATHER, ExchangeKind.REDUCE_SCATTER
+        forward, backward = (Send(kind, size, Group.SPLIT) for kind in kinds)
+        t.record(
+            OperationKind.ALL_GATHER, (position,), (gathered,), gradients=(Gradient.FRESH,),
+            sends=Sends((forward,), (backward,)),
+        )  # fmt: skip
         position = gathered
     # A module's input is laid row after row first.
     return t.contiguous(narrow), position

@@ -18,7 +18,7 @@ from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormSpec
-from memplan.training.exchange import ExchangeKind, Group, both_ways
+from memplan.training.exchange import ExchangeKind, Group, Send, Sends, both_ways
 from memplan.training.megatron import RecomputeModule
 
 
@@ -50,14 +50,14 @@ def _mixed(c: MegatronContext, normed: Tensor, spec: MixtureSpec, name: str) -> 
     weights = _routed(c, normed, spec, name)
     rows = c.stream_tokens * spec.num_experts_per_token
     sent = _permuted(c, normed, weights, rows, spec)
-    came, chances = _sent(c, *sent)
+    came, chances = _gathered(c, *_sent(c, *sent))
     given = came
     if spec.num_experts // c.experts > 1:
         given, chances = t.contiguous(came), t.contiguous(chances)
     done = _experts(c, given, chances, spec, name)
     back = t.contiguous(done) if spec.num_experts // c.experts > 1 else done
     t.touch(done)
-    (returned,) = _sent(c, back)
+    (returned,) = _sent(c, _scattered(c, back))
     out = t.tensor(c.stream_tokens * c.hidden_size, c.dtype)
     t.record(OperationKind.INDEX_ADD_IN_PLACE, (returned,), (out,), gradients=(Gradient.FRESH,))
     if shared is not None:
@@ -141,6 +141,43 @@ def _sent(c: MegatronContext, *given: Tensor) -> tuple[Tensor, ...]:
     return tuple(outs)
 
 
+def _gathered(c: MegatronContext, *given: Tensor) -> tuple[Tensor, ...]:
+    """The rows of all ranks that each expert is split over; in backward added up into shares."""
+    if c.expert_degree == 1:
+        return given
+    t = c.tape
+    outs = []
+    for each in given:
+        out = t.tensor(each.numel * c.expert_degree, each.dtype)
+        size = out.numel * out.dtype.num_bytes
+        t.record(
+            OperationKind.ALL_GATHER, (each,), (out,), gradients=(Gradient.FRESH,),
+            sends=_there_and_back(ExchangeKind.ALL_GATHER, ExchangeKind.REDUCE_SCATTER, size),
+        )  # fmt: skip
+        outs.append(out)
+    return tuple(outs)
+
+
+def _scattered(c: MegatronContext, x: Tensor) -> Tensor:
+    """Partial results added up into shares, in the format of the chances."""
+    if c.expert_degree == 1:
+        return x
+    t = c.tape
+    wide = t.cast(x, DType.FP32)
+    part = t.tensor(x.numel // c.expert_degree, DType.FP32)
+    size = wide.numel * DType.FP32.num_bytes
+    t.record(
+        OperationKind.REDUCE_SCATTER, (wide,), (part,), gradients=(Gradient.FRESH,),
+        sends=_there_and_back(ExchangeKind.REDUCE_SCATTER, ExchangeKind.ALL_GATHER, size),
+    )  # fmt: skip
+    return t.cast(part, x.dtype)
+
+
+def _there_and_back(there: ExchangeKind, back: ExchangeKind, num_bytes: int) -> Sends:
+    forward, backward = (Send(kind, num_bytes, Group.EXPERT) for kind in (there, back))
+    return Sends((forward,), (backward,))
+
+
 def _experts(
     c: MegatronContext, x: Tensor, chances: Tensor, spec: MixtureSpec, name: str
 ) -> Tensor:
@@ -169,7 +206,7 @@ def _grouped(
     local = spec.num_experts // c.experts
     share = ExpertShare(local, spec.num_experts_per_token)
     weight = t.parameter(f"{name}.weight", local * out_features, in_features, experts=share)
-    weight.ranks = c.experts
+    weight.ranks = c.experts * c.expert_degree
     rows = x.numel // in_features
     return multiplied(
         c, x, weight, rows * out_features, flops=2 * rows * in_features * out_features

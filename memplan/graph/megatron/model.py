@@ -71,6 +71,7 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
         context=1 if shared is None else shared.degree,
         is_ring=shared is not None and shared.kind is ContextParallelKind.RING,
         experts=options.expert_ranks,
+        expert_degree=settings.expert_ranks(degree),
         batch=options.batch_size,
         seq_len=options.seq_len,
     )
@@ -275,7 +276,7 @@ def _segment(
     t.segment.nested = recomputed
     for number, spec in enumerate(specs):
         prefix = f"{number}." if len(specs) > 1 else ""
-        x = _layer(c, local_layer(model, spec, c.degree), x, prefix)
+        x = _layer(c, local_layer(model, spec, c.degree, c.expert_degree), x, prefix)
     t.end(x)
     return x
 

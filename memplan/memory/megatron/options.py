@@ -130,8 +130,8 @@ def layers_of(setup: TrainingSetup) -> MegatronLayers:
             continue
         if isinstance(default, bool):
             asked[name] = read.boolean(name, default)
-        elif isinstance(default, int):
-            asked[name] = read.positive(name, default)
+        elif isinstance(default, int) or default is None:
+            asked[name] = read.positive(name, default or 1)
         elif isinstance(default, tuple):
             asked[name] = _modules(read.values[name])
         else:
