@@ -50,20 +50,21 @@ def _mixed(c: MegatronContext, normed: Tensor, spec: MixtureSpec, name: str) -> 
     weights = _routed(c, normed, spec, name)
     rows = c.stream_tokens * spec.num_experts_per_token
     sent = _permuted(c, normed, weights, rows, spec)
-    came, chances = _gathered(c, *_sent(c, *sent))
-    given = came
+    came = _sent(c, *sent)
+    given, chances = _gathered(c, *came)
     if spec.num_experts // c.experts > 1:
-        given, chances = t.contiguous(came), t.contiguous(chances)
+        given, chances = t.contiguous(given), t.contiguous(chances)
     done = _experts(c, given, chances, spec, name)
     back = t.contiguous(done) if spec.num_experts // c.experts > 1 else done
-    t.touch(done)
-    (returned,) = _sent(c, _scattered(c, back))
+    part = _scattered(c, back)
+    t.touch(given, chances, done, back)
+    (returned,) = _sent(c, part)
     out = t.tensor(c.stream_tokens * c.hidden_size, c.dtype)
     t.record(OperationKind.INDEX_ADD_IN_PLACE, (returned,), (out,), gradients=(Gradient.FRESH,))
     if shared is not None:
         out = t.add(out, shared)
         t.touch(shared)
-    t.touch(*sent, came, returned)
+    t.touch(*sent, *came, returned)
     return out
 
 
