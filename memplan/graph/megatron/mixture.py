@@ -29,7 +29,7 @@ def mixture(
     t, name, settings = c.tape, f"{prefix}mlp", c.settings
     first = len(t.segment.operations)
     normed = norm(c, x, layer_norm, f"{prefix}pre_mlp_layernorm", c.hidden_size)
-    out = _mixed(c, normed, spec, name)
+    out = routed(c, normed, spec, name)
     if settings.recomputes(RecomputeModule.MOE):
         recompute_since(c, first + 1, (normed,))
     if settings.recomputes(RecomputeModule.LAYERNORM):
@@ -38,7 +38,7 @@ def mixture(
     return out, (normed,)
 
 
-def _mixed(c: MegatronContext, normed: Tensor, spec: MixtureSpec, name: str) -> Tensor:
+def routed(c: MegatronContext, normed: Tensor, spec: MixtureSpec, name: str) -> Tensor:
     """Routed experts, and beside them shared ones."""
     t = c.tape
     shared = None

@@ -22,9 +22,7 @@ class Reducer:
         setup = given.setup
         self.ledger = ledger
         self.states = states
-        self.groups = [
-            (each, Ranks(each.num_ranks, each.stride)) for each in groups
-        ]
+        self.groups = [(each, Ranks(each.num_ranks, each.stride)) for each in groups]
         self.weight_bytes = given.formats.weights.num_bytes
         self.gradient_bytes = states.main_gradients(given.formats.weights).num_bytes
         self.bucket = states.bucket_size(setup.data_parallel * setup.context_parallel)
