@@ -15,6 +15,7 @@ from memplan.families.nesting import Part, read_part
 from memplan.families.request import ReadRequest, checkpoint_dtype
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
+from memplan.model.layers import StackSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
@@ -34,7 +35,12 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
     towers = declared(kind.declare, whole)
     base = text.tables if text.base_tables is None else text.base_tables
     base_head = _base_head(text, head) if kind.head_in_base and not tied else ()
-    left_out = [f"activations of {kind.left_out}", text.activations_left_out]
+    written = kind.join is not None and all(block.body is not None for block in towers)
+    join = kind.join if written and not text.tables else None
+    towers_out = "" if join is not None else f"activations of {kind.left_out}"
+    left_out = [towers_out, text.activations_left_out]
+    if kind.block_masks:
+        text = replace(text, stacks=tuple(_block_masked(stack) for stack in text.stacks))
     return replace(
         text,
         family=request.model_type,
@@ -42,8 +48,13 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
         tables=(*towers, *text.tables),
         base_tables=(*towers, *base, *base_head),
         checkpoint_dtype=checkpoint_dtype(reader if _says_dtype(reader) else part.reader),
+        join=join,
         activations_left_out="; ".join(each for each in left_out if each),
     )
+
+
+def _block_masked(stack: StackSpec) -> StackSpec:
+    return replace(stack, block_masks=True)
 
 
 def declared(

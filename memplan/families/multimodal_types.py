@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from memplan.families import projectors
 from memplan.families.multimodal_spec import Multimodal, Ties
 from memplan.families.nesting import PartSpec
+from memplan.model.towers import Joining, TowerJoin
 
 TEXT = projectors.TEXT
 
@@ -45,6 +46,8 @@ GEMMA_2B: Mapping[str, object] = {
     "num_attention_heads": 8, "num_key_value_heads": 1,
 }  # fmt: skip
 
+SCATTERED = TowerJoin(joining=Joining.SCATTERED)
+COLLECTED = TowerJoin(joining=Joining.COLLECTED)
 SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
 
 MULTIMODALS: dict[str, Multimodal] = {
@@ -52,6 +55,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=projectors.llava,
         text=PartSpec(key=TEXT, model_type="llama", flat=True),
         ties=Ties.EITHER,
+        join=COLLECTED,
     ),
     "vipllava": Multimodal(declare=projectors.vip_llava, text=LLAMA),
     "llava_next": Multimodal(declare=projectors.llava_next, text=LLAMA),
@@ -64,10 +68,14 @@ MULTIMODALS: dict[str, Multimodal] = {
     ),
     "aya_vision": Multimodal(declare=projectors.aya_vision, text=COHERE2),
     "cohere2_vision": Multimodal(declare=projectors.cohere2_vision, text=COHERE2),
-    "gemma3": Multimodal(declare=projectors.gemma3, text=OWN),
+    "gemma3": Multimodal(
+        declare=projectors.gemma3, text=OWN, join=SCATTERED, block_masks=True
+    ),
     "paligemma": Multimodal(
         declare=projectors.paligemma,
         text=PartSpec(key=TEXT, model_type="gemma", fills=GEMMA_2B),
+        join=SCATTERED,
+        block_masks=True,
     ),
     "deepseek_vl": Multimodal(declare=projectors.deepseek_vl, text=LLAMA),
     "idefics3": Multimodal(declare=projectors.idefics3, text=LLAMA),

@@ -28,7 +28,7 @@ from memplan.families.towers.images import (
     step_vision,
     unplaced_vision,
 )
-from memplan.families.towers.layers import in_place_attention
+from memplan.families.towers.layers import in_place_attention, tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.patch_vits import PATCH_VITS, declare_patch_vit
 from memplan.families.towers.qformer import qformer
@@ -44,7 +44,19 @@ from memplan.families.towers.sound import (
 from memplan.families.towers.talker import diffusion, talker, vocoder
 from memplan.families.towers.vqgan import code_book, vqgan
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterTable
+from memplan.model.networks import Activation
+from memplan.model.parameters import ModelPart, ParameterTable
+from memplan.model.towers import (
+    ActivationBody,
+    AttentionPoolerBody,
+    ChainBody,
+    CropBody,
+    LinearBody,
+    PooledProjectionBody,
+    PoolerBody,
+    SpareBody,
+    TowerBody,
+)
 
 VISION, TEXT, AUDIO = "vision_config", "text_config", "audio_config"
 
@@ -121,6 +133,46 @@ def declare_tower(table: ParameterTable, part: Part, name: str = "vision_tower")
     declare(table, name, part.reader)
 
 
+def declare_features(
+    table: ParameterTable, part: Part, *, layer: int = -1, name: str = "vision_tower"
+) -> None:
+    """Declare a tower of which what a layer gives is read, not what stands behind the layers.
+
+    ``layer`` counts hidden states as transformers does: the first is the embedding, -1 the last.
+    """
+    own = ParameterTable()
+    declare_tower(own, part, name)
+    behind = False
+    for block in own.blocks():
+        if block.part is not ModelPart.LAYERS:
+            table.add(replace(block, body=SpareBody()) if behind else block)
+            continue
+        behind = True
+        count = block.count + layer + 1 if layer < 0 else layer
+        if count <= 0 or count >= block.count:
+            table.add(block)
+            continue
+        spare = replace(block, count=block.count - count, body=SpareBody())
+        table.add(replace(block, count=count), spare)
+
+
+def declare_normed(table: ParameterTable, part: Part, name: str = "vision_tower") -> None:
+    """Declare a tower of which all tokens are read behind its last norm, and no pooling head."""
+    own = ParameterTable()
+    declare_tower(own, part, name)
+    for block in own.blocks():
+        pools = isinstance(block.body, PoolerBody | AttentionPoolerBody)
+        table.add(replace(block, body=SpareBody()) if pools else block)
+
+
+def feature_layer(reader: ConfigReader) -> int | None:
+    """The hidden states that are read; None where several are joined, or it is no number."""
+    layer = reader.raw("vision_feature_layer")
+    if isinstance(layer, list):
+        return layer[0] if len(layer) == 1 and isinstance(layer[0], int) else None
+    return layer if isinstance(layer, int) else -1
+
+
 def headless(reader: ConfigReader) -> ConfigReader:
     """A SigLIP config whose tower's class has no pooling head, whatever it says."""
     return same_class(reader, {**reader.config, "vision_use_head": False})
@@ -139,16 +191,46 @@ def feature_layers(reader: ConfigReader) -> int:
 
 def _llava(table: ParameterTable, whole: Whole, fills: Mapping[str, object], kind: str) -> None:
     vision = whole.part(VISION, kind, fills)
-    declare_tower(table, vision)
-    _llava_projector(table, whole, width_of(vision))
+    layer = feature_layer(whole.reader)
+    declare_features(table, vision, layer=-1 if layer is None else layer)
+    cropped = whole.reader.raw("vision_feature_select_strategy") in (None, "default")
+    crops = vision.model_type == "clip_vision_model" and cropped
+    first = (CropBody(size=width_of(vision)),) if crops else ()
+    _llava_projector(table, whole, width_of(vision), first, known=layer is not None)
 
 
-def _llava_projector(table: ParameterTable, whole: Whole, width: int) -> None:
+def _llava_projector(
+    table: ParameterTable,
+    whole: Whole,
+    width: int,
+    first: tuple[TowerBody, ...] = (),
+    *,
+    known: bool = False,
+) -> None:
     reader, outputs = whole.reader, whole.text.hidden_size
     bias = reader.flag("multimodal_projector_bias")
-    with table.block("projector"):
-        inputs = width * feature_layers(reader)
+    inputs = width * feature_layers(reader)
+    active = tower_activation(reader, "projector_hidden_act")
+    parts = perceptron_bodies("projector", inputs, outputs, outputs, active, bias=bias)
+    with table.block("projector", body=ChainBody(parts=(*first, *parts)) if known else None):
         perceptron(table, "projector", inputs, outputs, outputs, bias=bias)
+
+
+def perceptron_bodies(
+    name: str,
+    inputs: int,
+    inner: int,
+    outputs: int,
+    active: Activation,
+    *,
+    bias: bool = True,
+) -> tuple[TowerBody, ...]:
+    """What ``perceptron`` declares, as it runs."""
+    return (
+        LinearBody(module=f"{name}.fc1", inputs=inputs, outputs=inner, bias=bias),
+        ActivationBody(activation=active),
+        LinearBody(module=f"{name}.fc2", inputs=inner, outputs=outputs, bias=bias),
+    )
 
 
 def vip_llava(table: ParameterTable, whole: Whole) -> None:
@@ -239,9 +321,14 @@ def _halved_perceptron(
 def gemma3(table: ParameterTable, whole: Whole) -> None:
     """SigLIP, a norm and one matrix."""
     vision = whole.part(VISION, "siglip_vision_model")
-    declare_tower(table, vision)
+    declare_normed(table, vision)
     width = width_of(vision)
-    with table.block("projector"):
+    body = PooledProjectionBody(
+        size=width, outputs=whole.text.hidden_size,
+        tokens=whole.reader.integer("mm_tokens_per_image", default=256),
+        norm="projector.mm_soft_emb_norm", weight="projector.mm_input_projection_weight",
+    )  # fmt: skip
+    with table.block("projector", body=body):
         table.parameter("projector", "mm_input_projection_weight", width, whole.text.hidden_size)
         table.norm("projector.mm_soft_emb_norm", width, bias=False)
 
@@ -249,10 +336,11 @@ def gemma3(table: ParameterTable, whole: Whole) -> None:
 def paligemma(table: ParameterTable, whole: Whole) -> None:
     """SigLIP and one linear layer."""
     vision = whole.part(VISION, "siglip_vision_model", SIGLIP_224)
-    declare_tower(table, vision)
-    outputs = whole.reader.integer("projection_dim")
-    with table.block("projector"):
-        table.linear("projector.linear", width_of(vision), outputs)
+    declare_normed(table, vision)
+    outputs, width = whole.reader.integer("projection_dim"), width_of(vision)
+    body = LinearBody(module="projector.linear", inputs=width, outputs=outputs)
+    with table.block("projector", body=body):
+        table.linear("projector.linear", width, outputs)
 
 
 def deepseek_vl(table: ParameterTable, whole: Whole) -> None:

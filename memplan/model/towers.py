@@ -317,6 +317,67 @@ class SpareBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LinearBody:
+    """A linear layer by itself."""
+
+    module: str
+    inputs: int
+    outputs: int
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActivationBody:
+    """A nonlinearity by itself."""
+
+    activation: Activation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CropBody:
+    """All tokens of a picture but its first; a copy, as what reads them wants rows."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinedPatchesBody:
+    """Neighbouring patches become one vector, copied so often on the way (pixel shuffle)."""
+
+    size: int
+    side: int
+    copies: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PooledProjectionBody:
+    """Patches are averaged in squares, normed, and multiplied by a weight (Gemma 3)."""
+
+    size: int
+    outputs: int
+    tokens: int
+    """Of a picture, behind the pooling."""
+    norm: str
+    weight: str
+
+
+class Joining(Enum):
+    """How what towers give reaches a language model."""
+
+    SCATTERED = "scattered"
+    """It is written over the embeddings of the tokens that stand for pictures (``masked_scatter``)."""
+    COLLECTED = "collected"
+    """The same; before, the pictures' features are joined to one tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TowerJoin:
+    """Where towers meet the language model."""
+
+    joining: Joining
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ChainBody:
     """Several of these in one module, one behind the other."""
 
@@ -341,4 +402,9 @@ TowerBody = (
     | TargetsBody
     | OutputBody
     | TranscriptBody
+    | LinearBody
+    | ActivationBody
+    | CropBody
+    | JoinedPatchesBody
+    | PooledProjectionBody
 )

@@ -4,9 +4,12 @@ Each block is a segment with the weights that it declares; its body (``memplan.m
 operations read them. What a tower gives is held until the block that joins it with another has read it.
 """
 
+from collections.abc import Sequence
+
 from memplan.fast_dataclass import dataclass
 from memplan.graph.counted import declare_block
-from memplan.graph.operations import dropout, norm
+from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.segments import Segment
 from memplan.graph.stacks import cut_layers
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
@@ -14,6 +17,7 @@ from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.images import image_patches
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pooling import attention_pooler, classify, pooler
+from memplan.graph.towers.projecting import crop, joined_patches, pooled_projection
 from memplan.graph.towers.sounds import (
     frames,
     output,
@@ -27,15 +31,20 @@ from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens
 from memplan.model.parameters import ModelPart, ParameterBlock
 from memplan.model.towers import (
+    ActivationBody,
     AttentionPoolerBody,
     ChainBody,
     ClassifierBody,
     ContrastBody,
+    CropBody,
     FramesBody,
+    JoinedPatchesBody,
     LayerBody,
+    LinearBody,
     NormBody,
     OutputBody,
     PatchesBody,
+    PooledProjectionBody,
     PoolerBody,
     PositionConvolutionBody,
     ProjectedFramesBody,
@@ -59,6 +68,7 @@ def record_flow(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool) -> T
     given: dict[str, Tensor] = {}
     declared: dict[str, Parameter] = {}
     held: list[Tensor] = []
+    first = len(t.segments)
     x: Tensor | None = None
     for block in blocks:
         if starts(block) and x is not None:
@@ -72,7 +82,7 @@ def record_flow(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool) -> T
         tower = block.name.partition(".")[0]
         assert x is not None
         given[tower] = x
-    _mark_unused(t)
+    _mark_unused(t, t.segments[first:])
     return x
 
 
@@ -193,6 +203,18 @@ def write_body(
             return projected_frames(t, x, body, flow)
         case PositionConvolutionBody():
             return position_convolution(t, x, body, flow)
+        case LinearBody():
+            return linear(t, x, body.module, body.inputs, body.outputs, bias=body.bias)
+        case ActivationBody():
+            out = activation(t, x, body.activation)
+            t.touch(x)
+            return out
+        case CropBody():
+            return crop(t, x, body, flow)
+        case JoinedPatchesBody():
+            return joined_patches(t, x, body, flow)
+        case PooledProjectionBody():
+            return pooled_projection(t, x, body, flow)
         case TranscriptBody():
             return transcript(t, x, body, flow)
         case _:
@@ -200,7 +222,7 @@ def write_body(
             raise ValueError(msg)
 
 
-def _mark_unused(t: Tape) -> None:
+def _mark_unused(t: Tape, segments: Sequence[Segment]) -> None:
     """No loss reaches what no operation reads."""
     read = {
         tensor
@@ -209,7 +231,7 @@ def _mark_unused(t: Tape) -> None:
         for tensor in operation.inputs
         if isinstance(tensor, Parameter)
     }
-    for segment in t.segments:
+    for segment in segments:
         for weight in segment.parameters:
             if weight not in read:
                 weight.unused = True

@@ -1,0 +1,47 @@
+"""Parts of projectors: what makes a language model's tokens of a tower's."""
+
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import norm
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.state import Flow
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.towers import CropBody, JoinedPatchesBody, PooledProjectionBody
+
+
+def crop(t: Tape, x: Tensor, body: CropBody, flow: Flow) -> Tensor:
+    """All tokens but the first; of several pictures a copy."""
+    rest = t.slice(x, x.numel - flow.items * body.size)
+    return rest if flow.items == 1 else t.contiguous(rest)
+
+
+def joined_patches(t: Tape, x: Tensor, body: JoinedPatchesBody, flow: Flow) -> Tensor:  # noqa: ARG001
+    """``pixel_shuffle``: views that are copied where the next one asks for rows."""
+    for _ in range(body.copies):
+        x = t.contiguous(x)
+    return x
+
+
+def pooled_projection(t: Tape, x: Tensor, body: PooledProjectionBody, flow: Flow) -> Tensor:
+    """``Gemma3MultiModalProjector``: turned, averaged in squares, normed, multiplied."""
+    dtype = x.dtype
+    turned = t.contiguous(x)
+    averaged = t.tensor(flow.items * body.tokens * body.size, x.dtype)
+    t.record(
+        OperationKind.MEAN, (turned,), (averaged,), saves=(turned,), gradients=(Gradient.FRESH,)
+    )
+    t.touch(turned, x)
+    normed = norm(t, averaged, NormSpec(kind=NormKind.RMS_GEMMA), body.norm, body.size)
+    weight = t.parameter(body.weight)
+    factor, given = t.cast_weight(weight), normed
+    if t.autocast is not None:
+        given = t.cast(normed, t.autocast)
+    out = t.tensor(flow.items * body.tokens * body.outputs, given.dtype)
+    t.record(
+        OperationKind.MATMUL, (given, factor), (out,), saves=(given, factor),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+        flops=2 * flow.items * body.tokens * body.size * body.outputs,
+    )  # fmt: skip
+    t.touch(normed)
+    return t.cast(out, dtype)
