@@ -13,6 +13,7 @@ from memplan.families.multimodal_texts import TEXTS
 from memplan.families.multimodal_types import MULTIMODALS
 from memplan.families.nesting import Part, read_part
 from memplan.families.request import ReadRequest, checkpoint_dtype
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import StackSpec
@@ -83,10 +84,20 @@ def read_text(part: Part, request: ReadRequest) -> ModelSpec:
         raise error
     task = None if request.task in {Task.SEQ2SEQ_LM, Task.OTHER} else request.task
     text = module.read(reader, replace(request, model_type=family, task=task))
-    if kin is None or not kin.left_out:
+    if kin is None or not kin.three_axes:
         return text
-    left_out = "; ".join(each for each in (kin.left_out, text.activations_left_out) if each)
-    return replace(text, activations_left_out=left_out)
+    return replace(text, stacks=tuple(map(_on_three_axes, text.stacks)))
+
+
+def _on_three_axes(stack: StackSpec) -> StackSpec:
+    """With rotary tables of time, height and width for each sequence."""
+    runs = []
+    for run in stack.runs:
+        attention = run.layer.attention
+        if isinstance(attention, AttentionSpec) and attention.rotary is not None:
+            attention = replace(attention, rotary=replace(attention.rotary, sections=True))
+        runs.append(replace(run, layer=replace(run.layer, attention=attention)))
+    return replace(stack, runs=tuple(runs))
 
 
 def _tied(reader: ConfigReader, part: Part, kind: Multimodal, text: ModelSpec) -> bool:

@@ -85,12 +85,16 @@ MULTIMODALS: dict[str, Multimodal] = {
     ),
     "internvl": Multimodal(declare=projectors.internvl, text=QWEN2),
     "lfm2_vl": Multimodal(declare=projectors.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
-    "qwen2_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER),
-    "qwen2_5_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER),
-    "qwen3_vl": Multimodal(declare=projectors.visual, text=OWN),
-    "qwen3_vl_moe": Multimodal(declare=projectors.visual, text=OWN),
-    "qwen3_5": Multimodal(declare=projectors.visual, text=OWN),
-    "qwen3_5_moe": Multimodal(declare=projectors.visual, text=OWN),
+    "qwen2_vl": Multimodal(
+        declare=projectors.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED
+    ),
+    "qwen2_5_vl": Multimodal(
+        declare=projectors.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED
+    ),
+    "qwen3_vl": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
+    "qwen3_vl_moe": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
+    "qwen3_5": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
+    "qwen3_5_moe": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
     "glm4v": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
     "glm4v_moe": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
     "glm_ocr": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),

@@ -55,6 +55,14 @@ class PatchesBody:
     positions: Positions = Positions.NONE
     position_module: str = ""
     """The table's module, or the weight as ``module.name``."""
+    frames: int = 1
+    """Pictures that one patch spans, the same one where there is no video (Qwen-VL)."""
+    rotary_dim: int = 0
+    """Size of a head that the layers turn; 0: they do not."""
+    windowed: bool = False
+    """Patches are put in the order of windows (Qwen2.5-VL)."""
+    resampled_rows: bool = False
+    """Positions are mixed from four rows of the table for each patch (Qwen3-VL)."""
     casts_pictures: bool = True
     """The class itself casts pictures to the convolution's dtype."""
     dropout: float = 0.0
@@ -112,6 +120,14 @@ class LayerBody:
     """A decoder's, to what another tower gives."""
     memory: str = ""
     """That tower, by the name that its blocks begin with."""
+    head_norm: int = 0
+    """Numbers under a norm on queries and one on keys; 0: none."""
+    rotary: bool = False
+    """Heads are turned by tables that the tower's first block made, in fp32, and cast back."""
+    window: int = 0
+    """Patches of a window that sees itself alone; 0: a picture does."""
+    packed: bool = False
+    """All pictures lie in one row, and their stretches' results are joined (Qwen-VL)."""
     copies_heads: bool = False
     """Queries are scaled at once, and all three copied to lie head by head (Whisper)."""
     dropout: float = 0.0
@@ -361,6 +377,23 @@ class PooledProjectionBody:
     weight: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReorderedBody:
+    """Rows are put back in another order, a copy."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepMergersBody:
+    """What earlier layers gave, through mergers of their own, for the text model's first layers (Qwen3-VL)."""
+
+    modules: tuple[str, ...]
+    merged: int
+    """Width of neighbouring patches that are joined."""
+    outputs: int
+
+
 class Joining(Enum):
     """How what towers give reaches a language model."""
 
@@ -407,4 +440,6 @@ TowerBody = (
     | CropBody
     | JoinedPatchesBody
     | PooledProjectionBody
+    | ReorderedBody
+    | DeepMergersBody
 )

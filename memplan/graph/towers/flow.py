@@ -14,10 +14,10 @@ from memplan.graph.stacks import cut_layers
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.contrast import contrast
-from memplan.graph.towers.images import image_patches
+from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pooling import attention_pooler, classify, pooler
-from memplan.graph.towers.projecting import crop, joined_patches, pooled_projection
+from memplan.graph.towers.projecting import crop, deep_mergers, joined_patches, pooled_projection
 from memplan.graph.towers.sounds import (
     frames,
     output,
@@ -37,6 +37,7 @@ from memplan.model.towers import (
     ClassifierBody,
     ContrastBody,
     CropBody,
+    DeepMergersBody,
     FramesBody,
     JoinedPatchesBody,
     LayerBody,
@@ -48,6 +49,7 @@ from memplan.model.towers import (
     PoolerBody,
     PositionConvolutionBody,
     ProjectedFramesBody,
+    ReorderedBody,
     SignalBody,
     SpareBody,
     TargetsBody,
@@ -62,9 +64,11 @@ def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
     return bool(blocks) and all(block.body is not None for block in blocks)
 
 
-def record_flow(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool) -> Tensor | None:
+def record_flow(
+    t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool, flow: Flow | None = None
+) -> Tensor | None:
     """Write the blocks' operations; returns what the last one gives."""
-    flow = Flow(items=t.options.batch_size)
+    flow = flow or Flow(items=t.options.batch_size)
     given: dict[str, Tensor] = {}
     declared: dict[str, Parameter] = {}
     held: list[Tensor] = []
@@ -213,6 +217,10 @@ def write_body(
             return crop(t, x, body, flow)
         case JoinedPatchesBody():
             return joined_patches(t, x, body, flow)
+        case DeepMergersBody():
+            return deep_mergers(t, x, body, flow)
+        case ReorderedBody():
+            return reordered(t, x, body.size)
         case PooledProjectionBody():
             return pooled_projection(t, x, body, flow)
         case TranscriptBody():

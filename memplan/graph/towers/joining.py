@@ -10,6 +10,7 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.flow import record_flow
+from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import ModelSpec
 from memplan.model.towers import Joining, TowerJoin
@@ -21,7 +22,8 @@ def joined_embeddings(
     """Run the towers behind the embedding of the tokens, and write what they give over it."""
     t.end(embedded)
     t.hold(embedded)
-    features = record_flow(t, blocks, tied=False)
+    flow = Flow(items=t.options.batch_size)
+    features = record_flow(t, blocks, tied=False, flow=flow)
     assert features is not None
     _check_room(t, model, features)
     t.begin("merge", x=features)
@@ -33,9 +35,11 @@ def joined_embeddings(
     t.record(OperationKind.EQ, (), (mask,))
     out = t.tensor(embedded.numel, embedded.dtype)
     places = () if t.decomposed else (allocated_bytes(embedded.numel, DType.INT64), RESULT)
+    # What the first layers add is small: it goes with the rest here.
+    given = (embedded, features, *flow.deep)
     t.record(
-        OperationKind.SCATTER, (embedded, features), (out,), saves=(mask,),
-        gradients=(Gradient.FRESH, Gradient.FRESH), forward_scratch_bytes=places,
+        OperationKind.SCATTER, given, (out,), saves=(mask,),
+        gradients=(Gradient.FRESH,) * len(given), forward_scratch_bytes=places,
     )  # fmt: skip
     t.release(embedded)
     embedded.storage.held = False

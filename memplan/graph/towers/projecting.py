@@ -1,19 +1,36 @@
 """Parts of projectors: what makes a language model's tokens of a tower's."""
 
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import norm
+from memplan.graph.operations import activation, layer_norm, linear, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
 from memplan.model.norms import NormKind, NormSpec
-from memplan.model.towers import CropBody, JoinedPatchesBody, PooledProjectionBody
+from memplan.model.networks import Activation
+from memplan.model.towers import CropBody, DeepMergersBody, JoinedPatchesBody, PooledProjectionBody
 
 
 def crop(t: Tape, x: Tensor, body: CropBody, flow: Flow) -> Tensor:
     """All tokens but the first; of several pictures a copy."""
     rest = t.slice(x, x.numel - flow.items * body.size)
     return rest if flow.items == 1 else t.contiguous(rest)
+
+
+def deep_mergers(t: Tape, x: Tensor, body: DeepMergersBody, flow: Flow) -> Tensor:
+    """Of each layer that is read early, a norm over joined patches and two linear layers.
+
+    What they read is kept by the layers behind it, as the tower's last result is.
+    """
+    for module in body.modules:
+        normed = layer_norm(t, x, f"{module}.norm", body.merged)
+        raised = linear(t, normed, f"{module}.fc1", body.merged, body.merged, bias=True)
+        active = activation(t, raised, Activation.GELU)
+        flow.deep.append(
+            linear(t, active, f"{module}.fc2", body.merged, body.outputs, bias=True)
+        )
+        t.hold(flow.deep[-1])
+    return x
 
 
 def joined_patches(t: Tape, x: Tensor, body: JoinedPatchesBody, flow: Flow) -> Tensor:  # noqa: ARG001
