@@ -58,19 +58,24 @@ MULTIMODALS: dict[str, Multimodal] = {
         join=COLLECTED,
     ),
     "vipllava": Multimodal(declare=projectors.vip_llava, text=LLAMA),
-    "llava_next": Multimodal(declare=projectors.llava_next, text=LLAMA),
-    "llava_next_video": Multimodal(declare=projectors.llava_next, text=LLAMA, ties=Ties.EITHER),
-    "llava_onevision": Multimodal(declare=projectors.llava_onevision, text=QWEN2, ties=Ties.EITHER),
+    "llava_next": Multimodal(declare=projectors.llava_next, text=LLAMA, join=COLLECTED),
+    "llava_next_video": Multimodal(
+        declare=projectors.llava_next, text=LLAMA, ties=Ties.EITHER, join=COLLECTED
+    ),
+    "llava_onevision": Multimodal(
+        declare=projectors.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED
+    ),
     "video_llava": Multimodal(declare=projectors.video_llava, text=LLAMA),
     "mistral3": Multimodal(
         declare=projectors.mistral3,
         text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
+        join=COLLECTED,
     ),
-    "aya_vision": Multimodal(declare=projectors.aya_vision, text=COHERE2),
-    "cohere2_vision": Multimodal(declare=projectors.cohere2_vision, text=COHERE2),
-    "gemma3": Multimodal(
-        declare=projectors.gemma3, text=OWN, join=SCATTERED, block_masks=True
+    "aya_vision": Multimodal(declare=projectors.aya_vision, text=COHERE2, join=SCATTERED),
+    "cohere2_vision": Multimodal(
+        declare=projectors.cohere2_vision, text=COHERE2, join=SCATTERED
     ),
+    "gemma3": Multimodal(declare=projectors.gemma3, text=OWN, join=SCATTERED, block_masks=True),
     "paligemma": Multimodal(
         declare=projectors.paligemma,
         text=PartSpec(key=TEXT, model_type="gemma", fills=GEMMA_2B),
@@ -83,11 +88,9 @@ MULTIMODALS: dict[str, Multimodal] = {
     "modernvbert": Multimodal(
         declare=projectors.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
     ),
-    "internvl": Multimodal(declare=projectors.internvl, text=QWEN2),
+    "internvl": Multimodal(declare=projectors.internvl, text=QWEN2, join=SCATTERED),
     "lfm2_vl": Multimodal(declare=projectors.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
-    "qwen2_vl": Multimodal(
-        declare=projectors.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED
-    ),
+    "qwen2_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
     "qwen2_5_vl": Multimodal(
         declare=projectors.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED
     ),

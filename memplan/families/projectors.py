@@ -45,13 +45,19 @@ from memplan.families.towers.talker import diffusion, talker, vocoder
 from memplan.families.towers.vqgan import code_book, vqgan
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
-from memplan.model.parameters import ModelPart, ParameterTable
+from memplan.model.parameters import ModelPart, ParameterBlock, ParameterTable
 from memplan.model.towers import (
+    RMS_NORM,
     ActivationBody,
     AttentionPoolerBody,
     ChainBody,
     CropBody,
+    HalvedBody,
+    JoinedPatchesBody,
     LinearBody,
+    NormBody,
+    PackedCropsBody,
+    PatchesBody,
     PooledProjectionBody,
     PoolerBody,
     SpareBody,
@@ -243,10 +249,28 @@ def vip_llava(table: ParameterTable, whole: Whole) -> None:
         perceptron(table, "projector", inputs, outputs, outputs)
 
 
-def _newline(table: ParameterTable, whole: Whole) -> None:
-    """A vector that ends a row of patches."""
-    with table.block("projector.newline"):
-        table.parameter("model", "image_newline", whole.text.hidden_size)
+def _newline(table: ParameterTable, whole: Whole, crops: int = 0) -> None:
+    """A vector that ends a row of patches; with ``crops`` of a picture, what is made with it."""
+    size, newline = whole.text.hidden_size, "model.image_newline"
+    body = PackedCropsBody(size=size, crops=crops, newline=newline) if crops else None
+    with table.block("projector.newline", body=body):
+        table.parameter("model", "image_newline", size)
+
+
+def _cropped(blocks: tuple[ParameterBlock, ...], crops: int) -> tuple[ParameterBlock, ...]:
+    """The same tower, for pictures that come in several crops."""
+    return tuple(
+        replace(block, body=replace(block.body, crops=crops))
+        if isinstance(block.body, PatchesBody)
+        else block
+        for block in blocks
+    )
+
+
+NEXT_CROPS = 5
+"""LLaVA-NeXT's processor: a picture of twice the tower's side is the whole and four quarters."""
+ONEVISION_CROPS = 2
+"""LLaVA-OneVision's: one of the tower's own side is the whole, twice."""
 
 
 def llava(table: ParameterTable, whole: Whole) -> None:
@@ -256,14 +280,18 @@ def llava(table: ParameterTable, whole: Whole) -> None:
 
 def llava_next(table: ParameterTable, whole: Whole) -> None:
     """LLaVA's, with a vector for line ends."""
-    _newline(table, whole)
-    llava(table, whole)
+    own = ParameterTable()
+    llava(own, whole)
+    table.add(*_cropped(own.blocks(), NEXT_CROPS))
+    _newline(table, whole, NEXT_CROPS)
 
 
 def llava_onevision(table: ParameterTable, whole: Whole) -> None:
     """SigLIP by default."""
-    _newline(table, whole)
-    _llava(table, whole, SIGLIP_384, "siglip_vision_model")
+    own = ParameterTable()
+    _llava(own, whole, SIGLIP_384, "siglip_vision_model")
+    table.add(*_cropped(own.blocks(), ONEVISION_CROPS))
+    _newline(table, whole, ONEVISION_CROPS)
 
 
 def video_llava(table: ParameterTable, whole: Whole) -> None:
@@ -277,19 +305,30 @@ def video_llava(table: ParameterTable, whole: Whole) -> None:
 def mistral3(table: ParameterTable, whole: Whole) -> None:
     """Pixtral, a norm, neighbouring patches joined, a perceptron."""
     vision = whole.part(VISION, "pixtral", PIXTRAL_1540)
-    declare_tower(table, vision)
+    declare_features(table, vision)
     width = width_of(vision)
-    with table.block("projector.merger"):
+    side = whole.reader.integer("spatial_merge_size")
+    merger = ChainBody(
+        parts=(
+            NormBody(module="projector.norm", size=width, norm=RMS_NORM),
+            JoinedPatchesBody(size=width, side=side, copies=2),
+            LinearBody(
+                module="patch_merger.merging_layer", inputs=width * side * side, outputs=width,
+                bias=False,
+            ),
+        )
+    )  # fmt: skip
+    with table.block("projector.merger", body=merger):
         table.norm("projector.norm", width, bias=False)
         joined = width * whole.reader.integer("spatial_merge_size") ** 2
         table.linear("patch_merger.merging_layer", joined, width, bias=False)
-    _llava_projector(table, whole, width)
+    _llava_projector(table, whole, width, known=feature_layer(whole.reader) == -1)
 
 
 def aya_vision(table: ParameterTable, whole: Whole) -> None:
     """SigLIP, a norm over joined patches, a gated perceptron whose halves multiply."""
     vision = whole.part(VISION, "siglip_vision_model", {**SIGLIP_384, "num_attention_heads": 14})
-    declare_tower(table, vision)
+    declare_features(table, vision)
     outputs = whole.text.hidden_size
     inner = whole.reader.integer("alignment_intermediate_size", default=outputs)
     _halved_perceptron(table, whole, width_of(vision), inner, norm=True)
@@ -310,8 +349,17 @@ def cohere2_vision(table: ParameterTable, whole: Whole) -> None:
 def _halved_perceptron(
     table: ParameterTable, whole: Whole, width: int, inner: int, *, norm: bool
 ) -> None:
-    joined = width * whole.reader.integer("downsample_factor") ** 2
-    with table.block("projector"):
+    side, outputs = whole.reader.integer("downsample_factor"), whole.text.hidden_size
+    joined = width * side**2
+    normed = (NormBody(module="projector.layernorm", size=joined),) if norm else ()
+    parts: tuple[TowerBody, ...] = (
+        JoinedPatchesBody(size=width, side=side, copies=3),
+        *normed,
+        LinearBody(module="projector.linear_1", inputs=joined, outputs=inner),
+        HalvedBody(activation=Activation.SILU),
+        LinearBody(module="projector.linear_2", inputs=inner // 2, outputs=outputs),
+    )
+    with table.block("projector", body=ChainBody(parts=parts)):
         if norm:
             table.norm("projector.layernorm", joined)
         table.linear("projector.linear_1", joined, inner)
@@ -374,9 +422,17 @@ def internvl(table: ParameterTable, whole: Whole) -> None:
     """InternViT, a norm over joined patches and a perceptron."""
     vision = whole.part(VISION)
     declare_tower(table, vision)
-    side = _shuffled_side(whole.reader)
-    joined, outputs = width_of(vision) * side * side, whole.text.hidden_size
-    with table.block("projector"):
+    side, width = _shuffled_side(whole.reader), width_of(vision)
+    joined, outputs = width * side * side, whole.text.hidden_size
+    active = tower_activation(whole.reader, "projector_hidden_act")
+    parts: tuple[TowerBody, ...] = (
+        CropBody(size=width),
+        JoinedPatchesBody(size=width, side=side, copies=2),
+        NormBody(module="projector.layer_norm", size=joined),
+        *perceptron_bodies("projector", joined, outputs, outputs, active),
+    )
+    known = feature_layer(whole.reader) == -1
+    with table.block("projector", body=ChainBody(parts=parts) if known else None):
         table.norm("projector.layer_norm", joined)
         perceptron(table, "projector", joined, outputs, outputs)
 

@@ -57,6 +57,10 @@ class PatchesBody:
     """The table's module, or the weight as ``module.name``."""
     frames: int = 1
     """Pictures that one patch spans, the same one where there is no video (Qwen-VL)."""
+    crops: int = 1
+    """Crops that a picture comes in, each as large as ``image``."""
+    masked: bool = False
+    """All pictures lie in one row, told apart by a mask of every pair, and normed at once (Pixtral)."""
     rotary_dim: int = 0
     """Size of a head that the layers turn; 0: they do not."""
     windowed: bool = False
@@ -122,10 +126,14 @@ class LayerBody:
     """That tower, by the name that its blocks begin with."""
     head_norm: int = 0
     """Numbers under a norm on queries and one on keys; 0: none."""
+    head_norm_rms: bool = False
+    """That is an RMS norm, whatever the layer's own are."""
     rotary: bool = False
     """Heads are turned by tables that the tower's first block made, in fp32, and cast back."""
     window: int = 0
     """Patches of a window that sees itself alone; 0: a picture does."""
+    one_row: bool = False
+    """All pictures lie in one row, told apart by the mask that the first block made (Pixtral)."""
     packed: bool = False
     """All pictures lie in one row, and their stretches' results are joined (Qwen-VL)."""
     copies_heads: bool = False
@@ -366,6 +374,24 @@ class JoinedPatchesBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HalvedBody:
+    """Half of the numbers through a nonlinearity, times the other half (Aya Vision)."""
+
+    activation: Activation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedCropsBody:
+    """Crops become rows again, each of which a trained vector ends, behind the whole picture (LLaVA-NeXT)."""
+
+    size: int
+    crops: int
+    """With the whole picture."""
+    newline: str
+    """The vector, as ``module.name``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PooledProjectionBody:
     """Patches are averaged in squares, normed, and multiplied by a weight (Gemma 3)."""
 
@@ -442,4 +468,6 @@ TowerBody = (
     | PooledProjectionBody
     | ReorderedBody
     | DeepMergersBody
+    | HalvedBody
+    | PackedCropsBody
 )

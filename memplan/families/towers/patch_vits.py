@@ -11,7 +11,7 @@ from itertools import groupby
 
 from memplan.families.towers.blocks import TowerLayer, declare_layers, layer_body, perceptron
 from memplan.families.towers.layers import tower_activation
-from memplan.families.towers.sizes import ratio
+from memplan.families.towers.sizes import PICTURE, ratio
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
@@ -82,10 +82,6 @@ def declare_patch_vit(
             kind.merger(table, reader)
 
 
-PICTURE = (672, 672)
-"""Height and width of a picture where nothing says them: processors keep each one's own [pixels]."""
-
-
 def _patches_body(reader: ConfigReader, kind: PatchVit, width: int) -> PatchesBody:
     patch, heads = reader.integer("patch_size"), reader.integer("num_heads")
     return PatchesBody(
@@ -105,7 +101,9 @@ def _written_layers(
     whole = layer_body(layer, heads, active)
     whole = replace(whole, rotary=True, packed=True)
     if kind.merger is not _qwen2_5_merger:
-        declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=whole)
+        declare_layers(
+            table, f"{name}.layers", count, layer, heads=heads, activation=active, body=whole
+        )
         return
     side = reader.integer("window_size", default=112) // reader.integer("patch_size")
     windowed = replace(whole, window=side * side)
@@ -113,7 +111,13 @@ def _written_layers(
     for is_full, group in groupby(range(count), full.__contains__):
         body = whole if is_full else windowed
         declare_layers(
-            table, f"{name}.layers", len(list(group)), layer, heads=heads, activation=active, body=body
+            table,
+            f"{name}.layers",
+            len(list(group)),
+            layer,
+            heads=heads,
+            activation=active,
+            body=body,
         )
 
 

@@ -17,7 +17,14 @@ from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pooling import attention_pooler, classify, pooler
-from memplan.graph.towers.projecting import crop, deep_mergers, joined_patches, pooled_projection
+from memplan.graph.towers.projecting import (
+    crop,
+    deep_mergers,
+    halved,
+    joined_patches,
+    packed_crops,
+    pooled_projection,
+)
 from memplan.graph.towers.sounds import (
     frames,
     output,
@@ -39,11 +46,13 @@ from memplan.model.towers import (
     CropBody,
     DeepMergersBody,
     FramesBody,
+    HalvedBody,
     JoinedPatchesBody,
     LayerBody,
     LinearBody,
     NormBody,
     OutputBody,
+    PackedCropsBody,
     PatchesBody,
     PooledProjectionBody,
     PoolerBody,
@@ -217,6 +226,10 @@ def write_body(
             return crop(t, x, body, flow)
         case JoinedPatchesBody():
             return joined_patches(t, x, body, flow)
+        case HalvedBody():
+            return halved(t, x, body)
+        case PackedCropsBody():
+            return packed_crops(t, x, body, flow)
         case DeepMergersBody():
             return deep_mergers(t, x, body, flow)
         case ReorderedBody():

@@ -2,18 +2,19 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, embedding_lookup
+from memplan.graph.operations import dropout, embedding_lookup, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers import PatchesBody, Positions
+from memplan.model.towers import RMS_NORM, PatchesBody, Positions
 
 
 def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     """A convolution, tokens before its vectors, positions added."""
     height, width = body.image
+    flow.items *= body.crops
     pixels = flow.items * body.frames * body.channels * height * width
     x = from_batch(t, pixels, DType.FP32)
     if body.casts_pictures:
@@ -27,15 +28,23 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     if body.windowed:
         x = reordered(t, x, body.size)
     if body.resampled_rows:
-        x = t.add(x, _resampled(t, body, flow.items * patches))
+        x = t.add(x, t.cast(_resampled(t, body, flow.items * patches), x.dtype))
     elif body.positions is not Positions.NONE:
         x = t.add(x, _positions(t, body, patches + len(body.tokens)))
     if body.num_registers:
         first = t.slice(x, flow.items * body.size)
         rest = t.slice(x, x.numel - flow.items * body.size)
         x = t.concatenate(first, _spread(t, body.registers, flow.items, 0), rest)
+    if body.masked:
+        # One row of all pictures, of which each sees itself alone.
+        if not t.kernels.attention.is_package:
+            flow.mask = t.tensor((flow.items * patches) ** 2, x.dtype)
+            t.record(OperationKind.MASK, (), (flow.mask,))
+            t.hold(flow.mask)
+        x = t.contiguous(x)
+        x = norm(t, x, RMS_NORM, "ln_pre", body.size)
     if body.rotary_dim:
-        _tables(t, body, flow, flow.items * patches)
+        _tables(t, body, flow, flow.items * patches, DType.FP32 if not body.masked else x.dtype)
     return dropout(t, x, body.dropout)
 
 
@@ -69,14 +78,15 @@ def _resampled(t: Tape, body: PatchesBody, rows: int) -> Tensor:
     return out
 
 
-def _tables(t: Tape, body: PatchesBody, flow: Flow, rows: int) -> None:
-    """Cosines and sines of every patch, in fp32, held by the tower."""
+def _tables(t: Tape, body: PatchesBody, flow: Flow, rows: int, dtype: DType) -> None:
+    """Cosines and sines of every patch, held by the tower."""
     angles = t.tensor(rows * body.rotary_dim, DType.FP32)
     t.record(OperationKind.MUL, (), (angles,))
     tables = []
     for kind in (OperationKind.COS, OperationKind.SIN):
         made = t.tensor(rows * body.rotary_dim, DType.FP32)
         t.record(kind, (angles,), (made,))
+        made = t.cast(made, dtype)
         t.hold(made)
         tables.append(made)
     flow.tables = tables[0], tables[1]

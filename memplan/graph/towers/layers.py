@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
+from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
-from memplan.dtypes import DType
 from memplan.graph.operations import activation, dropout, linear, norm, rotary
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
-from memplan.model.towers import LayerBody
+from memplan.model.towers import RMS_NORM, LayerBody
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
@@ -58,6 +58,9 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         flow.items, flow.tokens(x, size), flow.tokens(read, size), spec,
         heads_split=splits_heads(t, spec),
     )  # fmt: skip
+    if body.one_row:
+        rows = flow.items * shape.queries
+        shape = replace(shape, batch=1, queries=rows, keys=rows)
 
     def project(source: Tensor, part: str, *, bias: bool) -> Tensor:
         made = linear(t, source, f"{name}.{part}", size, width, bias=bias)
@@ -76,14 +79,17 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         key = project(read, "k_proj", bias=spec.key_bias)
         value = project(read, "v_proj", bias=spec.value_bias)
     if body.head_norm:
-        query = norm(t, query, body.norm, f"{name}.q_norm", body.head_norm)
-        key = norm(t, key, body.norm, f"{name}.k_norm", body.head_norm)
+        kind = RMS_NORM if body.head_norm_rms else body.norm
+        query = norm(t, query, kind, f"{name}.q_norm", body.head_norm)
+        key = norm(t, key, kind, f"{name}.k_norm", body.head_norm)
     if body.rotary and flow.tables is not None:
-        query, key = (_turned(t, each, *flow.tables) for each in (query, key))
+        turn = rotary if body.one_row else _turned
+        query, key = (turn(t, each, *flow.tables) for each in (query, key))
+    masked = spec.causal or body.one_row
     if body.packed:
         out = _in_stretches(t, query, key, value, shape, body, flow)
     else:
-        out = attend(t, query, key, value, shape, flow.mask if spec.causal else None)
+        out = attend(t, query, key, value, shape, flow.mask if masked else None)
     out = linear(
         t, out, f"{name}.{body.names.output}", width, size, bias=spec.output_bias,
         role=WeightRole.ATTENTION_OUTPUT,

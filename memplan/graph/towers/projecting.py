@@ -6,9 +6,16 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
-from memplan.model.norms import NormKind, NormSpec
 from memplan.model.networks import Activation
-from memplan.model.towers import CropBody, DeepMergersBody, JoinedPatchesBody, PooledProjectionBody
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.towers import (
+    CropBody,
+    DeepMergersBody,
+    HalvedBody,
+    JoinedPatchesBody,
+    PackedCropsBody,
+    PooledProjectionBody,
+)
 
 
 def crop(t: Tape, x: Tensor, body: CropBody, flow: Flow) -> Tensor:
@@ -26,9 +33,7 @@ def deep_mergers(t: Tape, x: Tensor, body: DeepMergersBody, flow: Flow) -> Tenso
         normed = layer_norm(t, x, f"{module}.norm", body.merged)
         raised = linear(t, normed, f"{module}.fc1", body.merged, body.merged, bias=True)
         active = activation(t, raised, Activation.GELU)
-        flow.deep.append(
-            linear(t, active, f"{module}.fc2", body.merged, body.outputs, bias=True)
-        )
+        flow.deep.append(linear(t, active, f"{module}.fc2", body.merged, body.outputs, bias=True))
         t.hold(flow.deep[-1])
     return x
 
@@ -38,6 +43,27 @@ def joined_patches(t: Tape, x: Tensor, body: JoinedPatchesBody, flow: Flow) -> T
     for _ in range(body.copies):
         x = t.contiguous(x)
     return x
+
+
+def halved(t: Tape, x: Tensor, body: HalvedBody) -> Tensor:
+    """``act(gate) * x`` of two halves of one tensor."""
+    first, gate = t.split(x, x.numel // 2, x.numel // 2)
+    return t.mul(activation(t, gate, body.activation), first)
+
+
+def packed_crops(t: Tape, x: Tensor, body: PackedCropsBody, flow: Flow) -> Tensor:
+    """``pack_image_features``: crops laid side by side, ends of rows, the whole picture before them."""
+    pictures = flow.items // body.crops
+    whole = x.numel // body.crops
+    first, rest = t.split(x, whole, x.numel - whole)
+    grid = t.contiguous(rest)
+    patches = grid.numel // body.size // pictures
+    side = int(patches**0.5)
+    vector = t.parameter(body.newline)
+    ends = Tensor(pictures * side * body.size, vector.dtype, vector.storage)
+    t.record(OperationKind.EXPAND, (vector,), (ends,), gradients=(Gradient.FRESH,))
+    ends = t.cast(ends, grid.dtype)
+    return t.concatenate(first, t.concatenate(grid, ends))
 
 
 def pooled_projection(t: Tape, x: Tensor, body: PooledProjectionBody, flow: Flow) -> Tensor:
