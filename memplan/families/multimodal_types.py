@@ -72,9 +72,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         join=COLLECTED,
     ),
     "aya_vision": Multimodal(declare=projectors.aya_vision, text=COHERE2, join=SCATTERED),
-    "cohere2_vision": Multimodal(
-        declare=projectors.cohere2_vision, text=COHERE2, join=SCATTERED
-    ),
+    "cohere2_vision": Multimodal(declare=projectors.cohere2_vision, text=COHERE2, join=SCATTERED),
     "gemma3": Multimodal(declare=projectors.gemma3, text=OWN, join=SCATTERED, block_masks=True),
     "paligemma": Multimodal(
         declare=projectors.paligemma,

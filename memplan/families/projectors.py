@@ -267,8 +267,8 @@ def _cropped(blocks: tuple[ParameterBlock, ...], crops: int) -> tuple[ParameterB
     )
 
 
-NEXT_CROPS = 5
-"""LLaVA-NeXT's processor: a picture of twice the tower's side is the whole and four quarters."""
+NEXT_CROPS = 3
+"""LLaVA-NeXT's processor: a picture twice as wide as the tower's side is the whole and two halves."""
 ONEVISION_CROPS = 2
 """LLaVA-OneVision's: one of the tower's own side is the whole, twice."""
 

@@ -182,6 +182,8 @@ class SignalBody:
     """Of the signal that the batch brings, where this reads it; 0: it reads what the one before gives."""
     length: int = 0
     """How long that is, where the setup says nothing else [samples or frames]."""
+    rate: int = 0
+    """Samples a second; 0: clips are of this length whatever they hold."""
     leaf: bool = False
     """The class makes the signal require a gradient."""
     recomputed: bool = False

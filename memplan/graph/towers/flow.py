@@ -6,6 +6,7 @@ operations read them. What a tower gives is held until the block that joins it w
 
 from collections.abc import Sequence
 
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.counted import declare_block
 from memplan.graph.operations import activation, dropout, linear, norm
@@ -90,6 +91,9 @@ def record_flow(
         if isinstance(block.body, LayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
         ending = held if block is blocks[-1] else []
+        if isinstance(block.body, SpareBody):
+            _idle(t, block, declared, tied=tied)
+            continue
         for run in _runs(t, block):
             x = _segment(t, block, run, x, flow, given, declared, ending, tied=tied)
         tower = block.name.partition(".")[0]
@@ -175,6 +179,17 @@ def _segment(
     return x
 
 
+def _idle(
+    t: Tape, block: ParameterBlock, declared: dict[str, Parameter], *, tied: bool
+) -> None:
+    """A block that nothing runs through: its weights alone."""
+    frozen = bool(block.owner and getattr(t.options.freeze, block.owner))
+    t.begin(block.name, part=block.part, repeat=block.count, frozen=frozen)
+    t.segment.beside = block.beside
+    declare_block(t, block, declared, tied=tied)
+    t.end(t.tensor(0, DType.FP32))
+
+
 def write_body(
     t: Tape, x: Tensor | None, body: TowerBody | None, flow: Flow, given: dict[str, Tensor]
 ) -> Tensor:
@@ -198,8 +213,6 @@ def write_body(
         case _:
             assert x is not None, body
     match body:
-        case SpareBody():
-            return x
         case LayerBody():
             return tower_layer(t, x, body, flow)
         case NormBody():

@@ -1,6 +1,7 @@
 """Pictures as tokens (``*Embeddings`` of transformers' vision models)."""
 
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, embedding_lookup, norm
 from memplan.graph.segments import Gradient
@@ -11,9 +12,22 @@ from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers import RMS_NORM, PatchesBody, Positions
 
 
+def picture_size(side: int | None, body: PatchesBody) -> tuple[int, int]:
+    """Height and width of a picture, as the setup or the model says.
+
+    Raises ``SetupError`` for one that is smaller than a patch.
+    """
+    if side is None:
+        return body.image
+    if side < max(body.patch):
+        msg = f"image_size: {side} pixels are less than a patch, which has {max(body.patch)}"
+        raise SetupError(msg)
+    return side, side
+
+
 def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     """A convolution, tokens before its vectors, positions added."""
-    height, width = body.image
+    height, width = picture_size(t.options.image_size, body)
     flow.items *= body.crops
     pixels = flow.items * body.frames * body.channels * height * width
     x = from_batch(t, pixels, DType.FP32)

@@ -22,7 +22,7 @@ def joined_embeddings(
     """Run the towers behind the embedding of the tokens, and write what they give over it."""
     t.end(embedded)
     t.hold(embedded)
-    flow = Flow(items=t.options.batch_size)
+    flow = Flow(items=t.options.batch_size * t.options.images_per_sample)
     features = record_flow(t, blocks, tied=False, flow=flow)
     assert features is not None
     _check_room(t, model, features)
@@ -50,9 +50,11 @@ def joined_embeddings(
 def _check_room(t: Tape, model: ModelSpec, features: Tensor) -> None:
     """Refuse pictures or sound that a sequence has no room for."""
     tokens = features.numel // model.hidden_size // t.options.batch_size
-    if tokens > t.options.seq_len:
+    # Of a single token there is no sequence: its parts are asked for, not what a step holds.
+    if t.options.seq_len > 1 and tokens > t.options.seq_len:
         msg = (
             f"seq_len: {t.options.seq_len} tokens have no room for what {model.name} sees or hears in a "
-            f"sample, {tokens} tokens; a sequence is its text with these"
+            f"sample, {tokens} tokens: a sequence is its text with these; give more, or images_per_sample "
+            "or image_size less"
         )
         raise SetupError(msg)

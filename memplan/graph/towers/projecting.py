@@ -1,5 +1,7 @@
 """Parts of projectors: what makes a language model's tokens of a tower's."""
 
+from math import isqrt
+
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, layer_norm, linear, norm
 from memplan.graph.segments import Gradient
@@ -57,8 +59,9 @@ def packed_crops(t: Tape, x: Tensor, body: PackedCropsBody, flow: Flow) -> Tenso
     whole = x.numel // body.crops
     first, rest = t.split(x, whole, x.numel - whole)
     grid = t.contiguous(rest)
-    patches = grid.numel // body.size // pictures
-    side = int(patches**0.5)
+    crops = body.crops - 1
+    # Two lie side by side, four two by two.
+    side = isqrt(grid.numel // body.size // pictures // crops) * isqrt(crops)
     vector = t.parameter(body.newline)
     ends = Tensor(pictures * side * body.size, vector.dtype, vector.storage)
     t.record(OperationKind.EXPAND, (vector,), (ends,), gradients=(Gradient.FRESH,))
