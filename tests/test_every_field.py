@@ -326,6 +326,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "lora_dropout": (JOB, ("--lora-dropout", "0.1")),
         "lora_dtype": (JOB, ("--lora-dtype", "bf16")),
         "dora": (JOB, ("--dora",)),
+        "loss_tiles": (JOB, ("--loss-tiles", "4")),
     },
     "models": {**SHARED, "name": ((), MODEL), "tree": (MODEL, ("--tree",))},
     "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
