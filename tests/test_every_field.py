@@ -69,7 +69,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "context_parallel": ({"num_gpus": 8, "engine": "fsdp", "seq_len": 2048}, 2),
     "context_parallel_kind": ({"num_gpus": 8}, "ring"),
     "expert_parallel": ({"num_gpus": 8}, 2),
-    "expert_imbalance": ({"num_gpus": 8}, 1.5),
+    "expert_imbalance": ({"num_gpus": 8}, "1-1.5"),
     "offload_optimizer": ({"num_gpus": 8, "zero_stage": 2}, "cpu"),
     "offload_param": ({"num_gpus": 8, "zero_stage": 3}, "cpu"),
     "offload_activations": ({}, "save-on-cpu"),
@@ -192,7 +192,7 @@ TRAINED: dict[str, Entry] = {
         ("--context-parallel-kind", "all-to-all"),
     ),
     "expert_parallel": ((*JOB, "--engine", "fsdp"), ("--expert-parallel", "2")),
-    "expert_imbalance": ((*JOB, "--engine", "fsdp"), ("--expert-imbalance", "1.5")),
+    "expert_imbalance": ((*JOB, "--engine", "fsdp"), ("--expert-imbalance", "1-1.5")),
     "pipeline_parallel": (STEPS, ("--pipeline-parallel", "2")),
     "pipeline_schedule": (STAGES, ("--pipeline-schedule", "gpipe")),
     "virtual_stages": (

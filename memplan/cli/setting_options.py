@@ -94,8 +94,9 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="GPUs of which each has other experts: 1,2,4,8.",
     ),
     SettingOption(
-        flag="--expert-imbalance", field="expert_imbalance", kind=float, default=1.0, metavar="X",
-        help_text="Tokens that the experts of the fullest GPU are given, over an even share.",
+        flag="--expert-imbalance", field="expert_imbalance", kind=str | None, metavar="X",
+        help_text="Tokens that the experts of the fullest GPU are given, over an even share: 1.5, or a "
+        "range, 1-1.5, over which the answer is one. [default: 1-1.25]",
     ),
     SettingOption(
         flag="--pipeline-parallel", also=("--pp",), field="pipeline_parallel", kind=int, default=1,

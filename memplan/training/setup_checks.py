@@ -13,7 +13,6 @@ from memplan.training.setup_derived import DerivedSetup
 
 MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
-MAX_IMBALANCE = 1024
 
 _OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len"})
 """Sizes for which None stands for a default."""
@@ -45,14 +44,6 @@ def check_sizes(setup: DerivedSetup) -> None:
         if not isinstance(getattr(setup, name), bool):
             msg = f"{name}: expected true or false, got {shown(getattr(setup, name))}"
             raise SetupError(msg)
-    numbers = (int, float)
-    imbalance = setup.expert_imbalance
-    if type(imbalance) not in numbers or not 1 <= imbalance <= MAX_IMBALANCE:
-        msg = (
-            f"expert_imbalance: must be from 1 (balanced) to {MAX_IMBALANCE} times an even share of the "
-            f"tokens, got {shown(imbalance)}"
-        )
-        raise SetupError(msg)
     dropout = setup.dropout
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     if dropout is not None and not (is_number and 0 <= dropout < 1):

@@ -15,6 +15,7 @@ from memplan.training.choices import (
 )
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallelKind
+from memplan.training.expert_parallel import Imbalance
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
@@ -121,9 +122,9 @@ class SetupFields:
     """How attention sees the others' tokens. None: all-to-all under deepspeed, else ring."""
     expert_parallel: int = 1
     """GPUs of which each has other experts of every mixture; they are among those of the data."""
-    expert_imbalance: float = 1.0
-    """Tokens that the experts of the fullest GPU are given, over an even share: an assumption, since
-    routers decide it."""
+    expert_imbalance: Imbalance | None = None
+    """Tokens that the experts of the fullest GPU are given, over an even share: an assumption, since routers
+    decide it. A number or a range, ``1-1.5``, over which the answer is one too. None: 1 to 1.25."""
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
     offload_activations: ActivationOffload = ActivationOffload.NONE
