@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, matmul_weight
@@ -95,6 +96,8 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
     if spec.input_scaled:
         x = t.scale(x)
         t.linger(x)
+    if spec.upcast:
+        x = t.cast(x, t.compute)
     if spec.tied:
         bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
         logits = _through_table(t, x, t.own_copy(table, "lm_head"), bias)
@@ -107,7 +110,7 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
         logits = t.scale(t.elementwise(OperationKind.TANH, t.scale(logits), saves_output=True))
     if spec.scaled:
         logits = t.scale(logits)
-    return logits
+    return t.cast(logits, DType.FP32) if spec.upcast else logits
 
 
 def _through_table(t: Tape, x: Tensor, table: Parameter, bias: Parameter | None) -> Tensor:

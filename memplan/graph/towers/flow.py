@@ -179,9 +179,7 @@ def _segment(
     return x
 
 
-def _idle(
-    t: Tape, block: ParameterBlock, declared: dict[str, Parameter], *, tied: bool
-) -> None:
+def _idle(t: Tape, block: ParameterBlock, declared: dict[str, Parameter], *, tied: bool) -> None:
     """A block that nothing runs through: its weights alone."""
     frozen = bool(block.owner and getattr(t.options.freeze, block.owner))
     t.begin(block.name, part=block.part, repeat=block.count, frozen=frozen)
