@@ -18,6 +18,8 @@ MAX_IMBALANCE = 1024
 
 _OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len"})
 """Sizes for which None stands for a default."""
+_FITTING = frozenset({"mlp_tiles", "loss_tiles"})
+"""Numbers for which 0 stands for as many as fit."""
 
 
 def check_sizes(setup: DerivedSetup) -> None:
@@ -27,6 +29,7 @@ def check_sizes(setup: DerivedSetup) -> None:
         "gradient_accumulation_steps": MAX_TOKENS, "seq_len": MAX_TOKENS,
         "target_seq_len": MAX_TOKENS, "tensor_parallel": MAX_GPUS, "pipeline_parallel": MAX_GPUS,
         "virtual_stages": MAX_GPUS, "context_parallel": MAX_GPUS, "expert_parallel": MAX_GPUS,
+        "mlp_tiles": MAX_TOKENS, "loss_tiles": MAX_TOKENS,
     }  # fmt: skip
     for name, limit in limits.items():
         value = getattr(setup, name)
@@ -35,8 +38,9 @@ def check_sizes(setup: DerivedSetup) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             msg = f"{name}: expected a whole number, got {shown(value)}"
             raise SetupError(msg)
-        if not 1 <= value <= limit:
-            msg = f"{name}: must be from 1 to {limit}, got {shown(value)}"
+        least = 0 if name in _FITTING else 1
+        if not least <= value <= limit:
+            msg = f"{name}: must be from {least} to {limit}, got {shown(value)}"
             raise SetupError(msg)
     for name in _FLAGS:
         if not isinstance(getattr(setup, name), bool):

@@ -19,6 +19,8 @@ from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
 from memplan.training.kernels import (
+    FITTING_TILES,
+    WHOLE,
     AttentionKernel,
     FeedForwardKernel,
     KernelPreset,
@@ -87,6 +89,11 @@ class SetupFields:
     """Overrides the kernels' rotary embeddings."""
     loss: LossKernel | None = None
     """Overrides the kernels' loss."""
+    mlp_tiles: int = WHOLE
+    """Tiles in which feed-forward networks run, forward and again in backward (ALST's tiled MLP); 0: a
+    rank's tokens over the hidden size, as in its recipes."""
+    loss_tiles: int = FITTING_TILES
+    """Tiles of a loss that runs in tiles; 0: each has a GiB of fp32 logits."""
     packing: Packing = Packing.NONE
     """How the sequences of a micro-batch lie in its rows."""
     dropout: float | None = None
