@@ -69,6 +69,7 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         flag="--sequence-parallel", field="sequence_parallel", kind=bool, default=False,
         metavar=None,
         help_text="Between the split blocks each of them has a share of every sequence.",
+        axis_help="Whether they share sequences between the split blocks: true,false.",
     ),
     SettingOption(
         flag="--loss-parallel", field="loss_parallel", kind=bool, default=False, metavar=None,

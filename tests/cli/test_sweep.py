@@ -420,3 +420,22 @@ def test_a_share_of_chunks_is_an_axis(run: Callable[..., Any]) -> None:
     result = run("sweep", "gpt2", "--gpu", "a100-80gb", *pipeline, *shares)
     assert result.exit_code == 0, result.stderr
     assert "50%" in result.stdout
+
+
+def test_sequence_parallel_is_an_axis(run: Callable[..., Any]) -> None:
+    made = run(
+        "sweep",
+        "gpt2",
+        "--gpus",
+        "2",
+        "--engine",
+        "ddp",
+        "--tp",
+        "2",
+        "--sequence-parallel",
+        "true,false",
+    )
+    assert "TP2+SP" in made.stdout
+    bad = run("sweep", "gpt2", "--gpus", "2", "--tp", "2", "--sequence-parallel", "yes")
+    assert bad.exit_code == 2
+    assert "neither true nor false" in bad.stderr
