@@ -145,8 +145,8 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     SettingOption(
         flag="--offload-activations", field="offload_activations", default="none", metavar="HOW",
         help_text="To CPU RAM between the passes: none, save-on-cpu (torch), streamed (TRL), "
-        "torchtune, checkpoints (inputs of checkpointed layers), or chunks (passes of a pipeline).",
-        axis_help="none, save-on-cpu, streamed, torchtune, checkpoints, chunks.",
+        "blocking (TRL without streams), torchtune, checkpoints (inputs of checkpointed layers), or chunks (passes of a pipeline).",
+        axis_help="none, save-on-cpu, streamed, blocking, torchtune, checkpoints, chunks.",
     ),
     SettingOption(
         flag="--offload-activations-ratio", field="offload_activations_ratio", kind=float,
