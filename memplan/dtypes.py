@@ -17,24 +17,17 @@ class DType(Enum):
     FP8 = ("fp8", 1)
     """Codes of 8 bits or fewer, packed, with what scales them."""
 
+    # Members are their own only equals, and tapes look them up all the time.
+    __hash__ = object.__hash__
+
     def __init__(self, label: str, num_bytes: int) -> None:
         self.label = label
         self.num_bytes = num_bytes
         """Bytes of one element."""
-
-    @property
-    def is_floating(self) -> bool:
-        """Whether a tensor of this format can need a gradient."""
-        return self in _FLOATING
-
-    @property
-    def is_half(self) -> bool:
+        self.is_half = label in {"bf16", "fp16"}
         """Whether this is one of the two 16-bit floating formats."""
-        return self in _HALF
-
-
-_HALF = frozenset({DType.BF16, DType.FP16})
-_FLOATING = frozenset({DType.FP32, DType.BF16, DType.FP16})
+        self.is_floating = self.is_half or label == "fp32"
+        """Whether a tensor of this format can need a gradient."""
 
 
 def promote(left: DType, right: DType) -> DType:
