@@ -60,7 +60,7 @@ docs: $(ENVIRONMENT)  ## Build the documentation site into site/, warnings as er
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 test: $(ENVIRONMENT)  ## Run the whole test suite
-	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)
+	$(PYTHON) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 pythons:  ## Run the whole test suite under every Python of PYTHONS that this machine has
 	@found=; failed=0; for python in $(PYTHONS); do \

@@ -58,7 +58,7 @@ FUZZERS = pytest.StashKey[int]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # The long ones first: none is left for the end, where other processes would wait for it.
+    # Files with long ones first: none is left for the end, where other processes would wait for it.
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     fuzzers = [item for item in items if item.get_closest_marker("fuzz")]
     config.stash[FUZZERS] = len(fuzzers)
