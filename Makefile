@@ -7,6 +7,10 @@ PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 
+# Where `make verify` has torch, and which: without a GPU its build for CPUs is enough.
+VERIFY_VENV ?= $(VENV)-verify
+TORCH ?= torch
+
 # Interpreters that `make pythons` looks for.
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
@@ -23,7 +27,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs test pythons fuzz golden bench accuracy build clean
+.PHONY: help fix check lint format types layers readme docs site test pythons fuzz golden bench accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,8 +63,24 @@ readme: $(ENVIRONMENT)
 docs: $(ENVIRONMENT)  ## Build the documentation site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
+site: docs  ## The same, with the page that runs memplan in a browser (needs npm)
+	$(PYTHON) docs/browser/build.py site
+
 test: $(ENVIRONMENT)  ## Run the whole test suite
 	$(PYTHON) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+
+$(VERIFY_VENV)/.ready: pyproject.toml
+	$(SYSTEM_PYTHON) -m venv $(VERIFY_VENV)
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile $(TORCH)
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile transformers pytest hypothesis
+	@touch $@
+
+verify: $(VERIFY_VENV)/.ready  ## Follow torch's own code on fake tensors beside the estimates, in an environment with torch
+	$(VERIFY_VENV)/bin/python -m pytest tests/verify $(PYTEST_FLAGS)
+
+newest: $(VERIFY_VENV)/.ready  ## Say what moved in the newest torch, transformers and DeepSpeed
+	DS_BUILD_OPS=0 $(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile --upgrade deepspeed transformers
+	PYTHONPATH=. $(VERIFY_VENV)/bin/python benchmarks/newest.py
 
 pythons:  ## Run the whole test suite under every Python of PYTHONS that this machine has
 	@found=; failed=0; for python in $(PYTHONS); do \

@@ -17,14 +17,14 @@ class DType(Enum):
     FP8 = ("fp8", 1)
     """Codes of 8 bits or fewer, packed, with what scales them."""
 
-    # Members are their own only equals, and tapes look them up all the time.
+    # Members are their own only equals, and tapes and walks look at them all the time.
     __hash__ = object.__hash__
 
     def __init__(self, label: str, num_bytes: int) -> None:
         self.label = label
         self.num_bytes = num_bytes
         """Bytes of one element."""
-        self.is_half = label in {"bf16", "fp16"}
+        self.is_half = label in ("bf16", "fp16")
         """Whether this is one of the two 16-bit floating formats."""
         self.is_floating = self.is_half or label == "fp32"
         """Whether a tensor of this format can need a gradient."""

@@ -2,13 +2,14 @@
 
 Typer 0.29 builds a pydantic adapter for every parameter of every command that runs, and importing
 pydantic alone costs about 45 ms: half of what ``memplan`` takes in all. memplan's options are text,
-numbers, enums and lists of these, so they are read here. Typer asks a parameter for its converter
+numbers, enums, paths and lists of these, so they are read here. Typer asks a parameter for its converter
 with ``get_runtime_param``; ``read_plainly`` answers in its place. Older versions (0.26 to 0.28)
 never ask and need no help; any other type is left to Typer.
 """
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -65,7 +66,14 @@ def _reader(descriptor: Any) -> Reader | None:
         return _enum_reader(kind)
     if kind is bool:
         return read_bool
+    if kind is Path and not _is_checked(info):
+        return Path
     return str if kind is str else None
+
+
+def _is_checked(info: Any) -> bool:
+    """Whether Typer is to look at the file that a path names."""
+    return any(getattr(info, name, False) for name in ("exists", "resolve_path", "writable"))
 
 
 def _item_type(annotation: Any) -> Any:

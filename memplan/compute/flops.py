@@ -169,6 +169,8 @@ class _Counter:
             tally.backward += int(backward)
             if operation.kind in ATTENTION_KERNELS and operation.gradients:
                 self.kernel_recomputation += int(unit * _score_part(operation))
+            if operation.tiles is not None and operation.tiles.runs_again:
+                tally.recomputation += int(forward)
             if position in again:
                 tally.recomputation += int(forward)
                 if position >= stop:
@@ -307,7 +309,7 @@ def recomputed_positions(segment: Segment) -> frozenset[int]:
 def early_stop(segment: Segment) -> int:
     """The first operation that torch no longer runs again."""
     operations = segment.operations
-    if not segment.checkpointed or segment.kept_outputs:
+    if not segment.checkpointed or segment.kept_outputs or segment.nested:
         return len(operations)
     for position in range(len(operations) - 1, -1, -1):
         operation = operations[position]

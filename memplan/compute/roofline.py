@@ -7,22 +7,12 @@ kernel, and only what is really written moves.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
 from memplan.compute.flops import attention_factor, causal_share, early_stop, recomputed_positions
 from memplan.compute.products import Shape, alignment_share, product_seconds, shape_of
-from memplan.compute.rates import (
-    HOST_AUTOCAST_S,
-    HOST_BACKWARD_PRODUCT_S,
-    HOST_BACKWARD_S,
-    HOST_COMPILED_S,
-    HOST_PRODUCT_S,
-    HOST_S,
-    HOST_VIEW_S,
-    Rates,
-)
+from memplan.compute.rates import Rates
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import (
     ATTENTION_KERNELS,
@@ -30,14 +20,13 @@ from memplan.graph.operation_kinds import (
     OUTPUT_LOSSES,
     OperationKind,
 )
-from memplan.graph.segments import Gradient, Operation, Segment
+from memplan.graph.segments import Gradient, Operation, Segment, Tiles
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.exchange import ExchangeKind
+from memplan.training.exchange import NO_SENDS, ExchangeKind, Group, Send
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import AttentionKernel
 
@@ -69,14 +58,9 @@ SLOW_KINDS: Mapping[OperationKind, tuple[float, float]] = {
 }  # fmt: skip
 """What reads rows twice, or sums over columns too: of the rate of element-wise kernels, what they reach forward
 and backward (``tests/measured/h100_rates.json``)."""
+NORM_BYTES = (2, 3)
+"""Tensors that a norm reads and writes forward, and backward, where its gradient comes too."""
 _PLAIN = (1.0, 1.0)
-
-
-class Group(Enum):
-    """Who sends to whom among the ranks of one copy of the model."""
-
-    SPLIT = "layers split between them"
-    SHARED = "sequences shared between them"
 
 
 class Message(NamedTuple):
@@ -118,6 +102,10 @@ class SegmentWork(NamedTuple):
     backward: Work
     again: Work
     """What is run again in backward."""
+    num_weights: int = 0
+    num_trained: int = 0
+    is_unit: bool = False
+    """A layer, which engines gather as one."""
 
 
 def segment_work(tape: Tape, model: ModelSpec, rates: Rates) -> Sequence[SegmentWork]:
@@ -144,7 +132,10 @@ class _Same:
 def _segment_work(tape: _Same, model: _Same, rates: Rates) -> Sequence[SegmentWork]:
     assert isinstance(tape.value, Tape)
     assert isinstance(model.value, ModelSpec)
-    return [_Reader(tape.value, each, model.value, rates).read() for each in tape.value.segments]
+    found = [_Reader(tape.value, each, model.value, rates).read() for each in tape.value.segments]
+    if found:
+        found[0].forward.host_s += rates.host.start
+    return found
 
 
 class _Reader:
@@ -157,13 +148,14 @@ class _Reader:
         self.share = float(causal_share(segment.layer, tape, model))
         """Of the scores, what attention's kernels compute."""
         self.is_compiled = segment.compiled is not Compilation.NONE
-        self.before_s = 0.0
-        """What attention took before the last kernel."""
 
     def read(self) -> SegmentWork:
         operations = self.segment.operations
         again = recomputed_positions(self.segment)
         stop = early_stop(self.segment)
+        weights = {
+            tensor for each in operations for tensor in each.inputs if isinstance(tensor, Parameter)
+        }
         found = SegmentWork(
             forward=self._forward(operations),
             backward=self._backward(operations),
@@ -172,9 +164,22 @@ class _Reader:
             )
             if again
             else Work(),
+            num_weights=len(weights),
+            num_trained=sum(each.requires_grad for each in weights),
+            is_unit=self.segment.layer is not None,
         )
         found.forward.away_bytes = found.backward.away_bytes = self._away_bytes()
+        self._checkpoint(found)
         return found
+
+    def _checkpoint(self, found: SegmentWork) -> None:
+        """What the host does for checkpointing itself: hooks on every tensor that is let go."""
+        if not self.segment.checkpointed:
+            return
+        host = self.rates.host
+        num_saved = sum(len(each.saved) for each in self.segment.operations)
+        found.forward.host_s += host.checkpoint + num_saved * host.saved
+        found.again.host_s += host.checkpoint_back + num_saved * host.saved_back
 
     def _away_bytes(self) -> int:
         """Of what lies in CPU RAM between the passes."""
@@ -197,16 +202,21 @@ class _Reader:
                 self._run(work, kernel[0])
             else:
                 self._move(work, _fused_bytes(kernel))
-                work.host_s += HOST_COMPILED_S
+                work.host_s += self.rates.host.compiled
+        work.host_s += self.rates.host.region
         return work
 
     def _run(self, work: Work, operation: Operation) -> None:
         kind = operation.kind
+        if operation.tiles is not None:
+            self._run_tiles(work, operation.tiles, back=operation.tiles.forward_gradients)
+            return
         if kind in VIEWS:
-            work.host_s += 0.0 if self.is_compiled else HOST_VIEW_S
+            work.host_s += 0.0 if self.is_compiled else self.rates.host.view
             return
         work.host_s += self._host_seconds(operation)
-        scratch = _positive(operation.forward_scratch)
+        before_s, sends = work.device_s, operation.sends.forward
+        scratch = 0 if _gathers(operation) else _positive(operation.forward_scratch)
         slow = SLOW_KINDS.get(kind, _PLAIN)[0]
         if kind in _SENT:
             self._send(work, operation, _SENT[kind][0])
@@ -216,26 +226,50 @@ class _Reader:
             self._move(work, moved / slow + 2 * scratch)
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share, 0)
-            self._go_round(work, operation, 0)
         elif kind in OUTPUT_LOSSES:
             self._multiply_out(work, operation)
         else:
             work.products_s += self._product(operation, _shape(operation))
+            self._norm_within(work, operation, NORM_BYTES[0], 0)
             self._move(work, 2 * scratch)
+        if sends:
+            self._send_within(work, sends, work.device_s - before_s)
+
+    def _norm_within(self, work: Work, operation: Operation, tensors: int, direction: int) -> None:
+        """A norm that is one module with the product behind it reads and writes by itself."""
+        if _has_norm(operation):
+            slow = SLOW_KINDS[OperationKind.LAYER_NORM][direction]
+            self._move(work, tensors * _num_bytes(operation.inputs[0]) / slow)
+
+    def _run_tiles(self, work: Work, tiles: Tiles, *, back: bool) -> None:
+        """One tile after the other forward, and with ``back`` each backward too."""
+        one = Work()
+        operations = tiles.segment.operations
+        for each in operations:
+            self._run(one, each)
+        for each in reversed(operations) if back else ():
+            if each.gradients:
+                self._run_back(one, each)
+        work.products_s += tiles.count * one.products_s
+        work.memory_s += tiles.count * one.memory_s
+        work.host_s += tiles.count * one.host_s
 
     def _host_seconds(self, operation: Operation) -> float:
         """What it takes to ask for an operation's kernel in the forward pass."""
+        host = self.rates.host
         if self.is_compiled:
-            return HOST_COMPILED_S
-        if not operation.flops or operation.kind in ATTENTION_KERNELS:
-            return HOST_S
-        return HOST_PRODUCT_S + (HOST_AUTOCAST_S if self.tape.autocast is not None else 0.0)
+            return host.compiled
+        if operation.kind in ATTENTION_KERNELS:
+            return host.attention
+        return host.product if operation.flops else host.kernel
 
     def _host_backward_s(self, operation: Operation) -> float:
+        host = self.rates.host
         if self.is_compiled:
-            return HOST_COMPILED_S
-        made = _backward_bytes(operation)
-        return HOST_BACKWARD_S if made else HOST_VIEW_S
+            return host.compiled
+        if operation.kind in ATTENTION_KERNELS:
+            return host.attention_back
+        return host.kernel_back if _backward_bytes(operation) else host.alias
 
     def _move(self, work: Work, num_bytes: float) -> None:
         if num_bytes:
@@ -244,6 +278,12 @@ class _Reader:
     def _send(self, work: Work, operation: Operation, kind: ExchangeKind) -> None:
         sizes = [_num_bytes(each) for each in (*operation.inputs[:1], *operation.outputs[:1])]
         work.messages.append(Message(kind, max(sizes)))
+
+    def _send_within(self, work: Work, sends: Iterable[Send], own_s: float) -> None:
+        """What an operation sends, beside its own computing as far as that lasts."""
+        work.messages += [
+            Message(each.kind, each.num_bytes, each.group, each.beside * own_s) for each in sends
+        ]
 
     def _attend(self, work: Work, operation: Operation, flops: float, direction: int) -> None:
         rates = self.rates
@@ -260,26 +300,9 @@ class _Reader:
             reached *= found.half_head ** (FULL_HEAD / head - 1)
         if not query.dtype.is_half:
             reached *= SINGLE_ATTENTION_SHARE
-        self.before_s = work.attention_s
         seconds = flops / reached
         moved = (_read_bytes(operation) + _made_bytes(operation)) * (1 + direction)
         work.attention_s += max(seconds, moved / rates.bytes_per_s) + rates.kernel_s
-
-    def _go_round(self, work: Work, operation: Operation, direction: int) -> None:
-        """Keys and values of the other ranks of a ring, and backward their gradients in fp32.
-
-        A rank looks at its own while the others' come, and at each while the next does.
-        """
-        group = self.tape.options.context_parallel
-        if group is None or group.kind is not ContextParallelKind.RING:
-            return
-        both = operation.inputs[1]
-        whole = both.numel * both.dtype.num_bytes * group.degree
-        if direction:
-            whole += both.numel * DType.FP32.num_bytes * group.degree
-        last = work.attention_s - self.before_s
-        hidden = last * (group.degree - 1) / group.degree
-        work.messages.append(Message(ExchangeKind.ALL_GATHER, whole, Group.SHARED, hidden))
 
     def _product(self, operation: Operation, shape: Shape) -> float:
         rates, first = self.rates, operation.inputs[0]
@@ -319,7 +342,8 @@ class _Reader:
                     self._run_back(work, kernel[0])
                 else:
                     self._move(work, _fused_backward_bytes(kernel))
-                    work.host_s += HOST_COMPILED_S
+                    work.host_s += self.rates.host.compiled
+            work.host_s += self.rates.host.region
             return work
         for operation in graded:
             self._run_back(work, operation)
@@ -328,9 +352,14 @@ class _Reader:
 
     def _run_back(self, work: Work, operation: Operation) -> None:
         kind = operation.kind
+        if operation.tiles is not None:
+            if operation.tiles.runs_again:
+                self._run_tiles(work, operation.tiles, back=True)
+            return
         if not operation.flops or kind in ATTENTION_KERNELS:
             work.host_s += self._host_backward_s(operation)
-        scratch = _positive(operation.backward_scratch)
+        before_s, sends = work.device_s, operation.sends.backward
+        scratch = 0 if _gathers(operation) else _positive(operation.backward_scratch)
         if kind in _SENT:
             if kind is not OperationKind.ALL_GATHER or scratch:
                 # Columns that were joined are cut out again: nothing is sent.
@@ -344,26 +373,30 @@ class _Reader:
             self._move(work, 2 * sum(_num_bytes(each) for each in operation.inputs[:2]))
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share * _factor(operation), 1)
-            self._go_round(work, operation, 1)
             self._move(work, 2 * scratch)
         elif operation.flops:
             self._multiply_back(work, operation)
+            self._norm_within(work, operation, NORM_BYTES[1], 1)
             self._move(work, 2 * scratch)
         else:
             slow = SLOW_KINDS.get(kind, _PLAIN)[1]
             self._move(work, _backward_bytes(operation) / slow + 2 * scratch)
+        if sends:
+            self._send_within(work, sends, work.device_s - before_s)
 
     def _multiply_back(self, work: Work, operation: Operation) -> None:
+        host = self.rates.host
         batch, m, n, k = _shape(operation)
         turned = (Shape(batch, m, k, n), Shape(batch, k, n, m))
-        pairs = zip(operation.inputs, operation.gradients, strict=False)
-        for place, (tensor, kind) in enumerate(pairs):
+        factors = (operation.inputs[0], _second(operation))
+        for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
             if not tensor.requires_grad or kind == Gradient.NONE:
                 continue
-            if place < 2:
+            if tensor in factors:
+                place = factors.index(tensor)
                 work.products_s += self._product(operation, turned[place])
-                work.host_s += HOST_COMPILED_S if self.is_compiled else HOST_BACKWARD_PRODUCT_S
-            else:
+                work.host_s += host.compiled if self.is_compiled else host.product_back
+            elif not _has_norm(operation):
                 # A bias.
                 self._move(work, _made_bytes(operation))
 
@@ -378,7 +411,7 @@ class _Reader:
             if count > 1 and not isinstance(tensor, Parameter):
                 for _ in range(count - 1):
                     self._move(work, 3 * _num_bytes(tensor))
-                    work.host_s += HOST_BACKWARD_S
+                    work.host_s += self.rates.host.sum_back
 
 
 _SENT = {
@@ -403,12 +436,49 @@ def _factor(operation: Operation) -> float:
 
 
 def _shape(operation: Operation) -> Shape:
-    first, out = operation.inputs[0], operation.outputs[0]
-    second = operation.inputs[1] if len(operation.inputs) > 1 else first
-    factor = second.num_weights if _is_packed(second) else second.numel
-    if not (first.numel and factor and out.numel):
+    first, out, second = operation.inputs[0], operation.outputs[0], _second(operation)
+    if not (first.numel and second.numel and out.numel):
         return Shape(1, 1, 1, 1)
+    if _is_matrix(second):
+        return _by_weight(operation, second)
+    factor = second.num_weights if _is_packed(second) else second.numel
     return shape_of(first.numel, factor, out.numel, operation.flops)
+
+
+def _is_matrix(tensor: Tensor) -> TypeGuard[Parameter]:
+    """Whether it is one weight, and no experts' side by side."""
+    if not isinstance(tensor, Parameter) or tensor.packed is not None:
+        return False
+    return tensor.experts is None and len(tensor.shape) == 2
+
+
+def _by_weight(operation: Operation, weight: Parameter) -> Shape:
+    """Whatever share of the rows the rank has, its product is of as many as the FLOPs say."""
+    columns, width = weight.shape
+    rows = operation.flops // (2 * columns * width)
+    if columns * rows == operation.inputs[0].numel:
+        columns, width = width, columns  # it lies the other way round, as GPT-2's do
+    return Shape(1, rows, columns, width)
+
+
+def _second(operation: Operation) -> Tensor:
+    """What the first input is multiplied by: of one that is normed first, it stands behind the norm's weights."""
+    inputs = operation.inputs
+    if _has_norm(operation):
+        return next(each for each in inputs if isinstance(each, Parameter) and len(each.shape) > 1)
+    return inputs[1] if len(inputs) > 1 else inputs[0]
+
+
+def _gathers(operation: Operation) -> bool:
+    """Whether its temporaries are what its collectives write, which is in their time."""
+    return operation.kind is OperationKind.LINEAR and operation.sends is not NO_SENDS
+
+
+def _has_norm(operation: Operation) -> bool:
+    """Whether a norm runs before the product, in the same module."""
+    second = operation.inputs[1] if len(operation.inputs) > 2 else None
+    is_linear = operation.kind is OperationKind.LINEAR
+    return is_linear and isinstance(second, Parameter) and len(second.shape) == 1
 
 
 def _is_packed(tensor: Tensor) -> TypeGuard[Parameter]:

@@ -4,7 +4,6 @@ What a rank waits for is not assumed of a schedule: it is what is left where its
 schedule, find nothing to do.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,8 +16,11 @@ from memplan.estimator.timer import Case, Run, Timer
 from memplan.hardware.network import Network
 from memplan.memory.accounts import step_visits
 from memplan.memory.ledger import Part
+from memplan.memory.playback import sendable_bytes
+from memplan.memory.programs.chunk_offload import LEAST_BYTES, passes_that_go, sent_bytes
 from memplan.memory.rank import RankInput
 from memplan.model.spec import ModelSpec
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.exchange import ExchangeKind, Ranks, Visit
 from memplan.training.schedules import Pass, PassKind, rank_passes
 
@@ -26,6 +28,9 @@ BUBBLE = "waiting for other stages of the pipeline"
 INPUT_SHARE = 0.5
 """Of a backward pass, what the gradients of inputs take where those of weights come apart: one of the two
 products of each."""
+
+
+_SILENT = Visit("", ())
 
 
 class _Told(NamedTuple):
@@ -71,10 +76,27 @@ class PipelineTimer:
             place: step_visits(given, rank=place * self.width) for place in self._apart()
         }
         """Of each kind of rank one."""
+        self.going = [self._going_of(place) for place in range(pipeline.degree)]
+        """Of stages and micro-batches, those of which something goes to CPU RAM."""
+        self.away_bytes = self._away_bytes()
         self.simulated: _Simulated | None = None
         """Of the case that was run first: in the others all passes are longer or shorter alike."""
         leaves = [leaf for stage in given.stages for leaf in stage.tape.leaves[:1]]
         self.sent_bytes = max((each.numel * each.dtype.num_bytes for each in leaves), default=0)
+
+    def _going_of(self, place: int) -> set[tuple[int, int]]:
+        chunks = self.given.setup.offload_activations is ActivationOffload.CHUNKS
+        return passes_that_go(self.passes[place]) if chunks else set()
+
+    def _away_bytes(self) -> dict[int, int]:
+        """What goes of one pass, by its stage's tape; while another one like it runs."""
+        if not any(self.going):
+            return {}
+        ratio = self.given.setup.offload_activations_ratio
+        return {
+            id(stage.tape): sent_bytes(sendable_bytes(stage.tape, stage.passes, LEAST_BYTES), ratio)
+            for stage in self.given.stages
+        }
 
     def _apart(self) -> list[int]:
         """The first rank and the last, and those in between that have a stage like none before."""
@@ -130,12 +152,14 @@ class PipelineTimer:
         for each, visit in self._visited(place):
             tape = self.given.stages[each.stage].tape
             forward = each.kind is PassKind.FORWARD
-            key = id(tape), forward, visit.exchanges
+            goes = (each.stage, each.micro_batch) in self.going[place]
+            key = id(tape), forward, visit.exchanges, goes
             found = told.get(key)
             if found is None:
-                found = told[key] = self._pass(case, id(tape), visit, forward=forward)
+                away = self.away_bytes[id(tape)] if goes else 0
+                found = told[key] = self._pass(case, id(tape), visit, away, forward=forward)
             share = _share(each.kind)
-            usual[self._key(each)] = share * found.seconds
+            usual[self._key(each, place)] = share * found.seconds
             clock.now_s += share * found.seconds
             clock.host_bound_s += share * found.run.clock.host_bound_s
             for lane, seconds in found.run.clock.exposed_s.items():
@@ -147,30 +171,33 @@ class PipelineTimer:
     def _visited(self, place: int) -> Iterator[tuple[Pass, Visit]]:
         """Each pass of a rank with what is exchanged in it.
 
-        Of many micro-batches that are alike a few are told: the first ones, and the last.
+        Of passes that are alike a few are told: the others are like the last one told of their kind.
         """
-        told = {
-            part: [each for each in self.visits[place] if each.part == part]
-            for part in (Part.FORWARD, Part.BACKWARD)
-        }
-        passes = self.passes[place]
-        left = Counter(each.kind is PassKind.FORWARD for each in passes)
-        for each in passes:
-            forward = each.kind is PassKind.FORWARD
-            visits = told[Part.FORWARD if forward else Part.BACKWARD]
-            yield each, visits[0]
-            left[forward] -= 1
-            if len(visits) > 2 or (len(visits) == 2 and left[forward] == 1):
-                visits.pop(0)
+        told = {each.number: each for each in self.visits[place]}
+        latest: dict[tuple[PassKind, int], Visit] = {}
+        for number, each in enumerate(self.passes[place]):
+            found = told.get(number)
+            if found is not None:
+                latest[each.kind, each.stage] = found
+            yield each, latest.get((each.kind, each.stage), _SILENT)
 
-    def _key(self, each: Pass) -> tuple[object, ...]:
-        """Passes of the same time: a last micro-batch may reduce gradients."""
+    def _key(self, each: Pass, place: int) -> tuple[object, ...]:
+        """Passes of the same time: in a first micro-batch weights may be gathered, in a last one gradients
+        reduced."""
         is_last = each.micro_batch == self.pipeline.num_micro_batches - 1
-        return id(self.given.stages[each.stage].tape), each.kind, is_last
+        goes = (each.stage, each.micro_batch) in self.going[place]
+        return (
+            id(self.given.stages[each.stage].tape), each.kind, not each.micro_batch, is_last, goes,
+        )  # fmt: skip
 
-    def _pass(self, case: Case, tape: int, visit: Visit, *, forward: bool) -> _Told:
+    def _pass(
+        self, case: Case, tape: int, visit: Visit, away_bytes: int, *, forward: bool
+    ) -> _Told:
         run, timer = Run(case), self.timers[tape]
         run.pass_over(timer.forward(visit) if forward else timer.backward(visit))
+        # What goes or comes back while it runs takes the rest of its way by itself.
+        away_s = case.host * away_bytes / self.network.to_host
+        run.clock.wait(Lane.HOST, away_s - run.clock.now_s, "activations")
         return _Told(run.clock.now_s, run)
 
     def _update(self, case: Case, place: int) -> Run:
@@ -208,7 +235,7 @@ class PipelineTimer:
                     if ready is None:
                         break
                     start = max(now[place], ready)
-                    now[place] = stop = start + usual[self._key(each)]
+                    now[place] = stop = start + usual[self._key(each, place)]
                     if each.kind is not PassKind.WEIGHT:
                         forward = each.kind is PassKind.FORWARD
                         ended[forward, each.stage, each.micro_batch] = stop

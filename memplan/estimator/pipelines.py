@@ -6,6 +6,7 @@ from memplan.errors import SetupError
 from memplan.estimator.recording import Walked, walked_on_card
 from memplan.graph.options import TapeOptions
 from memplan.graph.stages import check_stages, stage_model, stage_options
+from memplan.memory.engine_options import says_pipeline
 from memplan.memory.rank import Stage
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Offload, Recomputation
@@ -62,6 +63,8 @@ def check_pipeline(setup: TrainingSetup) -> None:
             "gradients in passes of their own: take none or full"
         )
         raise SetupError(msg)
+    for name in dict(setup.engine_options):
+        says_pipeline(name, setup)  # Here too: an account of equal options may be remembered.
     for name, odd in _beside(setup):
         if odd:
             msg = f"{name}: is not modelled beside pipeline_parallel; leave one of the two out"

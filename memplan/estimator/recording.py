@@ -78,6 +78,13 @@ def walked_on_card(model: ModelSpec, options: TapeOptions) -> Walked:
 
 
 @lru_cache(maxsize=256)
+def walked_forward(model: ModelSpec, options: TapeOptions) -> Walked:
+    """Forward alone: of a model that runs in stages, which are walked themselves."""
+    tape = record(model, shared_options(model, options))
+    return Walked(model=model, options=options, tape=tape, passes=StepWalk(tape).forward())
+
+
+@lru_cache(maxsize=256)
 def _walked(model: ModelSpec, options: TapeOptions) -> Walked:
     tape, passes = record_and_walk(model, options)
     return Walked(model=model, options=options, tape=tape, passes=passes)

@@ -21,8 +21,9 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import Offload
-from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -152,21 +153,15 @@ def time_of(
 
 def _refuse_untimed(setup: TrainingSetup) -> None:
     """Refuse what is modelled in bytes and not in time yet."""
-    on_nvme = Offload.NVME in (setup.offload_optimizer, setup.offload_param)
-    for words, is_given in (
-        ("engine: megatron", setup.chosen_engine is Engine.MEGATRON),
-        ("expert_parallel", setup.expert_parallel > 1),
-        ("offloading to nvme", on_nvme),
-    ):
-        if is_given:
-            msg = f"{words}: the time of its steps is not told yet, only their memory"
-            raise UnsupportedOperationError(msg)
+    if Offload.NVME in (setup.offload_optimizer, setup.offload_param):
+        msg = "offloading to nvme: the time of its steps is not told yet, only their memory"
+        raise UnsupportedOperationError(msg)
 
 
 def _flops(job: Job) -> StepFlops:
     """Of one micro-batch through one copy of the model."""
     setup = job.setup
-    if setup.tensor_parallel == setup.context_parallel == 1:
+    if setup.tensor_parallel == setup.context_parallel == setup.expert_parallel == 1:
         counted = _counted(job.walked)
     else:
         counted = _counted_whole(job)
@@ -188,7 +183,11 @@ def _counted_whole(job: Job) -> StepFlops:
     """Of a model that is split, as it is whole; remembered by a rank's own."""
     found = _WHOLE.get(job.walked)
     if found is None:
-        setup = replace(job.setup, pipeline_parallel=1, pipeline_schedule=None, virtual_stages=1)
+        setup = replace(
+            job.setup, pipeline_parallel=1, pipeline_schedule=None, virtual_stages=1,
+            layers_per_stage=None, offload_activations=ActivationOffload.NONE,
+            offload_activations_ratio=1.0,
+        )  # fmt: skip
         found = _WHOLE[job.walked] = estimate_flops(job.walked.model, setup, job.gpu)
         if len(_WHOLE) > REMEMBERED:
             _WHOLE.popitem(last=False)

@@ -33,6 +33,7 @@ def counted_model(
     tables, base_tables = ParameterTable(), ParameterTable()
     declare(tables, task)
     declare(base_tables, Task.BASE)
+    known = all(block.body is not None for block in tables.blocks())
     return ModelSpec(
         name=request.name,
         family=request.model_type,
@@ -47,7 +48,7 @@ def counted_model(
         checkpoint_dtype=checkpoint_dtype(reader),
         tables=tables.blocks(),
         base_tables=base_tables.blocks(),
-        activations_left_out=f"activations of {request.model_type}",
+        activations_left_out="" if known else f"activations of {request.model_type}",
         source=reader.source,
     )
 

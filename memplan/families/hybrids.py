@@ -19,13 +19,9 @@ from memplan.families.mixture_types import DEEPSEEK_ROUTER, MAX_SOFTCAP, Mixture
 from memplan.families.mixtures import read_mixture
 from memplan.families.request import ReadRequest, reject_task
 from memplan.families.state_space import (
-    Mamba,
-    Mamba2,
     automatic,
     check_heads,
     expanded,
-    mamba,
-    mamba2,
     time_step_rank,
 )
 from memplan.fast_dataclass import dataclass
@@ -33,7 +29,15 @@ from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, NormPlacement, PromptSpec, StackSpec
-from memplan.model.mixers import NOTHING, CountedSpec
+from memplan.model.mixers import (
+    NOTHING,
+    CountedSpec,
+    GatedNorm,
+    Mamba2Spec,
+    MambaSpec,
+    SideBySideSpec,
+    TokenMixer,
+)
 from memplan.model.mixtures import MixtureSpec, RouterScore, RouterSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
@@ -41,6 +45,7 @@ from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
 NORM = NormSpec(kind=NormKind.RMS)
+UPCAST_NORM = NormSpec(kind=NormKind.RMS_UPCAST)
 
 LEGACY_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 """Older names of layer types (transformers' ``remap_legacy_layer_types``)."""
@@ -60,6 +65,8 @@ class Hybrid:
     """The class ties no matrices whatever the config says."""
     embedding_scaled: bool = False
     logits_scaled: bool = False
+    upcasts_logits: bool = False
+    """The class makes fp32 logits itself."""
     softcap_key: str = ""
     """Which key, above 0, caps the logits."""
     final_norm: NormSpec = NORM
@@ -98,6 +105,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
     )
     head = HeadSpec(
         scaled=kind.logits_scaled,
+        upcast=kind.upcasts_logits,
         softcap=bool(kind.softcap_key) and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
     )
     request = replace(request, task=reject_task(reader, request, *kind.tasks))
@@ -119,7 +127,7 @@ def layer_kinds(reader: ConfigReader, *keys: str) -> list[str]:
     return found[:count]
 
 
-def single(part: CountedSpec) -> LayerSpec:
+def single(part: TokenMixer) -> LayerSpec:
     """A norm and a mixer."""
     return LayerSpec(
         attention=part, feed_forward=NOTHING, norm=NORM, placement=NormPlacement.SINGLE
@@ -143,34 +151,48 @@ def _all_alike(reader: ConfigReader) -> list[str]:
 def _mamba_layer(reader: ConfigReader, _: str) -> LayerSpec:
     hidden_size = reader.integer("hidden_size")
     inner = reader.optional_integer("intermediate_size")
-    sizes = Mamba(
-        hidden_size=hidden_size,
+    mixer = MambaSpec(
         inner=inner or expanded(reader, "expand", hidden_size),
         state=reader.integer("state_size"),
         rank=time_step_rank(reader, "time_step_rank", hidden_size),
         kernel=reader.integer("conv_kernel"),
+        activation=read_activation(reader, "hidden_act"),
         bias=reader.flag("use_bias"),
         convolution_bias=reader.flag("use_conv_bias"),
     )
-    return single(counted(lambda table: mamba(table, "mamba", sizes)))
+    return replace(single(mixer), residual_upcast=_upcasts(reader))
+
+
+def _falcon_mamba_layer(reader: ConfigReader, kind: str) -> LayerSpec:
+    """Mamba's, with norms on the parameters of its scan that own buffers of ones in place of weights."""
+    layer = _mamba_layer(reader, kind)
+    assert isinstance(layer.attention, MambaSpec)
+    weightless = NormSpec(kind=NormKind.RMS, weight=False)
+    return replace(layer, attention=replace(layer.attention, norm=weightless))
+
+
+def _upcasts(reader: ConfigReader) -> bool:
+    """The residual stream is fp32, whatever the weights are."""
+    return reader.flag("residual_in_fp32")
 
 
 def _mamba2_layer(reader: ConfigReader, _: str) -> LayerSpec:
     hidden_size = reader.integer("hidden_size")
     heads, inner = reader.integer("num_heads"), expanded(reader, "expand", hidden_size)
     check_heads(reader, "num_heads", heads, reader.integer("head_dim"), inner)
-    sizes = Mamba2(
-        hidden_size=hidden_size,
+    mixer = Mamba2Spec(
         inner=inner,
         heads=heads,
         groups=reader.integer("n_groups"),
         state=reader.integer("state_size"),
         kernel=reader.integer("conv_kernel"),
+        chunk=reader.integer("chunk_size"),
+        activation=read_activation(reader, "hidden_act"),
         bias=reader.flag("use_bias"),
         output_bias=reader.flag("use_bias"),
         convolution_bias=reader.flag("use_conv_bias"),
     )
-    return single(counted(lambda table: mamba2(table, "mamba", sizes)))
+    return replace(single(mixer), residual_upcast=_upcasts(reader))
 
 
 # -- Jamba, Bamba, Granite 4, Falcon-H1 ----------------------------------------------------------
@@ -203,11 +225,7 @@ _JAMBA_MIXTURE = Mixture(
 def _jamba_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     mixer, network = kind.split()
     return LayerSpec(
-        attention=(
-            plain_attention(reader)
-            if mixer == "attention"
-            else counted(lambda table: mamba(table, "mamba", _jamba_sizes(reader), norms=True))
-        ),
+        attention=(plain_attention(reader) if mixer == "attention" else _jamba_mixer(reader)),
         feed_forward=(
             read_mixture(reader, _JAMBA_MIXTURE) if network == "sparse" else gated_network(reader)
         ),
@@ -215,16 +233,17 @@ def _jamba_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     )
 
 
-def _jamba_sizes(reader: ConfigReader) -> Mamba:
+def _jamba_mixer(reader: ConfigReader) -> MambaSpec:
     hidden_size = reader.integer("hidden_size")
-    return Mamba(
-        hidden_size=hidden_size,
+    return MambaSpec(
         inner=expanded(reader, "mamba_expand", hidden_size),
         state=reader.integer("mamba_d_state"),
         rank=time_step_rank(reader, "mamba_dt_rank", hidden_size),
         kernel=reader.integer("mamba_d_conv"),
+        activation=read_activation(reader, "hidden_act"),
         bias=reader.flag("mamba_proj_bias"),
         convolution_bias=reader.flag("mamba_conv_bias"),
+        norm=NORM,
     )
 
 
@@ -257,11 +276,11 @@ def _bamba_kinds(reader: ConfigReader) -> list[str]:
 
 
 def _bamba_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    attention: AttentionSpec | CountedSpec
+    attention: TokenMixer
     if kind == "full_attention":
         attention = plain_attention(reader, Variation(), rotary_share=0.5)
     else:
-        attention = counted(lambda table: mamba2(table, "mamba", bamba_sizes(reader)))
+        attention = bamba_mixer(reader)
     return LayerSpec(
         attention=attention,
         feed_forward=gated_network(reader, bias_key="mlp_bias"),
@@ -269,7 +288,7 @@ def _bamba_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     )
 
 
-def bamba_sizes(reader: ConfigReader, inner: int | None = None) -> Mamba2:
+def bamba_mixer(reader: ConfigReader, inner: int | None = None) -> Mamba2Spec:
     """Bamba's mixer, whose head size may be derived; ``inner`` overrules the expansion."""
     hidden_size = reader.integer("hidden_size")
     if inner is None:
@@ -278,13 +297,14 @@ def bamba_sizes(reader: ConfigReader, inner: int | None = None) -> Mamba2:
     head_dim = automatic(reader, "mamba_d_head", inner // heads)
     check_heads(reader, "mamba_n_heads", heads, head_dim, inner)
     bias = reader.flag("mamba_proj_bias")
-    return Mamba2(
-        hidden_size=hidden_size,
+    return Mamba2Spec(
         inner=inner,
         heads=heads,
         groups=reader.integer("mamba_n_groups"),
         state=reader.integer("mamba_d_state"),
         kernel=reader.integer("mamba_d_conv"),
+        chunk=reader.integer("mamba_chunk_size"),
+        activation=read_activation(reader, "hidden_act"),
         bias=bias,
         output_bias=bias,
         convolution_bias=reader.flag("mamba_conv_bias"),
@@ -305,13 +325,13 @@ _GRANITE_MIXTURE = Mixture(
 
 def _granite_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     rotates = reader.text("position_embedding_type", default="nope") == "rope"
-    attention: AttentionSpec | CountedSpec
+    attention: TokenMixer
     if kind == "full_attention":
         attention = plain_attention(reader, Variation(), rotary_share=1.0 if rotates else 0.0)
         if attention.rotary is not None:
             attention = replace(attention, rotary=RotarySpec(dim=attention.head_dim))
     else:
-        attention = counted(lambda table: mamba2(table, "mamba", bamba_sizes(reader)))
+        attention = bamba_mixer(reader)
     return LayerSpec(
         attention=attention,
         feed_forward=_granite_network(reader),
@@ -343,20 +363,17 @@ def _falcon_layer(reader: ConfigReader, _: str) -> LayerSpec:
     inner = None
     if not _is_null(reader, "mamba_d_ssm"):
         inner = reader.integer("mamba_d_ssm")
-    sizes = replace(
-        bamba_sizes(reader, inner),
+    normed = GatedNorm.LAST if reader.flag("mamba_norm_before_gate") else GatedNorm.FIRST
+    mixer = replace(
+        bamba_mixer(reader, inner),
         output_bias=reader.flag("projectors_bias"),
-        gated_norm=reader.flag("mamba_rms_norm"),
+        gate=normed if reader.flag("mamba_rms_norm") else GatedNorm.NONE,
+        scaled=True,
     )
-    attention = plain_attention(reader, Variation())
-
-    def declare(table: ParameterTable) -> None:
-        mamba2(table, "mamba", sizes)
-        attention_weights(table, "self_attn", attention, hidden_size)
-
+    attention = replace(read_attention(reader, Variation(), hidden_size), key_scaled=True)
     return LayerSpec(
-        attention=counted(declare),
-        feed_forward=gated_network(reader, bias_key="mlp_bias"),
+        attention=SideBySideSpec(mixer=mixer, scores=attention),
+        feed_forward=replace(gated_network(reader, bias_key="mlp_bias"), scaled=True),
         norm=NORM,
     )
 
@@ -402,10 +419,10 @@ _NEMOTRON_MIXTURE = Mixture(
 
 
 def _nemotron_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    attention: AttentionSpec | CountedSpec = NOTHING
+    attention: TokenMixer = NOTHING
     network: FeedForwardSpec | MixtureSpec | CountedSpec = NOTHING
     if kind == "linear_attention":
-        attention = counted(lambda table: mamba2(table, "mamba", _nemotron_sizes(reader)))
+        attention = _nemotron_mixer(reader)
     elif kind == "full_attention":
         attention = plain_attention(reader)
     elif kind == "moe":
@@ -413,19 +430,23 @@ def _nemotron_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     else:
         network = _nemotron_network(reader, reader.integer("intermediate_size"))
     return LayerSpec(
-        attention=attention, feed_forward=network, norm=NORM, placement=NormPlacement.SINGLE
+        attention=attention,
+        feed_forward=network,
+        norm=UPCAST_NORM,
+        placement=NormPlacement.SINGLE,
     )
 
 
-def _nemotron_sizes(reader: ConfigReader) -> Mamba2:
+def _nemotron_mixer(reader: ConfigReader) -> Mamba2Spec:
     heads = reader.integer("mamba_num_heads")
-    return Mamba2(
-        hidden_size=reader.integer("hidden_size"),
+    return Mamba2Spec(
         inner=heads * reader.integer("mamba_head_dim"),
         heads=heads,
         groups=reader.integer("mamba_n_groups", "n_groups"),
         state=reader.integer("ssm_state_size"),
         kernel=reader.integer("mamba_d_conv", "conv_kernel"),
+        chunk=reader.integer("mamba_chunk_size", "chunk_size"),
+        activation=read_activation(reader, "mamba_hidden_act"),
         bias=reader.flag("use_bias"),
         output_bias=reader.flag("use_bias"),
         convolution_bias=reader.flag("mamba_conv_bias", "use_conv_bias"),
@@ -440,55 +461,41 @@ def _nemotron_network(reader: ConfigReader, size: int) -> FeedForwardSpec:
     )
 
 
-def _nemotron_mixture(reader: ConfigReader) -> MixtureSpec | CountedSpec:
+def _nemotron_mixture(reader: ConfigReader) -> MixtureSpec:
     """Experts without a gate, behind a narrower projection where ``moe_latent_size`` says so."""
     expert = _nemotron_network(reader, reader.integer("moe_intermediate_size"))
-    shared = _nemotron_network(reader, reader.integer("moe_shared_expert_intermediate_size"))
-    latent = reader.optional_integer("moe_latent_size")
-    spec = read_mixture(reader, _NEMOTRON_MIXTURE)
-    if latent is None:
-        return replace(spec, expert=replace(expert, bias=False), shared=shared)
-    hidden_size, bias = reader.integer("hidden_size"), reader.flag("mlp_bias")
-
-    def declare(table: ParameterTable) -> None:
-        experts, active = spec.num_experts, spec.num_experts_per_token
-        inner = expert.intermediate_size
-        table.linear("mlp.gate", hidden_size, experts, bias=False)
-        table.experts("mlp.experts", "up_proj", experts, inner, latent, active=active)
-        table.experts("mlp.experts", "down_proj", experts, latent, inner, active=active)
-        width = shared.intermediate_size
-        table.linear("mlp.shared_experts.up_proj", hidden_size, width, bias=bias)
-        table.linear("mlp.shared_experts.down_proj", width, hidden_size, bias=bias)
-        table.linear("mlp.fc1_latent_proj", hidden_size, latent, bias=bias)
-        table.linear("mlp.fc2_latent_proj", latent, hidden_size, bias=bias)
-
-    return counted(declare)
+    return replace(
+        read_mixture(reader, _NEMOTRON_MIXTURE),
+        expert=replace(expert, bias=False),
+        shared=_nemotron_network(reader, reader.integer("moe_shared_expert_intermediate_size")),
+        latent=reader.optional_integer("moe_latent_size") or 0,
+        latent_bias=reader.flag("mlp_bias"),
+    )
 
 
 HYBRIDS: dict[str, Hybrid] = {
-    "mamba": Hybrid(kinds=_all_alike, layer=_mamba_layer, left_out="its Mamba mixers"),
-    "falcon_mamba": Hybrid(kinds=_all_alike, layer=_mamba_layer, left_out="its Mamba mixers"),
-    "mamba2": Hybrid(kinds=_all_alike, layer=_mamba2_layer, left_out="its Mamba-2 mixers"),
-    "jamba": Hybrid(kinds=_jamba_kinds, layer=_jamba_layer, left_out="its Mamba mixers"),
-    "bamba": Hybrid(kinds=_bamba_kinds, layer=_bamba_layer, left_out="its Mamba-2 mixers"),
+    "mamba": Hybrid(kinds=_all_alike, layer=_mamba_layer, upcasts_logits=True),
+    "falcon_mamba": Hybrid(kinds=_all_alike, layer=_falcon_mamba_layer, upcasts_logits=True),
+    "mamba2": Hybrid(kinds=_all_alike, layer=_mamba2_layer, upcasts_logits=True),
+    "jamba": Hybrid(kinds=_jamba_kinds, layer=_jamba_layer),
+    "bamba": Hybrid(kinds=_bamba_kinds, layer=_bamba_layer),
     "granitemoehybrid": Hybrid(
         kinds=_granite_kinds,
         layer=_granite_layer,
-        left_out="its Mamba-2 mixers",
         embedding_scaled=True,
         logits_scaled=True,
     ),
     "falcon_h1": Hybrid(
         kinds=_falcon_kinds,
         layer=_falcon_layer,
-        left_out="its Mamba-2 mixers and the attention beside them",
         embedding_scaled=True,
         logits_scaled=True,
     ),
     "nemotron_h": Hybrid(
         kinds=_nemotron_kinds,
         layer=_nemotron_layer,
-        left_out="its Mamba-2 mixers and of experts behind a narrower projection",
         never_tied=True,
+        final_norm=UPCAST_NORM,
+        upcasts_logits=True,
     ),
 }

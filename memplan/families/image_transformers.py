@@ -17,6 +17,7 @@ from memplan.families.towers.vit import (
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers import TowerPooling
 
 IMAGES = "ForImageClassification"
 TEACHER = "ForImageClassificationWithTeacher"
@@ -40,9 +41,11 @@ def _vit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         bare = ending == BARE
         masked = ending == MASKED_IMAGES
         vit_tower(table, "model", reader, kind, pooled=kind.pooled and bare, masked=masked)
-        if ending in {IMAGES, TEACHER}:
-            classifier(table, "classifier", features, request.labels(reader))
+        pooling = _POOLINGS.get(request.model_type, TowerPooling.FIRST)
+        if ending == IMAGES:
+            classifier(table, "classifier", features, request.labels(reader), pooling=pooling)
         if ending == TEACHER:
+            classifier(table, "classifier", features, request.labels(reader))
             classifier(table, "distillation_classifier", features, request.labels(reader))
         if masked:
             pixels = reader.integer("encoder_stride") ** 2 * reader.integer("num_channels")
@@ -54,6 +57,13 @@ def _vit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         hidden_size=size, context_length=num_patches(reader),
     )  # fmt: skip
 
+
+_POOLINGS = {
+    "ijepa": TowerPooling.MEAN,
+    "dinov2": TowerPooling.FIRST_AND_MEAN,
+    "dinov2_with_registers": TowerPooling.FIRST_AND_MEAN,
+}
+"""What a type's classifier reads, where that is not the first token's vector."""
 
 _VIT_CLASSES: dict[str, tuple[str, ...]] = {
     "vit": (IMAGES, BARE, MASKED_IMAGES),

@@ -17,7 +17,6 @@ from memplan.families.llama import Variation, read_activation
 from memplan.families.request import ReadRequest
 from memplan.families.state_space import (
     Mamba,
-    Mamba2,
     expanded,
     mamba2,
     mamba_heads,
@@ -27,8 +26,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec, NormPlacement
-from memplan.model.mixers import NOTHING, CountedSpec
-from memplan.model.networks import FeedForwardSpec
+from memplan.model.mixers import NOTHING, CountedSpec, Mamba2Spec
+from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
@@ -281,25 +280,26 @@ def _zamba2_kinds(reader: ConfigReader) -> list[str]:
 def _zamba2_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     hidden_size = reader.integer("hidden_size")
     bias = reader.flag("add_bias_linear")
-    sizes = Mamba2(
-        hidden_size=hidden_size,
+    mixer = Mamba2Spec(
         inner=expanded(reader, "mamba_expand", hidden_size),
         heads=reader.integer("n_mamba_heads"),
         groups=reader.integer("mamba_ngroups"),
         state=reader.integer("mamba_d_state"),
         kernel=reader.integer("mamba_d_conv"),
+        chunk=reader.integer("chunk_size"),
+        activation=Activation.SILU,
         bias=bias,
         output_bias=bias,
         convolution_bias=True,
     )
     if kind == "linear_attention":
-        return single(counted(lambda table: mamba2(table, "mamba", sizes)))
+        return single(mixer)
 
     def declare(table: ParameterTable) -> None:
         if kind != "user":
             shared_block(table, _zamba2_block(reader, int(kind.split()[1])))
         _behind_block(table, hidden_size)
-        mamba2(table, "mamba", sizes)
+        mamba2(table, "mamba", mixer, hidden_size)
 
     return _own_norms(counted(declare))
 

@@ -1,16 +1,30 @@
 """Whisper, Speech2Text, Moonshine and SpeechT5: speech in, text out, or the other way round.
 
-They are counted: convolutions of the signal are not written down as operations.
+Whisper says what it computes; the others are counted.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memplan.families.counted import attention, counted_model, feed_forward
 from memplan.families.request import ReadRequest, reject_task
+from memplan.families.towers.layers import tower_activation
 from memplan.fast_dataclass import dataclass
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
+from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
+from memplan.model.towers import (
+    ChainBody,
+    FramesBody,
+    LayerBody,
+    LayerNames,
+    NormBody,
+    OutputBody,
+    SignalBody,
+    TargetsBody,
+)
 
 TOKENS = "decoder.embed_tokens"
 """The token table, which the output matrix is tied to."""
@@ -58,10 +72,12 @@ def _stack(reader: ConfigReader, name: str, *, key_bias: bool = True) -> Stack:
     )
 
 
-def declare_stack(table: ParameterTable, stack: Stack, *, final_norm: bool = True) -> None:
+def declare_stack(
+    table: ParameterTable, stack: Stack, *, final_norm: bool = True, body: LayerBody | None = None
+) -> None:
     """Self-attention, cross attention in a decoder, feed-forward; a norm for each."""
     hidden, key_bias = stack.hidden_size, stack.key_bias
-    with table.block(f"{stack.name}.layers", count=stack.num_layers):
+    with table.block(f"{stack.name}.layers", count=stack.num_layers, body=body):
         attention(table, "self_attn", hidden, key_bias=key_bias)
         table.norm("self_attn_layer_norm", hidden)
         if stack.name.endswith("decoder"):
@@ -69,7 +85,8 @@ def declare_stack(table: ParameterTable, stack: Stack, *, final_norm: bool = Tru
             table.norm("cross_attn_layer_norm", hidden)
         feed_forward(table, hidden, stack.inner_size)
         table.norm("final_layer_norm", hidden)
-    with table.block(f"{stack.name}.norm"):
+    last = None if body is None else NormBody(module="layer_norm", size=hidden)
+    with table.block(f"{stack.name}.norm", body=last):
         if final_norm:
             table.norm("layer_norm", hidden)
 
@@ -78,9 +95,15 @@ def _tokens(table: ParameterTable, reader: ConfigReader, hidden_size: int) -> No
     table.embedding(TOKENS, reader.integer("vocab_size"), hidden_size)
 
 
-def _output(table: ParameterTable, reader: ConfigReader, hidden_size: int, task: Task) -> None:
+def _output(
+    table: ParameterTable,
+    reader: ConfigReader,
+    hidden_size: int,
+    task: Task,
+    body: OutputBody | None = None,
+) -> None:
     if task is Task.SEQ2SEQ_LM:
-        with table.block("head"):
+        with table.block("head", body=body):
             rows = reader.integer("vocab_size")
             table.tied("lm_head", f"{TOKENS}.weight", rows, hidden_size)
 
@@ -92,18 +115,62 @@ def _whisper(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
     """Two convolutions of length 3; the encoder's positions are sinusoids that are not trained."""
     encoder = _stack(reader, "encoder", key_bias=False)
     decoder = _stack(reader, "decoder", key_bias=False)
-    hidden = encoder.hidden_size
-    with table.block("encoder.embed"):
-        table.convolution("conv1", reader.integer("num_mel_bins"), hidden, 3)
-        table.convolution("conv2", hidden, hidden, 3)
-        rows = reader.integer("max_source_positions")
-        table.untrained("embed_positions", "weight", rows, hidden)
-    declare_stack(table, encoder)
-    with table.block("decoder.embed"):
+    hidden, drop = encoder.hidden_size, reader.number("dropout", default=0.0)
+    positions, rows = reader.integer("max_target_positions"), reader.integer("vocab_size")
+    declare_stem(table, "encoder.embed", reader, hidden)
+    declare_stack(table, encoder, body=_whisper_layer(reader, encoder))
+    tokens = TargetsBody(
+        size=hidden, num_positions=positions, tokens=TOKENS, positions="embed_positions",
+        dropout=drop,
+    )  # fmt: skip
+    with table.block("decoder.embed", body=tokens):
         _tokens(table, reader, hidden)
-        table.embedding("embed_positions", reader.integer("max_target_positions"), hidden)
-    declare_stack(table, decoder)
-    _output(table, reader, hidden, task)
+        table.embedding("embed_positions", positions, hidden)
+    declare_stack(table, decoder, body=_whisper_layer(reader, decoder))
+    output = OutputBody(size=hidden, rows=rows, table=f"{TOKENS}.weight")
+    _output(table, reader, hidden, task, output)
+
+
+def declare_stem(table: ParameterTable, name: str, reader: ConfigReader, hidden: int) -> None:
+    """Two convolutions over the spectrum, the second of which halves it, and positions."""
+    bins, rows = reader.integer("num_mel_bins"), reader.integer("max_source_positions")
+    first = SignalBody(
+        module="conv1", kernel=3, stride=1, padding=1, activation=Activation.GELU, channels=bins,
+        length=2 * rows,
+    )  # fmt: skip
+    second = replace(first, module="conv2", stride=2, channels=0, length=0)
+    drop = reader.number("dropout", default=0.0)
+    frames = FramesBody(size=hidden, positions="embed_positions", dropout=drop)
+    body = ChainBody(parts=(first, second, frames))
+    with table.block(name, body=body):
+        table.convolution("conv1", bins, hidden, 3)
+        table.convolution("conv2", hidden, hidden, 3)
+        table.untrained("embed_positions", "weight", rows, hidden)
+
+
+_WHISPER_NAMES = LayerNames(
+    output="o_proj", first_norm="self_attn_layer_norm", second_norm="final_layer_norm",
+    up="up_proj", down="down_proj",
+)  # fmt: skip
+
+
+def _whisper_layer(reader: ConfigReader, stack: Stack) -> LayerBody:
+    """``WhisperEncoderLayer`` and ``WhisperDecoderLayer``."""
+    heads = reader.integer(f"{stack.name}_attention_heads")
+    decoder = stack.name == "decoder"
+    attention = AttentionSpec(
+        num_heads=heads, num_kv_heads=heads, head_dim=stack.hidden_size // heads, query_bias=True,
+        value_bias=True, output_bias=True, causal=decoder, fp32_softmax=False,
+        dropout=reader.number("attention_dropout", default=0.0), names_weights=False,
+    )  # fmt: skip
+    return LayerBody(
+        size=stack.hidden_size, inner_size=stack.inner_size, attention=attention,
+        activation=tower_activation(reader, "activation_function"),
+        dropout=reader.number("dropout", default=0.0),
+        activation_dropout=reader.number("activation_dropout", default=0.0),
+        cross_attention=replace(attention, causal=False) if decoder else None,
+        memory="encoder" if decoder else "", copies_heads=True, names=_WHISPER_NAMES,
+    )  # fmt: skip
 
 
 def _speech_to_text(table: ParameterTable, reader: ConfigReader, task: Task) -> None:

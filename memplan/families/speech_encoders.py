@@ -12,6 +12,7 @@ from memplan.families.towers.wav2vec2 import (
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers import TranscriptBody
 
 CTC = "ForCTC"
 SEQUENCES = "ForSequenceClassification"
@@ -51,7 +52,13 @@ _WITHOUT_FRAMES = frozenset({"hubert", "unispeech"})
 
 def _head(table: ParameterTable, reader: ConfigReader, request: ReadRequest, ending: str) -> None:
     size = reader.integer("hidden_size")
-    with table.block("head"):
+    body = None
+    if ending == CTC and not reader.flag("add_adapter"):
+        body = TranscriptBody(
+            size=size, rows=reader.integer("vocab_size"),
+            dropout=reader.number("final_dropout", default=0.0),
+        )  # fmt: skip
+    with table.block("head", body=body):
         if ending in {SEQUENCES, FRAMES, SPEAKERS} and reader.flag("use_weighted_layer_sum"):
             table.parameter("model", "layer_weights", reader.layers("num_hidden_layers") + 1)
         match ending:

@@ -6,6 +6,7 @@ Their operations are not written down: selective scans run in kernels of other p
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
+from memplan.model.mixers import Mamba2Spec
 from memplan.model.parameters import ParameterTable
 
 MAX_EXPANSION = 1024.0
@@ -47,24 +48,6 @@ class Mamba:
     convolution_bias: bool
 
 
-def mamba(table: ParameterTable, name: str, sizes: Mamba, *, norms: bool = False) -> None:
-    """Mamba's first mixer (``MambaMixer``); with ``norms``, Jamba's."""
-    inner = sizes.inner
-    table.parameter(name, "A_log", inner, sizes.state)
-    table.parameter(name, "D", inner)
-    table.convolution(
-        f"{name}.conv1d", inner, inner, sizes.kernel, groups=inner, bias=sizes.convolution_bias
-    )
-    table.linear(f"{name}.in_proj", sizes.hidden_size, 2 * inner, bias=sizes.bias)
-    table.linear(f"{name}.x_proj", inner, sizes.rank + 2 * sizes.state, bias=False)
-    table.linear(f"{name}.dt_proj", sizes.rank, inner)
-    table.linear(f"{name}.out_proj", inner, sizes.hidden_size, bias=sizes.bias)
-    if norms:
-        table.norm(f"{name}.dt_layernorm", sizes.rank, bias=False)
-        table.norm(f"{name}.b_layernorm", sizes.state, bias=False)
-        table.norm(f"{name}.c_layernorm", sizes.state, bias=False)
-
-
 def mamba_heads(table: ParameterTable, name: str, sizes: Mamba, heads: int) -> None:
     """Zamba's mixer: Mamba's, in heads whose projections are weights of the mixer itself."""
     inner, width = sizes.inner, sizes.inner // heads
@@ -80,25 +63,8 @@ def mamba_heads(table: ParameterTable, name: str, sizes: Mamba, heads: int) -> N
     table.linear(f"{name}.out_proj", inner, sizes.hidden_size, bias=sizes.bias)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mamba2:
-    """Sizes of Mamba's second mixer."""
-
-    hidden_size: int
-    inner: int
-    heads: int
-    groups: int
-    state: int
-    kernel: int
-    bias: bool
-    output_bias: bool
-    convolution_bias: bool
-    gated_norm: bool = True
-    """Its output passes a norm (an option of Falcon-H1)."""
-
-
-def mamba2(table: ParameterTable, name: str, sizes: Mamba2) -> None:
-    """Mamba's second mixer (``Mamba2Mixer``, ``BambaMixer``, ``NemotronHMamba2Mixer``)."""
+def mamba2(table: ParameterTable, name: str, sizes: Mamba2Spec, hidden_size: int) -> None:
+    """Mamba's second mixer (``Zamba2MambaMixer``)."""
     inner, heads = sizes.inner, sizes.heads
     channels = inner + 2 * sizes.groups * sizes.state
     for weight in ("dt_bias", "A_log", "D"):
@@ -107,10 +73,9 @@ def mamba2(table: ParameterTable, name: str, sizes: Mamba2) -> None:
         f"{name}.conv1d", channels, channels, sizes.kernel,
         groups=channels, bias=sizes.convolution_bias,
     )  # fmt: skip
-    table.linear(f"{name}.in_proj", sizes.hidden_size, inner + channels + heads, bias=sizes.bias)
-    if sizes.gated_norm:
-        table.norm(f"{name}.norm", inner, bias=False)
-    table.linear(f"{name}.out_proj", inner, sizes.hidden_size, bias=sizes.output_bias)
+    table.linear(f"{name}.in_proj", hidden_size, inner + channels + heads, bias=sizes.bias)
+    table.norm(f"{name}.norm", inner, bias=False)
+    table.linear(f"{name}.out_proj", inner, hidden_size, bias=sizes.output_bias)
 
 
 def check_heads(

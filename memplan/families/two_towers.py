@@ -26,6 +26,7 @@ from memplan.families.towers.vit import VIT_TOWERS, vit_model
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers import Contrast, ContrastBody, TowerPooling
 
 DeclareTower = Callable[[ParameterTable, str, ConfigReader], None]
 
@@ -73,7 +74,12 @@ def _contrast(
 ) -> None:
     """CLIP's projections without biases, and its temperature."""
     width = reader.integer("projection_dim")
-    with table.block("head"):
+    body = ContrastBody(
+        kind=Contrast.SOFTMAX, image="vision_model", text="text_model", image_size=vision_size,
+        text_size=text_size, width=width, image_projection="visual_projection",
+        text_projection="text_projection",
+    )  # fmt: skip
+    with table.block("head", body=body):
         table.linear("visual_projection", vision_size, width, bias=False)
         table.linear("text_projection", text_size, width, bias=False)
         table.parameter("model", "logit_scale")
@@ -87,10 +93,12 @@ def _clip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     vision_size = vision.integer("hidden_size")
 
     def declare(table: ParameterTable, ending: str) -> None:
-        clip_vision(table, "vision_model", vision)
         if ending == IMAGES:
-            classifier(table, "classifier", vision_size, request.labels(reader))
+            clip_vision(table, "vision_model", vision, pooled=False)
+            pooling = TowerPooling.PATCHES_MEAN
+            classifier(table, "classifier", vision_size, request.labels(reader), pooling=pooling)
             return
+        clip_vision(table, "vision_model", vision)
         read_text(table, "text_model", text)
         _contrast(table, reader, text_size, vision_size)
 
@@ -127,10 +135,16 @@ def _siglip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         read_vision(table, "vision_model", vision)
         if ending == IMAGES:
             size = vision.integer("hidden_size")
-            classifier(table, "classifier", size, request.labels(reader))
+            labels, pooling = request.labels(reader), TowerPooling.MEAN
+            classifier(table, "classifier", size, labels, pooling=pooling)
             return
         siglip_text(table, "text_model", text)
-        with table.block("head"):
+        width = vision.integer("hidden_size")
+        body = ContrastBody(
+            kind=Contrast.SIGMOID, image="vision_model", text="text_model", image_size=width,
+            text_size=width, width=width, shift="model.logit_bias",
+        )  # fmt: skip
+        with table.block("head", body=body):
             table.parameter("model", "logit_scale", 1)
             table.parameter("model", "logit_bias", 1)
 

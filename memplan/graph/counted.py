@@ -54,18 +54,26 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
     """
     declared: dict[str, Parameter] = {}
     for block in blocks:
-        t.begin(block.name, part=block.part, repeat=block.count)
+        frozen = bool(block.owner and getattr(t.options.freeze, block.owner))
+        t.begin(block.name, part=block.part, repeat=block.count, frozen=frozen)
         t.segment.beside = block.beside
-        for each in block.parameters:
-            earlier = declared.get(each.same_as) if tied else None
-            if earlier is None:
-                declared[f"{each.module}.{each.name}"] = _declare(t, each, idle=block.idle)
-            else:
-                t.tie(earlier, each.module)
+        declare_block(t, block, declared, tied=tied)
         weights = [each for each in t.segment.parameters if not each.unused]
         out = t.tensor(0, DType.FP32)
         t.record(OperationKind.COUNTED, weights, (out,), gradients=(Gradient.FRESH,) * len(weights))
         t.end(out)
+
+
+def declare_block(
+    t: Tape, block: ParameterBlock, declared: dict[str, Parameter], *, tied: bool
+) -> None:
+    """Declare a block's weights in the present segment; what ``declared`` has is of earlier ones."""
+    for each in block.parameters:
+        earlier = declared.get(each.same_as) if tied else None
+        if earlier is None:
+            declared[f"{each.module}.{each.name}"] = _declare(t, each, idle=block.idle)
+        else:
+            t.tie(earlier, each.module)
 
 
 def _declare(t: Tape, each: ParameterShape, *, idle: bool) -> Parameter:

@@ -43,6 +43,9 @@ def feed_forward(
     )
     if spec.fused_gate_up:
         t.touch(halves)
+    if spec.scaled:
+        t.touch(middle)
+        out = t.scale(out)
     if spec.place is NetworkPlace.MODULE:
         t.touch(x)
     return out
@@ -71,12 +74,16 @@ def _gated(
         both = column("gate_up_proj", 2 * inner)
         gate, up = t.split(both, both.numel // 2, both.numel // 2)
     else:
-        gate = column("gate_proj", inner)
         up = None
+        gate = x if spec.scaled else column("gate_proj", inner)
     if t.kernels.feed_forward is FeedForwardKernel.FUSED:
         up = up or column("up_proj", inner)
         return fused_gate(t, gate, up), gate
-    active = activation_module(t, gate, spec.activation, f"{name}.act_fn")
+    given = gate
+    if spec.scaled:
+        up = column("up_proj", inner)
+        given = t.scale(column("gate_proj", inner))
+    active = activation_module(t, given, spec.activation, f"{name}.act_fn")
     up = up or column("up_proj", inner)
     # Classes whose gate and up lie in one tensor (Phi-3, GLM) write the product the other way round.
     return (t.mul(up, active) if spec.fused_gate_up else t.mul(active, up)), gate

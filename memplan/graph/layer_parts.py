@@ -11,6 +11,7 @@ from memplan.graph.feed_forward import feed_forward
 from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
+from memplan.training.kernels import WHOLE
 
 if TYPE_CHECKING:
     from memplan.graph.stack_context import StackContext
@@ -65,7 +66,14 @@ def _other_mixer(
     t: Tape, x: Tensor, spec: LatentAttentionSpec | OtherMixer, context: StackContext
 ) -> Tensor:
     from memplan.model.latent import LatentAttentionSpec  # only for rarer models
-    from memplan.model.mixers import DeltaRuleSpec, LightningSpec, ShortConvolutionSpec
+    from memplan.model.mixers import (
+        DeltaRuleSpec,
+        LightningSpec,
+        Mamba2Spec,
+        MambaSpec,
+        ShortConvolutionSpec,
+        SideBySideSpec,
+    )
 
     if isinstance(spec, LatentAttentionSpec):
         from memplan.graph.attention.latent import latent_attention  # only for DeepSeek's kin
@@ -86,6 +94,20 @@ def _other_mixer(
         from memplan.graph.mixers.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
 
         return delta_rule(t, x, spec, context)
+    if isinstance(spec, MambaSpec):
+        from memplan.graph.mixers.mamba import mamba_mixer  # only for Mamba and its hybrids
+
+        t.block = LayerBlock.MIXER
+        return mamba_mixer(t, x, spec, context)
+    if isinstance(spec, Mamba2Spec):
+        from memplan.graph.mixers.mamba2 import mamba2_mixer  # only for Mamba-2 and its hybrids
+
+        t.block = LayerBlock.MIXER
+        return mamba2_mixer(t, x, spec, context)
+    if isinstance(spec, SideBySideSpec):
+        from memplan.graph.mixers.side_by_side import side_by_side  # only for Falcon-H1
+
+        return side_by_side(t, x, spec, context)
     t.block = LayerBlock.MIXER
     return _counted(t, x, spec, context)
 
@@ -111,6 +133,10 @@ def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
 def _network(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     spec = layer.feed_forward
     if isinstance(spec, FeedForwardSpec):
+        if t.kernels.mlp_tiles != WHOLE:
+            from memplan.graph.tiles import tiled_network  # only then
+
+            return tiled_network(t, x, spec, context.hidden_size)
         return feed_forward(t, x, spec, context.hidden_size)
     return _other_network(t, x, spec, context)
 

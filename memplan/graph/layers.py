@@ -1,5 +1,6 @@
 """Whole layers: what mixes the tokens, a feed-forward network, and norms where the class has them."""
 
+from memplan.dtypes import DType
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens
 from memplan.graph.operations import dropout, norm
 from memplan.graph.stack_context import StackContext
@@ -165,7 +166,10 @@ def single_part_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContex
     """A norm, the layer's only part, the sum (Mamba, Nemotron-H)."""
     from memplan.model.mixers import NOTHING  # only for hybrids
 
-    normed = norm(t, x, layer.norm, "norm", context.hidden_size)
+    given = t.cast(x, t.compute) if layer.residual_upcast else x
+    normed = norm(t, given, layer.norm, "norm", context.hidden_size)
+    if layer.residual_upcast:
+        x = t.cast(x, DType.FP32)
     if layer.feed_forward == NOTHING:
         return add_residual(t, x, mix_tokens(t, normed, layer.attention, context), layer)
     return add_residual(t, x, feed_forward_of(t, normed, layer, context), layer)

@@ -9,9 +9,11 @@ from memplan.errors import SetupError
 from memplan.graph.options import TapeOptions
 from memplan.graph.overlay import adapter_module
 from memplan.graph.tape import Tape
+from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
 from memplan.training.freezing import ALL_LAYERS, FrozenParts
+from memplan.training.kernels import WHOLE
 from memplan.training.layer_choice import CheckpointedLayers
 
 if TYPE_CHECKING:
@@ -52,6 +54,10 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
 
         check_spread(model, options.expert_parallel)
     tape = _record(model, options)
+    if options.kernels.mlp_tiles != WHOLE:
+        from memplan.graph.tiles import check_tiled  # only then
+
+        check_tiled(model, tape)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)
     tape.declared = model.declared
@@ -97,20 +103,29 @@ def _check_adapted(model: ModelSpec, tape: Tape, overlay: "Overlay") -> None:
 
 def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:
     """Refuse layers and stacks to freeze that the model does not have."""
-    for name in ("encoder", "decoder"):
-        if getattr(freeze, name) and all(stack.name != name for stack in model.stacks):
+    owned = {block.owner for block in model.tables} | {stack.name for stack in model.stacks}
+    for name in ("encoder", "decoder", "vision_tower", "audio_tower", "text_tower", "projector"):
+        if getattr(freeze, name) and name not in owned:
             msg = f"freeze: {name}: {model.name} has none"
             raise SetupError(msg)
-    depth = max((stack.num_layers for stack in model.stacks), default=0)
+    depth = _depth(model)
     for first, last in freeze.layer_ranges:
         if first >= depth or depth <= last < ALL_LAYERS:
             msg = f"freeze: layers.{first}-{last}: {model.name} has {depth} layers, counted from 0"
             raise SetupError(msg)
 
 
+def _depth(model: ModelSpec) -> int:
+    """Layers of the deepest stack; of a model without stacks, of its deepest tower."""
+    if model.stacks:
+        return max(stack.num_layers for stack in model.stacks)
+    towers = [block.count for block in model.tables if block.part is ModelPart.LAYERS]
+    return 0 if model.activations_left_out else max(towers, default=0)
+
+
 def _check_checkpointed(model: ModelSpec, layers: float | CheckpointedLayers) -> None:
     """Refuse layers to checkpoint that the model does not have."""
-    depth = max((stack.num_layers for stack in model.stacks), default=0)
+    depth = _depth(model)
     if isinstance(layers, CheckpointedLayers) and layers.last >= depth:
         msg = f"checkpointing: {layers}: {model.name} has {depth} layers, counted from 0"
         raise SetupError(msg)

@@ -225,6 +225,8 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
         return layer_norm_upcast(t, x, name, width, groups)
     if kind is NormKind.LAYER_DIVIDED:
         return layer_norm_divided(t, x, name, width)
+    if not spec.weight:
+        return t.cast(_normalized(t, x, width)[0], x.dtype)
     weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     if t.kernels.norm is not NormKernel.EAGER:
         return rms_norm_fused(t, x, weight)

@@ -9,6 +9,7 @@ from memplan.graph.operation_kinds import PRODUCTS, SECOND_FIRST, OperationKind
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.parameters import ModelPart
 from memplan.training.compilation import Compilation
+from memplan.training.exchange import NO_SENDS, Sends
 
 if TYPE_CHECKING:
     from memplan.graph.away import Away, Handed
@@ -25,6 +26,8 @@ class Gradient(IntEnum):
     SUMMED = -4
     """The output's gradient summed over its rows, by the engine once the formula has returned."""
     NONE = -2
+    FUSED = -8
+    """Written into the main gradients by the product itself: autograd is handed none of its own."""
     ALIAS = -1
     """The output's gradient itself, or a view of it."""
     FRESH = 0
@@ -42,6 +45,8 @@ class Gradient(IntEnum):
     reads that and it is as large."""
 
 
+NOT_HANDED = (Gradient.NONE, Gradient.FUSED)
+"""What autograd has no tensor of."""
 RESULT = 0
 """Where an operation makes its results among its temporaries."""
 
@@ -99,6 +104,8 @@ class Operation:
         "pinned",
         "saved",
         "saves_output",
+        "sends",
+        "tiles",
     )
 
     def __init__(
@@ -117,6 +124,8 @@ class Operation:
         in_python: bool = False,
         pinned: Sequence[Storage] = (),
         handed: "Handed" = (),
+        tiles: "Tiles | None" = None,
+        sends: Sends = NO_SENDS,
     ) -> None:
         self.kind = kind
         self.inputs = inputs
@@ -147,6 +156,10 @@ class Operation:
         them, and they go with the graph, when backward is over."""
         self.handed = handed
         """What hooks took of all that it keeps; what went is not in ``saved``."""
+        self.tiles = tiles
+        """What it runs tile by tile, where it is no operation but a stretch of them."""
+        self.sends = sends
+        """What ranks send one another inside it; a collective of its own sends what it is given."""
 
     @property
     def held(self) -> Sequence[Storage]:
@@ -167,7 +180,7 @@ class Operation:
         pairs = list(zip(self.inputs, self.gradients, strict=True))
         if self.kind in SECOND_FIRST and not self.in_python:
             # What has no gradient (the offsets of a grouped product) stands behind.
-            operands = [pair for pair in pairs if pair[1] != Gradient.NONE]
+            operands = [pair for pair in pairs if pair[1] not in NOT_HANDED]
             if len(operands) == 2:
                 return operands[::-1]
         return pairs
@@ -216,6 +229,33 @@ class Region:
     rerun: int | None = None
     """One past the last operation that really runs again; None: all do. Those after it only read what
     was dropped."""
+
+
+class Tiles:
+    """What one operation runs, a tile at a time (``memplan.graph.tiles``)."""
+
+    __slots__ = ("backward", "count", "forward", "forward_gradients", "joined", "segment")
+
+    def __init__(
+        self, segment: "Segment", count: int, *, joined: bool, forward_gradients: bool
+    ) -> None:
+        self.segment = segment
+        """The operations of one tile, from its input to its output."""
+        self.count = count
+        self.joined = joined
+        """The tiles' outputs wait for one another and are joined; else they are numbers, added up."""
+        self.forward_gradients = forward_gradients
+        """Each tile's backward pass runs in the forward pass."""
+        self.forward: Sequence[Sequence[Change]] = ()
+        """What comes and goes before the results of the forward pass are there, and behind them, once
+        ``memplan.memory.tiled_walk`` has found it."""
+        self.backward: Sequence[Sequence[Change]] = ()
+        """The same around each gradient of the backward pass."""
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the backward pass runs each tile a second time."""
+        return not self.forward_gradients
 
 
 class Segment:

@@ -60,6 +60,11 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     t = Tape(options, source=model.source)
     if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
         t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
+    if not model.stacks and not model.activations_left_out:
+        from memplan.graph.towers.flow import record_flow  # only for towers by themselves
+
+        record_flow(t, counted_parts(model), tied=model.head.tied)
+        return t
     if model.tables:
         from memplan.graph.counted import record_tables  # only for parts that are merely counted
 

@@ -2,9 +2,11 @@
 
 from itertools import pairwise
 
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, matmul_weight
+from memplan.graph.options import TapeOptions
 from memplan.graph.splits import Split
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
@@ -65,6 +67,19 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
     return parts
 
 
+def cut_layers(options: TapeOptions, num_layers: int) -> list[tuple[int, int, bool, bool]]:
+    """Stretches of a tower's layers, from and up to, and whether each is checkpointed and frozen."""
+    recomputed = _checkpointed(options.checkpointed_layers, num_layers)
+    cuts = {0, num_layers}
+    for first, last in (*recomputed.ranges, *options.freeze.layer_ranges):
+        cuts |= {first, last + 1}
+    edges = sorted(cut for cut in cuts if 0 <= cut <= num_layers)
+    return [
+        (low, high, low in recomputed, options.freeze.freezes_layer(low))
+        for low, high in pairwise(edges)
+    ]
+
+
 def _checkpointed(layers: float | CheckpointedLayers, num_layers: int) -> CheckpointedLayers:
     if isinstance(layers, CheckpointedLayers):
         return layers
@@ -81,6 +96,8 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
     if spec.input_scaled:
         x = t.scale(x)
         t.linger(x)
+    if spec.upcast:
+        x = t.cast(x, t.compute)
     if spec.tied:
         bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
         logits = _through_table(t, x, t.own_copy(table, "lm_head"), bias)
@@ -93,7 +110,7 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
         logits = t.scale(t.elementwise(OperationKind.TANH, t.scale(logits), saves_output=True))
     if spec.scaled:
         logits = t.scale(logits)
-    return logits
+    return t.cast(logits, DType.FP32) if spec.upcast else logits
 
 
 def _through_table(t: Tape, x: Tensor, table: Parameter, bias: Parameter | None) -> Tensor:

@@ -10,7 +10,8 @@ segments (``memplan.memory.walk``), never assumed here.
 Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.tensors``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -18,9 +19,10 @@ from memplan.errors import ConfigError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
-from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
+from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment, Tiles
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+from memplan.training.exchange import NO_SENDS, Sends
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 if TYPE_CHECKING:
@@ -267,6 +269,13 @@ class Tape:
         self.segment.parameters.append(made)
         return self._trained_copy(made) if copied else made
 
+    @contextmanager
+    def declared_weights(self) -> Iterator[None]:
+        """Let what is written inside read the weights that the present segment has declared already."""
+        self._again = self.segment
+        yield
+        self._again = None
+
     def own_copy(self, weight: Parameter, module: str) -> Parameter:
         """An earlier segment's weight, or the copy that a module of this one trains in its place."""
         if self.adaptation is None:
@@ -358,6 +367,8 @@ class Tape:
         flops: int = 0,
         in_python: bool = False,
         pins: Sequence[Tensor] = (),
+        tiles: Tiles | None = None,
+        sends: Sends = NO_SENDS,
     ) -> None:
         """Append an operation and settle what it keeps alive."""
         segment = self.segment
@@ -413,7 +424,7 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
-                pinned=pinned, handed=handed,
+                pinned=pinned, handed=handed, tiles=tiles, sends=sends,
             )
         )  # fmt: skip
 

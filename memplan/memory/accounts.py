@@ -4,6 +4,7 @@ What a program holds is outlined once for all batches of a structure (``memplan.
 over each batch's own passes.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 
@@ -21,6 +22,7 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.beside import ALONE, Beside
+from memplan.memory.crowds import UNCROWDED, Sizes
 from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
@@ -38,6 +40,7 @@ from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Tally
 from memplan.training.exchange import Visit
+from memplan.training.kernels import TILED_LOSSES
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
@@ -60,7 +63,7 @@ def rank_account(
     if rank is not None:
         check_rank(rank, given.setup.num_gpus)
     asked = _asked(given)
-    ranks = _heaviest(_Question(asked, 0, None)) if rank is None else [rank]
+    ranks = _ranks(asked) if rank is None else [rank]
     found = [_weigh(asked, each, capacity_bytes) for each in ranks]
     return _account(given, max(found, key=_step_peak))
 
@@ -75,7 +78,12 @@ def step_visits(given: RankInput, *, rank: int = 0) -> tuple[Visit, ...]:
 
 
 def activations_peak_bytes(given: RankInput) -> int:
-    """The most that the model's own tensors take in a step, weights and gradients left out [bytes]."""
+    """The most that the model's own tensors take in a step, weights and gradients left out [bytes].
+
+    Of a pipeline, with one micro-batch in flight, where that is most.
+    """
+    if given.stages:
+        return _staged(given)[0].highest_bytes
     return _spots(_Same(given.passes), _Same(None), _Same(given.beside)).highest_bytes
 
 
@@ -90,13 +98,14 @@ class _Asked:
 
 
 def _asked(given: RankInput) -> _Asked:
-    within = stops_of(given)
-    stops = None if within is None else within.stops
-    beside = given.beside
-    spots = _spots(_Same(given.passes), _Same(stops), _Same(beside))
-    structure = _structure(_Same(given.tape), _Same(given.passes))
+    beside, within = given.beside, None
     if given.stages:
         spots, structure = _staged(given)
+    else:
+        within = stops_of(given)
+        stops = None if within is None else within.stops
+        spots = _spots(_Same(given.passes), _Same(stops), _Same(beside))
+        structure = _structure(_Same(given.tape), _Same(given.passes))
     if beside is not ALONE:
         structure = _joint_structure(structure, _Same(beside))
     if within is not None:
@@ -116,6 +125,8 @@ class _Weighed:
     spots: Spots
     moments: dict[Part, Moment]
     """Of the parts of a step."""
+    sizes: Sizes
+    """Of what is beside a pipeline's passes."""
 
 
 _STEP_PARTS = tuple(Part(name) for name in STEP_PHASES)
@@ -124,11 +135,16 @@ _STEP_PARTS = tuple(Part(name) for name in STEP_PHASES)
 def _weigh(asked: _Asked, rank: int, capacity_bytes: int | None) -> _Weighed:
     spots = asked.spots
     outlined = _outlined(_Question(asked, rank, capacity_bytes))
-    moments = outlined.outline.moments(spots, _STEP_PARTS)
+    sizes = UNCROWDED
+    if asked.given.stages:
+        from memplan.memory.programs.pipeline_ranks import sizes_of_rank  # only for pipelines
+
+        sizes = sizes_of_rank(asked.given, rank)
+    moments = outlined.outline.moments(spots, _STEP_PARTS, sizes)
     if looks_for_overflow(asked.given.setup):
-        overflow = outlined.outline.moments(spots, (Part.OVERFLOW,))
+        overflow = outlined.outline.moments(spots, (Part.OVERFLOW,), sizes)
         moments[Part.STEP] = max([*overflow.values(), moments[Part.STEP]], key=_total)
-    return _Weighed(rank=rank, outlined=outlined, spots=spots, moments=moments)
+    return _Weighed(rank=rank, outlined=outlined, spots=spots, moments=moments, sizes=sizes)
 
 
 def _total(moment: Moment) -> int:
@@ -152,25 +168,35 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
     return RankAccount(
         rank=found.rank,
         phases=tuple(_phases(found, inputs)),
-        held_bytes=outlined.outline.held_bytes + inputs.num_bytes,
-        host=_with_states(outlined.host, 0 if given.stages else given.passes.away_bytes),
+        held_bytes=outlined.outline.held_bytes(found.sizes) + inputs.num_bytes,
+        host=_with_states(outlined.host, _away_bytes(given)),
         left_out=outlined.left_out,
         unsaved=outlined.unsaved,
     )
 
 
+def _away_bytes(given: RankInput) -> int:
+    """Activations that lie in CPU RAM [bytes]."""
+    if not given.stages or not given.setup.offload_activations.sends:
+        return 0 if given.stages else given.passes.away_bytes
+    from memplan.memory.programs.chunk_offload import most_away_bytes  # only then
+
+    return most_away_bytes(given)
+
+
 def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     found: list[Phase] = []
     steady = _step_peak(weighed)
-    outline, spots = weighed.outlined.outline, weighed.spots
-    begun = outline.moments(spots, (Part.LOAD, Part.FIRST_STEP))
-    ended = outline.moments(spots, (Part.EVALUATION, Part.SAVE))
+    outline, spots, sizes = weighed.outlined.outline, weighed.spots, weighed.sizes
+    begun = outline.moments(spots, (Part.LOAD, Part.FIRST_STEP), sizes)
+    ended = outline.moments(spots, (Part.EVALUATION, Part.SAVE), sizes)
     moments = {**begun, **weighed.moments, **ended}
     for part, moment in moments.items():
         if part is Part.FIRST_STEP and moment.total_bytes <= steady:
             continue
         entries = outline.entries(moment.held)
         if part is not Part.LOAD:
+            entries += sizes.entries(moment.crowd)
             entries.append(inputs)
             entries += height_entries(spots.height(moment.spot, moment.repetition))
         found.append(make_phase(part.value, entries))
@@ -237,6 +263,13 @@ def _with_states(host: HostMemory, num_bytes: int) -> HostMemory:
         return host
     held, saved = host.held_bytes + num_bytes, host.save_bytes + num_bytes
     return replace(host, held_bytes=held, save_bytes=saved)
+
+
+def _ranks(asked: _Asked) -> Sequence[int]:
+    """Which ranks are weighed for the fullest; in a pipeline that goes by what is in flight, too."""
+    if asked.given.stages:
+        return heaviest_ranks(asked.given)
+    return _heaviest(_Question(asked, 0, None))
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -349,29 +382,27 @@ def _spots(passes: _Same, stops: _Same, beside: _Same) -> Spots:
 
 
 def _staged(given: RankInput) -> "tuple[Spots, _Structure]":
-    """Of a pipeline: the spots of all its stages, and what an outline depends on of them.
+    """Of a pipeline: the spots of all its stages, and what an outline depends on of them."""
+    from memplan.memory.programs.pipeline_plan import ends_of  # only for pipelines
 
-    What is in flight beside a pass is held as blocks, so an outline goes by the batch too.
-    """
     unlike = dict.fromkeys(given.stages)
     spots = _spots_of_stages(tuple(_Same(stage.passes) for stage in unlike))
     numbers = {stage: number for number, stage in enumerate(unlike)}
+    first = {stage: number for number, stage in reversed([*enumerate(given.stages)])}
     key = (
         given.setup.num_gpus,
         given.setup.gradient_accumulation_steps,
         tuple(numbers[stage] for stage in given.stages),
         tuple(_same_stage(_Same(each.tape), _Same(each.passes)) for each in unlike),
+        ends_of(given, [first[stage] for stage in unlike]),
     )
     return spots, _interned(*key)
 
 
 @lru_cache(maxsize=256)
 def _same_stage(tape: _Same, passes: _Same) -> tuple[object, ...]:
-    assert isinstance(passes.value, StepPasses)
     assert isinstance(tape.value, Tape)
-    rest = passes.value.after_forward
-    away = passes.value.away_bytes
-    return _structure(tape, passes), rest, away, tape.value.options.stage
+    return _structure(tape, passes), tape.value.options.stage
 
 
 @lru_cache(maxsize=64)
@@ -399,6 +430,7 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
         tape.value.buffers_bytes,
         tape.value.buffers_in_use,
         tape.value.declared,
+        _tiled_loss(tape.value),
         tuple(_outline_of(segment) for segment in tape.value.segments),
         tuple(each.repeats for each in passes.value.forward),
         tuple(_order_of(each) for each in passes.value.backward),
@@ -436,6 +468,15 @@ class _Structure:
 @lru_cache(maxsize=256)
 def _interned(*key: object) -> _Structure:  # noqa: ARG001  (the key alone tells them apart)
     return _Structure()
+
+
+def _tiled_loss(tape: Tape) -> object:
+    """When gradients of a loss that runs in tiles come, and how the model is called for it."""
+    loss = tape.kernels.loss
+    if loss not in TILED_LOSSES:
+        return None
+    found = [each.tiles for each in tape.segments[-1].operations if each.tiles is not None]
+    return loss, *(each.count > 1 for each in found)
 
 
 def _outline_of(segment: Segment) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.declaration import registered
 from memplan.graph.operation_kinds import EXTERN_KERNELS
 from memplan.graph.segments import (
+    NOT_HANDED,
     Change,
     Gradient,
     Operation,
@@ -35,6 +36,7 @@ from memplan.memory.walk import (
     ForwardProfile,
     ForwardWalk,
     Level,
+    forward_stages,
     keeps_something,
 )
 from memplan.training.compilation import Compilation
@@ -377,9 +379,9 @@ class BackwardWalk:
         dying: dict[int, list[Storage]] = {}
         for position in range(region.start, region.stop):
             operation = self.segment.operations[position]
-            stages: list[list[Change]] = [[], []]
-            if operation.forward_scratch:
-                stages = scratch_changes(operation.forward_scratch)
+            stages: Sequence[Sequence[Change]] = [[], []]
+            if operation.forward_scratch or operation.tiles is not None:
+                stages = forward_stages(operation)
             self._play(stages[0])
             own = {tensor.storage for tensor in operation.inputs}
             for storage in dict.fromkeys(tensor.storage for tensor in operation.outputs):
@@ -492,7 +494,7 @@ class BackwardWalk:
     def _has_weights(self, operation: Operation) -> bool:
         """Whether gradients of weights come out of it too."""
         return any(
-            tensor.requires_grad and kind != Gradient.NONE and tensor not in self.on_way
+            tensor.requires_grad and kind not in NOT_HANDED and tensor not in self.on_way
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=False)
         )
 
@@ -505,13 +507,16 @@ class BackwardWalk:
         """The gradients it returns, and those that are summed or cast afterwards."""
         made: list[tuple[Tensor, GradientBuffer]] = []
         products: list[tuple[GradientBuffer, Tensor, GradientBuffer]] = []
-        stages: list[list[Change]] = []
-        if operation.backward_scratch:
-            stages = scratch_changes(operation.backward_scratch)
+        stages: list[Sequence[Change]] = []
+        if operation.tiles is not None:
+            stages = list(operation.tiles.backward)
+        elif operation.backward_scratch:
+            stages = [*scratch_changes(operation.backward_scratch)]
+        if stages:
             self._play(stages.pop(0))
         handed_over = iter(operation.saved)
         for tensor, kind in operation.backward_order():
-            if not tensor.requires_grad or kind == Gradient.NONE or not self._is_wanted(tensor):
+            if not tensor.requires_grad or kind in NOT_HANDED or not self._is_wanted(tensor):
                 continue
             if kind == Gradient.ALIAS:
                 incoming.references += 1

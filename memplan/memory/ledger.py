@@ -52,6 +52,9 @@ class Ledger:
     def enter(self, part: Part, step: int = 0) -> None:
         """A part of the run begins; only ``NamedLedger`` takes note."""
 
+    def begin_pass(self, number: int) -> None:
+        """A pass of a pipeline's step is next; only ``Tally`` takes note."""
+
     @property
     def shares_formats(self) -> bool:
         """Whether what is found is for all formats of a width, what only one of them does apart."""

@@ -1,10 +1,11 @@
 """What a program holds over a run, spot by spot, and the fullest moments of a batch laid under it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
+from memplan.memory.crowds import NOTHING, UNCROWDED, Crowd, Sizes
 from memplan.memory.ledger import Part
 from memplan.memory.spots import Spot, Spots
 
@@ -34,6 +35,24 @@ class Moment:
     """By line, what the program holds."""
     spot: Spot
     repetition: int
+    crowd: Crowd = NOTHING
+    """What is beside it."""
+
+
+@dataclass(slots=True)
+class Visits:
+    """Visits to a part of a run in which a program does the same."""
+
+    groups: set[int]
+    """Of what may be beside them."""
+    points: dict[Spot, list[Point]]
+    """The points that may be the fullest of their spot, whatever the model holds there."""
+    most_bytes: int = 0
+    """No point is higher."""
+
+
+NO_CROWD = 0
+"""The group of what is nothing."""
 
 
 class Outline:
@@ -41,22 +60,27 @@ class Outline:
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
-        self.points: dict[Part, dict[Spot, list[Point]]] = {}
-        """The points that may be the fullest of their spot, whatever the model holds there."""
+        self.points: dict[Part, list[Visits]] = {}
+        self.crowds: Sequence[Sequence[Crowd]] = ((NOTHING,),)
+        """By group, what may be beside a visit: one of these."""
+        self.rest_group = NO_CROWD
+        """The group of what is there between steps."""
         self.held: dict[Part, Held] = {}
         """What is held when a part of the run ends."""
         self.visits: list[Visit] = []
         """What is exchanged in each part of a steady step, in order."""
 
-    @property
-    def held_bytes(self) -> int:
-        """What the program holds between steps."""
-        return sum(self.held[Part.STEP])
+    def held_bytes(self, sizes: Sizes) -> int:
+        """What is held between steps."""
+        return sum(self.held[Part.STEP]) + sizes.largest(self.crowds[self.rest_group])[0]
 
-    def moments(self, spots: Spots, parts: Iterable[Part]) -> dict[Part, Moment]:
+    def moments(
+        self, spots: Spots, parts: Iterable[Part], sizes: Sizes = UNCROWDED
+    ) -> dict[Part, Moment]:
         """The fullest of each of these parts, if the run has it."""
         points = self.points
-        return {part: _fullest(points[part], spots) for part in parts if points.get(part)}
+        beside = [sizes.largest(each) for each in self.crowds]
+        return {part: _fullest(points[part], spots, beside) for part in parts if points.get(part)}
 
     def entries(self, held: Held) -> list[Entry]:
         """What the program holds, by purpose."""
@@ -67,16 +91,24 @@ class Outline:
         ]
 
 
-def _fullest(points: dict[Spot, list[Point]], spots: Spots) -> Moment:
+def _fullest(visits: list[Visits], spots: Spots, beside: Sequence[tuple[int, Crowd]]) -> Moment:
     lines = spots.lines
     best = -1
-    found: tuple[Held, Spot, int] | None = None
-    for spot, own in points.items():
-        first, intercept, slope = lines[spot]
-        for repetition, size, held in own:
-            total = size + (intercept + repetition * slope if repetition else first)
-            if total > best:
-                best, found = total, (held, spot, repetition)
+    found: tuple[Held, Spot, int, Crowd] | None = None
+    for each in visits:
+        level, crowd = max((beside[group] for group in each.groups), key=_level)
+        if level + each.most_bytes + spots.highest_bytes <= best:
+            continue
+        for spot, own in each.points.items():
+            first, intercept, slope = lines[spot]
+            for repetition, size, held in own:
+                total = level + size + (intercept + repetition * slope if repetition else first)
+                if total > best:
+                    best, found = total, (held, spot, repetition, crowd)
     assert found is not None
-    held, spot, repetition = found
-    return Moment(total_bytes=best, held=held, spot=spot, repetition=repetition)
+    held, spot, repetition, crowd = found
+    return Moment(total_bytes=best, held=held, spot=spot, repetition=repetition, crowd=crowd)
+
+
+def _level(beside: tuple[int, Crowd]) -> int:
+    return beside[0]

@@ -184,10 +184,6 @@ class Playback:
         if left is not None:
             self.ledger.free(left)
 
-    def sendable_bytes(self, least_bytes: int) -> int:
-        """What one micro-batch keeps in blocks of at least so many bytes [bytes]."""
-        return sendable_bytes(self.tape, self.passes, least_bytes)
-
     def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:
         """So much of what a parked micro-batch keeps goes to CPU RAM, what was made first goes first."""
         frames = self.parked[micro_batch][0]

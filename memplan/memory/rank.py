@@ -30,7 +30,8 @@ class RankInput:
     beside: Beside = ALONE
     """What the job has beside the model."""
     stages: tuple[Stage, ...] = ()
-    """Of a pipeline, all of them in the model's order; tape and walk are the whole model's then."""
+    """Of a pipeline, all of them in the model's order; the tape is the whole model's then, and so is the
+    walk, of its forward pass alone."""
 
     @property
     def formats(self) -> PrecisionFormats:

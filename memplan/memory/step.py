@@ -19,6 +19,7 @@ from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, Extent, 
 from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES
+from memplan.training.kernels import TILED_LOSSES, WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,10 @@ class StepWalk:
             self.device = Multiprocessors(
                 options.multiprocessors, options.threads_per_multiprocessor
             )
+        if options.kernels.mlp_tiles != WHOLE or options.kernels.loss in TILED_LOSSES:
+            from memplan.memory.tiled_walk import play_tiles  # only then
+
+            play_tiles(tape, self.device)
         self.transit = None
         if options.offload.hooks:
             from memplan.memory.transit import Transit  # only then
@@ -191,8 +196,8 @@ class StepWalk:
             for storage in kept_by(segment):
                 self.keepers[storage] = self.keepers.get(storage, 0) + 1
 
-    def run(self) -> StepPasses:
-        """Forward, then backward."""
+    def forward(self) -> StepPasses:
+        """Forward alone."""
         for segment in self.tape.segments:
             if segment.index:
                 self._release(self.tape.segments[segment.index - 1])
@@ -203,6 +208,11 @@ class StepWalk:
         self._lower(Level(saved_bytes=-self._sent_bytes()), loss=False)
         self._lower(Level(other_bytes=-self.cached_casts_bytes), loss=False)
         self.passes.after_forward = self.level
+        return self.passes
+
+    def run(self) -> StepPasses:
+        """Forward, then backward."""
+        self.forward()
         stage = self.tape.options.stage
         if stage is not None and stage.splits_backward and not stage.is_first:
             self._split_backward()

@@ -12,9 +12,9 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
 from memplan.memory.backward_walk import GradientBuffer, Interval
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.outline import Held, Line, Outline, Point
-from memplan.memory.playback import Engine, sendable_bytes
-from memplan.memory.spots import PassSpots, Spot, Spots, height_entries
+from memplan.memory.outline import NO_CROWD, Held, Line, Outline, Point, Visits
+from memplan.memory.playback import Engine
+from memplan.memory.spots import PassSpots, Spot, Spots
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
 from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 
@@ -30,7 +30,8 @@ class Tally(Ledger):
     """A ledger that keeps sums: of what a program holds, by purpose, at every spot of the passes."""
 
     __slots__ = (
-        "_aside_of", "_exchanged", "_held", "_lines", "_looked", "_most", "_most_held", "_part", "_points", "_repetition",
+        "_aside_of", "_exchanged", "_group", "_held", "_lines", "_looked", "_most", "_most_held", "_next", "_number", "_part",
+        "_points", "_repetition",
         "_snapshot", "_spot", "_steady", "_stops", "_total", "_weight_lines", "outline", "place", "spots",
     )  # fmt: skip
 
@@ -51,6 +52,8 @@ class Tally(Ledger):
         """Of the present visit to a part."""
         self._looked = self._points
         """The same, while nothing is noted."""
+        self._group: int | None = NO_CROWD
+        """Of what is beside the present visit; None: it is not looked at."""
         self._spot = 0
         self._repetition = 0
         self._most = 0
@@ -60,6 +63,8 @@ class Tally(Ledger):
         self._exchanged: dict[_Exchanged, int] = {}
         self._steady = False
         """The first step is over."""
+        self._number = self._next = -1
+        """Of a pipeline's passes the one at hand, and the next one."""
 
     # -- what programs ask for ---------------------------------------------------------------------
 
@@ -71,6 +76,13 @@ class Tally(Ledger):
         self._end_exchanges()
         self._part = part
         self._most, self._most_held = -1, ()
+
+    def beside(self, group: int | None) -> None:
+        """What follows has one of a group of crowds beside it; None: it is no fuller than what has."""
+        self._leave()
+        self._close_visit()
+        self._most, self._most_held = -1, ()
+        self._group = group
 
     @property
     def shares_formats(self) -> bool:
@@ -170,9 +182,14 @@ class Tally(Ledger):
     def _end_exchanges(self) -> None:
         if self._steady:
             found = tuple((Exchange(*each), count) for each, count in self._exchanged.items())
-            self.outline.visits.append(Visit(self._part.value, found))
+            self.outline.visits.append(Visit(self._part.value, found, self._number))
         self._exchanged = {}
+        self._number, self._next = self._next, -1
         self.place = -1
+
+    def begin_pass(self, number: int) -> None:
+        """What is exchanged from where it is entered on is of this pass."""
+        self._next = number
 
     # -- where the model is ------------------------------------------------------------------------
 
@@ -247,14 +264,11 @@ class Tally(Ledger):
 
     def _close_visit(self) -> None:
         """Take what a micro-batch, or a part of one, has shown into account."""
-        found = self.outline.points.setdefault(self._part, {})
-        for spot, points in self._points.items():
-            before = found.get(spot)
-            if before is None:
-                found[spot] = points
-            elif not _covers(before, points):
-                found[spot] = before + points
-        self._points = {}
+        points, self._points = self._points, {}
+        if self._group is None or not points:
+            return
+        visits = self.outline.points.setdefault(self._part, [])
+        _note(visits, self._group, points)
 
     def end_first_step(self) -> None:
         """What came after loading was no steady step: it is kept apart."""
@@ -262,10 +276,11 @@ class Tally(Ledger):
         self._close_visit()
         points = self.outline.points
         points.pop(Part.OVERFLOW, None)
-        first = points[Part.FIRST_STEP] = {}
+        first: list[Visits] = []
         for part in (Part.GENERATION, Part.FORWARD, Part.BACKWARD, Part.STEP):
-            for spot, found in points.pop(part, {}).items():
-                first.setdefault(spot, []).extend(found)
+            for each in points.pop(part, []):
+                _merge(first, each)
+        points[Part.FIRST_STEP] = first
         self._part, self._points = Part.FORWARD, {}
         self._most, self._most_held = -1, ()
         self._steady = True
@@ -279,7 +294,38 @@ class Tally(Ledger):
                 lines[number] = Line(line.kind, weight_words.get(line.kind, ""))
         self._close_visit()
         self.outline.held[self._part] = self._now()
+        for visits in self.outline.points.values():
+            for each in visits:
+                each.most_bytes = max(size for own in each.points.values() for _, size, _ in own)
         return self.outline
+
+
+def _note(visits: list[Visits], group: int, points: dict[Spot, list[Point]]) -> None:
+    """Of a run without crowds all visits are one; else those that are the same share their points."""
+    for each in visits:
+        if group == NO_CROWD and NO_CROWD in each.groups:
+            found = each.points
+            for spot, own in points.items():
+                before = found.get(spot)
+                if before is None:
+                    found[spot] = own
+                elif not _covers(before, own):
+                    found[spot] = before + own
+            return
+        if each.points == points and NO_CROWD not in each.groups:
+            each.groups.add(group)
+            return
+    visits.append(Visits({group}, points))
+
+
+def _merge(visits: list[Visits], other: Visits) -> None:
+    """Visits to another part, with the same beside them."""
+    for each in visits:
+        if each.groups == other.groups:
+            for spot, own in other.points.items():
+                each.points.setdefault(spot, []).extend(own)
+            return
+    visits.append(other)
 
 
 def _covers(before: list[Point], points: list[Point]) -> bool:
@@ -302,8 +348,9 @@ class TallyPlayback:
         self.uses = repeated_uses(passes)
         self.at = self.spots.between
         """Where the present micro-batch is when a pass is over."""
-        self.parked: dict[int, tuple[Spot, list[Block]]] = {}
-        """What micro-batches hold whose next pass is to come, and where they are."""
+        self.parked: dict[int, Spot] = {}
+        """Where micro-batches are whose next pass is to come. What they hold is beside the others' passes
+        (``Tally.beside``)."""
         self.waiting: dict[tuple[Parameter, int], tuple[int, Block]] = {}
         """Gradients of weights used more than once: how many are to come, and the sum so far."""
 
@@ -336,36 +383,16 @@ class TallyPlayback:
 
     def park(self, micro_batch: int) -> None:
         """Another pass is to run before this micro-batch's backward one: it is held as it is."""
-        ledger = self.ledger
-        ledger.stand(self.spots.between)
-        self.parked[micro_batch] = self.at, self._held_at(self.at)
-
-    def _held_at(self, at: Spot, away_bytes: int = 0) -> list[Block]:
-        """What a micro-batch holds there, but for what is in CPU RAM."""
-        blocks: list[Block] = []
-        for each in height_entries(self.spots.height(at, 0)):
-            gone = min(each.num_bytes, away_bytes)
-            away_bytes -= gone
-            if each.num_bytes > gone:
-                name = f"{each.origin}, of micro-batches in flight"
-                blocks.append(self.ledger.allocate(each.num_bytes - gone, 0, each.kind, name))
-        return blocks
-
-    def sendable_bytes(self, least_bytes: int) -> int:
-        """What one micro-batch keeps in blocks of at least so many bytes [bytes]."""
-        return sendable_bytes(self.tape, self.passes, least_bytes)
-
-    def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:  # noqa: ARG002
-        """So much of what a parked micro-batch keeps goes to CPU RAM."""
-        at, blocks = self.parked[micro_batch]
-        self.ledger.free_all(blocks)
-        self.parked[micro_batch] = at, self._held_at(at, num_bytes)
+        self.ledger.stand(self.spots.between)
+        self.parked[micro_batch] = self.at
 
     def resume(self, micro_batch: int) -> None:
         """Go on with it."""
-        self.at, blocks = self.parked.pop(micro_batch)
-        self.ledger.free_all(blocks)
+        self.at = self.parked.pop(micro_batch)
         self.ledger.stand(self.at)
+
+    def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:
+        """What is in CPU RAM is none of what is beside other passes."""
 
     def _forward(self, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine

@@ -167,6 +167,8 @@ class AttentionSpec:
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
     output_gate: OutputGate = OutputGate.NONE
+    key_scaled: bool = False
+    """Keys are multiplied by a constant as soon as they are projected (Falcon-H1)."""
     value_scaled: bool = False
     """Values are multiplied by a constant (MiMo-V2)."""
     own_eager: bool = False

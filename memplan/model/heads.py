@@ -90,6 +90,8 @@ class HeadSpec:
     """The hidden states are multiplied by a constant before the output matrix (MiniCPM)."""
     scaled: bool = False
     """The hidden states are scaled before, or the logits after, the output matrix."""
+    upcast: bool = False
+    """The class casts hidden states to the matrix's format, and the logits to fp32 (Mamba)."""
     plain_loss: bool = False
     """The decoder's loss takes the logits as they are, in their own dtype (CPM-Ant)."""
     unnamed_loss: bool = False

@@ -84,6 +84,8 @@ class LayerSpec:
     """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
+    residual_upcast: bool = False
+    """The stream is held in fp32, and the norm is given a copy in its weight's format (Mamba)."""
     residual_weighted: bool = False
     """So is the stream itself, by another one (MiniMax)."""
     names_normed: bool = False

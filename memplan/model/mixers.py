@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
@@ -66,7 +67,77 @@ class DeltaRuleSpec:
     """Two linear layers make everything, rather than four (Qwen3-Next)."""
 
 
-OtherMixer = ShortConvolutionSpec | LightningSpec | DeltaRuleSpec | CountedSpec
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MambaSpec:
+    """Mamba's first mixer: a scan over the tokens, with decays of its own for each channel."""
+
+    inner: int
+    state: int
+    rank: int
+    """Width that time steps are projected from."""
+    kernel: int
+    """Of the convolution that everything but the gate passes."""
+    activation: Activation
+    """Behind the convolution."""
+    bias: bool
+    convolution_bias: bool
+    norm: NormSpec | None = None
+    """On the parameters of the scan (Falcon-Mamba, Jamba)."""
+
+
+class GatedNorm(Enum):
+    """How a gate and a norm follow each other behind Mamba's second scan."""
+
+    FIRST = "first"
+    """The gate, then the norm."""
+    LAST = "last"
+    """The norm, then the gate (an option of Falcon-H1)."""
+    NONE = "none"
+    """The gate alone (another one)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2Spec:
+    """Mamba's second mixer: a scan in chunks, with one decay for each head."""
+
+    inner: int
+    """Width of all heads together."""
+    heads: int
+    groups: int
+    """Of heads that share keys and queries, and of what a norm normalizes at once."""
+    state: int
+    kernel: int
+    """Of the convolution that everything but gate and step passes."""
+    chunk: int
+    """Tokens that are paired as attention pairs them."""
+    activation: Activation
+    """Behind the convolution."""
+    bias: bool
+    output_bias: bool
+    convolution_bias: bool
+    gate: GatedNorm = GatedNorm.FIRST
+    scaled: bool = False
+    """Constants multiply what is projected, before and after (Falcon-H1)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideBySideSpec:
+    """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
+
+    mixer: Mamba2Spec
+    scores: AttentionSpec
+    """The attention."""
+
+
+OtherMixer = (
+    ShortConvolutionSpec
+    | LightningSpec
+    | DeltaRuleSpec
+    | MambaSpec
+    | Mamba2Spec
+    | SideBySideSpec
+    | CountedSpec
+)
 """What mixes tokens without attention's scores."""
 
 

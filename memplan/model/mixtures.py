@@ -86,5 +86,9 @@ class MixtureSpec:
     sealed: bool = False
     """One of the blocks that DeepSpeed takes as a whole (``DEFAULT_LEAF_MODULE_CLASSES`` of its
     zero/leaf_module_config.py): their parameters are gathered and reduced together."""
+    latent: int = 0
+    """Width of the routed experts' inputs and outputs, behind and before projections of their own
+    (Nemotron-H's ``moe_latent_size``); 0: the hidden size."""
+    latent_bias: bool = False
     fp32_sum: bool = False
     """Routed and shared outputs are added in fp32 (Hunyuan V3)."""

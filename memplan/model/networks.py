@@ -52,6 +52,8 @@ class FeedForwardSpec:
     """Probability on the activations, before the last linear layer."""
     dropout_module: bool = False
     """That dropout is a module, not a call of a function."""
+    scaled: bool = False
+    """Constants multiply the gate and the output (Falcon-H1)."""
     place: NetworkPlace = NetworkPlace.MODULE
     output_cast: bool = False
     """The activations are cast to the last weight's dtype, against autocast (T5)."""

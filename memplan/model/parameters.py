@@ -5,11 +5,18 @@ and optimizer states of such a part are exact; its activations are left out, and
 so.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
 from contextlib import contextmanager
 from enum import Enum, StrEnum
+from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memplan.model.towers import TowerBody
 
 
 class WeightRole(Enum):
@@ -96,6 +103,8 @@ class ParameterBlock:
     parameters: tuple[ParameterShape, ...]
     idle: bool = False
     """Experts that a token does not pass."""
+    body: TowerBody | None = None
+    """What is computed with them; None: they are only counted."""
 
     @property
     def part(self) -> ModelPart:
@@ -104,6 +113,12 @@ class ParameterBlock:
         if self.name == "head":
             return ModelPart.HEAD
         return next((part for end, part in _ENDINGS if last.endswith(end)), ModelPart.OTHER)
+
+    @property
+    def owner(self) -> str:
+        """The part of a model that people freeze as a whole and that it is of; empty: none."""
+        first = self.name.partition(".")[0]
+        return next((part for begins, part in _OWNERS if first.startswith(begins)), "")
 
     @property
     def beside(self) -> str:
@@ -117,6 +132,12 @@ _ENDINGS = (
     ("embed", ModelPart.EMBEDDING),
     ("norm", ModelPart.NORM),
 )
+_OWNERS = (
+    ("vision", "vision_tower"), ("video", "vision_tower"), ("visual", "vision_tower"),
+    ("audio", "audio_tower"), ("text_model", "text_tower"), ("encoder", "encoder"),
+    ("decoder", "decoder"), ("projector", "projector"), ("qformer", "projector"),
+)  # fmt: skip
+"""How blocks' names begin, and the field of ``FrozenParts`` that they belong to."""
 _BESIDE = frozenset({"projector", "qformer", "vqgan", "talker", "token2wav", "vocoder"})
 """Parts that stand beside a language model and are not broken down further."""
 
@@ -149,12 +170,17 @@ class ParameterTable:
         self._open: list[ParameterShape] = []
 
     @contextmanager
-    def block(self, name: str, *, count: int = 1, idle: bool = False) -> Iterator[None]:
-        """Collect what is declared inside as one block; a count of 0 leaves it out."""
+    def block(
+        self, name: str, *, count: int = 1, idle: bool = False, body: TowerBody | None = None
+    ) -> Iterator[None]:
+        """Collect what is declared inside as one block; a count of 0 leaves it out.
+
+        ``body`` says what is computed with it.
+        """
         outer, self._open = self._open, []
         yield
-        if count and self._open:
-            self._blocks.append(ParameterBlock(name, count, tuple(self._open), idle))
+        if count and (self._open or body is not None):
+            self._blocks.append(ParameterBlock(name, count, tuple(self._open), idle, body))
         self._open = outer
 
     def blocks(self) -> tuple[ParameterBlock, ...]:

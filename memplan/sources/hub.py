@@ -53,6 +53,13 @@ def fetch_config(
     Raises ``HubGatedError``, ``HubNotFoundError``, ``HubOfflineError``, ``HubRateLimitError`` or,
     for what is none of these, ``HubError``; ``ConfigError`` when the file is not a JSON object.
     """
+    from importlib.util import find_spec
+
+    if find_spec("huggingface_hub") is None:
+        msg = (
+            f"{repo_id} is no built-in name, and there is no hub client here to ask: {_INSTEAD[3:]}"
+        )
+        raise HubOfflineError(msg)
     request = _Request(repo_id=repo_id, revision=revision, token=token)
     with _silence():
         path = Path(_download_in_time(request))

@@ -51,6 +51,41 @@ class Ranks(NamedTuple):
 ALONE = Ranks()
 
 
+class Group(Enum):
+    """Who sends to whom among the ranks of one copy of the model."""
+
+    SPLIT = "layers split between them"
+    SHARED = "sequences shared between them"
+    SPREAD = "experts spread over them"
+
+
+class Send(NamedTuple):
+    """What an operation of a split model sends from within, in one of its passes."""
+
+    kind: ExchangeKind
+    num_bytes: int
+    """Of a collective, the whole message."""
+    group: Group
+    beside: float = 0.0
+    """Of the operation's own computing, the share that it runs beside."""
+
+
+class Sends(NamedTuple):
+    """The same of both passes."""
+
+    forward: tuple[Send, ...] = ()
+    backward: tuple[Send, ...] = ()
+
+
+NO_SENDS = Sends()
+
+
+def both_ways(kind: ExchangeKind, num_bytes: int, group: Group) -> Sends:
+    """What goes there in forward comes back in backward."""
+    sent = (Send(kind, num_bytes, group),)
+    return Sends(sent, sent)
+
+
 class Exchange(NamedTuple):
     """One kind of exchange in one pass."""
 
@@ -71,3 +106,5 @@ class Visit(NamedTuple):
     """As the ledger calls it: ``forward``, ``backward``, ``step``."""
     exchanges: tuple[tuple[Exchange, int], ...]
     """Each, and how often."""
+    number: int = -1
+    """Of a pipeline, which pass of the step it is."""

@@ -5,7 +5,10 @@ from memplan.fast_dataclass import dataclass
 
 ALL_LAYERS = 10**9
 """Where a range of layers ends that was written ``layers``."""
-_PARTS = ("embeddings", "norm", "head", "layers", "encoder", "decoder")
+_PARTS = (
+    "embeddings", "norm", "head", "layers", "encoder", "decoder",
+    "vision_tower", "audio_tower", "text_tower", "projector",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +31,14 @@ class FrozenParts:
     """The whole encoder of an encoder-decoder."""
     decoder: bool = False
     """The whole decoder of an encoder-decoder."""
+    vision_tower: bool = False
+    """What sees, beside a language model or a text tower."""
+    audio_tower: bool = False
+    """What hears, beside a language model."""
+    text_tower: bool = False
+    """What reads, beside a vision tower (CLIP)."""
+    projector: bool = False
+    """What joins towers to a language model."""
 
     @classmethod
     def parse(cls, text: str) -> "FrozenParts":
@@ -46,17 +57,11 @@ class FrozenParts:
             else:
                 msg = (
                     f"freeze: {part!r} is not a part of a model; parts are embeddings, norm, head, "
-                    f"encoder, decoder, layers and layers.0-7.{did_you_mean(name, _PARTS)}"
+                    "encoder, decoder, vision_tower, audio_tower, text_tower, projector, layers and "
+                    f"layers.0-7.{did_you_mean(name, _PARTS)}"
                 )
                 raise SetupError(msg)
-        return cls(
-            embeddings="embeddings" in flags,
-            norm="norm" in flags,
-            head="head" in flags,
-            layer_ranges=tuple(ranges),
-            encoder="encoder" in flags,
-            decoder="decoder" in flags,
-        )
+        return cls(layer_ranges=tuple(ranges), **dict.fromkeys(flags, True))
 
     @property
     def any(self) -> bool:

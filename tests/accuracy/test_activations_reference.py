@@ -85,3 +85,11 @@ def test_representative_records(checkout: Path) -> None:
     assert comparison.num_records >= 40
     for name in BARS:
         assert comparison.worst(name)[0] <= 0.015, comparison.worst(name)
+
+
+def test_the_long_tail(checkout: Path) -> None:
+    """Token mixers and classes that ``activations.jsonl`` has no records of."""
+    comparison = compare(checkout / "tests" / "data" / "long_tail.jsonl")
+    assert not comparison.refused
+    for name in ("params", "bytes_before", "activations", "peak_backward", "peak_step", "peak"):
+        assert comparison.worst(name)[0] <= 0.005, comparison.worst(name)

@@ -2,9 +2,7 @@
 
 import html
 import json
-import os
 import re
-import shutil
 import struct
 import subprocess
 import zlib
@@ -20,12 +18,10 @@ from memplan.report.palette import LIGHT
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
+from tests.browser.chromium import find_browser
 
 pytestmark = pytest.mark.browser
 
-BROWSERS = (
-    "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge",
-)  # fmt: skip
 DESK, PHONE = 1280, 390
 SCHEMES = {"light": 1, "dark": 0}
 """Blink's ``preferredColorScheme``."""
@@ -72,11 +68,7 @@ frame.onload = () => {
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    wanted = os.environ.get("MEMPLAN_BROWSER")
-    found = wanted or next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip("no Chromium or Chrome on this machine (MEMPLAN_BROWSER names one)")
-    return found
+    return find_browser()
 
 
 @pytest.fixture(scope="module")

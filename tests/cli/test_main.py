@@ -225,6 +225,9 @@ def test_a_closed_pipe_is_quiet(checkout: Path, body: str) -> None:
             ["pydantic", "yaml", "huggingface_hub", "memplan.cli.gpus"],
             id="estimate",
         ),
+        pytest.param(
+            ["explain", "t5-small"], ["pydantic", "yaml", "huggingface_hub"], id="explain"
+        ),
     ],
 )
 def test_only_what_is_needed_is_imported(

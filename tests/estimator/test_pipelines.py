@@ -1,5 +1,6 @@
 """Pipelines as answers: the worst rank and its stage, every rank, what is refused by name."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,9 @@ import pytest
 
 import memplan
 from memplan.errors import SetupError
+from memplan.memory.accounts import _outlined
+from memplan.memory.programs import pipeline
+from memplan.memory.programs.pipeline_plan import Plan, Shape, plan_of
 from memplan.sources.setup_file import read_setup
 
 LLAMA: dict[str, Any] = {
@@ -53,6 +57,48 @@ def test_more_micro_batches_take_buffers_alone() -> None:
     assert kinds[1] - kinds[0] in (buffers // 2, buffers)
     activations = [each.account.peak.components["activations"] for each in (few, many)]
     assert activations[0] == activations[1]
+
+
+SPLIT = {"pipeline_schedule": "zbv", "virtual_stages": 2}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        SPLIT,
+        {**SPLIT, "num_gpus": 8, "engine": "fsdp"},
+        {"engine_options": {"return_outputs": True}},
+    ],
+)
+def test_a_plan_made_for_another_batch_serves_every_one(fields: dict[str, Any]) -> None:
+    """Passes are followed once in symbols: what a batch makes of them is what it would be alone."""
+    plan_of.cache_clear()
+    _outlined.cache_clear()
+    alone = answer(**fields).ranks
+    plan_of.cache_clear()
+    _outlined.cache_clear()
+    answer(**fields, micro_batch_size=3, seq_len=96)
+    assert answer(**fields).ranks == alone
+
+
+def test_every_pass_played_out_is_no_fuller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass of a kind tells of the others: what a weights' pass leaves is accumulated by the next
+    input's pass of the stage, root and head included."""
+    fields = {**SPLIT, "num_gpus": 8, "engine": "fsdp", "gradient_accumulation_steps": 12}
+    few = answer(**fields).ranks
+    plan_of.cache_clear()
+    _outlined.cache_clear()
+    plan = pipeline.plan_of
+
+    def all_played(shape: Shape) -> Plan:
+        found = plan(shape)
+        return replace(found, played=frozenset(range(len(found.passes))))
+
+    monkeypatch.setattr(pipeline, "plan_of", all_played)
+    try:
+        assert answer(**fields).ranks == few
+    finally:
+        _outlined.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from memplan.model.mixers import (
     CountedSpec,
     DeltaRuleSpec,
     LightningSpec,
+    Mamba2Spec,
     ShortConvolutionSpec,
 )
 from memplan.model.mixtures import MixtureSpec
@@ -188,7 +189,7 @@ def mixers(model: ModelSpec) -> list[type]:
 
 def test_nemotron_names_layers_not_their_number() -> None:
     model = read("nemotron_h", hybrid_override_pattern="M*-", num_hidden_layers=7)
-    assert mixers(model) == [CountedSpec, AttentionSpec, CountedSpec]
+    assert mixers(model) == [Mamba2Spec, AttentionSpec, CountedSpec]
     last = model.stacks[0].runs[-1].layer
     assert last.attention == NOTHING
     assert isinstance(last.feed_forward, FeedForwardSpec)
@@ -230,7 +231,7 @@ def test_written_mixers_leave_nothing_out(model_type: str, mixer: type) -> None:
     assert not model.activations_left_out
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "zamba2", "rwkv", "deepseek_v4", "doge"])
+@pytest.mark.parametrize("model_type", ["zamba2", "rwkv", "deepseek_v4", "doge"])
 def test_counted_parts_are_named(model_type: str) -> None:
     assert read(model_type).activations_left_out.startswith("activations of its ")
 

@@ -1,4 +1,4 @@
-"""Published throughput against memplan's: llm-foundry, fms-acceleration, torchtitan, prime-rl."""
+"""Published throughput against memplan's: llm-foundry, fms-acceleration, torchtitan, prime-rl, Megatron-LM."""
 
 import sys
 from pathlib import Path
@@ -17,6 +17,7 @@ SOURCES = {
     "fms-": "fms-acceleration, HF Trainer",
     "tt-": "torchtitan, Llama 8B",
     "prime-": "prime-rl, Qwen3 and GLM",
+    "mg-": "Megatron-LM, GPT 1.7B-1T",
 }
 
 

@@ -3,29 +3,54 @@
 from memplan.families.towers.layers import (
     in_place_attention,
     perceptron,
+    tower_activation,
     transformer,
 )
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers import (
+    AttentionPoolerBody,
+    NormBody,
+    PatchesBody,
+    PoolerBody,
+    Positions,
+    SpareBody,
+    TokensBody,
+    TowerPooling,
+)
 
 
 def clip_text(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """``CLIPTextModel``: tokens, learned positions, layers, a final norm."""
     size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+    _text_layers(table, name, reader, causal=True)
+    found = PoolerBody(pooling=TowerPooling.FOUND, size=size)
+    with table.block(f"{name}.pooled", body=found):
+        pass
+
+
+def _text_layers(table: ParameterTable, name: str, reader: ConfigReader, *, causal: bool) -> None:
+    size, positions = reader.integer("hidden_size"), reader.integer("max_position_embeddings")
+    tokens = TokensBody(
+        size=size, num_positions=positions, tokens="token_embedding",
+        positions="position_embedding", causal=causal,
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=tokens):
         table.embedding("token_embedding", reader.integer("vocab_size"), size)
-        table.embedding("position_embedding", reader.integer("max_position_embeddings"), size)
-    transformer(table, f"{name}.encoder", reader)
-    with table.block(f"{name}.norm"):
+        table.embedding("position_embedding", positions, size)
+    transformer(table, f"{name}.encoder", reader, causal=causal)
+    with table.block(f"{name}.norm", body=NormBody(module="final_layer_norm", size=size)):
         table.norm("final_layer_norm", size)
 
 
 def siglip_text(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """``SiglipTextModel``: CLIP's with a linear layer on the last token."""
-    clip_text(table, name, reader)
+    _text_layers(table, name, reader, causal=False)
     size = reader.integer("hidden_size")
-    with table.block(f"{name}.pooler"):
-        table.linear("head", size, reader.integer("projection_size", default=size))
+    width = reader.integer("projection_size", default=size)
+    last = PoolerBody(pooling=TowerPooling.LAST, size=size, linear="head", outputs=width)
+    with table.block(f"{name}.pooler", body=last):
+        table.linear("head", size, width)
 
 
 def patches_across(reader: ConfigReader) -> int:
@@ -38,27 +63,46 @@ def patches_across(reader: ConfigReader) -> int:
     return count
 
 
-def clip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """``CLIPVisionModel``: patches behind a class token, a norm before and after the layers."""
+def clip_vision(
+    table: ParameterTable, name: str, reader: ConfigReader, *, pooled: bool = True
+) -> None:
+    """``CLIPVisionModel``: patches behind a class token, a norm before and after the layers.
+
+    The norm after them is the first token's alone, and serves nothing where that is not ``pooled``.
+    """
     size, patch_size = reader.integer("hidden_size"), reader.integer("patch_size")
-    with table.block(f"{name}.embed"):
+    patches = _patches(reader, tokens=("embeddings.class_embedding",), bias=False)
+    with table.block(f"{name}.embed", body=patches):
         table.parameter("embeddings", "class_embedding", size)
         table.convolution(
             "patch_embedding", reader.integer("num_channels"), size, patch_size, patch_size,
             bias=False,
         )  # fmt: skip
         table.embedding("position_embedding", patches_across(reader) ** 2 + 1, size)
-    with table.block(f"{name}.norms"):
+    with table.block(f"{name}.norms", body=NormBody(module="pre_layer_norm", size=size)):
         table.norm("pre_layer_norm", size)
-        table.norm("post_layer_norm", size)
     transformer(table, f"{name}.encoder", reader)
+    first = PoolerBody(pooling=TowerPooling.FIRST, size=size, norm="post_layer_norm")
+    with table.block(f"{name}.norm", body=first if pooled else SpareBody()):
+        table.norm("post_layer_norm", size)
+
+
+def _patches(
+    reader: ConfigReader, *, tokens: tuple[str, ...] = (), bias: bool = True
+) -> PatchesBody:
+    side, patch = reader.integer("image_size"), reader.integer("patch_size")
+    return PatchesBody(
+        size=reader.integer("hidden_size"), channels=reader.integer("num_channels"),
+        image=(side, side), patch=(patch, patch), projection="patch_embedding", bias=bias,
+        tokens=tokens, positions=Positions.TABLE, position_module="position_embedding",
+    )  # fmt: skip
 
 
 def siglip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """``SiglipVisionModel``: patches without a class token, pooled by attention where asked for."""
     size, patch_size = reader.integer("hidden_size"), reader.integer("patch_size")
     channels = reader.integer("num_channels")
-    with table.block(f"{name}.embed"):
+    with table.block(f"{name}.embed", body=_patches(reader)):
         table.convolution("patch_embedding", channels, size, patch_size, patch_size)
         table.embedding("position_embedding", patches_across(reader) ** 2, size)
     _siglip_layers(table, name, reader)
@@ -77,10 +121,15 @@ def siglip2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> No
 def _siglip_layers(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     size = reader.integer("hidden_size")
     transformer(table, f"{name}.encoder", reader)
-    with table.block(f"{name}.norm"):
+    with table.block(f"{name}.norm", body=NormBody(module="post_layer_norm", size=size)):
         table.norm("post_layer_norm", size)
     if reader.flag("vision_use_head", default=True):
-        with table.block(f"{name}.pooler"):
+        inner = reader.integer("intermediate_size")
+        body = AttentionPoolerBody(
+            size=size, inner_size=inner, num_heads=reader.integer("num_attention_heads"),
+            activation=tower_activation(reader, "hidden_act"), module="head",
+        )  # fmt: skip
+        with table.block(f"{name}.pooler", body=body):
             table.parameter("head", "probe", 1, 1, size)
             in_place_attention(table, "head.attention", size)
             table.norm("head.layernorm", size)

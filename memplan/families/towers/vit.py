@@ -1,11 +1,23 @@
 """The Vision Transformer and its kin, as towers for images."""
 
-from memplan.families.towers.layers import perceptron
+from dataclasses import replace
+
+from memplan.families.towers.layers import encoder_attention, perceptron, tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.sizes import pair, ratio
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
+from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers import (
+    LayerBody,
+    LayerNames,
+    NormBody,
+    PatchesBody,
+    PoolerBody,
+    Positions,
+    TowerPooling,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +75,7 @@ def vit_tower(
 ) -> None:
     """A bare model; ``masked`` gives it a mask token."""
     size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+    with table.block(f"{name}.embed", body=_patches(reader, kind)):
         for token in kind.tokens:
             table.parameter("embeddings", token, 1, 1, size)
         positions = num_patches(reader) + len(kind.tokens)
@@ -74,13 +86,65 @@ def vit_tower(
         if masked or (kind.mask_token and reader.flag("use_mask_token", default=True)):
             table.parameter("embeddings", "mask_token", 1, size)
         patch_projection(table, reader, size)
-    with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers")):
+    body = _layer(reader, kind)
+    with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers"), body=body):
         vit_layer(table, reader, kind)
-    with table.block(f"{name}.norm"):
+    with table.block(f"{name}.norm", body=NormBody(module="layernorm", size=size)):
         table.norm("layernorm", size)
     if pooled:
-        with table.block(f"{name}.pooler"):
-            table.linear("pooler.dense", size, reader.integer("pooler_output_size", default=size))
+        width = reader.integer("pooler_output_size", default=size)
+        first = PoolerBody(
+            pooling=TowerPooling.FIRST, size=size, linear="pooler.dense", outputs=width,
+            activation=tower_activation(reader, "pooler_act", default="tanh"),
+        )  # fmt: skip
+        with table.block(f"{name}.pooler", body=first):
+            table.linear("pooler.dense", size, width)
+
+
+def _patches(reader: ConfigReader, kind: VitKind) -> PatchesBody:
+    registers = reader.integer("num_register_tokens", minimum=0) if kind.registers else 0
+    return PatchesBody(
+        size=reader.integer("hidden_size"), channels=reader.integer("num_channels"),
+        image=pair(reader, "image_size"), patch=pair(reader, "patch_size"),
+        projection="patch_embeddings", tokens=tuple(f"embeddings.{each}" for each in kind.tokens),
+        registers="embeddings.register_tokens" if registers else "", num_registers=registers,
+        positions=Positions.PARAMETER, position_module="embeddings.position_embeddings",
+        dropout=reader.number("hidden_dropout_prob", default=0.0),
+    )  # fmt: skip
+
+
+def _layer(reader: ConfigReader, kind: VitKind) -> LayerBody:
+    size = reader.integer("hidden_size")
+    gated = kind.scaled and reader.flag("use_swiglu_ffn")
+    names = _SCALED if kind.scaled else _PLAIN
+    if gated:
+        names = replace(names, gate="gate_proj", up="up_proj", down="down_proj")
+    bias = reader.flag("qkv_bias", default=True)
+    attention = encoder_attention(
+        reader, size, bias=bias, dropout=reader.number("attention_probs_dropout_prob", default=0.0),
+        fp32_softmax=not kind.scaled,
+    )  # fmt: skip
+    activation = Activation.SILU if gated else tower_activation(reader, "hidden_act")
+    return LayerBody(
+        size=size, inner_size=network_size(reader, kind), attention=attention,
+        activation=activation, names=names,
+        dropout=0.0 if kind.scaled else reader.number("hidden_dropout_prob", default=0.0),
+        drop_path=kind.scaled and reader.number("drop_path_rate", default=0.0) > 0,
+    )  # fmt: skip
+
+
+_PLAIN = LayerNames(output="o_proj", first_norm="layernorm_before", second_norm="layernorm_after")
+_SCALED = replace(_PLAIN, first_scale="layer_scale1.lambda1", second_scale="layer_scale2.lambda1")
+
+
+def network_size(reader: ConfigReader, kind: VitKind) -> int:
+    """Width inside a layer's network; DINOv2's is a ratio, two thirds of it where it is gated."""
+    if not kind.scaled:
+        return reader.integer("intermediate_size")
+    inner = int(reader.integer("hidden_size") * ratio(reader, "mlp_ratio", default=4))
+    if reader.flag("use_swiglu_ffn"):
+        return (inner * 2 // 3 + 7) // 8 * 8
+    return inner
 
 
 def vit_layer(table: ParameterTable, reader: ConfigReader, kind: VitKind) -> None:
@@ -96,12 +160,11 @@ def vit_layer(table: ParameterTable, reader: ConfigReader, kind: VitKind) -> Non
         return
     table.parameter("layer_scale1", "lambda1", size)
     table.parameter("layer_scale2", "lambda1", size)
-    inner = int(size * ratio(reader, "mlp_ratio", default=4))
+    inner = network_size(reader, kind)
     if reader.flag("use_swiglu_ffn"):
-        gated = (inner * 2 // 3 + 7) // 8 * 8
         for each in ("gate_proj", "up_proj"):
-            table.linear(f"mlp.{each}", size, gated)
-        table.linear("mlp.down_proj", gated, size)
+            table.linear(f"mlp.{each}", size, inner)
+        table.linear("mlp.down_proj", inner, size)
     else:
         perceptron(table, "mlp", size, inner)
 

@@ -1,11 +1,25 @@
 """wav2vec 2.0 and its kin: convolutions of the signal, then a transformer or a Conformer."""
 
-from memplan.families.towers.layers import perceptron
+from memplan.families.towers.layers import encoder_attention, perceptron, tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers import (
+    LayerBody,
+    LayerNames,
+    NormBody,
+    PositionConvolutionBody,
+    ProjectedFramesBody,
+    SignalBody,
+    SignalNorm,
+)
+
+SECONDS = 30
+"""How long clips are cut where the setup says nothing else."""
+SAMPLING_RATE = 16000
+"""Samples a second of every published model of the family."""
 
 GATE_WIDTH = 8
 """Outputs of the gate on WavLM's position bias (``WavLMAttention``)."""
@@ -49,28 +63,86 @@ def wav2vec2_tower(
     """The bare model."""
     features = _signal_convolutions(table, name, reader, kind)
     size = reader.integer("hidden_size")
-    with table.block(f"{name}.feature_projection"):
-        if not kind.projection_norm_optional or reader.flag("feat_proj_layer_norm", default=True):
+    normed = not kind.projection_norm_optional or reader.flag("feat_proj_layer_norm", default=True)
+    masked = reader.flag("apply_spec_augment", default=True) and reader.number(
+        "mask_time_prob", default=MASK_PROBABILITY
+    )
+    projected = ProjectedFramesBody(
+        features=features, size=size, norm="layer_norm" if normed else "",
+        dropout=reader.number("feat_proj_dropout", default=0.0),
+        mask="model.masked_spec_embed" if masked else "",
+    )  # fmt: skip
+    with table.block(f"{name}.feature_projection", body=projected):
+        if normed:
             table.norm("layer_norm", features)
         table.linear("projection", features, size)
         if kind.always_masks or masks(reader):
             table.parameter("model", "masked_spec_embed", size)
     stacked = reader.layers("num_conv_pos_embeddings") if kind.stacked_positions else 1
-    with table.block(f"{name}.encoder.embed", count=stacked):
+    written = _is_written(reader, kind)
+    stable = reader.flag("do_stable_layer_norm")
+    with table.block(
+        f"{name}.encoder.embed",
+        count=stacked,
+        body=_position_body(reader, size) if written else None,
+    ):
         _positions(table, reader, kind, size)
-    with table.block(f"{name}.encoder.norm"):
-        table.norm("layer_norm", size)
-    with table.block(f"{name}.encoder.layers", count=reader.layers("num_hidden_layers")):
+    drop = reader.number("hidden_dropout", default=0.0)
+    first = NormBody(module="layer_norm", size=size, dropout=drop)
+    if not stable:
+        with table.block(f"{name}.encoder.norm", body=first if written else None):
+            table.norm("layer_norm", size)
+    body = _layer_body(reader, size, stable=stable) if written else None
+    with table.block(f"{name}.encoder.layers", count=reader.layers("num_hidden_layers"), body=body):
         if kind.conformer:
             conformer_layer(table, reader, batch_norm=True)
         else:
             _layer(table, reader, kind)
+    if stable:
+        last = NormBody(module="layer_norm", size=size)
+        with table.block(f"{name}.encoder.norm", body=last if written else None):
+            table.norm("layer_norm", size)
     if kind.relative_bias:
         with table.block(f"{name}.encoder.positions"):
             heads = reader.integer("num_attention_heads")
             table.embedding("attn.rel_attn_embed", reader.integer("num_buckets"), heads)
     if kind.adapts and reader.flag("add_adapter"):
         _adapter(table, name, reader)
+
+
+def _is_written(reader: ConfigReader, kind: Wav2Vec2Kind) -> bool:
+    """Whether the operations of the type's encoder are written down."""
+    rare = kind.conformer or kind.relative_bias or kind.stacked_positions
+    batch_norm = kind.projection_norm_optional and reader.flag("conv_pos_batch_norm")
+    return not (rare or batch_norm or reader.optional_integer("adapter_attn_dim"))
+
+
+def _position_body(reader: ConfigReader, size: int) -> PositionConvolutionBody:
+    stable = reader.flag("do_stable_layer_norm")
+    return PositionConvolutionBody(
+        size=size, kernel=reader.integer("num_conv_pos_embeddings"),
+        groups=reader.integer("num_conv_pos_embedding_groups"),
+        activation=tower_activation(reader, "feat_extract_activation"),
+        dropout=reader.number("hidden_dropout", default=0.0) if stable else 0.0,
+    )  # fmt: skip
+
+
+def _layer_body(reader: ConfigReader, size: int, *, stable: bool) -> LayerBody:
+    """``Wav2Vec2EncoderLayer``, or the one with its norms before (``StableLayerNorm``)."""
+    drop = reader.number("hidden_dropout", default=0.0)
+    attention = encoder_attention(
+        reader, size, dropout=reader.number("attention_dropout", default=0.0), fp32_softmax=False
+    )
+    names = LayerNames(
+        attention="attn", output="o_proj", first_norm="layer_norm", second_norm="final_layer_norm",
+        network="feed_forward",
+    )  # fmt: skip
+    return LayerBody(
+        size=size, inner_size=reader.integer("intermediate_size"), attention=attention,
+        activation=tower_activation(reader, "hidden_act"), dropout=drop,
+        activation_dropout=reader.number("activation_dropout", default=0.0),
+        norms_last=not stable, names=names,
+    )  # fmt: skip
 
 
 def masks(reader: ConfigReader) -> bool:
@@ -88,9 +160,18 @@ def _signal_convolutions(
     norm = "layer" if kind.layer_normed else reader.text("feat_extract_norm", default="group")
     reader.choice("feat_extract_norm", norm, ("group", "layer"))
     bias = reader.flag("conv_bias")
+    strides = each_stage(reader, "conv_stride", len(channels))
+    activation = tower_activation(reader, "feat_extract_activation")
     before = 1
     for index, (after, kernel) in enumerate(zip(channels, kernels, strict=True)):
-        with table.block(f"{name}.feature_extractor.{index}"):
+        normed = SignalNorm.LAYER if norm == "layer" else SignalNorm.NONE
+        body = SignalBody(
+            module="conv", kernel=kernel, stride=strides[index], activation=activation, bias=bias,
+            norm=normed if index or norm == "layer" else SignalNorm.GROUP, norm_module="layer_norm",
+            channels=0 if index else 1, length=0 if index else SECONDS * SAMPLING_RATE, leaf=True,
+            recomputed=True,
+        )  # fmt: skip
+        with table.block(f"{name}.feature_extractor.{index}", body=body):
             table.convolution("conv", before, after, kernel, bias=bias)
             if norm == "layer" or not index:
                 table.norm("layer_norm", after)

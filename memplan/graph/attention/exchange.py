@@ -17,6 +17,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.training.context_parallel import ContextParallel
+from memplan.training.exchange import ExchangeKind, Group, both_ways
 
 Attention = Callable[[Tensor, Tensor, Tensor, Shape], Tensor]
 
@@ -110,5 +111,6 @@ def _exchanged(t: Tape, x: Tensor) -> Tensor:
     t.record(
         OperationKind.ALL_TO_ALL, (x,), (out,), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=(size, RESULT),
+        sends=both_ways(ExchangeKind.ALL_TO_ALL, x.numel * x.dtype.num_bytes, Group.SHARED),
     )  # fmt: skip
     return out

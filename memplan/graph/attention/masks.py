@@ -84,12 +84,13 @@ def attentions(stack: StackSpec) -> list[AttentionSpec]:
     plain = [spec for spec in found if isinstance(spec, AttentionSpec)]
     if len(plain) == len(found):
         return plain
-    from memplan.model.latent import LatentAttentionSpec  # only for DeepSeek's kin
+    from memplan.model.latent import LatentAttentionSpec  # only for rarer layers
+    from memplan.model.mixers import SideBySideSpec
 
     return [
-        spec.scores if isinstance(spec, LatentAttentionSpec) else spec
+        spec if isinstance(spec, AttentionSpec) else spec.scores
         for spec in found
-        if isinstance(spec, AttentionSpec | LatentAttentionSpec)
+        if isinstance(spec, AttentionSpec | LatentAttentionSpec | SideBySideSpec)
     ]
 
 

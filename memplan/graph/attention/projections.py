@@ -36,6 +36,7 @@ def project(
         query = t.scale(query) if spec.query_scaling is QueryScaling.AT_ONCE else query
         query = _heads(t, query, spec, "q", spec.num_heads, viewed=turned and apart)
         key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias, role=matched)
+        key = t.scale(key) if spec.key_scaled else key
         key = _heads(t, key, spec, "k", spec.num_kv_heads, viewed=turned and apart)
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = _column(t, x, "v_proj", hidden, width, bias=spec.value_bias)

@@ -28,6 +28,7 @@ from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.context_parallel import ContextParallel, RotateMethod
+from memplan.training.exchange import ExchangeKind, Group, Send, Sends
 from memplan.training.sdpa import ScoreKernel
 
 RING_KERNELS = {
@@ -111,8 +112,24 @@ def ring_attention(
         gradients=(Gradient.FRESH, Gradient.VIEW),
         forward_scratch_bytes=ring.forward(), backward_scratch_bytes=ring.backward(out),
         flops=2 * all_keys.scores * (shape.spec.head_dim + shape.value_head_dim),
+        sends=ring_sends(
+            both.numel * both.dtype.num_bytes, both.numel * DType.FP32.num_bytes, group.degree
+        ),
     )  # fmt: skip
     return out
+
+
+def ring_sends(pair_bytes: int, gradient_bytes: int, degree: int) -> Sends:
+    """Keys and values of the other ranks, and backward their gradients too.
+
+    A rank looks at its own while the others' come, and at each while the next does.
+    """
+    beside = (degree - 1) / degree
+    forward, backward = (
+        Send(ExchangeKind.ALL_GATHER, size * degree, Group.SHARED, beside)
+        for size in (pair_bytes, pair_bytes + gradient_bytes)
+    )
+    return Sends((forward,), (backward,))
 
 
 class _Ring:

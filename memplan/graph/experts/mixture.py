@@ -10,7 +10,7 @@ from memplan.dtypes import DType
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import route, take
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation_module, matmul_weight, trained_weight
+from memplan.graph.operations import activation_module, linear, matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
@@ -32,7 +32,10 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     if spec.shared is not None and spec.shared_first:
         shared = _shared(t, x, spec, hidden_size)
     weights, chosen, logits = route(t, x, spec, hidden_size)
-    routed = _routed(t, x, weights, chosen, spec, hidden_size)
+    if spec.latent:
+        routed = _behind_latent(t, x, weights, chosen, spec, hidden_size)
+    else:
+        routed = _routed(t, x, weights, chosen, spec, hidden_size)
     if spec.routed_scaled:
         routed = t.scale(routed)
     if spec.shared is None:
@@ -47,6 +50,17 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     out = t.cast(t.add(routed, shared), x.dtype)
     t.touch(x, routed, shared, logits, weights, chosen)
     return out
+
+
+def _behind_latent(
+    t: Tape, x: Tensor, weights: Tensor, chosen: Tensor, spec: MixtureSpec, hidden_size: int
+) -> Tensor:
+    """The routed experts between two projections: into a narrower width, and out of it."""
+    latent, bias = spec.latent, spec.latent_bias
+    narrow = linear(t, x, "mlp.fc1_latent_proj", hidden_size, latent, bias=bias)
+    routed = _routed(t, narrow, weights, chosen, spec, latent)
+    t.touch(narrow)
+    return linear(t, routed, "mlp.fc2_latent_proj", latent, hidden_size, bias=bias)
 
 
 def _routed(

@@ -20,6 +20,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.spec import ModelSpec
+from memplan.training.exchange import ExchangeKind, Group, both_ways
 from memplan.training.expert_parallel import ExpertParallel
 
 
@@ -67,7 +68,7 @@ def dispatched_experts(
     sources = t.tensor(pairs, DType.INT64)
     t.record(OperationKind.FLOOR_DIVIDE, (order,), (sources,))
     routed = take(t, x, sources, pairs * hidden_size)
-    given = ceil(pairs * group.imbalance)
+    given = ceil(pairs * group.imbalance.low)
     received = _sent(t, routed, given * hidden_size)
     places = t.tensor(given, DType.INT64)
     index = places.storage.num_bytes
@@ -115,7 +116,11 @@ def _sorted(t: Tape, chosen: Tensor, num_experts: int) -> Tensor:
 def _sent(t: Tape, x: Tensor, numel: int) -> Tensor:
     """``all_to_all_single``, and the same the other way in backward."""
     out = t.tensor(numel, x.dtype)
-    t.record(OperationKind.ALL_TO_ALL, (x,), (out,), gradients=(Gradient.FRESH,))
+    size = max(x.numel, numel) * x.dtype.num_bytes
+    t.record(
+        OperationKind.ALL_TO_ALL, (x,), (out,), gradients=(Gradient.FRESH,),
+        sends=both_ways(ExchangeKind.ALL_TO_ALL, size, Group.SPREAD),
+    )  # fmt: skip
     return out
 
 

@@ -4,6 +4,7 @@ from dataclasses import field
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.training.megatron import MegatronLayers, TransformerImpl
@@ -55,6 +56,19 @@ class MegatronContext:
         settings = self.settings
         is_fused = settings.transformer_impl is not TransformerImpl.LOCAL
         return is_fused and settings.gradient_accumulation_fusion and settings.wrap_with_ddp
+
+    @property
+    def beside_products(self) -> float:
+        """Of a product, the share beside which what it reads is gathered, or what it makes added up.
+
+        (Kwai's ``overlap-sp-ag``, ``overlap-sp-rs``)
+        """
+        return float(self.settings.transformer_impl is TransformerImpl.KWAI)
+
+    @property
+    def weight_gradient(self) -> Gradient:
+        """How a product's weight gets its gradient."""
+        return Gradient.FUSED if self.fuses_gradients else Gradient.FRESH
 
     def use_global_buffer(self, numel: int) -> None:
         """Take a tensor out of the global buffer, which is made anew where it is too small.

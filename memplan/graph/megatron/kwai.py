@@ -11,11 +11,13 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.scratch import flash_backward_scratch
 from memplan.graph.megatron.context import MegatronContext
+from memplan.graph.megatron.parallel import column_sends, multiplied, row_sends
 from memplan.graph.megatron.transformer_engine import turned
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
+from memplan.training.exchange import ExchangeKind, Group, Send, Sends
 
 
 def gathered_attention(
@@ -40,17 +42,29 @@ def gathered(c: MegatronContext, normed: Tensor, weight: Parameter) -> tuple[Ten
     if c.sequence:
         c.use_global_buffer(c.tokens * width)
     whole = t.tensor(c.tokens * width, c.dtype).storage.num_bytes
-    own_gradient = Gradient.NONE if c.fuses_gradients else Gradient.FRESH
     t.record(
         OperationKind.LINEAR, (normed, weight), (query, pair), saves=(normed, weight),
-        gradients=(Gradient.FRESH, own_gradient),
+        gradients=(Gradient.FRESH, c.weight_gradient),
         # The values; the keys, and turned.
         forward_scratch_bytes=(part, part, part, RESULT),
         # Of the keys and turned, of the values, of the whole input, of all three side by side.
         backward_scratch_bytes=(part, whole, part, part, ~0, 3 * part, RESULT),
-        flops=2 * c.tokens * width * rows, in_python=True,
+        flops=2 * c.tokens * width * rows, in_python=True, sends=_gather_sends(c, width, pair),
     )  # fmt: skip
     return query, pair
+
+
+def _gather_sends(c: MegatronContext, width: int, pair: Tensor) -> Sends:
+    """Beside the tokens' rows keys and values, each while another product runs, and their gradients."""
+    own = column_sends(c, width)
+    size = pair.numel * pair.dtype.num_bytes
+    gathers = Send(ExchangeKind.ALL_GATHER, size, Group.SHARED)
+    scatters = Send(ExchangeKind.REDUCE_SCATTER, size, Group.SHARED)
+    forward, backward = (*own.forward, gathers), (*own.backward, scatters)
+    return Sends(
+        tuple(each._replace(beside=1 / len(forward)) for each in forward),
+        tuple(each._replace(beside=1 / len(backward)) for each in backward),
+    )
 
 
 def _attended(
@@ -96,26 +110,24 @@ def gate(c: MegatronContext, x: Tensor) -> Tensor:
 
 def row_product(c: MegatronContext, x: Tensor, weight: Parameter) -> Tensor:
     """A product with this rank's rows, added up at once."""
-    t = c.tape
     out_features, in_features = weight.shape
-    whole = t.tensor(c.tokens * out_features, c.dtype)
-    out = t.tensor(c.stream_tokens * out_features, c.dtype) if c.sequence else whole
-    own = Gradient.NONE if c.fuses_gradients else Gradient.FRESH
-    t.record(
-        OperationKind.LINEAR, (x, weight), (out,), saves=(x, weight), gradients=(Gradient.FRESH, own),
-        forward_scratch_bytes=(whole.storage.num_bytes, RESULT) if c.sequence else (),
-        flops=2 * c.tokens * in_features * out_features, in_python=True,
+    whole = allocated_bytes(c.tokens * out_features, c.dtype)
+    return multiplied(
+        c, x, weight, c.stream_tokens * out_features,
+        flops=2 * c.tokens * in_features * out_features,
+        forward_scratch_bytes=(whole, RESULT) if c.sequence else (), sends=row_sends(c, out_features),
     )  # fmt: skip
-    return out
 
 
 def shard_saved(c: MegatronContext, x: Tensor, pair: Tensor) -> Tensor:
     """Keeps a clone of this rank's part, from which backward gathers all of them again."""
     t = c.tape
     shard = t.tensor(pair.numel // c.context, pair.dtype)
+    size = pair.numel * pair.dtype.num_bytes
     out = t.view(x, x.numel)
     t.record(
         OperationKind.CLONE, (x, pair), (out, shard), saves=(shard,),
         gradients=(Gradient.ALIAS, Gradient.FRESH), in_python=True,
+        sends=Sends(backward=(Send(ExchangeKind.ALL_GATHER, size, Group.SHARED),)),
     )  # fmt: skip
     return out

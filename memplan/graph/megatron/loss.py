@@ -9,6 +9,7 @@ from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tensors import Tensor
+from memplan.training.exchange import NO_SENDS, ExchangeKind, Group, Send, Sends
 from memplan.training.megatron import LossFusion
 
 
@@ -23,11 +24,12 @@ def vocab_parallel_loss(c: MegatronContext, logits: Tensor) -> Tensor:
     settings = c.settings
     rows = c.tokens
     losses = t.tensor(rows, DType.FP32)
+    sends = _row_sums(c, losses)
     if settings.cross_entropy_loss_fusion and settings.cross_entropy_fusion_impl is LossFusion.TE:
         statistics = t.tensor(3 * rows, DType.FP32)
         t.record(
             OperationKind.CROSS_ENTROPY, (logits,), (losses, statistics), saves=(logits,),
-            gradients=(Gradient.SAVED,), in_python=True,
+            gradients=(Gradient.SAVED,), in_python=True, sends=sends,
         )  # fmt: skip
     else:
         full = t.cast(logits, DType.FP32)
@@ -35,6 +37,7 @@ def vocab_parallel_loss(c: MegatronContext, logits: Tensor) -> Tensor:
         t.record(
             OperationKind.VOCAB_PARALLEL_CROSS_ENTROPY, (full,), (losses, targets, others),
             saves=(full, targets, others), gradients=(Gradient.SAVED,), in_python=True,
+            sends=sends,
         )  # fmt: skip
         t.touch(logits)
     if c.batch > 1:
@@ -42,3 +45,11 @@ def vocab_parallel_loss(c: MegatronContext, logits: Tensor) -> Tensor:
     loss = t.tensor(1, DType.FP32)
     t.record(OperationKind.MEAN, (losses,), (loss,), gradients=(Gradient.FRESH,))
     return loss
+
+
+def _row_sums(c: MegatronContext, losses: Tensor) -> Sends:
+    """Of every token the greatest logit, the target's, and the sum of exponentials, from all ranks."""
+    if c.degree == 1:
+        return NO_SENDS
+    each = Send(ExchangeKind.ALL_REDUCE, losses.storage.num_bytes, Group.SPLIT)
+    return Sends((each, each, each))

@@ -9,7 +9,7 @@ from memplan.dtypes import DType
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.elementwise import swiglu
 from memplan.graph.megatron.norms import norm
-from memplan.graph.megatron.parallel import weight_of
+from memplan.graph.megatron.parallel import multiplied, weight_of
 from memplan.graph.megatron.transformer_engine import column_linear, linear
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import RESULT, Gradient
@@ -17,6 +17,7 @@ from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormSpec
+from memplan.training.exchange import ExchangeKind, Group, both_ways
 
 
 def mixture(
@@ -113,7 +114,11 @@ def _sent(c: MegatronContext, *given: Tensor) -> tuple[Tensor, ...]:
     outs = []
     for each in given:
         out = t.tensor(each.numel, each.dtype)
-        t.record(OperationKind.ALL_TO_ALL, (each,), (out,), gradients=(Gradient.FRESH,))
+        size = each.numel * each.dtype.num_bytes
+        t.record(
+            OperationKind.ALL_TO_ALL, (each,), (out,), gradients=(Gradient.FRESH,),
+            sends=both_ways(ExchangeKind.ALL_TO_ALL, size, Group.SPREAD),
+        )  # fmt: skip
         outs.append(out)
     return tuple(outs)
 
@@ -145,10 +150,6 @@ def _grouped(
     weight = t.parameter(f"{name}.weight", local * out_features, in_features, experts=share)
     weight.ranks = c.experts
     rows = x.numel // in_features
-    out = t.tensor(rows * out_features, c.dtype)
-    own = Gradient.NONE if c.fuses_gradients else Gradient.FRESH
-    t.record(
-        OperationKind.LINEAR, (x, weight), (out,), saves=(x, weight),
-        gradients=(Gradient.FRESH, own), flops=2 * rows * in_features * out_features, in_python=True,
-    )  # fmt: skip
-    return out
+    return multiplied(
+        c, x, weight, rows * out_features, flops=2 * rows * in_features * out_features
+    )

@@ -11,16 +11,19 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.kernels import cudnn, flash
+from memplan.graph.attention.ring import ring_sends
 from memplan.graph.attention.scratch import cudnn_backward_scratch, flash_backward_scratch
 from memplan.graph.megatron.attention import core_attention, rotary
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm_weights
+from memplan.graph.megatron.parallel import column_sends, multiplied, row_sends
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout_probability
 from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.model.norms import NormSpec
+from memplan.training.exchange import ExchangeKind, Group, both_ways
 from memplan.training.sdpa import ScoreKernel, SdpaCall
 
 FUSED_KERNELS = (ScoreKernel.CUDNN, ScoreKernel.FLASH)
@@ -47,7 +50,7 @@ def norm_linear(
     out = t.tensor(c.tokens * out_features, c.dtype)
     whole = x.storage.num_bytes * (c.degree if c.sequence else 1)
     inputs: tuple[Tensor, ...] = (x, *weights, weight)
-    own = Gradient.NONE if c.fuses_gradients else Gradient.FRESH
+    own = c.weight_gradient
     gradients: tuple[int, ...] = (Gradient.FRESH,) * (1 + len(weights)) + (own,)
     if bias is not None:
         inputs, gradients = (*inputs, bias), (*gradients, Gradient.FRESH)
@@ -57,58 +60,43 @@ def norm_linear(
         forward_scratch_bytes=(whole, RESULT) if c.sequence else (),
         backward_scratch_bytes=(whole, whole, x.storage.num_bytes, ~0, RESULT)
         if c.sequence else (whole, RESULT),
-        flops=2 * c.tokens * width * out_features, in_python=True,
+        flops=2 * c.tokens * width * out_features, in_python=True, sends=column_sends(c, width),
     )  # fmt: skip
     return out
 
 
 def column_linear(c: MegatronContext, x: Tensor, weight: Parameter) -> Tensor:
     """A product with this rank's columns whose input was normed elsewhere."""
-    t = c.tape
     out_features, in_features = weight.shape
-    out = t.tensor(c.tokens * out_features, c.dtype)
     whole = x.storage.num_bytes * c.degree
-    own = Gradient.NONE if c.fuses_gradients else Gradient.FRESH
-    t.record(
-        OperationKind.LINEAR, (x, weight), (out,), saves=(x, weight),
-        gradients=(Gradient.FRESH, own), forward_scratch_bytes=(whole, RESULT) if c.sequence else (),
+    return multiplied(
+        c, x, weight, c.tokens * out_features, flops=2 * c.tokens * in_features * out_features,
+        forward_scratch_bytes=(whole, RESULT) if c.sequence else (),
         backward_scratch_bytes=(whole, whole, RESULT) if c.sequence else (),
-        flops=2 * c.tokens * in_features * out_features, in_python=True,
+        sends=column_sends(c, in_features),
     )  # fmt: skip
-    return out
 
 
 def whole_linear(
     c: MegatronContext, x: Tensor, name: str, out_features: int, in_features: int
 ) -> Tensor:
     """A product with a weight that is whole on every rank, of its share of the tokens (``duplicated``)."""
-    t = c.tape
-    weight = t.parameter(f"{name}.weight", out_features, in_features)
-    out = t.tensor(c.stream_tokens * out_features, c.dtype)
-    own = Gradient.NONE if c.fuses_gradients else Gradient.FRESH
-    t.record(
-        OperationKind.LINEAR, (x, weight), (out,), saves=(x, weight),
-        gradients=(Gradient.FRESH, own), flops=2 * c.stream_tokens * in_features * out_features,
-        in_python=True,
-    )  # fmt: skip
-    return out
+    weight = c.tape.parameter(f"{name}.weight", out_features, in_features)
+    numel = c.stream_tokens * out_features
+    return multiplied(c, x, weight, numel, flops=2 * numel * in_features)
 
 
 def linear(c: MegatronContext, x: Tensor, weight: Parameter) -> Tensor:
     """A product with this rank's rows; with sequence parallelism its gradient is gathered first."""
-    t = c.tape
     out_features, in_features = weight.shape
-    whole = t.tensor(c.tokens * out_features, c.dtype)
-    out = t.tensor(c.stream_tokens * out_features, c.dtype) if c.sequence else whole
-    own = Gradient.NONE if c.fuses_gradients else Gradient.FRESH
-    gathered = (whole.storage.num_bytes, RESULT) if c.sequence else ()
-    t.record(
-        OperationKind.LINEAR, (x, weight), (out,), saves=(x, weight),
-        gradients=(Gradient.FRESH, own), forward_scratch_bytes=gathered,
-        backward_scratch_bytes=gathered, flops=2 * c.tokens * in_features * out_features,
-        in_python=True,
+    gathered: tuple[int, ...] = ()
+    if c.sequence:
+        gathered = (allocated_bytes(c.tokens * out_features, c.dtype), RESULT)
+    return multiplied(
+        c, x, weight, c.stream_tokens * out_features,
+        flops=2 * c.tokens * in_features * out_features, forward_scratch_bytes=gathered,
+        backward_scratch_bytes=gathered, sends=row_sends(c, out_features),
     )  # fmt: skip
-    return out
 
 
 def turned(c: MegatronContext, x: Tensor) -> Tensor:
@@ -175,6 +163,7 @@ def _ring(
         # Two buffers of keys, values and their gradients; a step's own gradients and its scratch.
         backward_scratch_bytes=(4 * both.storage.num_bytes, step, *filter(None, inner), RESULT),
         flops=4 * c.tokens * c.seq_len * c.context * spec.num_heads * spec.head_dim,
+        sends=ring_sends(both.storage.num_bytes, both.storage.num_bytes, c.context),
     )  # fmt: skip
     t.touch(query, key, value)
     return out
@@ -221,7 +210,7 @@ def _to_heads(c: MegatronContext, *given: Tensor) -> tuple[Tensor, ...]:
     t.record(
         OperationKind.ALL_TO_ALL, given, outs, gradients=(Gradient.FRESH,) * len(given),
         forward_scratch_bytes=(sent, RESULT), backward_scratch_bytes=(sent, *(RESULT,) * len(given)),
-        in_python=True,
+        in_python=True, sends=both_ways(ExchangeKind.ALL_TO_ALL, sent, Group.SHARED),
     )  # fmt: skip
     return outs
 
@@ -234,7 +223,7 @@ def _to_tokens(c: MegatronContext, x: Tensor) -> Tensor:
     t.record(
         OperationKind.ALL_TO_ALL, (x,), (out,), gradients=(Gradient.FRESH,),
         forward_scratch_bytes=(size, size, RESULT), backward_scratch_bytes=(size, size, RESULT),
-        in_python=True,
+        in_python=True, sends=both_ways(ExchangeKind.ALL_TO_ALL, size, Group.SHARED),
     )  # fmt: skip
     return out
 

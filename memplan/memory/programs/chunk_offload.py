@@ -6,14 +6,14 @@ next forward pass is over; they come back during the pass before their backward 
 buffers that stay.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import sendable_bytes
-from memplan.memory.programs.program import Program
-from memplan.memory.rank import RankInput
+from memplan.memory.rank import RankInput, Stage
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.schedules import Pass, PassKind, rank_passes
 from memplan.units import MIB, round_up
@@ -37,20 +37,20 @@ class ChunkOffload:
 
     def __init__(
         self,
-        programs: Mapping[int, Program],
+        sizes: Mapping[int, int],
+        buffer_bytes: int,
         passes: Sequence[Pass],
         ledger: Ledger,
-        *,
-        ratio: float,
+        send: Callable[[Pass], None],
     ) -> None:
-        self.programs = programs
         self.ledger = ledger
-        self.sizes = {
-            number: sent_bytes(program.playback.sendable_bytes(LEAST_BYTES), ratio)
-            for number, program in programs.items()
-        }
+        self.sizes = sizes
         """By the stage's number, what goes of one micro-batch."""
-        self.going = _going(passes)
+        self.buffer_bytes = buffer_bytes
+        """Of each of the two."""
+        self.send = send
+        """Lets go what is in CPU RAM of a forward pass."""
+        self.going = passes_that_go(passes)
         """Forward passes behind which something else runs before their backward pass."""
         self.leaving: Pass | None = None
         self.away: set[tuple[int, int]] = set()
@@ -64,11 +64,6 @@ class ChunkOffload:
         self.place = 0
         """Of the pass at hand in its step."""
         self.num_passes = len(passes)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Of each of the two."""
-        return max(self.sizes.values(), default=0)
 
     def begin(self) -> None:
         """Both buffers stay from the first backward pass on."""
@@ -110,9 +105,23 @@ class ChunkOffload:
         self.buffer = self.ledger.allocate(self.buffer_bytes, 0, kind, _BUFFER)
 
     def _let_go(self, each: Pass) -> None:
-        size = self.sizes[each.stage]
-        self.programs[each.stage].playback.send(each.micro_batch, size, LEAST_BYTES)
+        self.send(each)
         self.away.add((each.stage, each.micro_batch))
+
+
+def chunk_sizes(given: RankInput, numbers: Iterable[int]) -> dict[int, int]:
+    """What goes to CPU RAM of a micro-batch's forward pass through some stages; none where none does
+    [bytes]."""
+    setup = given.setup
+    if setup.offload_activations is not ActivationOffload.CHUNKS:
+        return {}
+    ratio = setup.offload_activations_ratio
+    return {number: sent_bytes(_sendable(given.stages[number]), ratio) for number in numbers}
+
+
+@lru_cache(maxsize=256)
+def _sendable(stage: Stage) -> int:
+    return sendable_bytes(stage.tape, stage.passes, LEAST_BYTES)
 
 
 def most_away_bytes(given: RankInput) -> int:
@@ -123,13 +132,8 @@ def most_away_bytes(given: RankInput) -> int:
     setup = given.setup
     pipeline = setup.pipeline
     assert pipeline is not None
-    chunks = setup.offload_activations is ActivationOffload.CHUNKS
-    sizes: dict[int, int] = {}
-    for number, stage in enumerate(given.stages):
-        sizes[number] = stage.passes.away_bytes
-        if chunks:
-            kept = sendable_bytes(stage.tape, stage.passes, LEAST_BYTES)
-            sizes[number] = sent_bytes(kept, setup.offload_activations_ratio)
+    chunks = chunk_sizes(given, range(len(given.stages)))
+    sizes = chunks or {number: stage.passes.away_bytes for number, stage in enumerate(given.stages)}
     highest = 0
     for rank in range(pipeline.degree):
         passes = rank_passes(
@@ -139,12 +143,13 @@ def most_away_bytes(given: RankInput) -> int:
             num_micro_batches=pipeline.num_micro_batches,
             rank=rank,
         )
-        going = _going(passes) if chunks else None
+        going = passes_that_go(passes) if chunks else None
         highest = max(highest, most_in_flight(passes, sizes, going))
     return highest
 
 
-def _going(passes: Sequence[Pass]) -> set[tuple[int, int]]:
+def passes_that_go(passes: Sequence[Pass]) -> set[tuple[int, int]]:
+    """Stages and micro-batches whose backward pass does not follow at once."""
     return {
         (each.stage, each.micro_batch)
         for each, following in pairwise(passes)

@@ -71,6 +71,12 @@ class Fsdp2StageProgram(Fsdp2Program):
         """Weights are there."""
         self._unshard_forward(use)
 
+    def inputs_pass(self) -> None:
+        """Its end looks after units whose hooks no gradient came by
+        (``_root_post_backward_final_callback``)."""
+        super().inputs_pass()
+        self.end_backward()
+
     def weights_pass(self) -> None:
         """``torch.autograd.grad`` computes weights' gradients; they are added where they are."""
         self.computes_weights = True

@@ -15,9 +15,11 @@ from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.megatron.buffers import groups_of, shard_ranks
 from memplan.memory.megatron.options import MegatronStates
+from memplan.memory.megatron.reducer import Reducer
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
+from memplan.training.exchange import ExchangeKind
 from memplan.training.megatron import TransformerImpl
 from memplan.training.optimizers.script import Stepped
 from memplan.units import MIB, ceil_div
@@ -108,6 +110,7 @@ class MegatronProgram(MegatronLayersProgram):
         self.weights_dtype = given.formats.weights
         self.gradients_dtype = self.states.main_gradients(self.weights_dtype)
         self.groups = groups_of(given, self.states)
+        self.reducer = Reducer(given, ledger, self.states, self.groups)
         self.copies: list[Block] = []
         """Of gradients in fp32, where the main ones are not."""
 
@@ -152,6 +155,35 @@ class MegatronProgram(MegatronLayersProgram):
 
     # -- a step ----------------------------------------------------------------------------------
 
+    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
+        """The last one's gradients may be reduced while they come."""
+        self.prepare_backward(last=last)
+        super().micro_batch(step, first=first, last=last)
+
+    def prepare_backward(self, *, last: bool) -> None:
+        """Whether it is the last one of a step."""
+        self.reducer.is_last = last
+
+    def before_forward(self, segment: Segment, repetition: int) -> None:
+        """Weights may be gathered while the first forward pass of a step runs."""
+        super().before_forward(segment, repetition)
+        self.reducer.gather(segment)
+
+    def end_forward(self) -> None:
+        """All weights are there."""
+        super().end_forward()
+        self.reducer.is_gathered = True
+
+    def after_backward(self, segment: Segment, repetition: int) -> None:
+        """Buckets that are full may be reduced."""
+        super().after_backward(segment, repetition)
+        self.reducer.reduce(segment)
+
+    def end_backward(self) -> None:
+        """So may the last one."""
+        super().end_backward()
+        self.reducer.flush()
+
     def train(self, step: int, *, num_micro_batches: int) -> None:
         """One step; what was copied for the last one is let go first."""
         self.ledger.free_all(self.copies)
@@ -186,13 +218,18 @@ class MegatronProgram(MegatronLayersProgram):
                         fused[rows // experts, columns] = None
         return list(fused)
 
-    def gradient_ready(self, weight: Weight, block: Block) -> None:  # noqa: ARG002
+    def gradient_ready(self, weight: Weight, block: Block) -> None:
         """It is added to the main gradient, and let go."""
+        main = 2 * self.gradients_dtype.num_bytes
+        moved = weight[0].numel * (main + self.weights_dtype.num_bytes)
+        self.ledger.exchange(ExchangeKind.COPY, moved)
         self.ledger.free(block)
 
     def optimizer_step(self, *, first: bool) -> None:
         """Copies of main gradients that are not fp32; states in the first step; nothing else is made."""
         parts = self.stepped_sizes
+        self.reducer.before_step()
+        self.ledger.exchange(ExchangeKind.COPY, self._moved_beside(parts))
         copied = self._copied_format()
         if copied is not None:
             self.copies = [
@@ -204,9 +241,27 @@ class MegatronProgram(MegatronLayersProgram):
         if self.states.use_precision_aware_optimizer:
             if first:
                 self._make_states(parts)
-            return
-        tensors = [_part(weight[0], numel) for weight, numel in parts]
-        self.optimizer.step(tensors, of=_STEPPED, first=first)
+            self.ledger.exchange(ExchangeKind.UPDATE, self._moved_by_engine(parts))
+        else:
+            tensors = [_part(weight[0], numel) for weight, numel in parts]
+            self.optimizer.step(tensors, of=_STEPPED, first=first)
+        self.reducer.after_step()
+
+    def _moved_beside(self, parts: list[tuple[Weight, int]]) -> int:
+        """Beside the update gradients are read for their norm and clipped, weights copied into 16 bits, and
+        all main gradients set to zero [bytes]."""
+        numel, main = sum(each for _, each in parts), self.gradients_dtype.num_bytes
+        each_part = 3 * main
+        if self.weights_dtype is not DType.FP32:
+            each_part += DType.FP32.num_bytes + self.weights_dtype.num_bytes
+        return numel * each_part + main * sum(group.buffer.numel for group in self.groups)
+
+    def _moved_by_engine(self, parts: list[tuple[Weight, int]]) -> int:
+        """Gradients once, weights and both moments both ways [bytes]."""
+        states = self.states
+        widths = (states.exp_avg_dtype, states.exp_avg_sq_dtype, states.main_params_dtype)
+        each_part = states.main_grads_dtype.num_bytes + 2 * sum(each.num_bytes for each in widths)
+        return each_part * sum(numel for _, numel in parts)
 
     def _copied_format(self) -> DType | None:
         """What gradients are copied to for the step; None where they are read as they are."""

@@ -11,21 +11,14 @@ from memplan.graph.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Ledger, Part
 from memplan.memory.playback import Playback
-from memplan.memory.programs.chunk_offload import ChunkOffload, most_away_bytes
-from memplan.memory.programs.pipeline_plan import followed
-from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
+from memplan.memory.programs.chunk_offload import LEAST_BYTES, ChunkOffload, chunk_sizes
+from memplan.memory.programs.pipeline_plan import plan_of, shape_of
+from memplan.memory.programs.pipeline_ranks import place_of
+from memplan.memory.programs.pipeline_runtime import Runtime, StageLink, runtime_of
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
-from memplan.training.activation_offload import ActivationOffload
-from memplan.training.parallelism import PipelineRuntime
-from memplan.training.schedules import (
-    Pass,
-    PassKind,
-    rank_passes,
-    rank_stages,
-    wanted_stages,
-)
+from memplan.training.schedules import Pass, PassKind
 
 MakeProgram = Callable[[RankInput], Program]
 """A stage's own program."""
@@ -40,40 +33,25 @@ class PipelineProgram:
         self.given = given
         self.ledger = ledger
         place = place_of(given, rank)
-        numbers = rank_stages(
-            pipeline.schedule,
-            num_ranks=pipeline.degree,
-            num_virtual=pipeline.num_virtual,
-            rank=place,
-        )
+        self.shape = shape_of(given, place)
+        self.plan = plan_of(self.shape)
+        self.passes = self.plan.passes
+        numbers = self.shape.stages
         self.programs = {number: make(_stage_input(given, number)) for number in numbers}
         """By the stage's number."""
-        self.passes = rank_passes(
-            pipeline.schedule,
-            num_ranks=pipeline.degree,
-            num_virtual=pipeline.num_virtual,
-            num_micro_batches=pipeline.num_micro_batches,
-            rank=place,
-        )
         self.last = {each.stage: number for number, each in enumerate(self.passes)}
         """The last pass of each stage."""
-        self.wanted: list[tuple[int, ...]] = []
-        """For each pass, the stages whose weights are gathered by then, where the schedule says so."""
-        if not pipeline.schedule.is_single and pipeline.runtime is PipelineRuntime.TORCH:
-            self.wanted = list(wanted_stages(self.passes))
         links = {number: StageLink.of(given.stages[number].tape) for number in numbers}
-        self.runtime = runtime_of(pipeline, links, ledger)
-        setup = given.setup
+        self.tally = ledger if isinstance(ledger, Tally) else None
+        """Where sums are kept: what is between the passes is there in counts already."""
+        self.runtime = Runtime(pipeline, links, ledger)
         self.offload: ChunkOffload | None = None
-        if setup.offload_activations is ActivationOffload.CHUNKS:
-            self.offload = ChunkOffload(
-                self.programs, self.passes, ledger, ratio=setup.offload_activations_ratio
-            )
-        self.played: frozenset[int] | None = None
-        """Of the passes, those that are played out; None: all."""
-        if isinstance(ledger, Tally) and self.offload is None:
-            own = {number: given.stages[number] for number in numbers}
-            self.played = followed(self.passes, self.wanted, own, pipeline, links).played
+        if self.tally is not None:
+            self.tally.outline.crowds = self.plan.crowds
+            self.tally.outline.rest_group = self.plan.rest
+        else:
+            self.runtime = runtime_of(pipeline, links, ledger)
+            self.offload = self._offload()
         first = self.programs[numbers[0]]
         self.weight_words: Mapping[ComponentKind, str] = first.weight_words
         self.left_out = first.left_out
@@ -84,6 +62,17 @@ class PipelineProgram:
             # A process has one workspace for each of its threads, whatever stage asks first.
             if isinstance(program.playback, Playback) and isinstance(first.playback, Playback):
                 program.playback.workspaces = first.playback.workspaces
+
+    def _offload(self) -> ChunkOffload | None:
+        sizes = chunk_sizes(self.given, self.programs)
+        if not any(sizes.values()):
+            return None
+
+        def send(each: Pass) -> None:
+            playback = self.programs[each.stage].playback
+            playback.send(each.micro_batch, sizes[each.stage], LEAST_BYTES)
+
+        return ChunkOffload(sizes, max(sizes.values()), self.passes, self.ledger, send)
 
     @property
     def weights(self) -> list[Weight]:
@@ -112,6 +101,7 @@ class PipelineProgram:
             program.make_optimizer()
         self.ledger.enter(Part.FORWARD)
         self._fetch_batch()
+        self._beside(self.plan.begun)
         self.runtime.begin()
         if self.offload is not None:
             self.offload.begin()
@@ -131,22 +121,35 @@ class PipelineProgram:
         """One step: the whole schedule, and the updates."""
         self.runtime.begin_step()
         for number, each in enumerate(self.passes):
-            if self.wanted:
-                self._gather(self.wanted[number])
+            is_played = self.tally is None or number in self.plan.played
+            self._beside(self.plan.groups[number] if is_played else None)
+            if self.plan.wanted:
+                self._gather(self.plan.wanted[number])
             if self.offload is not None:
                 self.offload.before(each)
-            if self.played is not None and number not in self.played:
+            if not is_played:
                 self._pass_over(each)
                 continue
-            self._run(each, step, is_last=number == self.last[each.stage])
+            self.ledger.begin_pass(number)
+            self._run(each, step)
+            if number == self.last[each.stage]:
+                self._beside(self.plan.behind[number])
+                self.programs[each.stage].reduce_gradients()
             if self.offload is not None:
                 self.offload.after(each)
+        self._beside(self.plan.returned)
         self.runtime.end_step()
+        self._beside(self.plan.rest)
         self.ledger.enter(Part.STEP, step)
         for program in self.programs.values():
             program.optimizer_step(first=step == 0)
         for program in self.programs.values():
             program.zero_grad()
+
+    def _beside(self, group: int | None) -> None:
+        """What follows has one of a group of crowds beside it; None: another pass tells of it."""
+        if self.tally is not None:
+            self.tally.beside(group)
 
     def _gather(self, wanted: tuple[int, ...]) -> None:
         """Only the stages that run next have their weights gathered."""
@@ -156,7 +159,7 @@ class PipelineProgram:
         for stage in wanted:
             self.programs[stage].unshard()
 
-    def _run(self, each: Pass, step: int, *, is_last: bool) -> None:
+    def _run(self, each: Pass, step: int) -> None:
         program, runtime = self.programs[each.stage], self.runtime
         if each.kind is PassKind.FORWARD:
             self.ledger.enter(Part.FORWARD, step)
@@ -170,7 +173,7 @@ class PipelineProgram:
             return  # It has no input that wants a gradient: all of it is left to the weights' pass.
         self.ledger.enter(Part.BACKWARD, step)
         program.playback.resume(each.micro_batch)
-        program.prepare_backward(last=is_last)
+        program.prepare_backward(last=self.plan.passes[self.last[each.stage]] is each)
         if each.kind is PassKind.INPUT:
             program.inputs_pass()
             program.playback.park(each.micro_batch)
@@ -179,34 +182,29 @@ class PipelineProgram:
         else:
             program.backward_pass()
         runtime.after_backward(each)
-        if is_last:
-            program.reduce_gradients()
 
     def _pass_over(self, each: Pass) -> None:
-        """A pass that is no fuller than another one of its kind: what it leaves, without a walk."""
-        program, runtime = self.programs[each.stage], self.runtime
+        """A pass that another one of its kind tells of: what it leaves, without a walk."""
+        program = self.programs[each.stage]
         player = program.playback
         assert isinstance(player, TallyPlayback)
         if each.kind is PassKind.FORWARD:
             program.prepare_forward()
             player.pass_over_forward()
             player.park(each.micro_batch)
-            runtime.after_forward(each)
             return
-        is_first = runtime.links[each.stage].is_first
+        is_first = self.runtime.links[each.stage].is_first
         if is_first and each.kind is PassKind.INPUT:
             return
         player.resume(each.micro_batch)
         program.prepare_backward(last=False)
-        if each.kind is PassKind.INPUT:
+        if each.kind is PassKind.INPUT or not is_first:
             program.pass_over(each.kind)
+        if each.kind is PassKind.INPUT:
             player.pass_over_inputs()
             player.park(each.micro_batch)
         else:
-            if not is_first:
-                program.pass_over(each.kind)
             player.let_go()
-        runtime.after_backward(each)
 
     def evaluate(self, step: int) -> None:
         """Nothing runs between steps."""
@@ -228,25 +226,11 @@ class PipelineProgram:
                 save_bytes=found.save_bytes + own.save_bytes,
                 writer_bytes=found.writer_bytes + own.writer_bytes,
             )
-        away = 0
-        if self.given.setup.offload_activations.sends:
-            away = most_away_bytes(self.given)
-        return replace(
-            found, held_bytes=found.held_bytes + away, save_bytes=found.save_bytes + away
-        )
+        return found
 
     def kept_numel(self, parameter: Parameter) -> int:
         """Elements of a weight that this rank keeps between steps."""
         return next(iter(self.programs.values())).kept_numel(parameter)
-
-
-def place_of(given: RankInput, rank: int) -> int:
-    """Where in the pipeline a rank stands: the pipeline is the outermost dimension of the mesh.
-
-    (torchtitan, Megatron-core and DeepSpeed alike)
-    """
-    setup = given.setup
-    return rank // (setup.num_gpus // setup.pipeline_parallel)
 
 
 def _stage_input(given: RankInput, number: int) -> RankInput:

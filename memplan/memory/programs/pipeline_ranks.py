@@ -1,10 +1,12 @@
 """Which ranks of a pipeline hold the same, and which may hold most."""
 
 from dataclasses import replace
+from functools import lru_cache
 
-from memplan.memory.programs.pipeline_plan import Crowd, followed
-from memplan.memory.programs.pipeline_runtime import StageLink
+from memplan.memory.crowds import Sizes
+from memplan.memory.programs.pipeline_plan import level_of, sizes_of
 from memplan.memory.rank import RankInput, Stage, joined
+from memplan.training.parallelism import PipelineParallel
 from memplan.training.precision import Engine
 from memplan.training.schedules import most_in_flight, rank_passes, rank_stages
 
@@ -53,6 +55,11 @@ def _kinds_of(stage: Stage, given: RankInput, width: int) -> list[int]:
     return table
 
 
+def sizes_of_rank(given: RankInput, rank: int) -> Sizes:
+    """What a batch makes of what is beside a rank's passes."""
+    return sizes_of(given, place_of(given, rank))
+
+
 def heaviest_places(given: RankInput) -> list[int]:
     """A rank of each place in the pipeline that no other one surely outweighs.
 
@@ -69,20 +76,26 @@ def heaviest_places(given: RankInput) -> list[int]:
             num_virtual=pipeline.num_virtual,
             rank=place,
         )
-        flight = most_in_flight(
-            rank_passes(
-                pipeline.schedule,
-                num_ranks=pipeline.degree,
-                num_virtual=pipeline.num_virtual,
-                num_micro_batches=pipeline.num_micro_batches,
-                rank=place,
-            )
-        )
-        counts = (*(count for _, count in flight.by_stage), flight.until_weight, flight.waiting)
+        counts = _counts(pipeline, place)
         kind = tuple(id(given.stages[number].passes) for number in stages)
         alike.setdefault(kind, []).append((place, counts))
     places = [place for found in alike.values() for place in _of_kind(found, given)]
     return sorted(place * width for place in places)
+
+
+@lru_cache(maxsize=1024)
+def _counts(pipeline: PipelineParallel, place: int) -> tuple[int, ...]:
+    """The most that a place holds in flight: of each of its stages, of all, and with a pass to come."""
+    flight = most_in_flight(
+        rank_passes(
+            pipeline.schedule,
+            num_ranks=pipeline.degree,
+            num_virtual=pipeline.num_virtual,
+            num_micro_batches=pipeline.num_micro_batches,
+            rank=place,
+        )
+    )
+    return (*(count for _, count in flight.by_stage), flight.until_weight, flight.waiting)
 
 
 FEW_PLACES = 2
@@ -94,25 +107,14 @@ def _of_kind(found: list[tuple[int, tuple[int, ...]]], given: RankInput) -> list
     places = _unsurpassed(found)
     if len(places) <= FEW_PLACES:
         return places
-    crowds = {place: _crowd(given, place) for place in places}
+    levels = {place: level_of(given, place) for place in places}
     kept: list[int] = []
     for place in places:
-        if any(crowds[other].outweighs(crowds[place]) for other in kept):
+        if any(levels[other].outweighs(levels[place]) for other in kept):
             continue
-        kept = [other for other in kept if not crowds[place].outweighs(crowds[other])]
+        kept = [other for other in kept if not levels[place].outweighs(levels[other])]
         kept.append(place)
     return kept
-
-
-def _crowd(given: RankInput, place: int) -> Crowd:
-    pipeline = given.setup.pipeline
-    assert pipeline is not None
-    where = {"num_ranks": pipeline.degree, "num_virtual": pipeline.num_virtual, "rank": place}
-    numbers = rank_stages(pipeline.schedule, **where)
-    passes = rank_passes(pipeline.schedule, num_micro_batches=pipeline.num_micro_batches, **where)
-    stages = {number: given.stages[number] for number in numbers}
-    links = {number: StageLink.of(stage.tape) for number, stage in stages.items()}
-    return followed(passes, (), stages, pipeline, links).crowd
 
 
 def _unsurpassed(found: list[tuple[int, tuple[int, ...]]]) -> list[int]:
@@ -127,3 +129,12 @@ def _unsurpassed(found: list[tuple[int, tuple[int, ...]]]) -> list[int]:
 
 def _covers(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:
     return all(one >= other for one, other in zip(counts, others, strict=True))
+
+
+def place_of(given: RankInput, rank: int) -> int:
+    """Where in the pipeline a rank stands: the pipeline is the outermost dimension of the mesh.
+
+    (torchtitan, Megatron-core and DeepSpeed alike)
+    """
+    setup = given.setup
+    return rank // (setup.num_gpus // setup.pipeline_parallel)

@@ -61,9 +61,6 @@ class Player(Protocol):
     def let_go(self) -> None:
         """The loss goes, and what its graph still holds."""
 
-    def sendable_bytes(self, least_bytes: int) -> int:
-        """What one micro-batch keeps in blocks of at least so many bytes [bytes]."""
-
     def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:
         """So much of what a parked micro-batch keeps goes to CPU RAM."""
 

@@ -1,0 +1,277 @@
+// The page: fields make a command line, the worker answers it, the tabs ask for the same setup in other ways.
+import { fromHash, join, split, toHash } from "./words.js";
+import { plain, show } from "./terminal.js";
+
+const form = document.querySelector("#question");
+const field = form.elements;
+const screen = document.querySelector("#screen");
+const report = document.querySelector("#report");
+const state = document.querySelector("#state");
+const tabs = [...document.querySelectorAll("[role=tab]")];
+const NARROWEST = 40, WIDEST = 160;
+const ONLY_ESTIMATE = ["--exact", "--reserved", "--least", "--check", "--fail-on", "--cpu-memory"];
+
+let files = {};
+let asked = null; // the words of the question shown
+let view = "answer";
+const answers = new Map();
+
+// The worker, as a function of a question.
+const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+const waiting = new Map();
+let number = 0;
+let settle;
+const loaded = new Promise((resolve, reject) => (settle = { resolve, reject }));
+worker.onerror = (event) => settle.reject(new Error(event.message || "the worker could not be started"));
+worker.onmessage = ({ data }) => {
+  if (data.kind === "ready") settle.resolve();
+  else if (data.kind === "broken") settle.reject(new Error(data.text));
+  else {
+    waiting.get(data.id)(data);
+    waiting.delete(data.id);
+  }
+};
+
+export async function ask(args, { columns = 100, colour = false, beside = files } = {}) {
+  await loaded;
+  const id = ++number;
+  const answered = new Promise((resolve) => waiting.set(id, resolve));
+  worker.postMessage({ id, args, files: beside, columns, colour });
+  return answered;
+}
+
+// Fields to command line.
+function composed() {
+  const value = (name) => field[name].value.trim();
+  const words = ["memplan", "estimate", value("model") || "t5-3b"];
+  for (const name of ["gpus", "gpu", "engine", "zero", "batch-size", "seq-len", "precision", "checkpointing"]) {
+    if (value(name)) words.push(`--${name}`, value(name));
+  }
+  if (value("lora")) words.push("--lora", "16", ...(value("lora") === "nf4" ? ["--quantize", "nf4"] : []));
+  return join(words);
+}
+
+// Command line to fields, as far as they say it.
+function reflect(words) {
+  if (words[0] !== "estimate") return;
+  const given = (name) => {
+    const at = words.indexOf(`--${name}`);
+    return at < 0 ? "" : (words[at + 1] ?? "");
+  };
+  field.model.value = words[1]?.startsWith("-") ? "" : (words[1] ?? "");
+  for (const name of ["gpus", "gpu", "engine", "zero", "batch-size", "seq-len", "precision", "checkpointing"]) {
+    field[name].value = given(name);
+  }
+  field.lora.value = given("lora") ? (given("quantize") === "nf4" ? "nf4" : "16") : "";
+}
+
+function columns() {
+  const probe = document.createElement("span");
+  probe.textContent = "0".repeat(100);
+  probe.style.cssText = "position:absolute;visibility:hidden";
+  screen.parentElement.hidden = false;
+  screen.append(probe);
+  const width = probe.getBoundingClientRect().width / 100;
+  probe.remove();
+  const style = getComputedStyle(screen);
+  const room = screen.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  return Math.max(NARROWEST, Math.min(WIDEST, Math.floor(room / width)));
+}
+
+// The same setup as another command.
+function wordsOf(name) {
+  if (name === "answer") return asked;
+  if (name === "json") return [...without(asked, ["--format"]), "--format", "json"];
+  const setup = without(asked, ["--format", ...ONLY_ESTIMATE]).slice(1);
+  return ["explain", ...setup, ...(name === "report" ? ["--output", "report.html"] : [])];
+}
+
+function without(words, names) {
+  const kept = [];
+  for (let i = 0; i < words.length; i++) {
+    if (!names.includes(words[i].split("=")[0])) kept.push(words[i]);
+    else if (!words[i].includes("=") && words[i + 1] && !words[i + 1].startsWith("-")) i += 1;
+  }
+  return kept;
+}
+
+async function run(line) {
+  let words;
+  try {
+    words = split(line);
+  } catch (error) {
+    return fail(`memplan: error: ${error.message}`);
+  }
+  asked = words;
+  answers.clear();
+  const explained = words[0] === "estimate" || words[0] === "explain";
+  for (const tab of tabs) tab.hidden = !explained && (tab.dataset.view === "why" || tab.dataset.view === "report");
+  if (tabs.find((tab) => tab.dataset.view === view).hidden) view = "answer";
+  history.replaceState(null, "", await toHash(join(["memplan", ...words]), files));
+  await look(view);
+}
+
+async function look(name) {
+  view = name;
+  for (const tab of tabs) tab.setAttribute("aria-selected", String(tab.dataset.view === name));
+  if (!asked) return;
+  const question = asked;
+  state.textContent = "working …";
+  form.classList.add("busy");
+  if (!answers.has(name)) answers.set(name, await ask(wordsOf(name), { columns: columns(), colour: name !== "json" }));
+  form.classList.remove("busy");
+  if (question !== asked || view !== name) return;
+  const found = answers.get(name);
+  const page = found.files["report.html"];
+  report.hidden = !page;
+  screen.hidden = Boolean(page);
+  if (page) report.srcdoc = page;
+  show([found.err, found.out].filter(Boolean).join(found.out ? "\n" : ""), screen);
+  screen.classList.toggle("failed", found.code !== 0);
+  state.textContent = `${found.seconds.toFixed(2)} s here${found.code ? `, exit code ${found.code}` : ""}`;
+  document.documentElement.dataset.answered = `${name}:${found.code}`;
+}
+
+function fail(text) {
+  screen.parentElement.hidden = false;
+  screen.hidden = false;
+  report.hidden = true;
+  screen.textContent = text;
+  screen.classList.add("failed");
+}
+
+function fit() {
+  field.line.style.height = "auto";
+  field.line.style.height = `${field.line.scrollHeight}px`;
+}
+
+function setLine(line) {
+  field.line.value = line;
+  fit();
+}
+
+function keep() {
+  document.querySelector("#kept").replaceChildren(
+    ...Object.keys(files).map((name) => {
+      const row = document.createElement("li");
+      const drop = document.createElement("button");
+      drop.type = "button";
+      drop.textContent = "remove";
+      drop.setAttribute("aria-label", `remove ${name}`);
+      drop.onclick = () => {
+        delete files[name];
+        if (name === "config.json") field.config.value = "";
+        keep();
+      };
+      row.append(`${name} `, drop);
+      return row;
+    }),
+  );
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  run(field.line.value);
+});
+form.addEventListener("input", (event) => {
+  const name = event.target.name;
+  if (name === "line") {
+    fit();
+    try {
+      reflect(split(field.line.value));
+    } catch {
+      // A quote that is still open: the fields wait.
+    }
+  } else if (name === "config") {
+    const text = field.config.value.trim();
+    if (text) files["config.json"] = text;
+    else delete files["config.json"];
+    if (text) field.model.value = "config.json";
+    keep();
+    setLine(composed());
+  } else if (name !== "files") setLine(composed());
+});
+field.files.addEventListener("change", async () => {
+  for (const each of field.files.files) files[each.name] = await each.text();
+  if (files["config.json"]) {
+    field.config.value = files["config.json"];
+    field.model.value = "config.json";
+    setLine(composed());
+  }
+  field.files.value = "";
+  keep();
+});
+field.line.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey) {
+    event.preventDefault();
+    form.requestSubmit();
+  }
+});
+form.querySelector(".plan").onclick = () => {
+  const words = split(field.line.value).slice(1);
+  const kept = without(words, ["--engine", "--zero", "--checkpointing", "--batch-size", "--precision", "--format"]);
+  const named = kept.some((word) => word.startsWith("--gpu") && !word.startsWith("--gpus"));
+  setLine(join(["memplan", "plan", ...kept, ...(named ? [] : ["--gpu", "h100"])]));
+  form.requestSubmit();
+};
+form.querySelector(".copy").onclick = async (event) => {
+  const link = new URL(await toHash(field.line.value, files), location.href).href;
+  try {
+    await navigator.clipboard.writeText(link);
+    event.target.textContent = "Copied";
+    setTimeout(() => (event.target.textContent = "Copy a link to this question"), 2000);
+  } catch {
+    prompt("The link:", link);
+  }
+};
+for (const tab of tabs) tab.onclick = () => look(tab.dataset.view);
+document.querySelector("#answer [role=tablist]").addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const shown = tabs.filter((tab) => !tab.hidden);
+  const at = shown.indexOf(event.target);
+  if (step && at >= 0) {
+    const next = shown[(at + step + shown.length) % shown.length];
+    next.focus();
+    next.click();
+  }
+});
+
+async function names(list, args, key) {
+  const found = await ask(args, { beside: {} });
+  const rows = JSON.parse(plain(found.out));
+  document.querySelector(list).replaceChildren(
+    ...(rows.rows ?? rows).map((row) => Object.assign(document.createElement("option"), { value: row[key] })),
+  );
+}
+
+async function take() {
+  const question = await fromHash(location.hash);
+  files = question.files;
+  field.config.value = files["config.json"] ?? "";
+  document.querySelector("#own").open = Object.keys(files).length > 0;
+  keep();
+  setLine(question.line || composed());
+  reflect(split(field.line.value));
+  await run(field.line.value);
+}
+
+for (const [id, owner] of [["models", field.model], ["cards", field.gpu]]) {
+  owner.after(Object.assign(document.createElement("datalist"), { id }));
+}
+setLine(composed());
+loaded.then(
+  async () => {
+    const button = form.querySelector(".ask");
+    button.textContent = "Estimate";
+    button.disabled = form.querySelector(".plan").disabled = false;
+    await take();
+    window.addEventListener("hashchange", take);
+    await names("#models", ["models", "--format", "json"], "name");
+    await names("#cards", ["gpus", "--format", "json"], "name");
+  },
+  (error) => {
+    form.querySelector(".ask").textContent = "Python could not be loaded";
+    fail(`Python could not be loaded: ${error.message}`);
+  },
+);
+window.memplan = { ask };

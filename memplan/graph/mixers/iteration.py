@@ -1,0 +1,82 @@
+"""Long loops over tokens: written down as a few turns, one of which stands for many.
+
+A loop over every token of a sequence keeps the same few tensors each time. All that its middle turns
+keep is kept at once when the backward pass begins, which is when most is alive; what one of them
+makes and drops is there once. So one turn is recorded for all of them, and what it keeps is as large
+as what they all keep.
+"""
+
+from collections.abc import Iterator
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Storage, Tensor
+
+EXACT_TURNS = 64
+"""Loops of up to so many turns are written down turn by turn."""
+LAST_TURNS = 2
+"""So many are written down at the end: gradients of what all turns read are added from the second
+one of the backward pass on."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One recorded turn of a loop."""
+
+    count: int
+    """How many it stands for."""
+    is_first: bool
+    is_last: bool
+
+
+class Turns:
+    """The turns of a loop as they are recorded.
+
+    >>> from memplan.graph.options import TapeOptions
+    >>> [turn.count for turn in Turns(Tape(TapeOptions()), 4096)]
+    [1, 4093, 1, 1]
+    """
+
+    def __init__(self, t: Tape, count: int) -> None:
+        self.tape = t
+        self.total = count
+        self.collected: list[Tensor] = []
+        """What every turn adds to a list."""
+        self._many: list[tuple[int, range]] = []
+
+    def __iter__(self) -> Iterator[Turn]:
+        """Yield the turns to record, and note which operations stand for many."""
+        operations = self.tape.segment.operations
+        for number, count in enumerate(counts := _counts(self.total)):
+            start = len(operations)
+            yield Turn(count, is_first=not number, is_last=number == len(counts) - 1)
+            if count > 1:
+                self._many.append((count, range(start, len(operations))))
+
+    def collect(self, tensor: Tensor, turn: Turn) -> None:
+        """Add a turn's result to a list that lives as long as the loop: as large as all it stands for."""
+        tensor.storage.num_bytes *= turn.count
+        self.collected.append(tensor)
+
+    def close(self) -> None:
+        """Let what stands for many turns be as large as what they keep; nothing is recorded after it."""
+        operations = self.tape.segment.operations
+        kept = {storage for each in operations for storage in each.saved}
+        listed = {each.storage for each in self.collected}
+        for count, places in self._many:
+            found: dict[Storage, None] = {}
+            for place in places:
+                operations[place].flops *= count
+                read = {tensor.storage for tensor in operations[place].inputs}
+                for tensor in operations[place].outputs:
+                    if tensor.storage not in read:
+                        found[tensor.storage] = None
+            for storage in found:
+                if storage in kept and storage not in listed:
+                    storage.num_bytes *= count
+
+
+def _counts(total: int) -> list[int]:
+    if total <= EXACT_TURNS:
+        return [1] * total
+    return [1, total - 1 - LAST_TURNS, *(1,) * LAST_TURNS]

@@ -1,0 +1,215 @@
+"""Blocks that say what they compute, written down one behind the other.
+
+Each block is a segment with the weights that it declares; its body (``memplan.model.towers``) says which
+operations read them. What a tower gives is held until the block that joins it with another has read it.
+"""
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.counted import declare_block
+from memplan.graph.operations import dropout, norm
+from memplan.graph.stacks import cut_layers
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.towers.contrast import contrast
+from memplan.graph.towers.images import image_patches
+from memplan.graph.towers.layers import tower_layer
+from memplan.graph.towers.pooling import attention_pooler, classify, pooler
+from memplan.graph.towers.sounds import (
+    frames,
+    output,
+    position_convolution,
+    projected_frames,
+    signal,
+    targets,
+    transcript,
+)
+from memplan.graph.towers.state import Flow
+from memplan.graph.towers.texts import text_tokens
+from memplan.model.parameters import ModelPart, ParameterBlock
+from memplan.model.towers import (
+    AttentionPoolerBody,
+    ChainBody,
+    ClassifierBody,
+    ContrastBody,
+    FramesBody,
+    LayerBody,
+    NormBody,
+    OutputBody,
+    PatchesBody,
+    PoolerBody,
+    PositionConvolutionBody,
+    ProjectedFramesBody,
+    SignalBody,
+    SpareBody,
+    TargetsBody,
+    TokensBody,
+    TowerBody,
+    TranscriptBody,
+)
+
+
+def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
+    """Whether all that the blocks compute is known."""
+    return bool(blocks) and all(block.body is not None for block in blocks)
+
+
+def record_flow(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool) -> Tensor | None:
+    """Write the blocks' operations; returns what the last one gives."""
+    flow = Flow(items=t.options.batch_size)
+    given: dict[str, Tensor] = {}
+    declared: dict[str, Parameter] = {}
+    held: list[Tensor] = []
+    x: Tensor | None = None
+    for block in blocks:
+        if starts(block) and x is not None:
+            t.hold(x)
+            held.append(x)
+        if isinstance(block.body, LayerBody) and block.body.memory:
+            flow.memory = given[block.body.memory]
+        ending = held if block is blocks[-1] else []
+        for run in _runs(t, block):
+            x = _segment(t, block, run, x, flow, given, declared, ending, tied=tied)
+        tower = block.name.partition(".")[0]
+        assert x is not None
+        given[tower] = x
+    _mark_unused(t)
+    return x
+
+
+def starts(block: ParameterBlock) -> bool:
+    """Whether a block reads the batch, and nothing that was computed."""
+    body = block.body
+    if isinstance(body, ChainBody):
+        body = body.parts[0]
+    if isinstance(body, SignalBody):
+        return body.channels > 0
+    return isinstance(body, PatchesBody | TokensBody | TargetsBody)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Repetitions of a block that are trained alike."""
+
+    count: int
+    checkpointed: bool
+    frozen: bool
+
+
+def _runs(t: Tape, block: ParameterBlock) -> list[_Run]:
+    freeze, options = t.options.freeze, t.options
+    owner = bool(block.owner and getattr(freeze, block.owner))
+    # Parts of a language model are none of the towers beside it.
+    own = not block.beside
+    if block.part is ModelPart.LAYERS:
+        return [
+            _Run(high - low, checkpointed, owner or (frozen and own))
+            for low, high, checkpointed, frozen in cut_layers(options, block.count)
+        ]
+    part = {
+        ModelPart.EMBEDDING: freeze.embeddings, ModelPart.NORM: freeze.norm, ModelPart.HEAD: freeze.head,
+    }.get(block.part, False)  # fmt: skip
+    whole = isinstance(block.body, SignalBody) and block.body.recomputed
+    checkpointed = whole and options.checkpointed_layers == 1.0
+    return [_Run(block.count, checkpointed, owner or (part and own))]
+
+
+def _segment(
+    t: Tape,
+    block: ParameterBlock,
+    run: _Run,
+    x: Tensor | None,
+    flow: Flow,
+    given: dict[str, Tensor],
+    declared: dict[str, Parameter],
+    ending: list[Tensor],
+    *,
+    tied: bool,
+) -> Tensor:
+    """The segments of a run: one, or more where the first repetition gives another dtype."""
+    remaining = run.count
+    while remaining:
+        before = None if starts(block) else x
+        t.begin(
+            block.name, part=block.part, repeat=remaining, checkpointed=run.checkpointed,
+            frozen=run.frozen, x=before,
+        )  # fmt: skip
+        t.segment.beside = block.beside
+        declare_block(t, block, declared, tied=tied)
+        with t.declared_weights():
+            if isinstance(block.body, OutputBody) and before is not None:
+                x = output(t, before, block.body, flow, declared, tied=tied)
+            else:
+                x = write_body(t, before, block.body, flow, given)
+        for each in ending:
+            t.release(each)
+        t.end(x)
+        if before is not None and (
+            x.dtype is not before.dtype or x.requires_grad is not before.requires_grad
+        ):
+            t.segment.repeat = 1
+        remaining -= t.segment.repeat
+    assert x is not None
+    return x
+
+
+def write_body(
+    t: Tape, x: Tensor | None, body: TowerBody | None, flow: Flow, given: dict[str, Tensor]
+) -> Tensor:
+    """The operations of one body."""
+    match body:
+        case ChainBody():
+            for part in body.parts:
+                x = write_body(t, x, part, flow, given)
+            assert x is not None
+            return x
+        case PatchesBody():
+            return image_patches(t, body, flow)
+        case TokensBody():
+            return text_tokens(t, body, flow)
+        case ContrastBody():
+            return contrast(t, body, given)
+        case TargetsBody():
+            return targets(t, body, flow)
+        case SignalBody():
+            return signal(t, x, body, flow)
+        case _:
+            assert x is not None, body
+    match body:
+        case SpareBody():
+            return x
+        case LayerBody():
+            return tower_layer(t, x, body, flow)
+        case NormBody():
+            return dropout(t, norm(t, x, body.norm, body.module, body.size), body.dropout)
+        case PoolerBody():
+            return pooler(t, x, body, flow)
+        case AttentionPoolerBody():
+            return attention_pooler(t, x, body, flow)
+        case ClassifierBody():
+            return classify(t, x, body, flow)
+        case FramesBody():
+            return frames(t, x, body, flow)
+        case ProjectedFramesBody():
+            return projected_frames(t, x, body, flow)
+        case PositionConvolutionBody():
+            return position_convolution(t, x, body, flow)
+        case TranscriptBody():
+            return transcript(t, x, body, flow)
+        case _:
+            msg = f"{body}: nothing is known of it"
+            raise ValueError(msg)
+
+
+def _mark_unused(t: Tape) -> None:
+    """No loss reaches what no operation reads."""
+    read = {
+        tensor
+        for segment in t.segments
+        for operation in segment.operations
+        for tensor in operation.inputs
+        if isinstance(tensor, Parameter)
+    }
+    for segment in t.segments:
+        for weight in segment.parameters:
+            if weight not in read:
+                weight.unused = True

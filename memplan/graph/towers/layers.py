@@ -1,0 +1,101 @@
+"""A layer of a tower: attention and a feed-forward network, norms before or behind them."""
+
+from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
+from memplan.graph.attention.paths import attend
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.state import Flow
+from memplan.model.parameters import LayerBlock, WeightRole
+from memplan.model.towers import LayerBody
+
+
+def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
+    """With norms before each part (ViT) or behind each sum (wav2vec 2.0)."""
+    names, size = body.names, body.size
+    before = not body.norms_last
+    normed = norm(t, x, body.norm, names.first_norm, size) if before else x
+    attended = attention(t, normed, body, flow)
+    t.touch(normed)
+    middle = t.add(_added(t, attended, body, names.first_scale, flow), x)
+    if not before:
+        middle = norm(t, middle, body.norm, names.first_norm, size)
+    if body.cross_attention is not None:
+        normed = norm(t, middle, body.norm, names.cross_norm, size)
+        attended = attention(t, normed, body, flow, cross=True)
+        t.touch(normed)
+        middle = t.add(_added(t, attended, body, "", flow), middle)
+    normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
+    fed = network(t, normed, body)
+    out = t.add(_added(t, fed, body, names.second_scale, flow), middle)
+    return out if before else norm(t, out, body.norm, names.second_norm, size)
+
+
+def _added(t: Tape, x: Tensor, body: LayerBody, scale: str, flow: Flow) -> Tensor:
+    """What a part adds to the stream: scaled number by number, dropped in part or by the sample."""
+    if scale:
+        x = t.mul(x, t.parameter(scale))
+    x = dropout(t, x, body.dropout)
+    if body.drop_path:
+        factors = t.tensor(flow.items, x.dtype)
+        t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
+        x = t.mul(t.scale(x, OperationKind.DIV), factors)
+    return x
+
+
+def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = False) -> Tensor:
+    """Projections, scores, the output projection."""
+    spec, name, size, read = body.attention, body.names.attention, body.size, x
+    if cross and body.cross_attention is not None and flow.memory is not None:
+        spec, name, read = body.cross_attention, body.names.cross_attention, flow.memory
+    width = spec.num_heads * spec.head_dim
+    t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
+    shape = Shape(
+        flow.items, flow.tokens(x, size), flow.tokens(read, size), spec,
+        heads_split=splits_heads(t, spec),
+    )  # fmt: skip
+
+    def project(source: Tensor, part: str, *, bias: bool) -> Tensor:
+        made = linear(t, source, f"{name}.{part}", size, width, bias=bias)
+        if not body.copies_heads:
+            return as_heads(t, made, spec.num_heads) if shape.heads_split else made
+        if part == "q_proj":
+            made = t.scale(made)
+        made = t.scale(made, OperationKind.CLONE)
+        made.by_head = True
+        return made
+
+    query = project(x, "q_proj", bias=spec.query_bias)
+    key = project(read, "k_proj", bias=spec.key_bias)
+    value = project(read, "v_proj", bias=spec.value_bias)
+    out = attend(t, query, key, value, shape, flow.mask if spec.causal else None)
+    out = linear(
+        t, out, f"{name}.{body.names.output}", width, size, bias=spec.output_bias,
+        role=WeightRole.ATTENTION_OUTPUT,
+    )  # fmt: skip
+    t.touch(query, key, value)
+    t.block = LayerBlock.NETWORK
+    return out
+
+
+def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
+    """Up, activation, perhaps times a gate, down."""
+    names, inner = body.names, body.inner_size
+
+    def up(name: str) -> Tensor:
+        return linear(t, x, f"{names.network}.{name}", body.size, inner, bias=body.bias)
+
+    if names.gate:
+        gate = up(names.gate)
+        active = activation(t, gate, body.activation)
+        middle = t.mul(active, up(names.up))
+        t.touch(gate)
+    else:
+        raised = up(names.up)
+        middle = activation(t, raised, body.activation)
+        t.touch(raised)
+    middle = dropout(t, middle, body.activation_dropout)
+    out = linear(t, middle, f"{names.network}.{names.down}", inner, body.size, bias=body.bias)
+    t.touch(x)
+    return out

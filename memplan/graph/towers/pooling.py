@@ -1,0 +1,114 @@
+"""One vector of each picture, text or clip, its classes and their loss."""
+
+from memplan.dtypes import DType
+from memplan.graph.attention.head_layout import Shape
+from memplan.graph.attention.paths import attend
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import activation, cross_entropy, layer_norm, linear
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.state import Flow, from_batch
+from memplan.model.attention import AttentionSpec
+from memplan.model.towers import AttentionPoolerBody, ClassifierBody, PoolerBody, TowerPooling
+
+
+def pooled(t: Tape, x: Tensor, kind: TowerPooling, size: int, flow: Flow) -> Tensor:
+    """What a pooling takes of all tokens."""
+    first = flow.items * size
+    match kind:
+        case TowerPooling.FIRST | TowerPooling.LAST:
+            return t.slice(x, first)
+        case TowerPooling.FOUND:
+            return _found(t, x, first, flow)
+        case TowerPooling.MEAN:
+            return t.mean(x, x.numel // first)
+        case TowerPooling.PATCHES_MEAN:
+            return t.mean(t.slice(x, x.numel - first), x.numel // first - 1)
+        case TowerPooling.FIRST_AND_MEAN:
+            alone = t.slice(x, first)
+            rest = t.mean(t.slice(x, x.numel - first), x.numel // first - 1)
+            return t.concatenate(alone, rest)
+
+
+def _found(t: Tape, x: Tensor, numel: int, flow: Flow) -> Tensor:
+    """Rows picked by index, which are kept; the gradient is a zero-filled tensor of the whole."""
+    numbers = t.tensor(flow.items, DType.INT64)
+    t.record(OperationKind.ARANGE, (), (numbers,))
+    length = flow.ids.numel if flow.ids is not None else 0
+    narrow, found = t.tensor(length, DType.INT32), t.tensor(flow.items, DType.INT64)
+    t.record(OperationKind.TO, (), (narrow,))
+    t.record(OperationKind.MAX, (narrow,), (found,))
+    out = t.tensor(numel, x.dtype)
+    t.record(
+        OperationKind.INDEX, (x, numbers, found), (out,), saves=(numbers, found),
+        gradients=(Gradient.FRESH, Gradient.NONE, Gradient.NONE),
+    )  # fmt: skip
+    return out
+
+
+def pooler(t: Tape, x: Tensor, body: PoolerBody, flow: Flow) -> Tensor:
+    """A vector, perhaps normed, perhaps through a linear layer."""
+    out = pooled(t, x, body.pooling, body.size, flow)
+    if body.norm:
+        out = layer_norm(t, out, body.norm, body.size)
+    if body.linear:
+        out = linear(t, out, body.linear, body.size, body.outputs, bias=body.bias)
+    if body.activation is not None:
+        out = activation(t, out, body.activation)
+    return out
+
+
+def attention_pooler(t: Tape, x: Tensor, body: AttentionPoolerBody, flow: Flow) -> Tensor:
+    """``SiglipMultiheadAttentionPoolingHead``: ``torch.nn.MultiheadAttention`` of one query."""
+    size, items = body.size, flow.items
+    name = f"{body.module}.attention"
+    probe = t.parameter(f"{body.module}.probe")
+    spread = t.tensor(items * size, probe.dtype)
+    t.record(OperationKind.REPEAT, (probe,), (spread,), gradients=(Gradient.FRESH,))
+    weight, bias = t.parameter(f"{name}.in_proj_weight"), t.parameter(f"{name}.in_proj_bias")
+    factor, addend = t.cast_weight(weight), t.cast_weight(bias)
+    read = x if t.autocast is None else t.cast(x, t.autocast)
+    asked = spread if t.autocast is None else t.cast(spread, t.autocast)
+    tokens = x.numel // size
+    query = t.tensor(items * size, asked.dtype)
+    keys = t.tensor(tokens * 2 * size, read.dtype)
+    for source, out, rows in ((asked, query, items), (read, keys, tokens)):
+        t.record(
+            OperationKind.LINEAR, (source, factor, addend), (out,), saves=(source, factor),
+            gradients=(Gradient.FRESH, Gradient.FRESH, Gradient.SUMMED),
+            flops=2 * rows * size * out.numel // rows,
+        )  # fmt: skip
+    split = t.contiguous(keys)
+    key, value = t.split(split, tokens * size, tokens * size)
+    spec = AttentionSpec(
+        num_heads=body.num_heads, num_kv_heads=body.num_heads, head_dim=size // body.num_heads,
+        causal=False,
+    )  # fmt: skip
+    out = attend(t, query, key, value, Shape(items, 1, tokens // items, spec), None)
+    out = linear(t, out, f"{name}.out_proj", size, size, bias=True)
+    middle = layer_norm(t, out, f"{body.module}.layernorm", size)
+    raised = linear(t, middle, f"{body.module}.mlp.fc1", size, body.inner_size, bias=True)
+    active = activation(t, raised, body.activation)
+    fed = linear(t, active, f"{body.module}.mlp.fc2", body.inner_size, size, bias=True)
+    return t.slice(t.add(out, fed), items * size)
+
+
+def classify(t: Tape, x: Tensor, body: ClassifierBody, flow: Flow) -> Tensor:
+    """Logits of each linear layer, averaged where there are several, and their cross-entropy."""
+    if body.pooling is not None:
+        size = body.modules[0][1] // (2 if body.pooling is TowerPooling.FIRST_AND_MEAN else 1)
+        x = pooled(t, x, body.pooling, size, flow)
+    logits = [
+        linear(t, x, module, inputs, classes, bias=body.bias)
+        for module, inputs, classes in body.modules
+    ]
+    found = logits[0]
+    for each in logits[1:]:
+        found = t.add(found, each)
+    if len(logits) > 1:
+        found = t.scale(found, OperationKind.DIV)
+    labels = from_batch(t, flow.items, DType.INT64)
+    t.returned.append(found)
+    t.give_out(found)
+    return cross_entropy(t, found, labels)

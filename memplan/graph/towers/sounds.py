@@ -1,0 +1,180 @@
+"""Signals and spectra as tokens, decoders of transcripts, and their losses.
+
+Whisper's, wav2vec 2.0's and its kin's classes of transformers 5.23.
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import (
+    activation,
+    cross_entropy,
+    dropout,
+    layer_norm,
+    linear,
+    matmul_weight,
+)
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.towers.convolutions import convolution, convolve
+from memplan.graph.towers.state import Flow, from_batch
+from memplan.model.towers import (
+    FramesBody,
+    OutputBody,
+    PositionConvolutionBody,
+    ProjectedFramesBody,
+    SignalBody,
+    SignalNorm,
+    TargetsBody,
+    TranscriptBody,
+)
+
+
+def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
+    """A convolution of what the batch brings, or of what the one before gave."""
+    if x is None:
+        flow.items, flow.length = t.options.batch_size, body.length
+        # Sound is not cast by the class: whoever trains in 16 bits brings it so.
+        dtype = t.compute if t.autocast is None else DType.FP32
+        x = from_batch(t, flow.items * body.channels * body.length, dtype)
+        if body.leaf and not t.options.without_gradients and not t.frozen:
+            x.requires_grad = True
+    flow.length = (flow.length + 2 * body.padding - body.kernel) // body.stride + 1
+    out = convolution(t, x, body.module, flow.items * flow.length, bias=body.bias)
+    channels = out.numel // flow.length // flow.items
+    given = out
+    if body.norm is SignalNorm.LAYER:
+        out = layer_norm(t, given, body.norm_module, channels)
+    if body.norm is SignalNorm.GROUP:
+        out = _group_norm(t, given, body.norm_module, flow.items * channels)
+    t.touch(given)
+    active = activation(t, out, body.activation)
+    t.touch(out)
+    return active
+
+
+def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
+    """``torch.nn.GroupNorm``: in fp32 under autocast; keeps its input and two numbers a group."""
+    weights = t.parameter(f"{module}.weight"), t.parameter(f"{module}.bias")
+    if t.autocast is not None:
+        x = t.cast(x, DType.FP32)
+    out = t.tensor(x.numel, x.dtype)
+    mean, deviation = t.tensor(groups, x.dtype), t.tensor(groups, x.dtype)
+    t.record(
+        OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation),
+        saves=(x, mean, deviation, *weights), gradients=(Gradient.FRESH,) * 3,
+    )  # fmt: skip
+    return out
+
+
+def frames(t: Tape, x: Tensor, body: FramesBody, flow: Flow) -> Tensor:  # noqa: ARG001
+    """Rows of a table that is not trained, added to every clip's."""
+    table = t.parameter(f"{body.positions}.weight")
+    numbers, found = t.tensor(table.shape[0], DType.INT64), t.tensor(table.numel, table.dtype)
+    t.record(OperationKind.ARANGE, (), (numbers,))
+    t.record(OperationKind.EMBEDDING, (table, numbers), (found,), gradients=(Gradient.NONE,) * 2)
+    out = t.add(x, found)
+    t.touch(numbers, found)
+    return dropout(t, out, body.dropout)
+
+
+def projected_frames(t: Tape, x: Tensor, body: ProjectedFramesBody, flow: Flow) -> Tensor:
+    """A norm over the channels, a linear layer, masked stretches overwritten."""
+    if body.norm:
+        x = layer_norm(t, x, body.norm, body.features)
+    out = linear(t, x, body.linear, body.features, body.size, bias=True)
+    out = dropout(t, out, body.dropout)
+    if not body.mask:
+        return out
+    vector = t.parameter(body.mask)
+    mask = t.tensor(flow.items * flow.length, DType.BOOL)
+    t.record(OperationKind.MASK, (), (mask,))
+    written = t.view(out, out.numel)
+    t.record(
+        OperationKind.MASKED_FILL_IN_PLACE, (out, vector), (written,), saves=(mask,),
+        gradients=(Gradient.FRESH, out.storage.num_bytes),
+    )  # fmt: skip
+    return written
+
+
+def position_convolution(t: Tape, x: Tensor, body: PositionConvolutionBody, flow: Flow) -> Tensor:
+    """``Wav2Vec2PositionalConvEmbedding``: the weight is a direction times a length for each tap."""
+    name = "pos_conv_embed"
+    length, direction = (t.parameter(f"{name}.weight_norm.original{part}") for part in (0, 1))
+    weight = t.tensor(direction.numel, direction.dtype)
+    norms = t.tensor(length.numel, DType.FP32)
+    t.record(
+        OperationKind.DIV, (direction, length), (weight, norms), saves=(direction, length, norms),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+    )  # fmt: skip
+    bias = t.parameter(f"{name}.conv.bias")
+    padded = flow.length + 2 * (body.kernel // 2) - body.kernel + 1
+    out = convolve(t, x, weight, bias, flow.items * padded, body.size)
+    if padded != flow.length:
+        out = t.slice(out, flow.items * flow.length * body.size)
+    out = activation(t, out, body.activation)
+    return dropout(t, t.add(x, out), body.dropout)
+
+
+def targets(t: Tape, body: TargetsBody, flow: Flow) -> Tensor:
+    """``shift_tokens_right``, then tokens and positions of every sequence."""
+    options = t.options
+    rows = options.batch_size * min(options.seq_len, body.num_positions)
+    flow.items = options.batch_size
+    flow.labels = from_batch(t, rows, DType.INT64)
+    ids = t.tensor(rows, DType.INT64)
+    t.record(OperationKind.SHIFT_RIGHT, (), (ids,))
+    t.hold(ids)
+    tokens = _rows_of(t, t.parameter(f"{body.tokens}.weight"), ids, OperationKind.EMBEDDING)
+    numbers = t.tensor(rows, DType.INT64)
+    t.record(OperationKind.ARANGE, (), (numbers,))
+    table = t.parameter(f"{body.positions}.weight")
+    positions = _rows_of(t, table, numbers, OperationKind.INDEX)
+    out = t.add(tokens, positions)
+    flow.hold_mask(t, min(options.seq_len, body.num_positions))
+    return dropout(t, out, body.dropout)
+
+
+def _rows_of(t: Tape, table: Parameter, numbers: Tensor, kind: OperationKind) -> Tensor:
+    out = t.tensor(numbers.numel * table.shape[-1], table.dtype)
+    t.record(
+        kind, (table, numbers), (out,), saves=(numbers,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return out
+
+
+def output(
+    t: Tape, x: Tensor, body: OutputBody, flow: Flow, declared: dict[str, Parameter], *, tied: bool
+) -> Tensor:
+    """Logits over the vocabulary, and their cross-entropy as they are."""
+    if tied:
+        logits = matmul_weight(t, x, declared[body.table], module=body.module)
+    else:
+        logits = linear(t, x, body.module, body.size, body.rows)
+    t.returned.append(logits)
+    t.give_out(logits)
+    return cross_entropy(t, logits, flow.labels)
+
+
+def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:
+    """CTC: fp32 log-probabilities, and a table of paths over frames and labels, kept."""
+    x = dropout(t, x, body.dropout)
+    logits = linear(t, x, body.module, body.size, body.rows, bias=True)
+    t.returned.append(logits)
+    t.give_out(logits)
+    labels = min(t.options.target_seq_len, flow.length)
+    from_batch(t, flow.items * labels, DType.INT64)
+    log_probabilities = t.tensor(logits.numel, DType.FP32)
+    t.record(
+        OperationKind.LOG_SOFTMAX, (logits,), (log_probabilities,), saves=(log_probabilities,),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    paths = t.tensor(flow.items * flow.length * (2 * labels + 1), DType.FP32)
+    each, loss = t.tensor(flow.items, DType.FP32), t.tensor(1, DType.FP32)
+    t.record(
+        OperationKind.NLL_LOSS, (log_probabilities,), (loss, paths, each),
+        saves=(log_probabilities, paths, each), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=paths.storage.num_bytes,
+    )  # fmt: skip
+    return loss

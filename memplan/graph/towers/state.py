@@ -1,0 +1,46 @@
+"""What the blocks of a model's towers hand on beside the hidden states."""
+
+from memplan.dtypes import DType
+from memplan.fast_dataclass import dataclass
+from memplan.graph.attention.masks import additive_mask, causal_pattern
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Storage, Tensor, allocated_bytes
+from memplan.training.kernels import AttentionKernel
+
+
+@dataclass(slots=True)
+class Flow:
+    """What the blocks of a model's towers hand on."""
+
+    items: int
+    """Pictures, clips or texts in the present tower's batch."""
+    ids: Tensor | None = None
+    """A text's token ids."""
+    mask: Tensor | None = None
+    """What a text tower's eager attention adds to its scores."""
+
+    labels: Tensor | None = None
+    """What the model should say."""
+    length: int = 0
+    """How long a clip's signal is here."""
+    memory: Tensor | None = None
+    """What the tower gave that a decoder attends to."""
+
+    def hold_mask(self, t: Tape, length: int) -> None:
+        """Make what eager attention adds to a causal tower's scores."""
+        self.mask = None
+        if t.kernels.attention is AttentionKernel.EAGER:
+            pattern = causal_pattern(t, length, length)
+            self.mask = additive_mask(t, pattern, self.items, t.compute)
+            t.hold(self.mask)
+
+    def tokens(self, x: Tensor, size: int) -> int:
+        """How many tokens each of them has."""
+        return x.numel // size // self.items
+
+
+def from_batch(t: Tape, numel: int, dtype: DType) -> Tensor:
+    """A tensor of the batch, which is there before the step; counted with it."""
+    storage = Storage(allocated_bytes(numel, dtype), -1, 0)
+    t.inputs_bytes += storage.num_bytes
+    return Tensor(numel, dtype, storage)

@@ -1,0 +1,53 @@
+"""One training step of models that see or hear, against real classes on fake CUDA tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.api import estimate
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+from tests.accuracy.comparison import Comparison, read_records
+from tests.accuracy.test_activations_reference import PRECISIONS
+
+FIGURES = ("bytes_before", "activations", "peak_backward", "peak_step", "peak")
+
+
+def predict(record: dict[str, Any]) -> dict[str, int]:
+    """The record's figures, as memplan estimates them."""
+    settings = record["settings"]
+    setup = TrainingSetup(
+        engine="ddp",
+        micro_batch_size=settings["b"],
+        seq_len=settings.get("s"),
+        precision=PRECISIONS[settings["precision"]],
+        attention=settings["attn"],
+        checkpointing="full" if settings["ckpt"] else "none",
+        optimizer=settings["opt"].replace("_", "-"),
+        kernel_scratch=False,
+        **settings.get("setup", {}),
+    )
+    model = load_model(record["config"])
+    assert not model.activations_left_out
+    answer = estimate(model, setup)
+    return {
+        "params": answer.num_params,
+        "bytes_before": answer.held_bytes,
+        "activations": answer.activations_bytes,
+        "peak_backward": answer.phases["backward"].peak_bytes,
+        "peak_step": answer.phases["step"].peak_bytes,
+        "peak": answer.peak_bytes,
+    }
+
+
+def test_towers(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = Comparison()
+    for record in read_records(checkout / "tests" / "data" / "towers.jsonl"):
+        comparison.add(record, record["truth"], predict)
+    with capsys.disabled():
+        print(f"\ntowers.jsonl: {comparison.table()}")
+    assert not comparison.refused
+    assert comparison.worst("params")[0] == 0
+    for name in FIGURES:
+        assert comparison.worst(name)[0] <= 0.01, (name, comparison.worst(name))
