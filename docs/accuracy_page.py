@@ -17,8 +17,10 @@ from typing import Any
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
 GIB, MIB_PER_GIB = 1 << 30, 1024
+TIMES = ("published throughput", "step time")
+"""Sections of seconds."""
 NOT_SECTIONS = (
-    "parameter counts", "measured on GPUs", "published measurements", "calculators", "verdicts",
+    *TIMES, "parameter counts", "measured on GPUs", "published measurements", "calculators", "verdicts",
 )  # fmt: skip
 """Beginnings of sections whose rows are no comparison of bytes."""
 MEASURED = ("H100, measured", "Megatron-Kwai, measured")
@@ -149,6 +151,17 @@ def calculators() -> str:
     return table(
         ("who, and of which jobs", "jobs", "median error", "90th percentile", "too low"), rows
     )
+
+
+def times() -> str:
+    """Predicted beside published or measured throughput and step times."""
+    figures = read("accuracy")
+    rows = []
+    for section in TIMES:
+        for name, row in figures[section].items():
+            cells = (percent(row[key]) for key in ("median", "p95", "worst"))
+            rows.append((f"{section}: {name}", f"{row['records']} of {row['of']}", *cells))
+    return table(("compared", "records", "median error", "95th percentile", "worst"), rows)
 
 
 def versions() -> str:
@@ -404,6 +417,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "engines": lambda: engines(is_whole=True),
     "calculators": calculators,
+    "times": times,
     "versions": versions,
     "published summary": published_summary,
     "published": published,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.training.choices import ZeroStage
 from memplan.training.coercion import coerce_enum
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
-from memplan.training.expert_parallel import ExpertParallel
+from memplan.training.expert_parallel import USUAL_IMBALANCE, ExpertParallel
 from memplan.training.kernels import FITTING_TILES, KERNEL_PRESETS, WHOLE, Kernels
 from memplan.training.parallelism import (
     PipelineParallel,
@@ -166,14 +166,25 @@ class DerivedSetup(SetupFields):
             layers_per_stage=self.layers_per_stage,
             runtime=_RUNTIMES.get(self.chosen_engine, PipelineRuntime.TORCH),
             returns_outputs=dict(self.engine_options).get("return_outputs") is True,
+            partition_method=self._partition_method,
         )
+
+    @property
+    def _partition_method(self) -> str:
+        """How DeepSpeed deals layers to stages; empty under other engines."""
+        if self.chosen_engine is not Engine.DEEPSPEED:
+            return ""
+        from memplan.training.partition import DEFAULT_METHOD, check_method  # only then
+
+        return check_method(dict(self.engine_options).get("partition_method", DEFAULT_METHOD))
 
     @property
     def experts_spread(self) -> ExpertParallel | None:
         """How experts are spread over ranks; None: they are not."""
         if self.expert_parallel == 1:
             return None
-        return ExpertParallel(degree=self.expert_parallel, imbalance=self.expert_imbalance)
+        imbalance = self.expert_imbalance or USUAL_IMBALANCE
+        return ExpertParallel(degree=self.expert_parallel, imbalance=imbalance)
 
     @property
     def data_parallel(self) -> int:
