@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memplan.graph.tensors import Tensor
     from memplan.model.latent import LatentAttentionSpec
     from memplan.model.layers import LayerSpec
-    from memplan.model.mixers import CountedSpec, OtherMixer, TokenMixer
+    from memplan.model.mixers import CountedSpec, OtherMixer, OtherNetwork, TokenMixer
     from memplan.model.mixtures import MixtureSpec
 
 
@@ -72,6 +72,7 @@ def _other_mixer(
         MambaSpec,
         ShortConvolutionSpec,
         SideBySideSpec,
+        TimeMixingSpec,
     )
 
     if isinstance(spec, LatentAttentionSpec):
@@ -93,6 +94,11 @@ def _other_mixer(
         from memplan.graph.mixers.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
 
         return delta_rule(t, x, spec, context)
+    if isinstance(spec, TimeMixingSpec):
+        from memplan.graph.mixers.rwkv import time_mixing  # only for RWKV
+
+        t.block = LayerBlock.MIXER
+        return time_mixing(t, x, spec, context)
     if isinstance(spec, MambaSpec):
         from memplan.graph.mixers.mamba import mamba_mixer  # only for Mamba and its hybrids
 
@@ -137,14 +143,23 @@ def _network(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Ten
 
 
 def _other_network(
-    t: Tape, x: Tensor, spec: MixtureSpec | CountedSpec, context: StackContext
+    t: Tape, x: Tensor, spec: MixtureSpec | OtherNetwork, context: StackContext
 ) -> Tensor:
-    from memplan.model.mixtures import MixtureSpec  # only for rarer models
+    from memplan.model.mixers import ChannelMixingSpec  # only for rarer models
+    from memplan.model.mixtures import EveryTokenSpec, MixtureSpec
 
     if isinstance(spec, MixtureSpec):
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
 
         return mixture(t, x, spec, context.hidden_size)
+    if isinstance(spec, EveryTokenSpec):
+        from memplan.graph.experts.every_token import every_token  # only for Llama 4
+
+        return every_token(t, x, spec, context.hidden_size)
+    if isinstance(spec, ChannelMixingSpec):
+        from memplan.graph.mixers.rwkv import channel_mixing  # only for RWKV
+
+        return channel_mixing(t, x, spec, context.hidden_size)
     return _counted(t, x, spec, context)
 
 

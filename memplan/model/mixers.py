@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
+from memplan.model.mixtures import EveryTokenSpec
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
@@ -85,6 +86,20 @@ class MambaSpec:
     """On the parameters of the scan (Falcon-Mamba, Jamba)."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeMixingSpec:
+    """RWKV's: a running average of all earlier values, by keys that fade."""
+
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelMixingSpec:
+    """RWKV's network: a squared ReLU, and a receptance that its output is multiplied by."""
+
+    intermediate_size: int
+
+
 class GatedNorm(Enum):
     """How a gate and a norm follow each other behind Mamba's second scan."""
 
@@ -136,9 +151,14 @@ OtherMixer = (
     | MambaSpec
     | Mamba2Spec
     | SideBySideSpec
+    | TimeMixingSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
+
+
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | CountedSpec
+"""A feed-forward network of another kind."""
 
 
 TokenMixer = AttentionSpec | LatentAttentionSpec | OtherMixer

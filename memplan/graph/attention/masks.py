@@ -124,9 +124,13 @@ def attention_masks(
         full = causal_pattern(t, length, length)
         t.hold(full)
     if (windows or stack.spare_window_mask) and (eager or length >= min(windows, default=0)):
-        sliding = sliding_pattern(t, length, length)
+        if stack.chunked_mask:
+            sliding = packed_pattern(t, context.batch * length**2, window=True)
+        else:
+            sliding = sliding_pattern(t, length, length)
         if eager:
-            sliding = additive_mask(t, sliding, context.batch, t.compute)
+            copies = 1 if stack.chunked_mask else context.batch
+            sliding = additive_mask(t, sliding, copies, t.compute)
         t.hold(sliding)
     return full, sliding
 
