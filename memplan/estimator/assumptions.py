@@ -60,7 +60,22 @@ def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     return (
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
+        *_scans(model, resolved),
         _checkpointing(resolved),
+    )
+
+
+def _scans(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """Whose scans a state-space model runs, where nobody said."""
+    runs = [run for stack in model.stacks for run in stack.runs]
+    if resolved.scan is not None or not any(
+        getattr(run.layer.attention, "scans", False) for run in runs
+    ):
+        return ()
+    choice = resolved.chosen_kernels.scan.value
+    return (
+        f"scan {choice} (transformers' own; `scan=package` where mamba-ssm and causal-conv1d are "
+        "installed)",
     )
 
 
@@ -141,6 +156,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"mlp {setup.mlp.value}")
     if setup.rotary is not None:
         found.append(f"rotary {setup.rotary.value}")
+    if setup.scan is not None:
+        found.append(f"scan {setup.scan.value}")
     if setup.packing is not Packing.NONE:
         found.append(_packing(setup))
     if setup.dropout is not None:

@@ -11,6 +11,7 @@ from memplan.graph.feed_forward import feed_forward
 from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
+from memplan.training.kernels import ScanKernel
 
 if TYPE_CHECKING:
     from memplan.graph.stack_context import StackContext
@@ -103,6 +104,10 @@ def _other_mixer(
         from memplan.graph.mixers.mamba import mamba_mixer  # only for Mamba and its hybrids
 
         t.block = LayerBlock.MIXER
+        if t.kernels.scan is ScanKernel.PACKAGE and spec.is_one_function:
+            from memplan.graph.mixers.scan_kernels import mamba_in_kernels
+
+            return mamba_in_kernels(t, x, spec, context)
         return mamba_mixer(t, x, spec, context)
     if isinstance(spec, Mamba2Spec):
         from memplan.graph.mixers.mamba2 import mamba2_mixer  # only for Mamba-2 and its hybrids

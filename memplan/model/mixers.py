@@ -85,6 +85,16 @@ class MambaSpec:
     norm: NormSpec | None = None
     """On the parameters of the scan (Falcon-Mamba, Jamba)."""
 
+    @property
+    def is_one_function(self) -> bool:
+        """Whether the package has one function for all of the mixer: not with norms that own weights."""
+        return self.norm is None or not self.norm.weight
+
+    @property
+    def scans(self) -> bool:
+        """Whether its kernel is a choice of its own."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeMixingSpec:
@@ -134,6 +144,11 @@ class Mamba2Spec:
     scaled: bool = False
     """Constants multiply what is projected, before and after (Falcon-H1)."""
 
+    @property
+    def scans(self) -> bool:
+        """Whether its kernel is a choice of its own."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
@@ -142,6 +157,11 @@ class SideBySideSpec:
     mixer: Mamba2Spec
     scores: AttentionSpec
     """The attention."""
+
+    @property
+    def scans(self) -> bool:
+        """Whether its kernel is a choice of its own."""
+        return True
 
 
 OtherMixer = (

@@ -75,7 +75,7 @@ class DerivedSetup(SetupFields):
         """The kernels, with what overrides them."""
         preset = self.kernels
         base = preset if isinstance(preset, Kernels) else KERNEL_PRESETS[preset]
-        chosen = (self.attention, self.norm, self.mlp, self.rotary, self.loss)
+        chosen = (self.attention, self.norm, self.mlp, self.rotary, self.scan, self.loss)
         if chosen == (None,) * len(chosen):
             return base
         return replace(
@@ -84,6 +84,7 @@ class DerivedSetup(SetupFields):
             norm=self.norm or base.norm,
             feed_forward=self.mlp or base.feed_forward,
             rotary=self.rotary or base.rotary,
+            scan=self.scan or base.scan,
             loss=self.loss or base.loss,
         )
 

@@ -17,6 +17,7 @@ from memplan.graph.tensors import Tensor
 from memplan.model.mixers import MambaSpec
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole
+from memplan.training.kernels import ScanKernel
 
 
 def mamba_mixer(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext) -> Tensor:
@@ -26,10 +27,15 @@ def mamba_mixer(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext) -> T
     rate = decay_rate(t, "mamba.A_log", inner, spec.state)
     half = projected.numel // 2
     mixed, gate = t.split(projected, half, half)
-    convolved = causal_convolution(
-        t, mixed, "mamba.conv1d", inner, spec.kernel, batch=batch, bias=spec.convolution_bias
-    )
-    states = t.cast(activation(t, convolved, spec.activation), mixed.dtype)
+    if t.kernels.scan is ScanKernel.PACKAGE:
+        from memplan.graph.mixers.scan_kernels import convolved_in_kernel  # only where installed
+
+        states = convolved_in_kernel(t, mixed, spec)
+    else:
+        convolved = causal_convolution(
+            t, mixed, "mamba.conv1d", inner, spec.kernel, batch=batch, bias=spec.convolution_bias
+        )
+        states = t.cast(activation(t, convolved, spec.activation), mixed.dtype)
     step, keys, queries = _scan_parameters(t, states, spec, context)
     out = _scan(t, states, step, keys, queries, gate, rate, spec, context)
     narrow = t.cast(out, x.dtype if t.autocast is None else t.autocast)
@@ -88,6 +94,12 @@ def _scan(
     """``mamba_selective_scan``."""
     given = t.cast(t.parameter("mamba.dt_proj.bias", spec.inner, role=WeightRole.OTHER), DType.FP32)
     skip = t.cast(t.parameter("mamba.D", spec.inner), DType.FP32)
+    if t.kernels.scan is ScanKernel.PACKAGE:
+        from memplan.graph.mixers.scan_kernels import scanned_in_kernel  # only where installed
+
+        return scanned_in_kernel(
+            t, (states, step, rate, keys, queries, skip, gate, given), spec, context
+        )
     step = time_step(t, step, t.cast(given, step.dtype))
     size = states.numel * spec.state
     decay = t.elementwise(OperationKind.EXP, outer(t, rate, step, size), saves_output=True)

@@ -18,6 +18,7 @@ from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.mixers import GatedNorm, Mamba2Spec
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole
+from memplan.training.kernels import ScanKernel
 from memplan.units import ceil_div
 
 
@@ -68,6 +69,10 @@ class Sizes:
 
 def mamba2_mixer(t: Tape, x: Tensor, spec: Mamba2Spec, context: StackContext) -> Tensor:
     """Projection, short convolution, the scan, a gated norm, the output projection."""
+    if t.kernels.scan is ScanKernel.PACKAGE:
+        from memplan.graph.mixers.scan_kernels import mamba2_in_kernels  # only where installed
+
+        return mamba2_in_kernels(t, x, spec, context)
     batch, tokens = context.batch, context.batch * context.seq_len
     inner, groups = spec.inner, spec.groups * spec.state
     channels = inner + 2 * groups
