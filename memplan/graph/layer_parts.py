@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.graph.feed_forward import feed_forward
-from memplan.model.attention import AttentionForm, AttentionSpec
+from memplan.model.attention import AttentionForm, AttentionSpec, SlidingChunksSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
 from memplan.training.kernels import ScanKernel
@@ -95,6 +95,10 @@ def _other_mixer(
         from memplan.graph.mixers.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
 
         return delta_rule(t, x, spec, context)
+    if isinstance(spec, SlidingChunksSpec):
+        from memplan.graph.attention.sliding_chunks import sliding_chunks  # only for Longformer
+
+        return sliding_chunks(t, x, spec, context)
     if isinstance(spec, TimeMixingSpec):
         from memplan.graph.mixers.rwkv import time_mixing  # only for RWKV
 

@@ -132,6 +132,17 @@ class OutputGate(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlidingChunksSpec:
+    """Longformer's attention: each token to its neighbours, in chunks that overlap."""
+
+    num_heads: int
+    window: int
+    """Neighbours on both sides together; even."""
+    dropout: float = 0.0
+    """Probability on the attention weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
     """Multi-head or grouped-query attention."""
 

@@ -232,6 +232,10 @@ class StackSpec:
     """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
     spare_window_mask: bool = False
     """The class makes the sliding mask even where no layer has a window (Qwen2-MoE)."""
+    multiple_of: int = 1
+    """The class pads sequences to a multiple of so many tokens, and cuts that off in the end."""
+    spare_mask: bool = False
+    """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
     chunked_mask: bool = False
     """A window is a chunk that tokens attend within; its mask is made for every sequence (Llama 4)."""
     local_rotary: bool = False

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec
+from memplan.model.attention import AttentionSpec, SlidingChunksSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import EveryTokenSpec
 
@@ -172,6 +172,7 @@ OtherMixer = (
     | Mamba2Spec
     | SideBySideSpec
     | TimeMixingSpec
+    | SlidingChunksSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""

@@ -94,6 +94,16 @@ def attentions(stack: StackSpec) -> list[AttentionSpec]:
     ]
 
 
+def spare_mask(t: Tape, context: StackContext) -> Tensor:
+    """A mask of all pairs of every sequence, which the model's variables hold."""
+    pairs = context.batch * context.seq_len**2
+    allowed, mask = t.tensor(pairs, DType.BOOL), t.tensor(pairs, t.compute)
+    t.record(OperationKind.BITWISE_AND, (), (allowed,))
+    t.record(OperationKind.WHERE, (allowed,), (mask,))
+    t.hold(mask)
+    return mask
+
+
 def attention_masks(
     t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext
 ) -> tuple[Tensor | None, Tensor | None]:
