@@ -73,10 +73,8 @@ def _scans(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     ):
         return ()
     choice = resolved.chosen_kernels.scan.value
-    return (
-        f"scan {choice} (transformers' own; `scan=package` where mamba-ssm and causal-conv1d are "
-        "installed)",
-    )
+    words = "transformers' own; `scan=package` where mamba-ssm and causal-conv1d are installed"
+    return (f"scan {choice} ({words})",)
 
 
 def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:

@@ -28,7 +28,9 @@ VARIATIONS: dict[str, Variation] = {
     "mpnet": replace(ROBERTA, classifier_dropout_key="hidden_dropout_prob", names_weights=False),
     "dpr": Variation(pooler_tasks=(), tasks=(Task.BASE,)),
     "longformer": replace(
-        ROBERTA, tasks=(Task.MASKED_LM, Task.BASE, Task.TOKEN_CLASSIFICATION), head_activation=Activation.GELU
+        ROBERTA,
+        tasks=(Task.MASKED_LM, Task.BASE, Task.TOKEN_CLASSIFICATION),
+        head_activation=Activation.GELU,
     ),
 }
 
@@ -136,23 +138,19 @@ def _attends_locally(reader: ConfigReader, request: ReadRequest) -> bool:
 
 def _longformer(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     """A window for each layer, to a multiple of whose widest the class pads sequences."""
-    stack = model.stacks[0]
+    key, stack = "attention_window", model.stacks[0]
     layer, count = stack.runs[0].layer, stack.num_layers
-    if isinstance(reader.raw("attention_window"), list):
-        windows = reader.integers("attention_window")
-    else:
-        windows = [reader.integer("attention_window")] * count
+    listed = isinstance(reader.raw(key), list)
+    windows = reader.integers(key) if listed else [reader.integer(key)] * count
     if len(windows) < count:
-        raise reader.fail("attention_window", f"names {len(windows)} layers of {count}")
+        raise reader.fail(key, f"names {len(windows)} layers of {count}")
     for window in windows:
-        if window < 2 or window % 2:  # noqa: PLR2004  (halves)
-            raise reader.fail("attention_window", f"{window} is not an even number above 0")
+        if window < 1 or window % 2:
+            raise reader.fail(key, f"{window} is not an even number above 0")
     heads = reader.integer("num_attention_heads")
     dropout = reader.number("attention_probs_dropout_prob")
     layers = [
-        replace(
-            layer, attention=SlidingChunksSpec(num_heads=heads, window=window, dropout=dropout)
-        )
+        replace(layer, attention=SlidingChunksSpec(num_heads=heads, window=window, dropout=dropout))
         for window in windows[:count]
     ]
     stack = replace(

@@ -49,7 +49,9 @@ def sliding_chunks(t: Tape, x: Tensor, spec: SlidingChunksSpec, context: StackCo
     sizes = Sizes(
         batch * spec.num_heads, batch, context.seq_len, spec.window // 2, hidden // spec.num_heads
     )
-    query, key, value = (_projection(t, x, f"self_attn.{name}_proj", hidden, batch) for name in "qkv")
+    query, key, value = (
+        _projection(t, x, f"self_attn.{name}_proj", hidden, batch) for name in "qkv"
+    )
     for name in ("query_global", "key_global", "value_global"):
         for part, shape in (("weight", (hidden, hidden)), ("bias", (hidden,))):
             t.parameter(f"self_attn.{name}.{part}", *shape).unused = True
@@ -176,7 +178,10 @@ def _weights(t: Tape, scores: Tensor, spec: SlidingChunksSpec, sizes: Sizes) -> 
     mask = t.tensor(sizes.batch * sizes.tokens, DType.BOOL)
     filled = t.tensor(full.numel, DType.FP32)
     t.record(
-        OperationKind.MASKED_FILL, (soft, mask), (filled,), gradients=(Gradient.FRESH, Gradient.NONE)
+        OperationKind.MASKED_FILL,
+        (soft, mask),
+        (filled,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
     )
     weights = t.cast(filled, scores.dtype)
     t.touch(scores)

@@ -70,9 +70,7 @@ def _weight(
     t: Tape, name: str, spec: EveryTokenSpec, outputs: int, inputs: int, *, num_matrices: int = 1
 ) -> Parameter:
     share = ExpertShare(spec.num_experts, spec.num_chosen, num_matrices)
-    return t.parameter(
-        f"mlp.experts.{name}", spec.num_experts, outputs, inputs, experts=share
-    )
+    return t.parameter(f"mlp.experts.{name}", spec.num_experts, outputs, inputs, experts=share)
 
 
 def _product(t: Tape, x: Tensor, weight: Parameter, numel: int, inner: int) -> Tensor:

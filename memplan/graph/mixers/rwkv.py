@@ -94,9 +94,7 @@ def _running_average(
     for each in zeros:
         t.record(OperationKind.ZEROS, (), (each,))
     states = States(zeros[0], zeros[1], t.shift(zeros[2]))
-    rate = t.scale(
-        t.elementwise(OperationKind.EXP, decay, saves_output=True), OperationKind.NEG
-    )
+    rate = t.scale(t.elementwise(OperationKind.EXP, decay, saves_output=True), OperationKind.NEG)
     turns = Turns(t, context.seq_len)
     frame: tuple[Tensor, ...] = ()
     for turn in turns:
@@ -152,9 +150,7 @@ def _without_gradient(x: Tensor) -> Tensor:
 
 def _plus(t: Tape, x: Tensor, channels: Tensor) -> Tensor:
     out = t.tensor(x.numel, DType.FP32)
-    t.record(
-        OperationKind.ADD, (x, channels), (out,), gradients=(Gradient.ALIAS, Gradient.SUMMED)
-    )
+    t.record(OperationKind.ADD, (x, channels), (out,), gradients=(Gradient.ALIAS, Gradient.SUMMED))
     return out
 
 

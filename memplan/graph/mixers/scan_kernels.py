@@ -104,10 +104,11 @@ def mamba2_in_kernels(t: Tape, x: Tensor, spec: Mamba2Spec, context: StackContex
         projected = t.mul(projected, t.buffer(width, t.options.weights))
         t.touch(plain)
     rate = decay_rate(t, "mamba.A_log", spec.heads)
-    sizes = Sizes(
-        spec, context.batch, context.seq_len, projected.dtype, t.options.multiprocessors
-    )
-    inputs: list[Tensor] = [projected, *_convolution(t, channels, spec.kernel, spec.convolution_bias)]
+    sizes = Sizes(spec, context.batch, context.seq_len, projected.dtype, t.options.multiprocessors)
+    inputs: list[Tensor] = [
+        projected,
+        *_convolution(t, channels, spec.kernel, spec.convolution_bias),
+    ]
     inputs += [t.parameter("mamba.dt_bias", spec.heads), rate, t.parameter("mamba.D", spec.heads)]
     made = [t.tensor(context.batch * context.seq_len * spec.inner, projected.dtype)]
     if spec.gate is not GatedNorm.NONE:
@@ -198,9 +199,7 @@ def _backward(sizes: Sizes, width: int) -> tuple[int, ...]:
     made.drop(changes, passed)
     scan += [made.take(sizes.steps) for _ in range(2)]
     for _ in range(2):
-        parts = made.take(
-            sizes.rows(sizes.splits * spec.groups * spec.state, DType.FP32)
-        )
+        parts = made.take(sizes.rows(sizes.splits * spec.groups * spec.state, DType.FP32))
         scan.append(made.take(sizes.rows(spec.groups * spec.state, DType.FP32)))
         made.drop(parts)
         scan.append(made.take(sizes.steps))
