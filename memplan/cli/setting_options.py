@@ -94,8 +94,9 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="GPUs of which each has other experts: 1,2,4,8.",
     ),
     SettingOption(
-        flag="--expert-imbalance", field="expert_imbalance", kind=float, default=1.0, metavar="X",
-        help_text="Tokens that the experts of the fullest GPU are given, over an even share.",
+        flag="--expert-imbalance", field="expert_imbalance", kind=str | None, metavar="X",
+        help_text="Tokens that the experts of the fullest GPU are given, over an even share: 1.5, or a "
+        "range, 1-1.5, over which the answer is one. [default: 1-1.25]",
     ),
     SettingOption(
         flag="--pipeline-parallel", also=("--pp",), field="pipeline_parallel", kind=int, default=1,
@@ -172,6 +173,12 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         help_text="Feed-forward kernel: eager or fused (Liger's SwiGLU, GeGLU).",
     ),
     SettingOption(
+        flag="--mlp-tiles", field="mlp_tiles", kind=int, default=1, metavar="N",
+        help_text="Tiles in which feed-forward networks run, forward and again in backward (ALST's "
+        "tiled MLP); 0: as many as its recipes have, tokens over hidden size.",
+        axis_help="Tiles of feed-forward networks: 1,0,8.",
+    ),
+    SettingOption(
         flag="--rotary", field="rotary", kind=str | None,
         help_text="Rotary kernel: eager, liger (in place), unsloth or complex (torchtitan's).",
     ),
@@ -183,8 +190,13 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         flag="--loss", field="loss", kind=str | None,
         help_text="Loss kernel: eager, shifted, shifted_uncast, fused (Megatron's), liger, "
         "flash_attn, foak, unsloth; or one that is given the output matrix: fused_linear (Liger's), "
-        "unsloth_fused, cut (Apple's), chunked (torchtitan's), trl, torchtune.",
-        axis_help="eager, fused_linear, liger, cut, chunked, foak, ...",
+        "unsloth_fused, cut (Apple's), chunked (torchtitan's), trl, torchtune, tiled or "
+        "tiled_gradients (ALST's).",
+        axis_help="eager, fused_linear, liger, cut, chunked, tiled, foak, ...",
+    ),
+    SettingOption(
+        flag="--loss-tiles", field="loss_tiles", kind=int, default=0, metavar="N",
+        help_text="Tiles of the losses tiled and tiled_gradients; 0: a GiB of fp32 logits in each.",
     ),
     SettingOption(
         flag="--packing", field="packing", default="none", metavar="HOW",

@@ -169,6 +169,8 @@ class _Counter:
             tally.backward += int(backward)
             if operation.kind in ATTENTION_KERNELS and operation.gradients:
                 self.kernel_recomputation += int(unit * _score_part(operation))
+            if operation.tiles is not None and operation.tiles.runs_again:
+                tally.recomputation += int(forward)
             if position in again:
                 tally.recomputation += int(forward)
                 if position >= stop:

@@ -9,6 +9,7 @@ gets, and what it takes the host to ask for a kernel.
 from collections.abc import Mapping
 from functools import lru_cache
 
+from memplan.compute.host import HOST, HostPrices
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
@@ -32,21 +33,6 @@ KERNEL_S = 2e-6
 """What a kernel takes on the device beside its work: its start, its end and the gap before it [s]."""
 UPDATE_SHARE = 0.78
 """Of what element-wise kernels reach, what an optimizer's multi-tensor kernels do: 2.4 TB/s on an H100."""
-HOST_S = 25e-6
-"""What it takes Python and torch to ask for an element-wise kernel in a model's own code [s]. The call alone
-takes 11 microseconds on a cloud machine of 2023, a linear layer's 29; whole models of transformers two to
-three times that (36 runs bound by their host, ``tests/measured/h100.json``)."""
-HOST_PRODUCT_S = 100e-6
-"""For a product of matrices, the module that it is in included."""
-HOST_AUTOCAST_S = 12e-6
-"""What autocast adds to that."""
-HOST_BACKWARD_S = 20e-6
-"""For a kernel in autograd's thread."""
-HOST_BACKWARD_PRODUCT_S = 50e-6
-"""For a product there."""
-HOST_VIEW_S = 2.9e-6
-HOST_COMPILED_S = 4e-6
-"""For a kernel of inductor's code: an assumption."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +57,7 @@ class Rates:
     attention: Mapping[OperationKind, AttentionRate]
     third_flash: AttentionRate
     kernel_s: float = KERNEL_S
+    host: HostPrices = HOST
 
     def rate_of(self, dtype: DType) -> float:
         """Of large products of tensors in this format [FLOP/s]."""
@@ -102,8 +89,9 @@ _BLACKWELL: Shares = {
     OperationKind.EFFICIENT_ATTENTION: (0.10, 0.07, 0.90),
 }
 """B200: what does not use its tensor memory is no faster than on H100; an assumption."""
-THIRD_FLASH = (0.67, 0.57, 0.75)
-"""FlashAttention-3 on H100: 640-660 TFLOP/s and 540-560 (arXiv:2407.08608, figures 5 to 7)."""
+THIRD_FLASH = (SUSTAINED * 0.67, SUSTAINED * 0.57, 0.75)
+"""FlashAttention-3 on H100: 640-660 TFLOP/s and 540-560 in short benchmarks (arXiv:2407.08608, figures 5 to 7),
+which are bursts as those of products are."""
 _BY_CAPABILITY: tuple[tuple[tuple[int, int], Shares], ...] = (
     ((10, 0), _BLACKWELL), ((9, 0), _HOPPER), ((0, 0), _AMPERE),
 )  # fmt: skip

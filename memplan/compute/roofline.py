@@ -12,16 +12,7 @@ from typing import NamedTuple, TypeGuard
 
 from memplan.compute.flops import attention_factor, causal_share, early_stop, recomputed_positions
 from memplan.compute.products import Shape, alignment_share, product_seconds, shape_of
-from memplan.compute.rates import (
-    HOST_AUTOCAST_S,
-    HOST_BACKWARD_PRODUCT_S,
-    HOST_BACKWARD_S,
-    HOST_COMPILED_S,
-    HOST_PRODUCT_S,
-    HOST_S,
-    HOST_VIEW_S,
-    Rates,
-)
+from memplan.compute.rates import Rates
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import (
     ATTENTION_KERNELS,
@@ -29,7 +20,7 @@ from memplan.graph.operation_kinds import (
     OUTPUT_LOSSES,
     OperationKind,
 )
-from memplan.graph.segments import Gradient, Operation, Segment
+from memplan.graph.segments import Gradient, Operation, Segment, Tiles
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.attention import AttentionSpec
@@ -111,6 +102,10 @@ class SegmentWork(NamedTuple):
     backward: Work
     again: Work
     """What is run again in backward."""
+    num_weights: int = 0
+    num_trained: int = 0
+    is_unit: bool = False
+    """A layer, which engines gather as one."""
 
 
 def segment_work(tape: Tape, model: ModelSpec, rates: Rates) -> Sequence[SegmentWork]:
@@ -137,7 +132,10 @@ class _Same:
 def _segment_work(tape: _Same, model: _Same, rates: Rates) -> Sequence[SegmentWork]:
     assert isinstance(tape.value, Tape)
     assert isinstance(model.value, ModelSpec)
-    return [_Reader(tape.value, each, model.value, rates).read() for each in tape.value.segments]
+    found = [_Reader(tape.value, each, model.value, rates).read() for each in tape.value.segments]
+    if found:
+        found[0].forward.host_s += rates.host.start
+    return found
 
 
 class _Reader:
@@ -155,6 +153,9 @@ class _Reader:
         operations = self.segment.operations
         again = recomputed_positions(self.segment)
         stop = early_stop(self.segment)
+        weights = {
+            tensor for each in operations for tensor in each.inputs if isinstance(tensor, Parameter)
+        }
         found = SegmentWork(
             forward=self._forward(operations),
             backward=self._backward(operations),
@@ -163,9 +164,22 @@ class _Reader:
             )
             if again
             else Work(),
+            num_weights=len(weights),
+            num_trained=sum(each.requires_grad for each in weights),
+            is_unit=self.segment.layer is not None,
         )
         found.forward.away_bytes = found.backward.away_bytes = self._away_bytes()
+        self._checkpoint(found)
         return found
+
+    def _checkpoint(self, found: SegmentWork) -> None:
+        """What the host does for checkpointing itself: hooks on every tensor that is let go."""
+        if not self.segment.checkpointed:
+            return
+        host = self.rates.host
+        num_saved = sum(len(each.saved) for each in self.segment.operations)
+        found.forward.host_s += host.checkpoint + num_saved * host.saved
+        found.again.host_s += host.checkpoint_back + num_saved * host.saved_back
 
     def _away_bytes(self) -> int:
         """Of what lies in CPU RAM between the passes."""
@@ -188,13 +202,17 @@ class _Reader:
                 self._run(work, kernel[0])
             else:
                 self._move(work, _fused_bytes(kernel))
-                work.host_s += HOST_COMPILED_S
+                work.host_s += self.rates.host.compiled
+        work.host_s += self.rates.host.region
         return work
 
     def _run(self, work: Work, operation: Operation) -> None:
         kind = operation.kind
+        if operation.tiles is not None:
+            self._run_tiles(work, operation.tiles, back=operation.tiles.forward_gradients)
+            return
         if kind in VIEWS:
-            work.host_s += 0.0 if self.is_compiled else HOST_VIEW_S
+            work.host_s += 0.0 if self.is_compiled else self.rates.host.view
             return
         work.host_s += self._host_seconds(operation)
         before_s, sends = work.device_s, operation.sends.forward
@@ -223,19 +241,35 @@ class _Reader:
             slow = SLOW_KINDS[OperationKind.LAYER_NORM][direction]
             self._move(work, tensors * _num_bytes(operation.inputs[0]) / slow)
 
+    def _run_tiles(self, work: Work, tiles: Tiles, *, back: bool) -> None:
+        """One tile after the other forward, and with ``back`` each backward too."""
+        one = Work()
+        operations = tiles.segment.operations
+        for each in operations:
+            self._run(one, each)
+        for each in reversed(operations) if back else ():
+            if each.gradients:
+                self._run_back(one, each)
+        work.products_s += tiles.count * one.products_s
+        work.memory_s += tiles.count * one.memory_s
+        work.host_s += tiles.count * one.host_s
+
     def _host_seconds(self, operation: Operation) -> float:
         """What it takes to ask for an operation's kernel in the forward pass."""
+        host = self.rates.host
         if self.is_compiled:
-            return HOST_COMPILED_S
-        if not operation.flops or operation.kind in ATTENTION_KERNELS:
-            return HOST_S
-        return HOST_PRODUCT_S + (HOST_AUTOCAST_S if self.tape.autocast is not None else 0.0)
+            return host.compiled
+        if operation.kind in ATTENTION_KERNELS:
+            return host.attention
+        return host.product if operation.flops else host.kernel
 
     def _host_backward_s(self, operation: Operation) -> float:
+        host = self.rates.host
         if self.is_compiled:
-            return HOST_COMPILED_S
-        made = _backward_bytes(operation)
-        return HOST_BACKWARD_S if made else HOST_VIEW_S
+            return host.compiled
+        if operation.kind in ATTENTION_KERNELS:
+            return host.attention_back
+        return host.kernel_back if _backward_bytes(operation) else host.alias
 
     def _move(self, work: Work, num_bytes: float) -> None:
         if num_bytes:
@@ -308,7 +342,8 @@ class _Reader:
                     self._run_back(work, kernel[0])
                 else:
                     self._move(work, _fused_backward_bytes(kernel))
-                    work.host_s += HOST_COMPILED_S
+                    work.host_s += self.rates.host.compiled
+            work.host_s += self.rates.host.region
             return work
         for operation in graded:
             self._run_back(work, operation)
@@ -317,6 +352,10 @@ class _Reader:
 
     def _run_back(self, work: Work, operation: Operation) -> None:
         kind = operation.kind
+        if operation.tiles is not None:
+            if operation.tiles.runs_again:
+                self._run_tiles(work, operation.tiles, back=True)
+            return
         if not operation.flops or kind in ATTENTION_KERNELS:
             work.host_s += self._host_backward_s(operation)
         before_s, sends = work.device_s, operation.sends.backward
@@ -346,6 +385,7 @@ class _Reader:
             self._send_within(work, sends, work.device_s - before_s)
 
     def _multiply_back(self, work: Work, operation: Operation) -> None:
+        host = self.rates.host
         batch, m, n, k = _shape(operation)
         turned = (Shape(batch, m, k, n), Shape(batch, k, n, m))
         factors = (operation.inputs[0], _second(operation))
@@ -355,7 +395,7 @@ class _Reader:
             if tensor in factors:
                 place = factors.index(tensor)
                 work.products_s += self._product(operation, turned[place])
-                work.host_s += HOST_COMPILED_S if self.is_compiled else HOST_BACKWARD_PRODUCT_S
+                work.host_s += host.compiled if self.is_compiled else host.product_back
             elif not _has_norm(operation):
                 # A bias.
                 self._move(work, _made_bytes(operation))
@@ -371,7 +411,7 @@ class _Reader:
             if count > 1 and not isinstance(tensor, Parameter):
                 for _ in range(count - 1):
                     self._move(work, 3 * _num_bytes(tensor))
-                    work.host_s += HOST_BACKWARD_S
+                    work.host_s += self.rates.host.sum_back
 
 
 _SENT = {

@@ -10,7 +10,13 @@ from memplan.training.choices import AllocatorKind, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import KernelPreset, Packing
+from memplan.training.kernels import (
+    FITTING_TILES,
+    TILED_LOSSES,
+    WHOLE,
+    KernelPreset,
+    Packing,
+)
 from memplan.training.parallelism import TensorParallelKind
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, QUANTIZATION_OPTIONS, TrainingSetup
@@ -145,6 +151,11 @@ ZERO_INIT = "ZeRO-3 loads under zero.Init"
 """The assumption that ``zero_init=false`` takes back."""
 
 
+def _tiles(count: int) -> str:
+    """How many tiles, as ALST's recipes have them where no number is given."""
+    return "as many tiles as ALST's recipes have" if count == FITTING_TILES else f"{count} tiles"
+
+
 def _overrides(setup: TrainingSetup) -> list[str]:
     """What was asked for beside the kernels' and the config's own."""
     found = []
@@ -156,6 +167,10 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"rotary {setup.rotary.value}")
     if setup.scan is not None:
         found.append(f"scan {setup.scan.value}")
+    if setup.chosen_kernels.mlp_tiles != WHOLE:
+        found.append(f"networks in {_tiles(setup.chosen_kernels.mlp_tiles)}")
+    if setup.chosen_kernels.loss in TILED_LOSSES:
+        found.append(f"loss in {_tiles(setup.chosen_kernels.loss_tiles)}")
     if setup.packing is not Packing.NONE:
         found.append(_packing(setup))
     if setup.dropout is not None:

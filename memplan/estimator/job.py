@@ -28,7 +28,13 @@ from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
 from memplan.training.fp8 import FP8_RECIPES, Fp8Recipe
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import AttentionKernel, Packing
+from memplan.training.kernels import (
+    FITTING_TILES,
+    TILED_LOSSES,
+    WHOLE,
+    AttentionKernel,
+    Packing,
+)
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
 
@@ -67,10 +73,16 @@ class Job:
 
             check_pipeline(resolved)
         spreads = resolved.expert_parallel > 1 and resolved.chosen_engine is not Engine.MEGATRON
-        if spreads or resolved.expert_imbalance != 1:
+        if spreads or resolved.expert_imbalance is not None:
             from memplan.estimator.spread_experts import check_spread  # only where they are
 
             check_spread(resolved)
+        if (resolved.mlp_tiles, resolved.loss_tiles) != (WHOLE, FITTING_TILES) or (
+            resolved.chosen_kernels.loss in TILED_LOSSES
+        ):
+            from memplan.estimator.tiled_run import check_tiled  # only where anything is tiled
+
+            check_tiled(model, resolved)
         _refuse_kernels(resolved, gpu)
         _refuse_fp8(resolved, gpu)
         _refuse_packing(resolved, model)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
+from memplan.compute.host import GPU_MACHINE, engine_prices, step_price
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
 from memplan.compute.rates import UPDATE_SHARE, Rates
@@ -33,12 +34,14 @@ class Case(NamedTuple):
     host: float
     interference: float
     """Of an exchange's time, by which computing beside it takes longer."""
+    asked: float
+    """Of the time that the host takes to ask for kernels."""
 
 
-EXPECTED = Case(1.0, 1.0, 1.0, 0.12)
+EXPECTED = Case(1.0, 1.0, 1.0, 0.12, 1.0)
 """NCCL takes 16 of an H100's 132 multiprocessors while it runs."""
-FAST = Case(0.9, 0.85, 0.6, 0.0)
-SLOW = Case(1.15, 1.4, 1.8, 0.2)
+FAST = Case(0.9, 0.85, 0.6, 0.0, 0.4)
+SLOW = Case(1.15, 1.4, 1.8, 0.2, 1.6)
 """Cards differ by 10 % in clocks under load; links by how busy they are; hosts most of all."""
 
 _MOVED = frozenset({ExchangeKind.COPY, ExchangeKind.UPDATE})
@@ -67,8 +70,8 @@ class Beside(NamedTuple):
 
 
 _NOTHING = Beside()
-FORWARD = 0
-"""Where a segment's work has its forward pass."""
+FORWARD, BACKWARD, AGAIN = range(3)
+"""Which of a segment's passes is meant."""
 
 Told: TypeAlias = tuple[str, int, tuple[tuple[int, int], ...], Beside]
 """A stage: its name, how often it runs, what it computes (segment and which work), what is beside it."""
@@ -93,10 +96,6 @@ class Passed(NamedTuple):
     stages: tuple[Laid, ...]
     sums: tuple[tuple[str, float], ...]
     """What its computing is spent on."""
-    device_s: float
-    """What it takes where nothing is exchanged: the host where that is slower."""
-    bound_s: float
-    """Of that, waiting for the host."""
     exchanges: bool
 
 
@@ -129,8 +128,9 @@ class Run:
         for words, seconds in each.sums:
             self.add(words, case.compute * seconds)
         if not each.exchanges:
-            clock.compute(case.compute * each.device_s, each.stages[0].words if each.stages else "")
-            clock.host_bound_s += case.compute * each.bound_s
+            device_s, bound_s = _unhindered(each.stages, case)
+            clock.compute(device_s + bound_s, each.stages[0].words if each.stages else "")
+            clock.host_bound_s += bound_s
             return
         clock.run([_stage(stage, case) for stage in each.stages])
 
@@ -159,13 +159,23 @@ class Mark(NamedTuple):
     sums: Mapping[str, float]
 
 
+def _unhindered(stages: Sequence[Laid], case: Case) -> tuple[float, float]:
+    """What a pass takes in which nothing is exchanged, and how long it waits for the host beside that [s]."""
+    device = bound = 0.0
+    for each in stages:
+        own = case.compute * (each.repeats * each.device_s + each.beside.copied_s)
+        device += own
+        bound += max(0.0, case.asked * each.repeats * each.asked_s - own)
+    return device, bound
+
+
 def _stage(each: Laid, case: Case) -> Stage:
     beside = each.beside
     return Stage(
         words=each.words,
         repeats=each.repeats,
         compute_s=case.compute * (each.device_s + beside.copied_s / each.repeats),
-        host_s=case.compute * each.asked_s,
+        host_s=case.asked * each.asked_s,
         blocking_s=case.links * (beside.blocking_s + each.sent_s),
         ahead_s=case.links * beside.ahead_s,
         behind_s=case.links * beside.behind_s,
@@ -197,6 +207,12 @@ class Timer:
             Group.SHARED: Ranks(setup.context_parallel, setup.tensor_parallel),
             Group.SPREAD: Ranks(setup.expert_parallel, setup.tensor_parallel),
         }
+        self.engine = engine_prices(setup)
+        num_trained = sum(
+            each.repeat * told.num_trained
+            for each, told in zip(given.tape.segments, work, strict=True)
+        )
+        self.step_asked_s = step_price(setup) * num_trained
         self.known: dict[tuple[ExchangeKind, int, Ranks], float] = {}
         self.updates: list[tuple[Exchange, int]] = []
         forward: list[Visit] = []
@@ -255,14 +271,14 @@ class Timer:
 
     def _lay(self, stages: Sequence[Told]) -> Passed:
         laid: list[Laid] = []
-        products = attention = memory = copies = whole = bound = sent = 0.0
+        products = attention = memory = copies = 0.0
         exchanges = False
         for words, repeats, works, beside in stages:
             device = asked = own_sent = 0.0
             for index, place in works:
-                work = self.work[index][place]
+                work = self._work(index, place)
                 device += work.device_s
-                asked += work.host_s
+                asked += self.asked_s(index, place)
                 products += repeats * work.products_s
                 attention += repeats * work.attention_s
                 memory += repeats * work.memory_s
@@ -271,16 +287,31 @@ class Timer:
                 if work.away_bytes:
                     beside = self._with_away(beside, repeats * work.away_bytes, place)
             copies += beside.copied_s
-            slow = max(0.0, repeats * (asked - device) - beside.copied_s)
-            bound += slow
-            whole += repeats * device + beside.copied_s + slow
-            sent += own_sent
             exchanges = exchanges or own_sent > 0 or any(beside[1:])
             laid.append(Laid(words, repeats, device, asked, own_sent, beside))
         sums = (
             (PRODUCTS, products), (ATTENTION, attention), (MEMORY, memory), (ENGINE_COPIES, copies),
         )  # fmt: skip
-        return Passed(tuple(laid), sums, whole, bound, exchanges)
+        return Passed(tuple(laid), sums, exchanges)
+
+    def _work(self, index: int, place: int) -> Work:
+        segment = self.work[index]
+        return (segment.forward, segment.backward, segment.again)[place]
+
+    def asked_s(self, index: int, place: int) -> float:
+        """What one pass over a segment takes the host, one repetition of it [s]."""
+        return self._work(index, place).host_s + self._engine_s(index, place)
+
+    def _engine_s(self, index: int, place: int) -> float:
+        """What the engine's own code takes the host in one pass over a segment."""
+        prices, work = self.engine, self.work[index]
+        if place == AGAIN and not (prices.is_rerun and work.again.host_s):
+            return 0.0
+        if place == BACKWARD:
+            found = work.is_unit * prices.unit_back + work.num_weights * prices.parameter_back
+        else:
+            found = work.is_unit * prices.unit + work.num_weights * prices.parameter
+        return GPU_MACHINE * found
 
     def _with_away(self, beside: Beside, num_bytes: int, place: int) -> Beside:
         """With activations that go to the host, or come back."""
@@ -321,6 +352,7 @@ class Timer:
     def update(self, run: Run) -> None:
         """The optimizer's step, and what goes with it."""
         case, clock = run.case, run.clock
+        start_s = clock.now_s
         for exchange, count in self.updates:
             kind, seconds = exchange.kind, count * self.seconds(exchange)
             if kind in _MOVED:
@@ -330,6 +362,10 @@ class Timer:
                 clock.wait(Lane.HOST, case.host * seconds, kind.value)
             else:
                 clock.wait(Lane.LINK, case.links * seconds, kind.value)
+        late = case.asked * self.step_asked_s - (clock.now_s - start_s)
+        if late > 0:
+            clock.host_bound_s += late
+            clock.wait(Lane.COMPUTE, late, LAUNCHES)
 
     def seconds(self, exchange: Exchange) -> float:
         """One exchange by itself [s]."""

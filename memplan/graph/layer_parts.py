@@ -11,7 +11,7 @@ from memplan.graph.feed_forward import feed_forward
 from memplan.model.attention import AttentionForm, AttentionSpec, SlidingChunksSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
-from memplan.training.kernels import ScanKernel
+from memplan.training.kernels import WHOLE, ScanKernel
 
 if TYPE_CHECKING:
     from memplan.graph.stack_context import StackContext
@@ -147,6 +147,10 @@ def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
 def _network(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     spec = layer.feed_forward
     if isinstance(spec, FeedForwardSpec):
+        if t.kernels.mlp_tiles != WHOLE:
+            from memplan.graph.tiles import tiled_network  # only then
+
+            return tiled_network(t, x, spec, context.hidden_size)
         return feed_forward(t, x, spec, context.hidden_size)
     return _other_network(t, x, spec, context)
 

@@ -11,8 +11,8 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import causal_lm_loss, cross_entropy, matmul_weight, next_token_labels
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
-from memplan.training.kernels import LossKernel
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor, allocated_bytes
+from memplan.training.kernels import FITTING_TILES, LossKernel
 from memplan.training.losses import LOSS_FORMS, LossForm, LossGradient, MatrixLoss
 from memplan.units import GIB, ceil_div, round_up
 
@@ -306,6 +306,41 @@ def tiled_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     return loss
 
 
+TILE_LOGITS_BYTES = GIB
+"""Of fp32 logits in a tile of ALST's recipes (ArcticTraining, trainer/sft_trainer.py)."""
+
+
+def loss_over_tiles(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """ALST's: head and loss of one tile after the other, and the same again in backward."""
+    return _over_tiles(t, OperationKind.TILED_LOSS, x, weight, forward_gradients=False)
+
+
+def loss_gradients_over_tiles(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """The same, each tile with its backward pass in the forward pass."""
+    return _over_tiles(t, OperationKind.TILED_LOSS_GRADIENTS, x, weight, forward_gradients=True)
+
+
+def _over_tiles(
+    t: Tape, kind: OperationKind, x: Tensor, weight: Parameter, *, forward_gradients: bool
+) -> Tensor:
+    from memplan.graph.tiles import run_in_tiles  # only then
+
+    vocab_size, width = weight.shape
+    tokens = x.numel // width
+    count = t.kernels.loss_tiles
+    if count == FITTING_TILES:
+        count = ceil_div(tokens * vocab_size * DType.FP32.num_bytes, TILE_LOGITS_BYTES)
+    labels = Tensor(tokens, DType.INT64, Storage(allocated_bytes(tokens, DType.INT64), -1, 0))
+
+    def loss_of(tile: Tensor) -> Tensor:
+        logits = matmul_weight(t, tile, weight)
+        return cross_entropy(t, t.cast(logits, DType.FP32), labels)
+
+    return run_in_tiles(
+        t, kind, x, width, count, loss_of, joined=False, forward_gradients=forward_gradients
+    )
+
+
 def cross_entropy_in_pieces(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     """torchtune's: the logits of every piece, then each piece's fp32 copy and its log-softmax.
 
@@ -364,5 +399,7 @@ _MATRIX_LOSSES: dict[MatrixLoss, Callable[[Tape, Tensor, Parameter], Tensor]] = 
     MatrixLoss.BACKWARD_BY_PIECE: chunked_cross_entropy,
     MatrixLoss.CUT: cut_cross_entropy,
     MatrixLoss.TILES: tiled_cross_entropy,
+    MatrixLoss.TILED: loss_over_tiles,
+    MatrixLoss.TILED_GRADIENTS: loss_gradients_over_tiles,
     MatrixLoss.PIECES: cross_entropy_in_pieces,
 }

@@ -13,6 +13,7 @@ from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
 from memplan.training.freezing import ALL_LAYERS, FrozenParts
+from memplan.training.kernels import WHOLE
 from memplan.training.layer_choice import CheckpointedLayers
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
 
         check_spread(model, options.expert_parallel)
     tape = _record(model, options)
+    if options.kernels.mlp_tiles != WHOLE:
+        from memplan.graph.tiles import check_tiled  # only then
+
+        check_tiled(model, tape)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)
     tape.declared = model.declared

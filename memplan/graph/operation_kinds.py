@@ -144,6 +144,9 @@ class OperationKind(StrEnum):
     SUM = "sum"
     TANH = "tanh"
     TILED_CROSS_ENTROPY = "tiled_cross_entropy"
+    TILED_LOSS = "tiled_loss"
+    TILED_LOSS_GRADIENTS = "tiled_loss_gradients"
+    TILED_NETWORK = "tiled_network"
     TO = "to"
     TOPK = "topk"
     TRANSPOSE = "transpose"
@@ -169,7 +172,11 @@ ATTENTION_KERNELS = frozenset(
 )
 """Attention in one kernel, which keeps no scores and computes them again in backward."""
 OUTPUT_LOSSES = frozenset(
-    {OperationKind.CHUNKED_CROSS_ENTROPY, OperationKind.FUSED_LINEAR_CROSS_ENTROPY}
+    {
+        OperationKind.CHUNKED_CROSS_ENTROPY,
+        OperationKind.FUSED_LINEAR_CROSS_ENTROPY,
+        OperationKind.TILED_LOSS_GRADIENTS,
+    }
 )
 """Output matrix and loss in one: the three products of their two passes are all made forward."""
 QUANTIZED_PRODUCTS = frozenset(

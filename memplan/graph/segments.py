@@ -105,6 +105,7 @@ class Operation:
         "saved",
         "saves_output",
         "sends",
+        "tiles",
     )
 
     def __init__(
@@ -123,6 +124,7 @@ class Operation:
         in_python: bool = False,
         pinned: Sequence[Storage] = (),
         handed: "Handed" = (),
+        tiles: "Tiles | None" = None,
         sends: Sends = NO_SENDS,
     ) -> None:
         self.kind = kind
@@ -154,6 +156,8 @@ class Operation:
         them, and they go with the graph, when backward is over."""
         self.handed = handed
         """What hooks took of all that it keeps; what went is not in ``saved``."""
+        self.tiles = tiles
+        """What it runs tile by tile, where it is no operation but a stretch of them."""
         self.sends = sends
         """What ranks send one another inside it; a collective of its own sends what it is given."""
 
@@ -225,6 +229,33 @@ class Region:
     rerun: int | None = None
     """One past the last operation that really runs again; None: all do. Those after it only read what
     was dropped."""
+
+
+class Tiles:
+    """What one operation runs, a tile at a time (``memplan.graph.tiles``)."""
+
+    __slots__ = ("backward", "count", "forward", "forward_gradients", "joined", "segment")
+
+    def __init__(
+        self, segment: "Segment", count: int, *, joined: bool, forward_gradients: bool
+    ) -> None:
+        self.segment = segment
+        """The operations of one tile, from its input to its output."""
+        self.count = count
+        self.joined = joined
+        """The tiles' outputs wait for one another and are joined; else they are numbers, added up."""
+        self.forward_gradients = forward_gradients
+        """Each tile's backward pass runs in the forward pass."""
+        self.forward: Sequence[Sequence[Change]] = ()
+        """What comes and goes before the results of the forward pass are there, and behind them, once
+        ``memplan.memory.tiled_walk`` has found it."""
+        self.backward: Sequence[Sequence[Change]] = ()
+        """The same around each gradient of the backward pass."""
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the backward pass runs each tile a second time."""
+        return not self.forward_gradients
 
 
 class Segment:

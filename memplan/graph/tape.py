@@ -19,7 +19,7 @@ from memplan.errors import ConfigError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.overlay import BASE_LAYER, ORIGINAL, adapted_weights
-from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment
+from memplan.graph.segments import BUFFER_WORDS, RESULT, Buffer, Gradient, Operation, Segment, Tiles
 from memplan.graph.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.training.exchange import NO_SENDS, Sends
@@ -367,6 +367,7 @@ class Tape:
         flops: int = 0,
         in_python: bool = False,
         pins: Sequence[Tensor] = (),
+        tiles: Tiles | None = None,
         sends: Sends = NO_SENDS,
     ) -> None:
         """Append an operation and settle what it keeps alive."""
@@ -423,7 +424,7 @@ class Tape:
                 backward_scratch=_blocks(backward_scratch_bytes),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
-                pinned=pinned, handed=handed, sends=sends,
+                pinned=pinned, handed=handed, tiles=tiles, sends=sends,
             )
         )  # fmt: skip
 

@@ -40,6 +40,7 @@ from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Tally
 from memplan.training.exchange import Visit
+from memplan.training.kernels import TILED_LOSSES
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
@@ -429,6 +430,7 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
         tape.value.buffers_bytes,
         tape.value.buffers_in_use,
         tape.value.declared,
+        _tiled_loss(tape.value),
         tuple(_outline_of(segment) for segment in tape.value.segments),
         tuple(each.repeats for each in passes.value.forward),
         tuple(_order_of(each) for each in passes.value.backward),
@@ -466,6 +468,15 @@ class _Structure:
 @lru_cache(maxsize=256)
 def _interned(*key: object) -> _Structure:  # noqa: ARG001  (the key alone tells them apart)
     return _Structure()
+
+
+def _tiled_loss(tape: Tape) -> object:
+    """When gradients of a loss that runs in tiles come, and how the model is called for it."""
+    loss = tape.kernels.loss
+    if loss not in TILED_LOSSES:
+        return None
+    found = [each.tiles for each in tape.segments[-1].operations if each.tiles is not None]
+    return loss, *(each.count > 1 for each in found)
 
 
 def _outline_of(segment: Segment) -> tuple[object, ...]:

@@ -36,6 +36,7 @@ from memplan.memory.walk import (
     ForwardProfile,
     ForwardWalk,
     Level,
+    forward_stages,
     keeps_something,
 )
 from memplan.training.compilation import Compilation
@@ -378,9 +379,9 @@ class BackwardWalk:
         dying: dict[int, list[Storage]] = {}
         for position in range(region.start, region.stop):
             operation = self.segment.operations[position]
-            stages: list[list[Change]] = [[], []]
-            if operation.forward_scratch:
-                stages = scratch_changes(operation.forward_scratch)
+            stages: Sequence[Sequence[Change]] = [[], []]
+            if operation.forward_scratch or operation.tiles is not None:
+                stages = forward_stages(operation)
             self._play(stages[0])
             own = {tensor.storage for tensor in operation.inputs}
             for storage in dict.fromkeys(tensor.storage for tensor in operation.outputs):
@@ -506,9 +507,12 @@ class BackwardWalk:
         """The gradients it returns, and those that are summed or cast afterwards."""
         made: list[tuple[Tensor, GradientBuffer]] = []
         products: list[tuple[GradientBuffer, Tensor, GradientBuffer]] = []
-        stages: list[list[Change]] = []
-        if operation.backward_scratch:
-            stages = scratch_changes(operation.backward_scratch)
+        stages: list[Sequence[Change]] = []
+        if operation.tiles is not None:
+            stages = list(operation.tiles.backward)
+        elif operation.backward_scratch:
+            stages = [*scratch_changes(operation.backward_scratch)]
+        if stages:
             self._play(stages.pop(0))
         handed_over = iter(operation.saved)
         for tensor, kind in operation.backward_order():

@@ -10,11 +10,19 @@ from collections.abc import Sequence
 from memplan.fast_dataclass import dataclass
 from memplan.graph.away import Away, Handed
 from memplan.graph.operation_kinds import ATTENTION_KERNELS
-from memplan.graph.segments import Change, Operation, Segment, scratch_changes
+from memplan.graph.segments import Change, Operation, Segment
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, GradientBuffer
 from memplan.memory.reduction import Multiprocessors
-from memplan.memory.walk import WORKSPACE, Event, ForwardProfile, ForwardWalk, InTransit, Level
+from memplan.memory.walk import (
+    WORKSPACE,
+    Event,
+    ForwardProfile,
+    ForwardWalk,
+    InTransit,
+    Level,
+    forward_stages,
+)
 from memplan.training.activation_offload import OffloadRules
 
 OFFLOAD_STREAM = 9
@@ -149,8 +157,8 @@ class OffloadForwardWalk(ForwardWalk):
             self._take(_of(operation, results=False))
             before: Sequence[Change] = ()
             after: Sequence[Change] = ()
-            if operation.forward_scratch:
-                before, after = scratch_changes(operation.forward_scratch)[:2]
+            if operation.forward_scratch or operation.tiles is not None:
+                before, after = forward_stages(operation)[:2]
                 self._play(before)
             for tensor in operation.outputs:
                 storage = tensor.storage

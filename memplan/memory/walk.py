@@ -147,8 +147,8 @@ class ForwardWalk:
             highest = 0
             before: Sequence[Change] = ()
             after: Sequence[Change] = ()
-            if operation.forward_scratch:
-                before, after = scratch_changes(operation.forward_scratch)[:2]
+            if operation.forward_scratch or operation.tiles is not None:
+                before, after = forward_stages(operation)[:2]
                 highest = live + _played(events, before)
                 live += sum(size for _, size in before)
                 if highest > peak:
@@ -198,6 +198,13 @@ class ForwardWalk:
             events=events,
             starts=starts,
         )
+
+
+def forward_stages(operation: Operation) -> Sequence[Sequence[Change]]:
+    """What comes and goes before an operation's results are there, and behind them."""
+    if operation.tiles is not None:
+        return operation.tiles.forward
+    return scratch_changes(operation.forward_scratch)
 
 
 def _held_by_nested(segment: Segment) -> list[Storage]:

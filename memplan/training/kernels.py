@@ -110,6 +110,14 @@ class LossKernel(Enum):
     """torchtune's: logits of all pieces, each widened to fp32 on its own."""
     TRL = "trl"
     """TRL's fused head: tiles of the logits in both passes, gradients gathered in fp32."""
+    TILED = "tiled"
+    """ALST's ``sequence_tiled_compute``: head and loss tile by tile, again in backward."""
+    TILED_GRADIENTS = "tiled_gradients"
+    """ALST's ``TiledFusedLogitsLoss``: each tile with its backward pass in the forward pass."""
+
+
+TILED_LOSSES = frozenset({LossKernel.TILED, LossKernel.TILED_GRADIENTS})
+"""Those that ``loss_tiles`` says the number of tiles of."""
 
 
 class Packing(Enum):
@@ -156,6 +164,13 @@ class KernelPreset(Enum):
     UNSLOTH = "unsloth"
 
 
+WHOLE = 1
+"""Tiles of what is not cut."""
+FITTING_TILES = 0
+"""Tiles as ALST's recipes have them: of a network tokens over hidden size, rounded up; of a loss, as
+many as give each a GiB of fp32 logits."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
     """One implementation for each kind of operation."""
@@ -171,6 +186,11 @@ class Kernels:
     selective: SelectivePolicy = SelectivePolicy.EVERY_OTHER_MATMUL
     """What ``checkpointing: selective`` means."""
     experts: ExpertKernel = ExpertKernel.GROUPED
+    mlp_tiles: int = 1
+    """Tiles in which feed-forward networks run, forward and again in backward (ALST's ``TiledMLP``);
+    ``FITTING_TILES``: as many as fit."""
+    loss_tiles: int = 0
+    """Tiles of a loss that runs in tiles; ``FITTING_TILES``: as many as fit."""
     keeps_cache: bool = False
     """Classes that once cached keys and values under checkpointing too do so (GPT-BigCode's)."""
 

@@ -34,6 +34,10 @@ class MatrixLoss(Enum):
     """Tiles of the logits in registers: one number a row is kept (Apple)."""
     TILES = "tiles"
     """Tiles of the logits, made again in backward, whose gradients are gathered in fp32 (TRL)."""
+    TILED = "tiled"
+    """Whole stretches of tokens, made again in backward (ALST)."""
+    TILED_GRADIENTS = "tiled_gradients"
+    """The same, each with a backward pass of its own, in the forward pass (ALST)."""
     PIECES = "pieces"
     """Piece by piece through torch's own operations, all kept (torchtune)."""
 
@@ -119,6 +123,14 @@ LOSS_FORMS: dict[LossKernel, LossForm] = {
     LossKernel.TRL: LossForm(
         source="trl 1.16, kernels/chunked_logprob.py, ChunkedLogProbFunction",
         matrix=MatrixLoss.TILES,
+    ),
+    LossKernel.TILED: LossForm(
+        source="deepspeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py, sequence_tiled_compute",
+        matrix=MatrixLoss.TILED,
+    ),
+    LossKernel.TILED_GRADIENTS: LossForm(
+        source="deepspeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py, TiledFusedLogitsLoss",
+        matrix=MatrixLoss.TILED_GRADIENTS,
     ),
     LossKernel.TORCHTUNE: LossForm(
         source="torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, CEWithChunkedOutputLoss",

@@ -13,10 +13,11 @@ from memplan.training.setup_derived import DerivedSetup
 
 MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
-MAX_IMBALANCE = 1024
 
 _OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len"})
 """Sizes for which None stands for a default."""
+_FITTING = frozenset({"mlp_tiles", "loss_tiles"})
+"""Numbers for which 0 stands for as many as fit."""
 
 
 def check_sizes(setup: DerivedSetup) -> None:
@@ -26,6 +27,7 @@ def check_sizes(setup: DerivedSetup) -> None:
         "gradient_accumulation_steps": MAX_TOKENS, "seq_len": MAX_TOKENS,
         "target_seq_len": MAX_TOKENS, "tensor_parallel": MAX_GPUS, "pipeline_parallel": MAX_GPUS,
         "virtual_stages": MAX_GPUS, "context_parallel": MAX_GPUS, "expert_parallel": MAX_GPUS,
+        "mlp_tiles": MAX_TOKENS, "loss_tiles": MAX_TOKENS,
     }  # fmt: skip
     for name, limit in limits.items():
         value = getattr(setup, name)
@@ -34,21 +36,14 @@ def check_sizes(setup: DerivedSetup) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             msg = f"{name}: expected a whole number, got {shown(value)}"
             raise SetupError(msg)
-        if not 1 <= value <= limit:
-            msg = f"{name}: must be from 1 to {limit}, got {shown(value)}"
+        least = 0 if name in _FITTING else 1
+        if not least <= value <= limit:
+            msg = f"{name}: must be from {least} to {limit}, got {shown(value)}"
             raise SetupError(msg)
     for name in _FLAGS:
         if not isinstance(getattr(setup, name), bool):
             msg = f"{name}: expected true or false, got {shown(getattr(setup, name))}"
             raise SetupError(msg)
-    numbers = (int, float)
-    imbalance = setup.expert_imbalance
-    if type(imbalance) not in numbers or not 1 <= imbalance <= MAX_IMBALANCE:
-        msg = (
-            f"expert_imbalance: must be from 1 (balanced) to {MAX_IMBALANCE} times an even share of the "
-            f"tokens, got {shown(imbalance)}"
-        )
-        raise SetupError(msg)
     dropout = setup.dropout
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     if dropout is not None and not (is_number and 0 <= dropout < 1):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from memplan.training.choices import ZeroStage
 from memplan.training.coercion import coerce_enum
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
-from memplan.training.expert_parallel import ExpertParallel
-from memplan.training.kernels import KERNEL_PRESETS, Kernels
+from memplan.training.expert_parallel import USUAL_IMBALANCE, ExpertParallel
+from memplan.training.kernels import FITTING_TILES, KERNEL_PRESETS, WHOLE, Kernels
 from memplan.training.parallelism import (
     PipelineParallel,
     PipelineRuntime,
@@ -76,7 +76,8 @@ class DerivedSetup(SetupFields):
         preset = self.kernels
         base = preset if isinstance(preset, Kernels) else KERNEL_PRESETS[preset]
         chosen = (self.attention, self.norm, self.mlp, self.rotary, self.scan, self.loss)
-        if chosen == (None,) * len(chosen):
+        tiles = (self.mlp_tiles, self.loss_tiles)
+        if chosen == (None,) * len(chosen) and tiles == (WHOLE, FITTING_TILES):
             return base
         return replace(
             base,
@@ -86,6 +87,8 @@ class DerivedSetup(SetupFields):
             rotary=self.rotary or base.rotary,
             scan=self.scan or base.scan,
             loss=self.loss or base.loss,
+            mlp_tiles=base.mlp_tiles if self.mlp_tiles == WHOLE else self.mlp_tiles,
+            loss_tiles=self.loss_tiles or base.loss_tiles,
         )
 
     @property
@@ -171,7 +174,8 @@ class DerivedSetup(SetupFields):
         """How experts are spread over ranks; None: they are not."""
         if self.expert_parallel == 1:
             return None
-        return ExpertParallel(degree=self.expert_parallel, imbalance=self.expert_imbalance)
+        imbalance = self.expert_imbalance or USUAL_IMBALANCE
+        return ExpertParallel(degree=self.expert_parallel, imbalance=imbalance)
 
     @property
     def data_parallel(self) -> int:

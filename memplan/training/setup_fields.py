@@ -15,10 +15,13 @@ from memplan.training.choices import (
 )
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallelKind
+from memplan.training.expert_parallel import Imbalance
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
 from memplan.training.kernels import (
+    FITTING_TILES,
+    WHOLE,
     AttentionKernel,
     FeedForwardKernel,
     KernelPreset,
@@ -90,6 +93,11 @@ class SetupFields:
     """Overrides the kernels' state-space scans (Mamba)."""
     loss: LossKernel | None = None
     """Overrides the kernels' loss."""
+    mlp_tiles: int = WHOLE
+    """Tiles in which feed-forward networks run, forward and again in backward (ALST's tiled MLP); 0: a
+    rank's tokens over the hidden size, as in its recipes."""
+    loss_tiles: int = FITTING_TILES
+    """Tiles of a loss that runs in tiles; 0: each has a GiB of fp32 logits."""
     packing: Packing = Packing.NONE
     """How the sequences of a micro-batch lie in its rows."""
     dropout: float | None = None
@@ -117,9 +125,9 @@ class SetupFields:
     """How attention sees the others' tokens. None: all-to-all under deepspeed, else ring."""
     expert_parallel: int = 1
     """GPUs of which each has other experts of every mixture; they are among those of the data."""
-    expert_imbalance: float = 1.0
-    """Tokens that the experts of the fullest GPU are given, over an even share: an assumption, since
-    routers decide it."""
+    expert_imbalance: Imbalance | None = None
+    """Tokens that the experts of the fullest GPU are given, over an even share: an assumption, since routers
+    decide it. A number or a range, ``1-1.5``, over which the answer is one too. None: 1 to 1.25."""
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
     offload_activations: ActivationOffload = ActivationOffload.NONE

@@ -220,6 +220,8 @@ def checkpointing_of(record: Record) -> str:
 def attention_of(record: Record) -> str:
     """The attention kernel by its stated name."""
     stated = str(record["attention"]).lower()
+    if re.search("fa3|flash_attention_3", stated):
+        return "flash3"
     if "flash" in stated or re.match(r"fa\d", stated):
         return "flash"
     return "eager" if stated.startswith(("eager", "explicit")) else "sdpa"

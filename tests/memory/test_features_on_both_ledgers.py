@@ -127,6 +127,18 @@ TOGETHER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     # Ranks that share sequences.
     ("llama", "fsdp", {"num_gpus": 8, "context_parallel": 4, "micro_batch_size": 2}),
     ("llama", "ddp", {"num_gpus": 8, "context_parallel": 2, "checkpointing": "full"}),
+    # Networks and losses that run in tiles.
+    ("llama", "zero3", {"mlp_tiles": 3, "loss": "tiled", "loss_tiles": 2}),
+    (
+        "llama",
+        "zero2",
+        {"mlp_tiles": 0, "checkpointing": "full", "offload_activations": "streamed"},
+    ),
+    (
+        "llama",
+        "zero2",
+        {"loss": "tiled_gradients", "loss_tiles": 4, "num_gpus": 8, "context_parallel": 4},
+    ),
     # Experts spread over ranks: two groups of parameters in each layer.
     ("mixtral", "fsdp", {"num_gpus": 8, "expert_parallel": 2}),
     (

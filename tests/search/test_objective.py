@@ -59,13 +59,17 @@ PRACTICE = {
                 {"engines": (Engine.FSDP,), "tensor_parallel": 1}, {"weights sharded", "recomputes"}),
     "30b": (("opt-30b", "a100-80gb", 8, 2048, 24), {},
             {"weights sharded", "recomputes", "layers whole"}),
-    "70b": (("llama-2-70b", "a100-80gb", 64, 2048, 512), {},
+    "70b": (("llama-2-70b", "a100-80gb", 64, 2048, 512), {"engines": (Engine.FSDP,), "tensor_parallel": 1},
             {"weights sharded", "recomputes", "layers whole", "optimizer on the GPU"}),
-    "70b-h100": (("llama-2-70b", "h100", 64, 2048, 512), {},
+    "70b-h100": (("llama-2-70b", "h100", 64, 2048, 512), {"engines": (Engine.FSDP,), "tensor_parallel": 1},
                  {"weights sharded", "recomputes", "layers whole", "optimizer on the GPU"}),
     # torchtitan's docs/performance: 70B on 256 H100 with FSDP2 and full recomputation.
-    "torchtitan": (("llama-3.1-70b", "h100", 256, 8192, 512), {},
+    "torchtitan": (("llama-3.1-70b", "h100", 256, 8192, 512), {"engines": (Engine.FSDP,), "tensor_parallel": 1},
                    {"weights sharded", "recomputes", "optimizer on the GPU"}),
+    # Narayanan et al., arXiv:2104.04473, section 3: layers split inside nodes, stages between them, where one copy takes
+    # several nodes; NVIDIA's recipe for Llama 3 70B on 64 H100 splits so (NeMo's performance summary, TP 4 PP 4).
+    "megatron": (("llama-3.1-70b", "h100", 64, 8192, 128), {"engines": (Engine.MEGATRON,)},
+                 {"weights whole", "layers split", "optimizer on the GPU"}),
     # DeepSpeed-Chat's README: OPT-13B on 8 A100 40GB takes ZeRO-3.
     "chat": (("opt-13b", "a100-40gb", 8, 512, 64), {"engines": (Engine.DEEPSPEED,)},
              {"weights sharded", "layers whole"}),

@@ -197,6 +197,17 @@ def test_axolotl_loads_in_the_dtype_that_it_computes_in(value: Any, precision: P
     assert read({**AXOLOTL, "bf16": value}).setup.precision is precision
 
 
+@pytest.mark.parametrize(
+    ("values", "tiles"),
+    [
+        pytest.param({"tiled_mlp_num_shards": 6}, 6, id="given"),
+        pytest.param({"sequence_len": 131072}, 4, id="of 32768 tokens"),
+    ],
+)
+def test_axolotl_tiles_its_networks(values: dict[str, Any], tiles: int) -> None:
+    assert read({**AXOLOTL, "tiled_mlp": True, **values}).setup.mlp_tiles == tiles
+
+
 def test_axolotl_finds_the_deepspeed_file_that_it_brings_along() -> None:
     setup = read({**AXOLOTL, "deepspeed": "deepspeed_configs/zero3_bf16.json"}, num_gpus=8).setup
     assert setup.engine is Engine.DEEPSPEED

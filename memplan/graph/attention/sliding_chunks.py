@@ -7,7 +7,7 @@ copies it, and its gradient is added up by index (torch's ``as_strided_backward`
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.mixers.contraction import Turned, contraction
+from memplan.graph.contraction import Turned, contraction
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, linear
 from memplan.graph.segments import RESULT, Gradient

@@ -8,6 +8,7 @@ Falcon-Mamba and Jamba share the function.
 from memplan.dtypes import DType
 from memplan.graph.mixers.convolution import causal_convolution
 from memplan.graph.mixers.iteration import Turns
+from memplan.graph.mixers.rates import decay_rate
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, base_product, linear, norm
 from memplan.graph.segments import Gradient
@@ -24,7 +25,7 @@ def mamba_mixer(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext) -> T
     """Projection, short convolution, parameters of the scan, the scan, the output projection."""
     inner, hidden, batch = spec.inner, context.hidden_size, context.batch
     projected = linear(t, x, "mamba.in_proj", hidden, 2 * inner, bias=spec.bias)
-    rate = decay_rate(t, "mamba.A_log", inner, spec.state)
+    rate = decay_rate(t, inner, spec.state)
     half = projected.numel // 2
     mixed, gate = t.split(projected, half, half)
     if t.kernels.scan is ScanKernel.PACKAGE:
@@ -45,12 +46,6 @@ def mamba_mixer(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext) -> T
     result = linear(t, rows, "mamba.out_proj", inner, hidden, bias=spec.bias)
     t.touch(projected, rate, states, step, out, x)
     return result
-
-
-def decay_rate(t: Tape, name: str, *shape: int) -> Tensor:
-    """``-exp(A_log)`` in fp32."""
-    full = t.cast(t.parameter(name, *shape), DType.FP32)
-    return t.scale(t.elementwise(OperationKind.EXP, full, saves_output=True), OperationKind.NEG)
 
 
 def in_rows(t: Tape, x: Tensor, batch: int) -> Tensor:

@@ -9,7 +9,7 @@ ops/triton/ssd_combined.py, ``MambaSplitConv1dScanCombinedFn``; ops/selective_sc
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.mixers.mamba import decay_rate
+from memplan.graph.mixers.rates import decay_rate
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear
 from memplan.graph.segments import Gradient
@@ -103,7 +103,7 @@ def mamba2_in_kernels(t: Tape, x: Tensor, spec: Mamba2Spec, context: StackContex
         plain = projected
         projected = t.mul(projected, t.buffer(width, t.options.weights))
         t.touch(plain)
-    rate = decay_rate(t, "mamba.A_log", spec.heads)
+    rate = decay_rate(t, spec.heads)
     sizes = Sizes(spec, context.batch, context.seq_len, projected.dtype, t.options.multiprocessors)
     inputs: list[Tensor] = [
         projected,
@@ -218,7 +218,7 @@ def mamba_in_kernels(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext)
     """``mamba_inner_fn`` behind the input projection, whose result it copies channel by channel."""
     inner, hidden, tokens = spec.inner, context.hidden_size, context.batch * context.seq_len
     projected = linear(t, x, "mamba.in_proj", hidden, 2 * inner, bias=spec.bias)
-    rate = decay_rate(t, "mamba.A_log", inner, spec.state)
+    rate = decay_rate(t, inner, spec.state)
     dtype = projected.dtype
     inputs: list[Tensor] = [projected, *_convolution(t, inner, spec.kernel, spec.convolution_bias)]
     weights = [

@@ -25,6 +25,9 @@ from memplan.memory.playback import Stops
 from memplan.memory.walk import last_recomputed
 from memplan.training.compilation import Compilation
 
+MAX_VISITS = 16
+"""Tiles of one operation whose modules are followed; those of many more only cost time."""
+
 
 class Act(IntEnum):
     """What happens to a rank's memory next."""
@@ -108,6 +111,8 @@ class _Writer:
         self.modules_of: list[list[int]] = [
             self._modules_of(operation) for operation in segment.operations
         ]
+        self.leaves = [self._leaves(each) for each in segment.operations]
+        """Of operations that run others tile by tile, the modules that each tile calls."""
         self.entered = self._noted(segment.entered)
         self.left = self._noted(segment.left)
         """Modules that only the tape's notes name, by the operation they are called before."""
@@ -129,6 +134,28 @@ class _Writer:
                 if names[-1] in self.segment.sealed and place not in own.delayed:
                     own.delayed.append(place)
         return found
+
+    def _leaves(self, operation: Operation) -> list[int]:
+        if operation.tiles is None:
+            return []
+        called = [
+            each for one in operation.tiles.segment.operations for each in self._modules_of(one)
+        ]
+        return [each for each in dict.fromkeys(called) if self.modules[each].weights]
+
+    def _visits(self, position: int, *, back: bool) -> list[tuple[Act, int]]:
+        """What tiles call before the last one does: forward, and with ``back`` backward too."""
+        leaves = self.leaves[position]
+        tiles = self.segment.operations[position].tiles
+        if tiles is None or not leaves:
+            return []
+        forward = [act for each in leaves for act in ((Act.FETCH, each), (Act.RELEASE, each))]
+        if not back:
+            return (min(tiles.count, MAX_VISITS) - 1) * forward
+        turned = [
+            act for each in reversed(leaves) for act in ((Act.FETCH, each), (Act.RELEASE, each))
+        ]
+        return (min(tiles.count, MAX_VISITS) - 1) * [*forward, *turned] + forward
 
     def _with_parents(self, name: str) -> list[str]:
         """A module after those around it in its segment: a layer is one itself, the rest is not.
@@ -184,6 +211,7 @@ class _Writer:
             fetched = [*self.entered.get(position, ())]
             fetched += [module for module in modules if first[module] == position]
             acts = [*released, *((Act.FETCH, module) for module in fetched)]
+            acts += self._visits(position, back=False)
             if acts:
                 stops[position] = acts
             closing = [module for module in modules if last[module] == position]
@@ -217,8 +245,10 @@ class _Writer:
             modules = self.modules_of[position]
             fetched = [*self.left.get(position + 1, ())]
             fetched += [module for module in modules if first[module] == position]
-            if fetched:
-                before[position] = [(Act.FETCH, module) for module in fetched]
+            acts = [(Act.FETCH, module) for module in fetched]
+            acts += self._visits(position, back=True)
+            if acts:
+                before[position] = acts
             closing = [each for each in modules if final[each] == position]
             delayed = [(Act.HAND_OVER, each) for each in closing if self.modules[each].delayed]
             if self.segment.compiled is not Compilation.NONE:
@@ -258,11 +288,18 @@ class _Writer:
     def _inside_layer(
         self, stops: dict[int, list[tuple[Act, int]]]
     ) -> dict[int, list[tuple[Act, int]]]:
-        """Those of what is run again: the layer's own hooks are outside of it."""
+        """Those of what is run again: the layer's own hooks are outside of it.
+
+        Tiles run without a graph that would hold what was gathered.
+        """
         layer = self.names.get("")
-        detached = {Act.RELEASE: Act.DETACH}
+        tiled = {each for leaves in self.leaves for each in leaves}
+
+        def inside(act: Act, module: int) -> Act:
+            return Act.DETACH if act == Act.RELEASE and module not in tiled else act
+
         return {
-            position: [(detached.get(act, act), each) for act, each in acts if each != layer]
+            position: [(inside(act, each), each) for act, each in acts if each != layer]
             for position, acts in stops.items()
         }
 

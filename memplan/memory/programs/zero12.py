@@ -1,5 +1,6 @@
 """Stages 1 and 2 of ZeRO (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py)."""
 
+from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import replicated_host, saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
@@ -12,8 +13,10 @@ from memplan.memory.deepspeed.reduction import (
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.model.parameters import ModelPart
 from memplan.training.choices import ZeroStage
 from memplan.training.exchange import ExchangeKind, Hiding
+from memplan.training.kernels import LossKernel
 
 REDUCE_STREAM = 1
 _BUFFERS, _GRADIENTS = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GRADIENTS
@@ -36,6 +39,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
         """Elements of each parameter inside this rank's part."""
         self.stage2 = job.given.setup.zero_stage is ZeroStage.GRADIENTS
         self.settings = reduction_settings(job, self.partition)
+        self.loss = job.given.tape.kernels.loss
         self.while_backward = self.stage2 or job.options.overlap_comm
         self.stream = REDUCE_STREAM if job.options.overlap_comm else 0
         """Where a bucket is reduced, and this rank's gradients taken out of it (``reduce_ipg_grads``)."""
@@ -108,14 +112,29 @@ class ShardedStatesProgram(DeepSpeedProgram):
 
     # -- backward --------------------------------------------------------------------------------
 
-    def gradient_ready(self, weight: Weight, block: Block) -> None:
-        """Into the bucket at once, or beside the others until all are there."""
+    def before_forward(self, segment: Segment, repetition: int) -> None:  # noqa: ARG002
+        """A loss that runs backward tile by tile within the forward pass makes gradients there."""
+        if self.loss is LossKernel.TILED_GRADIENTS and is_cut(segment):
+            self._make_buckets()
+
+    def before_backward(self, segment: Segment, repetition: int) -> None:  # noqa: ARG002
+        """The first tile's gradient asks for the bucket, that of the last one fills it."""
+        if self.loss is LossKernel.TILED and is_cut(segment):
+            self._make_buckets()
+
+    def _make_buckets(self) -> None:
+        """``setup_buckets``, in the hook of the first gradient."""
         settings = self.settings
         if not self.buckets:
             self.buckets = [
                 self.ledger.allocate(settings.bucket_bytes, 0, _BUFFERS, "reduce bucket")
                 for _ in range(settings.num_buckets)
             ]
+
+    def gradient_ready(self, weight: Weight, block: Block) -> None:
+        """Into the bucket at once, or beside the others until all are there."""
+        settings = self.settings
+        self._make_buckets()
         if settings.casts:
             cast = self.allocate(settings.element_bytes * weight[0].numel, _GRADIENTS, weight)
             self.ledger.free(block)
@@ -307,3 +326,10 @@ class ShardedStatesProgram(DeepSpeedProgram):
         """Every rank's part of the new weights (runtime/utils.py, ``all_gather_dp_groups``)."""
         size = self.job.weight_bytes * self.partition.numel
         self.ledger.exchange(ExchangeKind.ALL_GATHER, size, self.ranks, Hiding.NONE)
+
+
+def is_cut(segment: Segment) -> bool:
+    """Whether it is the head, whose loss has more tiles than one."""
+    if segment.part is not ModelPart.HEAD:
+        return False
+    return any(each.tiles is not None and each.tiles.count > 1 for each in segment.operations)

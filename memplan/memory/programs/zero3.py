@@ -30,6 +30,7 @@ from memplan.memory.programs.gathering import PlayedCoordinator
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
 from memplan.training.exchange import ExchangeKind
+from memplan.training.kernels import TILED_LOSSES
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
@@ -57,6 +58,9 @@ class ShardedParametersProgram(DeepSpeedProgram):
         ]
         fetching = fetch_settings(job)
         self.gathers = fetching.gathers
+        self.traces = job.given.tape.kernels.loss not in TILED_LOSSES
+        """Steps begin with the model's own forward pass, which tells the coordinator so; ALST's recipes
+        call what is below the head, then the head for each tile."""
         self.coordinator = PlayedCoordinator(
             fetching,
             self.numels,
@@ -233,7 +237,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
         """The coordinator starts anew."""
-        if self.gathers:
+        if self.gathers and self.traces:
             self.coordinator.restart()
         super().micro_batch(step, first=first, last=last)
 
@@ -348,7 +352,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
         if self.gathers and any(each.stops.again for each in self.found):
             self.train(0, num_micro_batches=min(num_micro_batches, 2))
             return
-        if self.gathers:
+        if self.gathers and self.traces:
             self.coordinator.recorded = list(self._order_of_modules())
         super().settle(num_micro_batches=num_micro_batches)
 

@@ -8,6 +8,8 @@ from memplan.memory.engine_options import loads_under_zero_init
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.choices import Offload, Recomputation, ZeroStage, checkpointing_text
 from memplan.training.compilation import Compilation
+from memplan.training.kernels import TILED_LOSSES, WHOLE
+from memplan.training.losses import LOSS_FORMS
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
@@ -106,6 +108,10 @@ def _notes(setup: TrainingSetup) -> tuple[str, ...]:
     notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
     if setup.seq_len is not None:
         notes.append(f"cut sequences to {setup.seq_len} tokens")
+    if setup.chosen_kernels.mlp_tiles != WHOLE:
+        notes.append("run the networks through deepspeed's TiledMLP")
+    if setup.chosen_kernels.loss in TILED_LOSSES:
+        notes.append(f"compute the loss in tiles ({LOSS_FORMS[setup.chosen_kernels.loss].source})")
     if setup.checkpointing is not Recomputation.NONE:
         text = checkpointing_text(setup.checkpointing)
         notes.append(f"switch on checkpointing ({text}) in the model")

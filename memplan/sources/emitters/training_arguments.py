@@ -11,6 +11,7 @@ from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.choices import Recomputation, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.kernels import (
+    WHOLE,
     AttentionKernel,
     FeedForwardKernel,
     KernelPreset,
@@ -90,6 +91,9 @@ def _kernels(setup: TrainingSetup) -> dict[str, object]:
     """Liger's kernels, and which of them not."""
     if setup.packing is not Packing.NONE:
         msg = "the Trainer's arguments do not pack; TRL's SFTConfig does"
+        raise refuse(msg)
+    if setup.mlp_tiles != WHOLE:
+        msg = "the Trainer's arguments cut no networks into tiles: leave mlp_tiles out"
         raise refuse(msg)
     chosen = (setup.norm, setup.mlp, setup.rotary, setup.loss)
     if setup.kernels is KernelPreset.HF and chosen == (None,) * len(chosen):

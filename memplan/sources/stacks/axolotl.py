@@ -12,6 +12,7 @@ from memplan.sources.stacks.keys import OFF, Keys
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading
+from memplan.units import ceil_div
 
 NAME = "axolotl"
 
@@ -165,9 +166,24 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     cut = keys.take("cut_cross_entropy")
     if cut is True or (cut is None and any("CutCrossEntropy" in each for each in named)):
         found.fields["loss"] = "cut"
+    _read_tiles(keys, found)
     for key in ("liger_layer_norm", "liger_rms_norm_gated"):
         if keys.flag(key):
             found.notes.append(f"{key} is not modelled: the figures are upper bounds")
+
+
+TILE_TOKENS = 32768
+"""Tokens of a tile where no number of them is given (``monkeypatch/tiled_mlp/patch.py``)."""
+
+
+def _read_tiles(keys: Keys, found: Found) -> None:
+    """ALST's tiled network: DeepSpeed's own under its engine, which has the same tiles elsewhere."""
+    count = keys.count("tiled_mlp_num_shards")
+    if not keys.flag("tiled_mlp"):
+        return
+    degree = keys.count("context_parallel_size") or 1
+    length = keys.count("sequence_len") or 1
+    found.fields["mlp_tiles"] = count or max(1, ceil_div(ceil_div(length, degree), TILE_TOKENS))
 
 
 def _read_tuning(keys: Keys, found: Found) -> None:
