@@ -7,6 +7,10 @@ PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 
+# Where `make verify` has torch, and which: without a GPU its build for CPUs is enough.
+VERIFY_VENV ?= $(VENV)-verify
+TORCH ?= torch
+
 # Interpreters that `make pythons` looks for.
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
@@ -64,6 +68,16 @@ site: docs  ## The same, with the page that runs memplan in a browser (needs npm
 
 test: $(ENVIRONMENT)  ## Run the whole test suite
 	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)
+
+$(VERIFY_VENV)/.ready: pyproject.toml
+	$(SYSTEM_PYTHON) -m venv $(VERIFY_VENV)
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile $(TORCH) transformers
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --editable . pytest hypothesis
+	@touch $@
+
+verify: $(VERIFY_VENV)/.ready  ## Follow torch's own code on fake tensors beside the estimates, in an environment with torch
+	$(VERIFY_VENV)/bin/python -m pytest tests/verify $(PYTEST_FLAGS)
 
 pythons:  ## Run the whole test suite under every Python of PYTHONS that this machine has
 	@found=; failed=0; for python in $(PYTHONS); do \

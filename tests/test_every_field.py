@@ -18,8 +18,11 @@ import memplan
 from memplan.cli.app import load_command
 from memplan.cli.commands import COMMANDS
 from memplan.errors import SetupError
+from memplan.estimator.measured import Measurement
+from memplan.memory.part_peaks import PartPeaks
 from memplan.training.kernels import Kernels, RotaryKernel
 from memplan.training.setup import TrainingSetup
+from memplan.verify.run import Run
 
 GATED: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
@@ -300,9 +303,32 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "freeze": (MODEL, ("--freeze", "layers.0")),
         "scores": (MODEL, ("--scores", "causal")),
     },
+    "verify": {
+        **TRAINED,
+        "model": (("gpt2-medium",), ("gpt2",)),
+        "fsdp_strategy": ((*JOB, "--engine", "fsdp"), ("--fsdp-strategy", "shard_grad_op")),
+        "steps": (MODEL, ("--steps", "5")),
+        "fake": (MODEL, ("--fake",)),
+        "record": (MODEL, ("--record", "run.json")),
+        "replay": ((), ("--replay", "missing.json")),
+        "snapshot": ((*MODEL, "--fake"), ("--snapshot", "run.pickle")),
+        "within": (MODEL, ("--within", "1%")),
+        "preset": (MODEL, ("--preset", "hf-trainer")),
+        # Of what is refused, each by its own name.
+        "sequence_parallel": ((*JOB, "--engine", "fsdp"), ("--sequence-parallel",)),
+        "loss_parallel": ((*JOB, "--engine", "fsdp"), ("--loss-parallel",)),
+        "context_parallel_kind": (JOB, ("--context-parallel-kind", "ring")),
+        "pipeline_schedule": (STEPS, ("--pipeline-schedule", "gpipe")),
+        "virtual_stages": (STEPS, ("--virtual-stages", "3")),
+        "layers_per_stage": (STEPS, ("--layers-per-stage", "2,0")),
+        "quantize": (JOB, ("--quantize", "nf4")),
+        "lora_targets": (JOB, ("--lora-targets", "all-linear")),
+        "lora_dropout": (JOB, ("--lora-dropout", "0.1")),
+        "lora_dtype": (JOB, ("--lora-dtype", "bf16")),
+        "dora": (JOB, ("--dora",)),
+    },
     "models": {**SHARED, "name": ((), MODEL), "tree": (MODEL, ("--tree",))},
     "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
-    "verify": {},
 }
 READ_AS_TEXT = ("output_format", "emit", "legend", "output", "pivot", "tree")
 """Options beside which there are no rows for scripts."""
@@ -333,6 +359,7 @@ def test_every_option_counts(
         return
     assert name in OPTIONS[command], f"memplan {command}: {name} has no entry in this test"
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("memplan.cli.verify.measure_here", not_measured)
     write_files(tmp_path)
     base, added = (called(words, command) for words in OPTIONS[command][name])
     as_text = name in READ_AS_TEXT or command == "explain"
@@ -347,6 +374,17 @@ def test_every_option_counts(
         named = {word.lstrip("-").split("-")[0] for word in added}
         assert any(word in after.stderr.lower() for word in named), after.stderr
     assert before != after
+
+
+def not_measured(run: Run, *, gpu: str | None, fake: bool, **_: object) -> Measurement:
+    """What stands for a run that no test takes the time for."""
+    peaks = PartPeaks(requested_bytes=1, allocated_bytes=1, reserved_bytes=1)
+    return Measurement(
+        model=run.config, model_name=run.name, task=run.task.value, setup=run.setup,
+        gpu=gpu or "a100-80gb", gpu_memory_bytes=1 << 36, compute_capability=(8, 0), is_fake=fake,
+        is_alone=False, versions={}, num_params=1, num_steps=run.num_steps,
+        parts={"forward": peaks}, held_bytes=1, context_bytes=None, driver_bytes=None,
+    )  # fmt: skip
 
 
 def called(words: Words, command: str) -> Words:

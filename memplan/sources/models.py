@@ -288,6 +288,30 @@ def _matters(read: "DefaultRead", spec: ModelSpec, found: _Found, asked: _Asked)
     return makes_another is None
 
 
+def local_config(model: str) -> tuple[str, Mapping[str, object]]:
+    """A model's name and its config, without a download: a built-in's, a file's or a folder's.
+
+    Raises ``UsageError`` for a model of the hub, and as ``load_model`` does.
+
+    >>> local_config("gpt2")[1]["model_type"]
+    'gpt2'
+    """
+    from memplan.sources.hub_url import is_url
+    from memplan.sources.registry import find_builtin
+
+    text = model.strip()
+    builtin = find_builtin(text)
+    if is_url(text) or (builtin is None and not _is_path(text, is_builtin=False)):
+        from memplan.sources.registry import nearest_builtins
+
+        guess = " or ".join(repr(name) for name in nearest_builtins(text))
+        hint = f". Did you mean {guess}?" if guess else ""
+        msg = f"{text}: nothing is downloaded here: give a built-in name, or the path of its config.json{hint}"
+        raise UsageError(msg)
+    found = _find(text, revision=None, token=None)
+    return found.name, found.config
+
+
 def _find(model: object, *, revision: str | None, token: str | None) -> _Found:
     if isinstance(model, str):
         return _find_text(model.strip(), revision=revision, token=token)

@@ -1,0 +1,408 @@
+"""``memplan verify``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memplan.cli.option_table import Values
+from memplan.cli.options import (
+    HARDWARE_PANEL,
+    OUTPUT_PANEL,
+    FormatOption,
+    NumLabelsOption,
+    NumNodesOption,
+    OptionalModelArgument,
+    OutputFormat,
+    TaskOption,
+)
+from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
+from memplan.cli.training_options import (
+    AccelerateConfigOption,
+    DeepSpeedConfigOption,
+    EngineOption,
+    EngineOptionOption,
+    FsdpStrategyOption,
+    PrecisionOption,
+    PresetOption,
+    SetupFileOption,
+    TrainingArgumentsOption,
+    ZeroOption,
+    parse_engine_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memplan.estimator.measured import Measurement
+    from memplan.report.verify import Verified
+    from memplan.training.setup import TrainingSetup
+    from memplan.verify.run import Run
+
+DEFAULT_GPU = "a100-80gb"
+"""What is pretended where there is none."""
+
+
+@takes_settings()
+def verify(
+    ctx: typer.Context,
+    model: OptionalModelArgument = None,
+    num_gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus",
+            metavar="N",
+            min=1,
+            help="GPUs in all. [default: as many as torchrun started, else 1]",
+            rich_help_panel=HARDWARE_PANEL,
+        ),
+    ] = None,
+    num_nodes: NumNodesOption = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="The card to pretend where there is none. [default: a100-80gb]",
+            rich_help_panel=HARDWARE_PANEL,
+        ),
+    ] = None,
+    engine: EngineOption = None,
+    zero: ZeroOption = None,
+    fsdp_strategy: FsdpStrategyOption = None,
+    settings: Values = NO_SETTINGS,
+    engine_option: EngineOptionOption = None,
+    precision: PrecisionOption = None,
+    setup_file: SetupFileOption = None,
+    preset: PresetOption = None,
+    training_args: TrainingArgumentsOption = None,
+    deepspeed_config: DeepSpeedConfigOption = None,
+    accelerate_config: AccelerateConfigOption = None,
+    task: TaskOption = None,
+    num_labels: NumLabelsOption = None,
+    steps: Annotated[
+        int,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=2,
+            max=100,
+            help="Optimizer steps; the last is measured.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = 3,
+    fake: Annotated[
+        bool,
+        typer.Option(
+            "--fake",
+            help="Follow the code on fake tensors although there is a GPU.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            metavar="FILE",
+            help="Write the measurement down, for others: measurement.json.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    replay: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--replay",
+            metavar="FILE",
+            help="Predict what was recorded once more, instead of training; needs no torch. "
+            "Repeatable, or a folder.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--snapshot",
+            metavar="FILE",
+            help="Keep the run's memory snapshot, and the predicted one beside it: run.pickle and "
+            "run.predicted.pickle.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            "--within",
+            metavar="SHARE",
+            help="Fail (exit 5) where a peak is further off, or a verdict is wrong: 1%.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    output_format: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Train a few real steps, or follow them on fake tensors: predicted beside measured."""
+    from memplan.cli.sweep_options import parse_share
+    from memplan.cli.unused import refuse, refuse_unused
+
+    share = None if within is None else parse_share(within, option="--within")
+    if replay:
+        refuse_unused(ctx, "--replay", REPLAY_USES)
+        runs = [run for path in _files(replay) for run in [_replayed(path)]]
+    else:
+        if num_gpus is None:
+            num_gpus = _started_processes()
+        setup = _setup(
+            ctx, settings,
+            fields={
+                "num_gpus": num_gpus, "num_nodes": num_nodes,
+                "engine_options": parse_engine_options(engine_option),
+            },
+            named={
+                "precision": precision, "engine": engine, "zero": zero,
+                "fsdp_strategy": fsdp_strategy,
+            },
+            files={
+                "setup_file": setup_file, "preset": preset, "training_args": training_args,
+                "deepspeed_config": deepspeed_config, "accelerate_config": accelerate_config,
+            },
+        )  # fmt: skip
+        if fake and snapshot is not None:
+            refuse("--fake", ["--snapshot, of which fake tensors have none"])
+        run = run_of(model, setup, task=task, num_labels=num_labels, steps=steps)
+        measured = measure_here(run, gpu=gpu, fake=fake, snapshot=snapshot)
+        if measured is None:
+            return  # another rank speaks
+        if record is not None:
+            _write(measured, record)
+        runs = [beside(measured)]
+        if snapshot is not None:
+            _write_predicted(runs[0], snapshot)
+    _show(runs, output_format)
+    if share is not None:
+        _judge(runs, share, within or "")
+
+
+REPLAY_USES = frozenset({"replay", "output_format", "within"})
+"""What recorded runs leave open."""
+
+
+def _started_processes() -> int:
+    """As many as torchrun started; 1 where it did not."""
+    import os
+
+    text = os.environ.get("WORLD_SIZE", "1")
+    return int(text) if text.isdecimal() and int(text) > 0 else 1
+
+
+def _setup(
+    ctx: typer.Context,
+    settings: Values,
+    *,
+    fields: dict[str, Any],
+    named: dict[str, str | None],
+    files: dict[str, str | None],
+) -> "tuple[TrainingSetup, str | None]":
+    """The one setup that the options say, and the model that a file names."""
+    from dataclasses import replace
+
+    from memplan.cli.estimate import given_fields
+    from memplan.cli.setup_files import read_base
+    from memplan.cli.single import with_engine
+
+    given = given_fields(ctx, {**fields, **setting_fields(settings)})
+    given["num_gpus"] = fields["num_gpus"]
+    base = read_base(
+        given,
+        named={"engine": named["engine"], "precision": named["precision"]},
+        setup_file=files["setup_file"],
+        training_args=files["training_args"],
+        deepspeed_config=files["deepspeed_config"],
+        accelerate_config=files["accelerate_config"],
+        preset=files["preset"],
+    )
+    setup = with_engine(
+        base.setup, precision=named["precision"], engine=named["engine"], zero=named["zero"]
+    )
+    if named["fsdp_strategy"] is not None:
+        setup = replace(setup, fsdp_strategy=named["fsdp_strategy"])  # type: ignore[arg-type]
+    return setup, base.model
+
+
+def run_of(
+    model: str | None,
+    asked: "tuple[TrainingSetup, str | None]",
+    *,
+    task: str | None,
+    num_labels: int | None,
+    steps: int,
+) -> "Run":
+    """What is to be run. Raises a ``MemplanError`` for what verify does not run."""
+    from memplan.errors import UsageError
+    from memplan.sources.models import load_model, local_config
+    from memplan.verify.run import Run
+    from memplan.verify.scope import check_scope
+
+    setup, named_model = asked
+    chosen = model or named_model
+    if chosen is None:
+        msg = (
+            "name a MODEL (memplan models lists the built-in ones), or recorded runs with --replay"
+        )
+        raise UsageError(msg)
+    name, config = local_config(chosen)
+    spec = load_model(chosen, task, num_labels=num_labels)
+    if num_labels is not None:
+        config = {**config, "num_labels": num_labels}
+    resolved = setup.resolve(spec.context_length, family=spec.family)
+    check_scope(resolved, has_gpu=True)
+    return Run(
+        config=config, name=name, task=spec.task, setup=resolved,
+        num_steps=steps,
+    )  # fmt: skip
+
+
+def measure_here(
+    run: "Run", *, gpu: str | None, fake: bool, snapshot: Path | None
+) -> "Measurement | None":
+    """Train on the card that is here, or follow; None on a rank that is not the one to speak."""
+    from dataclasses import replace
+
+    from memplan.errors import UsageError
+    from memplan.sources.catalog import load_gpu
+    from memplan.verify.run import require_packages
+    from memplan.verify.scope import check_scope
+
+    pretended = load_gpu(gpu or DEFAULT_GPU)
+    require_packages()
+    _settle_allocator(run.setup)
+
+    from memplan.verify.on_torch.card import has_card
+
+    if has_card() and not fake:
+        if gpu is not None:
+            msg = "--gpu: names a card to pretend, and there is a real one: leave it out, or add --fake"
+            raise UsageError(msg)
+        return _on_card(run, snapshot)
+    if snapshot is not None:
+        msg = "--snapshot: there is no GPU, and fake tensors have no allocator: memplan explain --snapshot"
+        raise UsageError(msg)
+    check_scope(run.setup, has_gpu=False)
+    from memplan.verify.on_torch.measuring import follow
+
+    # What kernels need inside does not show where none runs.
+    return follow(replace(run, setup=replace(run.setup, kernel_scratch=False)), pretended)
+
+
+def _settle_allocator(setup: "TrainingSetup") -> None:
+    """torch reads the allocator's kind where it is imported."""
+    import os
+
+    from memplan.training.choices import AllocatorKind
+
+    if setup.allocator is AllocatorKind.EXPANDABLE:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def _on_card(run: "Run", snapshot: Path | None) -> "Measurement | None":
+    """The fullest rank's, on the rank that speaks: the first, or one that ran out of memory."""
+    from memplan.verify.on_torch.measuring import fullest, measure_on_card
+    from memplan.verify.on_torch.processes import rank_and_size
+
+    rank, _ = rank_and_size() or (0, 1)
+    worst = fullest(measure_on_card(run, snapshot=snapshot if rank == 0 else None))
+    return worst if rank == 0 or worst.death is not None else None
+
+
+def beside(measured: "Measurement", source: str = "") -> "Verified":
+    """The prediction of a measured run."""
+    from memplan.estimator import estimate, settled
+    from memplan.report.verify import Verified
+    from memplan.sources.measurement_file import card_of
+    from memplan.sources.models import load_model
+
+    spec = load_model(dict(measured.model), measured.task)
+    answer = settled(estimate(spec, measured.setup, card_of(measured)), always=True)
+    return Verified(measured=measured, estimate=answer, source=source)
+
+
+def _files(paths: "Sequence[Path]") -> "list[Path]":
+    """The files named, and those of the folders named, in the order of their names."""
+    from memplan.errors import UsageError
+
+    found: list[Path] = []
+    for path in paths:
+        found += sorted(path.glob("*.json")) if path.is_dir() else [path]
+    if not found:
+        msg = f"--replay: {paths[0]}: the folder holds no .json"
+        raise UsageError(msg)
+    return found
+
+
+def _replayed(path: Path) -> "Verified":
+    from memplan.sources.measurement_file import read_measurement
+
+    return beside(read_measurement(path), source=str(path))
+
+
+def _write(measured: "Measurement", path: Path) -> None:
+    from memplan.cli.terminal import remark, write_file
+    from memplan.report.rows import json_text
+    from memplan.sources.measurement_file import measurement_values
+
+    text = json_text(measurement_values(measured), indent=1)
+    write_file(path, f"{text}\n", option="--record")
+    remark(
+        f"wrote {path}; to send it, add it to tests/measured/sent in a pull request, or to an issue"
+    )
+
+
+def _write_predicted(run: "Verified", snapshot: Path) -> None:
+    """The predicted run's snapshot beside the real one's."""
+    from memplan.cli.terminal import remark, write_bytes
+    from memplan.estimator.named_run import named_run
+    from memplan.memory.snapshot import snapshot_of
+    from memplan.sources.snapshot_file import snapshot_pickle
+
+    path = snapshot.with_suffix(f".predicted{snapshot.suffix}")
+    write_bytes(path, snapshot_pickle(snapshot_of(named_run(run.estimate))), option="--snapshot")
+    remark(f"wrote {snapshot} and {path}: both open in pytorch.org/memory_viz")
+
+
+def _show(runs: "Sequence[Verified]", output_format: OutputFormat) -> None:
+    from memplan.cli.terminal import say
+    from memplan.report.rows import rows_csv, rows_json, rows_markdown
+    from memplan.report.verify import (
+        VERIFY_SCHEMA_VERSION,
+        print_verified,
+        summary_line,
+        verify_rows,
+    )
+
+    if output_format is OutputFormat.TABLE:
+        from memplan.report.console import TerminalConsole
+
+        console = TerminalConsole()
+        for number, run in enumerate(runs):
+            if number:
+                console.print()
+            print_verified(console, run)
+        if len(runs) > 1:
+            say(f"\n{summary_line(runs)}")
+        return
+    rows = verify_rows(runs)
+    if output_format is OutputFormat.JSON:
+        said = dict.fromkeys(text for run in runs for text in run.estimate.assumptions)
+        say(rows_json(rows, schema_version=VERIFY_SCHEMA_VERSION, assumptions=list(said)))
+    else:
+        say(rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows))
+
+
+def _judge(runs: "Sequence[Verified]", share: float, within: str) -> None:
+    """Raise ``CheckFailedError`` where a run is further off than that."""
+    from memplan.errors import CheckFailedError
+
+    worst = max((abs(error) for run in runs for error in run.peak_errors), default=0.0)
+    wrong = [run for run in runs if not run.is_agreed]
+    if worst > share or wrong:
+        told = f"{len(wrong)} verdicts are wrong, and " if wrong else ""
+        msg = f"--within {within}: {told}the worst peak is {100 * worst:.3f} % off"
+        raise CheckFailedError(msg)

@@ -1,0 +1,201 @@
+"""What runs a training step: the plain loop, DistributedDataParallel, FSDP2, DeepSpeed."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from memplan.errors import SetupError, UsageError
+from memplan.fast_dataclass import dataclass
+from memplan.memory.ddp import CommHook, DdpOptions
+from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, Wrapping
+from memplan.training.choices import FsdpStrategy
+from memplan.training.precision import PRECISIONS, Engine
+from memplan.training.setup import TrainingSetup
+from memplan.verify.on_torch.building import FORMATS, fill_in, layer_lists, to_device
+from memplan.verify.on_torch.optimizers import optimizer_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainer:
+    """A model on its device, and the parts of a step of it."""
+
+    forward: Callable[[Mapping[str, Any]], Any]
+    """From a batch to what the model returns, its loss among it."""
+    backward: Callable[[Any], None]
+    step: Callable[[], None]
+    """Steps the optimizer, and lets the gradients go."""
+    unsynchronised: Callable[[], Any]
+    """Where gradients are summed up before they are reduced."""
+
+
+def trainer_of(model: Any, setup: TrainingSetup, *, is_alone: bool, has_gpu: bool) -> Trainer:
+    """Lay the setup's engine over a model without memory.
+
+    ``is_alone``: the process stands for one rank of several, and nothing is sent.
+
+    Raises ``SetupError`` for what is not run here.
+    """
+    engine = setup.chosen_engine
+    if engine is Engine.DEEPSPEED:
+        return _deepspeed(model, setup)
+    if engine is Engine.FSDP:
+        return _fsdp2(model, setup, has_gpu=has_gpu)
+    to_device(model, "cuda", fill=has_gpu)
+    world_size = setup.num_gpus
+    wrapped = model if world_size == 1 else _ddp(model, setup, is_alone=is_alone)
+    optimizer = optimizer_of(setup, model.parameters(), has_gpu=has_gpu)
+    return _plain(wrapped, optimizer, setup)
+
+
+def _plain(model: Any, optimizer: Any, setup: TrainingSetup) -> Trainer:
+    half = PRECISIONS[setup.chosen_precision].autocast
+
+    def forward(batch: Mapping[str, Any]) -> Any:
+        if half is None:
+            return model(**batch)
+        with torch.autocast("cuda", dtype=FORMATS[half]):
+            outputs = model(**batch)
+        return _in_fp32(outputs) if setup.upcast_outputs else outputs
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return Trainer(
+        forward=forward,
+        backward=lambda loss: loss.backward(),
+        step=step,
+        unsynchronised=getattr(model, "no_sync", contextlib.nullcontext),
+    )
+
+
+def _in_fp32(outputs: Any) -> Any:
+    """As accelerate hands outputs over under mixed precision (``ConvertOutputsToFp32``)."""
+    widened = {
+        name: each.float() if torch.is_tensor(each) else each for name, each in outputs.items()
+    }
+    return type(outputs)(**widened)
+
+
+def _ddp(model: Any, setup: TrainingSetup, *, is_alone: bool) -> Any:
+    options = DdpOptions.of(setup)
+    if options.comm_hook is not CommHook.ALLREDUCE:
+        msg = f"comm_hook: verify does not run {options.comm_hook.value}"
+        raise SetupError(msg)
+    with _unchecked() if is_alone else contextlib.nullcontext():
+        wrapped = torch.nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[torch.cuda.current_device()],
+            bucket_cap_mb=options.bucket_cap_mb,
+            gradient_as_bucket_view=options.gradient_as_bucket_view,
+            static_graph=options.static_graph,
+            find_unused_parameters=options.find_unused_parameters,
+            broadcast_buffers=options.broadcast_buffers and not is_alone,
+        )
+    if is_alone:
+        # Instead of the reduction, which is made where the bucket lies too.
+        wrapped.register_comm_hook(None, _as_it_is)
+    return wrapped
+
+
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """Ranks that are not there agree on every shape, and send nothing."""
+    module = torch.nn.parallel.distributed
+    names = ("_verify_param_shape_across_processes", "_sync_module_states")
+    kept = {name: getattr(module, name) for name in names}
+    for name in names:
+        setattr(module, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, each in kept.items():
+            setattr(module, name, each)
+
+
+def _as_it_is(
+    _: object, bucket: torch.distributed.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _fsdp2(model: Any, setup: TrainingSetup, *, has_gpu: bool) -> Trainer:
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    options = Fsdp2Options.of(setup)
+    strategy = setup.fsdp_strategy
+    if options.wrapping is not Wrapping.LAYERS or strategy is FsdpStrategy.HYBRID:
+        msg = "fsdp: verify shards each layer and the root over all ranks, and nothing else"
+        raise SetupError(msg)
+    formats = PRECISIONS[setup.chosen_precision]
+    reduced = options.reduce_dtype
+    policy = MixedPrecisionPolicy(
+        param_dtype=FORMATS[formats.compute] if formats.compute is not formats.weights else None,
+        reduce_dtype=None if reduced is None else FORMATS[reduced],
+    )
+    with unset_fake_temporarily():  # the mesh reads the numbers of its ranks
+        mesh = init_device_mesh("cuda", (setup.num_gpus,))
+    choices: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": policy,
+        "reshard_after_forward": options.reshard_after_forward,
+    }
+    if options.init_device is not InitDevice.META:
+        # A fake tensor cannot be moved where it stands: it begins on the card.
+        to_device(model, options.init_device.value if has_gpu else "cuda", fill=False)
+    for layers in layer_lists(model):
+        for layer in layers:
+            fully_shard(layer, **choices)
+    fully_shard(model, **choices)
+    if options.init_device is InitDevice.META:
+        model.to_empty(device="cuda")
+        model.tie_weights()
+    if has_gpu:
+        fill_in([*model.parameters(), *model.buffers()])
+    optimizer = optimizer_of(setup, model.parameters(), has_gpu=has_gpu)
+
+    @contextlib.contextmanager
+    def unsynchronised() -> Any:
+        if options.sync_each_batch:
+            yield
+            return
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+    plain = _plain(model, optimizer, setup)
+    return Trainer(
+        forward=plain.forward,
+        backward=plain.backward,
+        step=plain.step,
+        unsynchronised=unsynchronised,
+    )
+
+
+def _deepspeed(model: Any, setup: TrainingSetup) -> Trainer:
+    try:
+        import deepspeed
+    except ImportError:
+        msg = "engine deepspeed: it is not installed: pip install deepspeed"
+        raise UsageError(msg) from None
+    from memplan.sources.emitters.deepspeed import config
+
+    values = config(setup)
+    # torch's own optimizer in the place of DeepSpeed's, which would first be compiled: it holds the same.
+    values.pop("optimizer", None)
+    values |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    to_device(model, "cuda", fill=True)
+    optimizer = optimizer_of(setup, model.parameters(), has_gpu=True)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=values)
+    return Trainer(
+        forward=lambda batch: engine(**batch),
+        backward=lambda loss: engine.backward(loss),
+        step=lambda: engine.step(),
+        unsynchronised=contextlib.nullcontext,
+    )

@@ -1,0 +1,131 @@
+"""Of all that a setup can say, what ``memplan verify`` runs; the rest is refused by name."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from memplan.errors import SetupError
+from memplan.training.activation_offload import ActivationOffload
+from memplan.training.choices import FsdpStrategy, Offload, Recomputation
+from memplan.training.compilation import Compilation
+from memplan.training.fp8 import Fp8Recipe
+from memplan.training.freezing import FrozenParts
+from memplan.training.jobs import PLAIN
+from memplan.training.kernels import KERNEL_PRESETS, AttentionKernel, KernelPreset, Kernels, Packing
+from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.precision import Engine, Precision
+from memplan.training.setup import TrainingSetup
+
+Check = Callable[[TrainingSetup], bool]
+
+ENGINES = (Engine.DDP, Engine.FSDP, Engine.DEEPSPEED)
+SCALED = (Precision.FP16_AMP, Precision.FP16_MIXED)
+"""Trained with a loss scaler."""
+
+
+def _any(_: TrainingSetup) -> bool:
+    return True
+
+
+def _is(name: str, *values: object) -> Check:
+    return lambda setup: getattr(setup, name) in values
+
+
+_OWN = KERNEL_PRESETS[KernelPreset.HF]
+
+
+def _hugging_face(setup: TrainingSetup) -> bool:
+    kernels = setup.kernels
+    if not isinstance(kernels, Kernels):
+        return kernels is KernelPreset.HF
+    return replace(kernels, attention=_OWN.attention) == _OWN
+
+
+SETUP_DEFAULTS = {field.name: field.default for field in fields(TrainingSetup)}
+
+
+RUN: dict[str, Check] = {
+    "num_gpus": _any,
+    "num_nodes": _any,
+    "engine": lambda setup: setup.chosen_engine in ENGINES,
+    "zero_stage": _any,
+    "fsdp_strategy": lambda setup: setup.fsdp_strategy is not FsdpStrategy.HYBRID,
+    "micro_batch_size": _any,
+    "gradient_accumulation_steps": _any,
+    "seq_len": _any,
+    "target_seq_len": _any,
+    "precision": lambda setup: setup.chosen_precision not in SCALED,
+    "fp8": _is("fp8", Fp8Recipe.NONE),
+    "optimizer": _any,  # memplan.verify.on_torch.optimizers has the list
+    "optimizer_options": _any,
+    "optimizer_in_backward": _is("optimizer_in_backward", False),
+    "checkpointing": lambda setup: (
+        setup.checkpointing in (Recomputation.NONE, Recomputation.FULL)
+        or isinstance(setup.checkpointing, CheckpointedLayers)
+    ),
+    "kernels": _hugging_face,
+    "attention": _is("attention", None, *AttentionKernel),
+    "norm": _is("norm", None, _OWN.norm),
+    "mlp": _is("mlp", None, _OWN.feed_forward),
+    "rotary": _is("rotary", None, _OWN.rotary),
+    "loss": _is("loss", None, _OWN.loss),
+    "mlp_tiles": _is("mlp_tiles", SETUP_DEFAULTS["mlp_tiles"]),
+    "loss_tiles": _is("loss_tiles", SETUP_DEFAULTS["loss_tiles"]),
+    "packing": _is("packing", Packing.NONE),
+    "dropout": _any,
+    "tensor_parallel": _is("tensor_parallel", 1),
+    "sequence_parallel": _is("sequence_parallel", False),
+    "loss_parallel": _is("loss_parallel", False),
+    "pipeline_parallel": _is("pipeline_parallel", 1),
+    "pipeline_schedule": _is("pipeline_schedule", None),
+    "virtual_stages": _is("virtual_stages", 1),
+    "layers_per_stage": _is("layers_per_stage", None),
+    "context_parallel": _is("context_parallel", 1),
+    "context_parallel_kind": _is("context_parallel_kind", None),
+    "expert_parallel": _is("expert_parallel", 1),
+    "expert_imbalance": _is("expert_imbalance", 1.0),
+    "offload_optimizer": _is("offload_optimizer", Offload.NONE),
+    "offload_param": _is("offload_param", Offload.NONE),
+    "offload_activations": _is("offload_activations", ActivationOffload.NONE),
+    "offload_activations_ratio": _is("offload_activations_ratio", 1.0),
+    "freeze": _is("freeze", FrozenParts()),
+    "adapter": _is("adapter", None),
+    "job": _is("job", PLAIN),
+    "ema": _is("ema", None),
+    "lengths": _is("lengths", None),
+    "quantize": _is("quantize", None, "none"),
+    "outputs_held": _any,
+    "upcast_outputs": _any,
+    "compile": _is("compile", Compilation.NONE),
+    "allocator": _any,
+    "left_out": _is("left_out", ()),
+    "engine_options": _any,  # each engine refuses those that it does not run
+    "kernel_scratch": _any,
+}
+"""Every field of a setup, and what of it is run."""
+
+
+def check_scope(setup: TrainingSetup, *, has_gpu: bool) -> None:
+    """Raise ``SetupError`` for what is not run here; ``setup`` has its defaults filled in.
+
+    >>> check_scope(TrainingSetup(freeze="embeddings"), has_gpu=True)
+    Traceback (most recent call last):
+    memplan.errors.SetupError: freeze: verify cannot run this yet: leave it out, and compare what is left
+    """
+    for name, runs in RUN.items():
+        if not runs(setup):
+            msg = f"{name}: verify cannot run this yet: leave it out, and compare what is left"
+            raise SetupError(msg)
+    if has_gpu:
+        return
+    if setup.chosen_engine is Engine.DEEPSPEED:
+        msg = "engine: DeepSpeed's ranks are real processes on GPUs, and here is none: verify ddp or fsdp"
+        raise SetupError(msg)
+    if setup.chosen_engine is Engine.DDP and setup.num_gpus > 1:
+        msg = (
+            "engine: DDP's reducer reads real tensors, and here is no GPU: verify one GPU, or fsdp, whose "
+            "ranks are followed on fake tensors"
+        )
+        raise SetupError(msg)
+    if setup.chosen_kernels.attention in (AttentionKernel.FLASH, AttentionKernel.FLASH3):
+        msg = "attention: the flash-attention package runs on GPUs alone, and here is none: verify sdpa"
+        raise SetupError(msg)

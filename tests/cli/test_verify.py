@@ -1,0 +1,82 @@
+"""``memplan verify`` where torch is not needed: recorded runs, refusals, and what is said without it."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SENT = Path(__file__).parent.parent / "measured" / "sent"
+
+
+def test_recorded_runs(run: Any) -> None:
+    done = run("verify", "--replay", str(SENT), "--within", "1%")
+    assert done.exit_code == 0, done.stderr
+    assert "measured on NVIDIA H100 80GB HBM3" in done.stdout
+    assert "verdicts held" in done.stdout.splitlines()[-1]
+
+
+def test_rows(run: Any) -> None:
+    done = run("verify", "--replay", str(SENT / "h100-phi-1-fp32.json"), "--format", "json")
+    rows = json.loads(done.stdout)["rows"]
+    backward = next(row for row in rows if (row["part"], row["what"]) == ("backward", "allocated"))
+    assert backward["predicted"] == pytest.approx(backward["measured"], rel=0.001)
+    assert {row["what"] for row in rows} >= {"parameters", "reserved", "context", "needed"}
+
+
+def test_a_bar_that_is_missed(run: Any, tmp_path: Path) -> None:
+    values = json.loads((SENT / "h100-phi-1-fp32.json").read_text(encoding="utf-8"))
+    values["parts"]["backward"]["allocated_bytes"] *= 2
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    done = run("verify", "--replay", str(path), "--within", "1%")
+    assert done.exit_code == 5
+    assert "--within 1%: the worst peak is" in done.stderr
+
+
+def test_a_death_that_was_not_said(run: Any, tmp_path: Path) -> None:
+    """Running out of memory is a result, and the verdict stands beside it."""
+    values = json.loads((SENT / "h100-phi-1-fp32.json").read_text(encoding="utf-8"))
+    values["death"] = {"part": "backward", "message": "CUDA out of memory."}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    done = run("verify", "--replay", str(path))
+    assert done.exit_code == 0
+    assert "out of memory in backward: CUDA out of memory.; memplan says fits" in done.stdout
+    values["gpu_memory_bytes"] //= 4
+    path.write_text(json.dumps(values), encoding="utf-8")
+    done = run("verify", "--replay", str(path))
+    assert "memplan says OOM" in done.stdout
+    assert "WRONG" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ((), 2, "name a MODEL"),
+        (("gtp2",), 2, "nothing is downloaded here"),
+        (("meta-llama/Llama-9-1B",), 2, "nothing is downloaded here"),
+        (("gpt2", "--freeze", "embeddings"), 3, "--freeze: verify cannot run this yet"),
+        (("gpt2", "--gpus", "4", "--engine", "fsdp", "--tp", "2"), 3, "tensor_parallel: verify"),
+        (("gpt2", "--replay", "a.json"), 2, "--replay makes no use of MODEL"),
+        (("--replay", "no.json"), 3, "no.json"),
+    ],
+)
+def test_refusals(run: Any, words: tuple[str, ...], code: int, told: str) -> None:
+    done = run("verify", *words)
+    assert done.exit_code == code
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_torch(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    missing = ("torch", "transformers")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in missing else real(name)
+    )
+    done = run("verify", "gpt2")
+    assert done.exit_code == 2
+    assert "pip install memplan[verify]" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,43 @@
+"""Every measurement that was sent (``memplan verify --record``) beside what is predicted of its run.
+
+A new one is a file in ``sent/`` and nothing else. One that is off is named in ``OFF``, with what is known
+of why.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from memplan.cli.verify import beside
+from memplan.report.verify import Verified
+from memplan.sources.measurement_file import read_measurement
+
+FILES = sorted((Path(__file__).parent / "sent").glob("*.json"))
+PEAK, RESERVED = 0.01, 0.03
+OFF: dict[str, str] = {}
+"""File -> why its peaks, or what it reserves, are further off than that."""
+
+
+def is_close(run: Verified) -> bool:
+    errors = [abs(each) for each in run.peak_errors]
+    if run.measured.is_fake or run.measured.num_retries:
+        return max(errors, default=0.0) <= PEAK
+    reserved = [abs(each.error) for each in run.figures if each.what == "reserved"]
+    return max(errors, default=0.0) <= PEAK and max(reserved, default=0.0) <= RESERVED
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_sent(path: Path) -> None:
+    run = beside(read_measurement(path), source=path.name)
+    assert run.is_agreed, "the verdict is wrong"
+    assert run.estimate.num_params == run.measured.num_params or not run.measured.num_params
+    assert is_close(run) is (path.name not in OFF)
+    context = run.measured.context_bytes
+    if context is not None and run.measured.death is None:
+        overhead = run.estimate.overhead_bytes
+        assert overhead.low <= context <= overhead.high
+
+
+def test_some_were_sent() -> None:
+    assert FILES
+    assert OFF.keys() <= {path.name for path in FILES}

@@ -1,0 +1,81 @@
+"""The real code of torch and transformers on fake tensors, followed storage by storage, beside the estimate."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from memplan.estimator import estimate
+from memplan.estimator.measured import Figure, figures_of
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model, local_config
+from memplan.training.setup import TrainingSetup
+from memplan.verify.run import Run
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("default"),  # of other people's code
+    pytest.mark.skipif(
+        find_spec("torch") is None or find_spec("transformers") is None,
+        reason="torch and transformers are not installed: make verify",
+    ),
+]
+BAR = 0.001
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "intermediate_size": 1408, "vocab_size": 32000, "max_position_embeddings": 2048,
+}  # fmt: skip
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"seq_len": 256}),
+    "gpt2 bf16, checkpointing": ("gpt2", {"seq_len": 256, "precision": "bf16", "checkpointing": "full"}),
+    "t5-small": ("t5-small", {"seq_len": 256, "target_seq_len": 128}),
+    "Llama fp32, eager, foreach": (
+        "llama",
+        {"precision": "fp32", "attention": "eager", "optimizer": "adamw-foreach", "seq_len": 256},
+    ),
+    "Llama, some layers, SGD": (
+        "llama",
+        {"checkpointing": "0-1", "optimizer": "sgd-momentum", "seq_len": 256,
+         "gradient_accumulation_steps": 2},
+    ),
+    "Llama, FSDP2": ("llama", {"num_gpus": 8, "engine": "fsdp", "seq_len": 256}),
+}  # fmt: skip
+
+
+def followed(name: str, values: dict[str, Any]) -> list[Figure]:
+    from memplan.verify.on_torch.measuring import follow
+
+    config = LLAMA if name == "llama" else dict(local_config(name)[1])
+    model = load_model(config)
+    setup = TrainingSetup(kernel_scratch=False, **values).resolve(model.context_length)
+    gpu = load_gpu("a100-80gb")
+    run = Run(config=config, name=name, task=model.task, setup=setup, num_steps=2)
+    return figures_of(estimate(model, setup, gpu), follow(run, gpu))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_within_the_bar(case: str) -> None:
+    figures = followed(*CASES[case])
+    assert {each.part for each in figures} >= {"forward", "backward", "step", "held"}
+    for each in figures:
+        assert abs(each.error) <= BAR, each
+    assert figures[0].what == "parameters"
+    assert figures[0].error == 0
+
+
+def test_torch_is_left_as_it_was() -> None:
+    import torch
+
+    before = (
+        torch.cuda.is_available(),
+        torch.tensor,
+        torch.nn.functional.scaled_dot_product_attention,
+    )
+    followed("llama", {"seq_len": 64})
+    after = (
+        torch.cuda.is_available(),
+        torch.tensor,
+        torch.nn.functional.scaled_dot_product_attention,
+    )
+    assert before == after
