@@ -1,6 +1,6 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,9 @@ class Estimate(Displayed):
     run_source: "RunSource | Replays" = field(repr=False, compare=False)
     """From which the run is played out, event by event, when it is asked for; or what replays of it
     have found already."""
+    crowded: "Estimate | None" = field(default=None, repr=False, compare=False)
+    """The same with the most tokens that spread experts may be given, where that is a range: the high end of
+    ranges and verdicts, whose low end this is. None: it is none."""
     node_memory_bytes: int | None = None
     """CPU RAM that a node has; None: there is no verdict on it [bytes]."""
     is_replayed: bool = False
@@ -193,7 +196,8 @@ class Estimate(Displayed):
     @property
     def bounded_bytes(self) -> ByteRange:
         """What it needs of a card by what it allocates, without a replay [bytes]."""
-        return bounded_range(self.worst_bytes, self.overhead_bytes)
+        found = bounded_range(self.worst_bytes, self.overhead_bytes)
+        return found if self.crowded is None else found.up_to(self.crowded.bounded_bytes)
 
     @property
     def total_bytes(self) -> ByteRange:
@@ -202,7 +206,16 @@ class Estimate(Displayed):
             return self.bounded_bytes
         overhead = self.overhead_bytes
         required = self.required_bytes
-        return ByteRange(required + overhead.low, required + overhead.high)
+        found = ByteRange(required + overhead.low, required + overhead.high)
+        most = self._at_most
+        return found if most is None else found.up_to(most.total_bytes)
+
+    @property
+    def _at_most(self) -> "Estimate | None":
+        """Its high end, replayed where this is."""
+        if self.crowded is None or self.crowded.is_replayed is self.is_replayed:
+            return self.crowded
+        return replace(self.crowded, is_replayed=self.is_replayed)
 
     @property
     def judged_bytes(self) -> ByteRange:
@@ -213,6 +226,9 @@ class Estimate(Displayed):
         """
         if not self.is_replayed or self.gpu is None:
             return self.total_bytes
+        most = self._at_most
+        if most is not None:
+            return replace(self, crowded=None).judged_bytes.up_to(most.judged_bytes)
         bounds, overhead = self.bounded_bytes, self.overhead_bytes
         if self._verdict_of(self.worst_bytes) is not Verdict.TIGHT or self.account.unsaved:
             return bounds
@@ -229,6 +245,9 @@ class Estimate(Displayed):
     @property
     def verdict(self) -> Verdict | None:
         """Whether it fits; None without a GPU."""
+        most = self._at_most
+        if most is not None:
+            return _between(replace(self, crowded=None).verdict, most.verdict)
         found = self._verdict_of(self.worst_bytes)
         if found is Verdict.TIGHT and self.is_replayed and not self.account.unsaved:
             return self._replayed_verdict()
@@ -359,10 +378,20 @@ class Estimate(Displayed):
 
             row["rank"] = self.account.rank
             row["stages"] = " ".join(map(str, stages_of_rank(self.setup, self.account.rank)))
+        if self.crowded is not None and self.setup.experts_spread is not None:
+            row["expert_imbalance"] = str(self.setup.experts_spread.imbalance)
+            row["crowded_peak_bytes"] = self.crowded.peak_bytes
         if self.host_verdict is not None:
             row["node_memory_bytes"] = self.node_memory_bytes
             row["host_verdict"] = self.host_verdict.value
         return row
+
+
+def _between(least: Verdict | None, most: Verdict | None) -> Verdict | None:
+    """The verdict on a range by those on its ends."""
+    if least in (None, most, Verdict.OOM, Verdict.STATES_FIT):
+        return least
+    return Verdict.TIGHT
 
 
 def num_communicators(setup: TrainingSetup) -> int:

@@ -12,6 +12,7 @@ from memplan.memory import accounts
 from memplan.memory.account import RankAccount
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
+from memplan.training.expert_parallel import Imbalance
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_gib
@@ -34,8 +35,10 @@ def estimate(
     """
     job = Job.of(model, setup, gpu)
     account = job.account(rank=rank)
+    crowded = _crowded(model, job.setup, gpu, rank=rank)
     return Estimate(
         model=model,
+        crowded=crowded,
         setup=job.setup,
         gpu=gpu,
         run_source=job.run_source(account),
@@ -49,8 +52,33 @@ def estimate(
             *notes_of(model, job.setup, gpu),
             *_compared_with_eager(model, job, account, gpu),
             *_stages(model, job.setup, account, is_worst=rank is None),
+            *_crowded_words(crowded),
         ),
     )
+
+
+def _crowded(
+    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None, *, rank: int | None
+) -> Estimate | None:
+    """The same at the high end of a range of tokens that spread experts are given."""
+    spread = setup.experts_spread
+    if spread is None or not spread.imbalance.is_range or setup.chosen_engine is Engine.MEGATRON:
+        return None
+    most = spread.imbalance.high
+    fullest = replace(setup, expert_imbalance=Imbalance(most, most))
+    return estimate(model, fullest, gpu, rank=rank)
+
+
+def _crowded_words(crowded: Estimate | None) -> tuple[str, ...]:
+    if crowded is None or crowded.setup.experts_spread is None:
+        return ()
+    most = crowded.setup.experts_spread.imbalance
+    peak = format_gib(crowded.peak_bytes, digits=1)
+    words = (
+        f"Shown is the low end of what experts may be given; with {most} times an even share of the tokens "
+        f"{peak} are allocated at the fullest, which is the high end of what is needed"
+    )
+    return (words,)
 
 
 def _num_params(model: ModelSpec, job: Job) -> int:

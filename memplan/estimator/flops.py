@@ -27,7 +27,7 @@ def estimate_flops(
     resolved = setup.resolve(model.context_length)
     whole = replace(
         resolved, tensor_parallel=1, sequence_parallel=False, loss_parallel=False, context_parallel=1,
-        context_parallel_kind=None, expert_parallel=1, expert_imbalance=1.0,
+        context_parallel_kind=None, expert_parallel=1, expert_imbalance=None,
     )  # fmt: skip
     tape = record_model(model, tape_options(whole, gpu))
     counted = count_flops(tape, model, scores=scores)

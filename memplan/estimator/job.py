@@ -73,7 +73,7 @@ class Job:
 
             check_pipeline(resolved)
         spreads = resolved.expert_parallel > 1 and resolved.chosen_engine is not Engine.MEGATRON
-        if spreads or resolved.expert_imbalance != 1:
+        if spreads or resolved.expert_imbalance is not None:
             from memplan.estimator.spread_experts import check_spread  # only where they are
 
             check_spread(resolved)

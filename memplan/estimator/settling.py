@@ -41,7 +41,10 @@ def without_run(answer: Estimate) -> Estimate:
     if not answer.is_replayed or isinstance(source, Replays):
         return answer
     _ = answer.verdict
-    return replace(answer, run_source=source.played.replays(source))
+    crowded = answer.crowded
+    if crowded is not None:
+        crowded = without_run(replace(crowded, is_replayed=True))
+    return replace(answer, run_source=source.played.replays(source), crowded=crowded)
 
 
 def _gpu_of(answer: Estimate) -> str:

@@ -41,6 +41,14 @@ class ByteRange:
     low: int
     high: int
 
+    def up_to(self, other: "ByteRange") -> "ByteRange":
+        """From its own low end to another's high one.
+
+        >>> ByteRange(1, 2).up_to(ByteRange(3, 4))
+        ByteRange(low=1, high=4)
+        """
+        return ByteRange(self.low, other.high)
+
 
 def workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
     """cuBLAS workspaces of one process [bytes].

@@ -8,6 +8,7 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.text import shown
 from memplan.training.choices import FsdpStrategy, ZeroStage
+from memplan.training.expert_parallel import Imbalance
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN
@@ -87,6 +88,8 @@ class TrainingSetup(DerivedSetup):
             from memplan.training.quantization import read_quantization  # only for quantized bases
 
             object.__setattr__(self, "quantize", read_quantization(self.quantize))
+        if self.expert_imbalance is not None:
+            object.__setattr__(self, "expert_imbalance", Imbalance.read(self.expert_imbalance))
         if self.engine_options:
             object.__setattr__(self, "engine_options", read_options(self.engine_options))
         elif self.engine_options != ():

@@ -13,9 +13,12 @@ from memplan.training.setup_derived import DerivedSetup
 
 MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
-MAX_IMBALANCE = 1024
+MAX_PARTS = 2**17
+"""Pictures of a sample, pixels along one, seconds of a clip."""
 
-_OPTIONAL_SIZES = frozenset({"num_nodes", "seq_len", "target_seq_len"})
+_OPTIONAL_SIZES = frozenset(
+    {"num_nodes", "seq_len", "target_seq_len", "image_size", "audio_seconds"}
+)
 """Sizes for which None stands for a default."""
 _FITTING = frozenset({"mlp_tiles", "loss_tiles"})
 """Numbers for which 0 stands for as many as fit."""
@@ -26,6 +29,7 @@ def check_sizes(setup: DerivedSetup) -> None:
     limits = {
         "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
         "gradient_accumulation_steps": MAX_TOKENS, "seq_len": MAX_TOKENS,
+        "images_per_sample": MAX_PARTS, "image_size": MAX_PARTS, "audio_seconds": MAX_PARTS,
         "target_seq_len": MAX_TOKENS, "tensor_parallel": MAX_GPUS, "pipeline_parallel": MAX_GPUS,
         "virtual_stages": MAX_GPUS, "context_parallel": MAX_GPUS, "expert_parallel": MAX_GPUS,
         "mlp_tiles": MAX_TOKENS, "loss_tiles": MAX_TOKENS,
@@ -45,14 +49,6 @@ def check_sizes(setup: DerivedSetup) -> None:
         if not isinstance(getattr(setup, name), bool):
             msg = f"{name}: expected true or false, got {shown(getattr(setup, name))}"
             raise SetupError(msg)
-    numbers = (int, float)
-    imbalance = setup.expert_imbalance
-    if type(imbalance) not in numbers or not 1 <= imbalance <= MAX_IMBALANCE:
-        msg = (
-            f"expert_imbalance: must be from 1 (balanced) to {MAX_IMBALANCE} times an even share of the "
-            f"tokens, got {shown(imbalance)}"
-        )
-        raise SetupError(msg)
     dropout = setup.dropout
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     if dropout is not None and not (is_number and 0 <= dropout < 1):

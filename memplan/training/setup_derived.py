@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.training.choices import ZeroStage
 from memplan.training.coercion import coerce_enum
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
-from memplan.training.expert_parallel import ExpertParallel
+from memplan.training.expert_parallel import USUAL_IMBALANCE, ExpertParallel
 from memplan.training.kernels import FITTING_TILES, KERNEL_PRESETS, WHOLE, Kernels
 from memplan.training.parallelism import (
     PipelineParallel,
@@ -173,7 +173,8 @@ class DerivedSetup(SetupFields):
         """How experts are spread over ranks; None: they are not."""
         if self.expert_parallel == 1:
             return None
-        return ExpertParallel(degree=self.expert_parallel, imbalance=self.expert_imbalance)
+        imbalance = self.expert_imbalance or USUAL_IMBALANCE
+        return ExpertParallel(degree=self.expert_parallel, imbalance=imbalance)
 
     @property
     def data_parallel(self) -> int:

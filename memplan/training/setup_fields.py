@@ -15,6 +15,7 @@ from memplan.training.choices import (
 )
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallelKind
+from memplan.training.expert_parallel import Imbalance
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN, Job
@@ -64,6 +65,12 @@ class SetupFields:
     """Tokens of a sequence. None: the model's context length, at most 2048."""
     target_seq_len: int | None = None
     """Tokens of a target sequence in an encoder-decoder. None: as ``seq_len``."""
+    images_per_sample: int = 1
+    """Pictures that a sequence holds, where the model sees; ``seq_len`` counts their tokens too."""
+    image_size: int | None = None
+    """Height and width of each [pixels]. None: as the config says, or 672 where it does not."""
+    audio_seconds: int | None = None
+    """Length of each clip [s]. None: 30, as Whisper's always are."""
     precision: Precision | None = None
     """None: the engine's usual one, in fp16 on a card without bf16; ``fp16``: the engine's form."""
     fp8: Fp8Recipe = Fp8Recipe.NONE
@@ -121,9 +128,9 @@ class SetupFields:
     """How attention sees the others' tokens. None: all-to-all under deepspeed, else ring."""
     expert_parallel: int = 1
     """GPUs of which each has other experts of every mixture; they are among those of the data."""
-    expert_imbalance: float = 1.0
-    """Tokens that the experts of the fullest GPU are given, over an even share: an assumption, since
-    routers decide it."""
+    expert_imbalance: Imbalance | None = None
+    """Tokens that the experts of the fullest GPU are given, over an even share: an assumption, since routers
+    decide it. A number or a range, ``1-1.5``, over which the answer is one too. None: 1 to 1.25."""
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
     offload_activations: ActivationOffload = ActivationOffload.NONE

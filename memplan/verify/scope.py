@@ -82,7 +82,7 @@ RUN: dict[str, Check] = {
     "context_parallel": _is("context_parallel", 1),
     "context_parallel_kind": _is("context_parallel_kind", None),
     "expert_parallel": _is("expert_parallel", 1),
-    "expert_imbalance": _is("expert_imbalance", 1.0),
+    "expert_imbalance": _is("expert_imbalance", None),
     "offload_optimizer": _is("offload_optimizer", Offload.NONE),
     "offload_param": _is("offload_param", Offload.NONE),
     "offload_activations": _is("offload_activations", ActivationOffload.NONE),

@@ -6,6 +6,8 @@ import pytest
 
 import memplan
 from memplan.errors import SetupError
+from memplan.estimator import estimate
+from memplan.sources.catalog import load_gpu
 from memplan.training.setup import TrainingSetup
 
 SPREAD: dict[str, Any] = {"num_gpus": 16, "engine": "fsdp", "expert_parallel": 8}
@@ -53,3 +55,22 @@ def test_tokens_beyond_an_even_share_cost_their_rows() -> None:
 def test_refusals(model: str, fields: dict[str, Any], told: str) -> None:
     with pytest.raises(SetupError, match=told):
         memplan.estimate(model, TrainingSetup(**{**SPREAD, **fields}))
+
+
+def test_a_range_of_shares_is_a_range_of_bytes() -> None:
+    model = memplan.load_model("mixtral-8x7b")
+    gpu = load_gpu("h200")
+    ranged, even, crowded = (
+        estimate(model, TrainingSetup(**SPREAD, expert_imbalance=imbalance), gpu)
+        for imbalance in ("1..8", 1, 8)
+    )
+    assert ranged.peak_bytes == even.peak_bytes
+    assert ranged.total_bytes == even.total_bytes.up_to(crowded.total_bytes)
+    assert ranged.to_dict()["crowded_peak_bytes"] == crowded.peak_bytes
+    assert [each.verdict for each in (even, ranged, crowded)] == ["fits", "tight", "OOM"]
+    assert any("1-8 times an even share" in text for text in ranged.assumptions)
+    usual = estimate(model, TrainingSetup(**SPREAD), gpu)
+    assert even.total_bytes.high < usual.total_bytes.high < crowded.total_bytes.high
+    assert any(
+        "1-1.25 times an even share of the tokens (default)" in each for each in usual.assumptions
+    )

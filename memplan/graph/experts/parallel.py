@@ -68,7 +68,7 @@ def dispatched_experts(
     sources = t.tensor(pairs, DType.INT64)
     t.record(OperationKind.FLOOR_DIVIDE, (order,), (sources,))
     routed = take(t, x, sources, pairs * hidden_size)
-    given = ceil(pairs * group.imbalance)
+    given = ceil(pairs * group.imbalance.low)
     received = _sent(t, routed, given * hidden_size)
     places = t.tensor(given, DType.INT64)
     index = places.storage.num_bytes
