@@ -297,6 +297,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "context_parallel": (JOB, ("--context-parallel", "2")),
         "expert_parallel": (JOB, ("--expert-parallel", "2")),
         "network": ((*MODEL, *CARD, "--gpus", "16", "--time"), ("--network", "50")),
+        "time": ((*JOB, "--maximize", "batch"), ("--time",)),
         "limit": (JOB, ("--limit", "1")),
         "maximize": (JOB, ("--maximize", "seq-len")),
         "exact": (JOB, ("--exact",)),
