@@ -180,6 +180,12 @@ def verify(
     _show(runs, output_format)
     if share is not None:
         _judge(runs, share, within or "")
+    if not replay and runs[0].measured.death is not None and _started_processes() > 1:
+        from memplan.errors import CheckFailedError
+
+        # The others wait for this rank: torchrun ends them where it fails.
+        msg = f"rank {runs[0].measured.rank} ran out of memory, as said above: the others are ended"
+        raise CheckFailedError(msg)
 
 
 REPLAY_USES = frozenset({"replay", "output_format", "within"})

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 from memplan.errors import SetupError
 from memplan.training.activation_offload import ActivationOffload
+from memplan.training.adapters import Lora
 from memplan.training.choices import FsdpStrategy, Offload, Recomputation
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
@@ -88,7 +89,10 @@ RUN: dict[str, Check] = {
     "offload_activations": _is("offload_activations", ActivationOffload.NONE),
     "offload_activations_ratio": _is("offload_activations_ratio", 1.0),
     "freeze": _is("freeze", FrozenParts()),
-    "adapter": _is("adapter", None),
+    "adapter": lambda setup: (
+        setup.adapter is None
+        or (isinstance(setup.adapter, Lora) and setup.chosen_engine is Engine.DDP)
+    ),
     "job": _is("job", PLAIN),
     "ema": _is("ema", None),
     "lengths": _is("lengths", None),
