@@ -44,6 +44,11 @@ def test_a_death_that_was_not_said(run: Any, tmp_path: Path) -> None:
     done = run("verify", "--replay", str(path))
     assert done.exit_code == 0
     assert "out of memory in backward: CUDA out of memory.; memplan says fits" in done.stdout
+    path.write_text(json.dumps({**values, "context_bytes": 50 << 30}), encoding="utf-8")
+    crowded = run("verify", "--replay", str(path))
+    assert "WRONG" in done.stdout
+    assert "another one holds it" in crowded.stdout
+    assert "WRONG" not in crowded.stdout
     values["gpu_memory_bytes"] //= 4
     path.write_text(json.dumps(values), encoding="utf-8")
     done = run("verify", "--replay", str(path))
