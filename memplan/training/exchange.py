@@ -37,6 +37,9 @@ class Hiding(Enum):
     NONE = "none"
     """Computing waits."""
 
+    # Members are their own only equals, and ledgers look them up all the time.
+    __hash__ = object.__hash__
+
 
 class Ranks(NamedTuple):
     """The ranks that take part: so many, each so far from the next one."""
