@@ -246,7 +246,7 @@ def run_of(
     from memplan.errors import UsageError
     from memplan.sources.models import load_model, local_config
     from memplan.verify.run import Run
-    from memplan.verify.scope import check_scope
+    from memplan.verify.scope import check_model, check_scope
 
     setup, named_model = asked
     chosen = model or named_model
@@ -260,6 +260,7 @@ def run_of(
     if num_labels is not None:
         config = {**config, "num_labels": num_labels}
     resolved = setup.resolve(spec.context_length, family=spec.family)
+    check_model(spec)
     check_scope(resolved, has_gpu=True)
     return Run(
         config=config, name=name, task=spec.task, setup=resolved,
