@@ -71,13 +71,16 @@ test: $(ENVIRONMENT)  ## Run the whole test suite
 
 $(VERIFY_VENV)/.ready: pyproject.toml
 	$(SYSTEM_PYTHON) -m venv $(VERIFY_VENV)
-	$(VERIFY_VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile $(TORCH) transformers
-	$(VERIFY_VENV)/bin/python -m pip install --quiet --editable . pytest hypothesis
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile $(TORCH)
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile transformers pytest hypothesis
 	@touch $@
 
 verify: $(VERIFY_VENV)/.ready  ## Follow torch's own code on fake tensors beside the estimates, in an environment with torch
 	$(VERIFY_VENV)/bin/python -m pytest tests/verify $(PYTEST_FLAGS)
+
+newest: $(VERIFY_VENV)/.ready  ## Say what moved in the newest torch, transformers and DeepSpeed
+	DS_BUILD_OPS=0 $(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile --upgrade deepspeed transformers
+	PYTHONPATH=. $(VERIFY_VENV)/bin/python benchmarks/newest.py
 
 pythons:  ## Run the whole test suite under every Python of PYTHONS that this machine has
 	@found=; failed=0; for python in $(PYTHONS); do \

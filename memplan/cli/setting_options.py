@@ -59,6 +59,18 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="Tokens of a target sequence.",
     ),
     SettingOption(
+        flag="--images-per-sample", field="images_per_sample", kind=int, default=1, metavar="N",
+        help_text="Pictures in a sequence, where the model sees; --seq-len counts their tokens too.",
+    ),
+    SettingOption(
+        flag="--image-size", field="image_size", kind=int | None, metavar="PIXELS",
+        help_text="Height and width of each. [default: the config's]",
+    ),
+    SettingOption(
+        flag="--audio-seconds", field="audio_seconds", kind=int | None, metavar="N",
+        help_text="Length of each clip of sound. [default: 30]",
+    ),
+    SettingOption(
         flag="--tensor-parallel", also=("--tp",), field="tensor_parallel", kind=int, default=1,
         metavar="N",
         help_text="GPUs that split each layer between them: as Megatron does with its engine, else as "

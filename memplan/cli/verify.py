@@ -142,11 +142,12 @@ def verify(
     """Train a few real steps, or follow them on fake tensors: predicted beside measured."""
     from memplan.cli.sweep_options import parse_share
     from memplan.cli.unused import refuse, refuse_unused
+    from memplan.verify.replay import beside, replayed
 
     share = None if within is None else parse_share(within, option="--within")
     if replay:
         refuse_unused(ctx, "--replay", REPLAY_USES)
-        runs = [run for path in _files(replay) for run in [_replayed(path)]]
+        runs = [replayed(path) for path in _files(replay)]
     else:
         if num_gpus is None:
             num_gpus = _started_processes()
@@ -312,18 +313,6 @@ def _on_card(run: "Run", snapshot: Path | None) -> "Measurement | None":
     return worst if rank == 0 or worst.death is not None else None
 
 
-def beside(measured: "Measurement", source: str = "") -> "Verified":
-    """The prediction of a measured run."""
-    from memplan.estimator import estimate, settled
-    from memplan.report.verify import Verified
-    from memplan.sources.measurement_file import card_of
-    from memplan.sources.models import load_model
-
-    spec = load_model(dict(measured.model), measured.task)
-    answer = settled(estimate(spec, measured.setup, card_of(measured)), always=True)
-    return Verified(measured=measured, estimate=answer, source=source)
-
-
 def _files(paths: "Sequence[Path]") -> "list[Path]":
     """The files named, and those of the folders named, in the order of their names."""
     from memplan.errors import UsageError
@@ -335,12 +324,6 @@ def _files(paths: "Sequence[Path]") -> "list[Path]":
         msg = f"--replay: {paths[0]}: the folder holds no .json"
         raise UsageError(msg)
     return found
-
-
-def _replayed(path: Path) -> "Verified":
-    from memplan.sources.measurement_file import read_measurement
-
-    return beside(read_measurement(path), source=str(path))
 
 
 def _write(measured: "Measurement", path: Path) -> None:

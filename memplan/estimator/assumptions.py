@@ -42,6 +42,7 @@ def assumptions_of(
     return (
         *model.assumptions,
         _sequence(model, asked, resolved),
+        *_media(model, resolved),
         f"micro-batch {resolved.micro_batch_size}",
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
@@ -216,6 +217,17 @@ def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -
     if model.context_length > DEFAULT_SEQ_LEN_CAP:
         return f"{text} (default: context {model.context_length}, capped)"
     return f"{text} (default: the context length)"
+
+
+def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """What a model sees and hears in a sample."""
+    if not model.tables:
+        return ()
+    from memplan.graph.towers.media import media_words  # only for towers
+
+    return media_words(
+        model, resolved.image_size, resolved.audio_seconds, resolved.images_per_sample
+    )
 
 
 def _precision(asked: TrainingSetup, resolved: TrainingSetup, gpu: GpuSpec | None) -> str:

@@ -43,6 +43,8 @@ def _read_retriever(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         task=Task.BASE if request.task is Task.BASE else Task.OTHER,
         head=replace(base.head, tied=False),
         tables=(*base.tables, *table.blocks()),
+        join=None,
+        activations_left_out="activations of the vision tower",
     )
 
 

@@ -13,8 +13,10 @@ from memplan.families.multimodal_texts import TEXTS
 from memplan.families.multimodal_types import MULTIMODALS
 from memplan.families.nesting import Part, read_part
 from memplan.families.request import ReadRequest, checkpoint_dtype
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
+from memplan.model.layers import StackSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
@@ -34,7 +36,12 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
     towers = declared(kind.declare, whole)
     base = text.tables if text.base_tables is None else text.base_tables
     base_head = _base_head(text, head) if kind.head_in_base and not tied else ()
-    left_out = [f"activations of {kind.left_out}", text.activations_left_out]
+    written = kind.join is not None and all(block.body is not None for block in towers)
+    join = kind.join if written and not text.tables else None
+    towers_out = "" if join is not None else f"activations of {kind.left_out}"
+    left_out = [towers_out, text.activations_left_out]
+    if kind.block_masks:
+        text = replace(text, stacks=tuple(_block_masked(stack) for stack in text.stacks))
     return replace(
         text,
         family=request.model_type,
@@ -42,8 +49,13 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
         tables=(*towers, *text.tables),
         base_tables=(*towers, *base, *base_head),
         checkpoint_dtype=checkpoint_dtype(reader if _says_dtype(reader) else part.reader),
+        join=join,
         activations_left_out="; ".join(each for each in left_out if each),
     )
+
+
+def _block_masked(stack: StackSpec) -> StackSpec:
+    return replace(stack, block_masks=True)
 
 
 def declared(
@@ -72,10 +84,20 @@ def read_text(part: Part, request: ReadRequest) -> ModelSpec:
         raise error
     task = None if request.task in {Task.SEQ2SEQ_LM, Task.OTHER} else request.task
     text = module.read(reader, replace(request, model_type=family, task=task))
-    if kin is None or not kin.left_out:
+    if kin is None or not kin.three_axes:
         return text
-    left_out = "; ".join(each for each in (kin.left_out, text.activations_left_out) if each)
-    return replace(text, activations_left_out=left_out)
+    return replace(text, stacks=tuple(map(_on_three_axes, text.stacks)))
+
+
+def _on_three_axes(stack: StackSpec) -> StackSpec:
+    """With rotary tables of time, height and width for each sequence."""
+    runs = []
+    for run in stack.runs:
+        attention = run.layer.attention
+        if isinstance(attention, AttentionSpec) and attention.rotary is not None:
+            attention = replace(attention, rotary=replace(attention.rotary, sections=True))
+        runs.append(replace(run, layer=replace(run.layer, attention=attention)))
+    return replace(stack, runs=tuple(runs))
 
 
 def _tied(reader: ConfigReader, part: Part, kind: Multimodal, text: ModelSpec) -> bool:

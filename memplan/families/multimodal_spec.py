@@ -9,6 +9,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers import TowerJoin
 
 
 class Ties(Enum):
@@ -52,6 +53,10 @@ class Multimodal:
     ties: Ties = Ties.OUTER
     left_out: str = "the vision tower"
     """What is counted without its activations."""
+    join: TowerJoin | None = None
+    """Where the towers meet the text model, if all that they compute is known."""
+    block_masks: bool = False
+    """Tokens of a picture see one another: the text model is given masks of every pair (Gemma 3)."""
     head_in_base: bool = False
     """``AutoModel`` makes the class with the head (Llama 4)."""
     output_rows: Callable[[ConfigReader, ConfigReader], int] | None = None

@@ -21,8 +21,8 @@ class TextKin:
     """What the class calls a key of the family's."""
     derived: Callable[[ConfigReader], Mapping[str, object]] | None = None
     """Keys of the family's that follow from others."""
-    left_out: str = ""
-    """What of its activations is not in the figures."""
+    three_axes: bool = False
+    """Positions in time, height and width have a table each, before one is put together from them."""
 
     def adapt(self, reader: ConfigReader) -> ConfigReader:
         """The config as the family reads it."""
@@ -37,27 +37,24 @@ class TextKin:
         )
 
 
-THREE_AXES = "activations of rotary tables for three axes"
-"""Positions in time, height and width have a table each, before one is put together from them."""
-
-_QWEN2 = TextKin(family="qwen2", fixed={"head_dim": None}, left_out=THREE_AXES)
+_QWEN2 = TextKin(family="qwen2", fixed={"head_dim": None}, three_axes=True)
 _GLM4 = {"head_dim": None, "attention_bias": True}
 
 TEXTS: dict[str, TextKin] = {
     "qwen2_vl_text": _QWEN2,
     "qwen2_5_vl_text": _QWEN2,
     "qwen2_5_omni_text": _QWEN2,
-    "qwen3_vl_text": TextKin(family="qwen3", left_out=THREE_AXES),
-    "qwen3_vl_moe_text": TextKin(family="qwen3_moe", left_out=THREE_AXES),
-    "glm4v_text": TextKin(family="glm4", fixed=_GLM4, left_out=THREE_AXES),
-    "glm4v_moe_text": TextKin(family="glm4_moe", fixed={"use_qk_norm": False}, left_out=THREE_AXES),
-    "glm_ocr_text": TextKin(family="glm4", fixed={"attention_bias": False}, left_out=THREE_AXES),
-    "glm_image_text": TextKin(family="glm4", left_out=THREE_AXES),
+    "qwen3_vl_text": TextKin(family="qwen3", three_axes=True),
+    "qwen3_vl_moe_text": TextKin(family="qwen3_moe", three_axes=True),
+    "glm4v_text": TextKin(family="glm4", fixed=_GLM4, three_axes=True),
+    "glm4v_moe_text": TextKin(family="glm4_moe", fixed={"use_qk_norm": False}, three_axes=True),
+    "glm_ocr_text": TextKin(family="glm4", fixed={"attention_bias": False}, three_axes=True),
+    "glm_image_text": TextKin(family="glm4", three_axes=True),
     "paddleocr_vl_text": TextKin(
         family="llama",
         fixed={"attention_bias": None, "mlp_bias": None},
         named={"attention_bias": "use_bias", "mlp_bias": "use_bias"},
-        left_out=THREE_AXES,
+        three_axes=True,
     ),
 }
 """By the ``model_type`` of the text's config (``modeling_*.py`` of the outer type)."""

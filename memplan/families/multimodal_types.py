@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from memplan.families import projectors
 from memplan.families.multimodal_spec import Multimodal, Ties
 from memplan.families.nesting import PartSpec
+from memplan.model.towers import Joining, TowerJoin
 
 TEXT = projectors.TEXT
 
@@ -45,6 +46,8 @@ GEMMA_2B: Mapping[str, object] = {
     "num_attention_heads": 8, "num_key_value_heads": 1,
 }  # fmt: skip
 
+SCATTERED = TowerJoin(joining=Joining.SCATTERED)
+COLLECTED = TowerJoin(joining=Joining.COLLECTED)
 SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
 
 MULTIMODALS: dict[str, Multimodal] = {
@@ -52,22 +55,30 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=projectors.llava,
         text=PartSpec(key=TEXT, model_type="llama", flat=True),
         ties=Ties.EITHER,
+        join=COLLECTED,
     ),
     "vipllava": Multimodal(declare=projectors.vip_llava, text=LLAMA),
-    "llava_next": Multimodal(declare=projectors.llava_next, text=LLAMA),
-    "llava_next_video": Multimodal(declare=projectors.llava_next, text=LLAMA, ties=Ties.EITHER),
-    "llava_onevision": Multimodal(declare=projectors.llava_onevision, text=QWEN2, ties=Ties.EITHER),
+    "llava_next": Multimodal(declare=projectors.llava_next, text=LLAMA, join=COLLECTED),
+    "llava_next_video": Multimodal(
+        declare=projectors.llava_next, text=LLAMA, ties=Ties.EITHER, join=COLLECTED
+    ),
+    "llava_onevision": Multimodal(
+        declare=projectors.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED
+    ),
     "video_llava": Multimodal(declare=projectors.video_llava, text=LLAMA),
     "mistral3": Multimodal(
         declare=projectors.mistral3,
         text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
+        join=COLLECTED,
     ),
-    "aya_vision": Multimodal(declare=projectors.aya_vision, text=COHERE2),
-    "cohere2_vision": Multimodal(declare=projectors.cohere2_vision, text=COHERE2),
-    "gemma3": Multimodal(declare=projectors.gemma3, text=OWN),
+    "aya_vision": Multimodal(declare=projectors.aya_vision, text=COHERE2, join=SCATTERED),
+    "cohere2_vision": Multimodal(declare=projectors.cohere2_vision, text=COHERE2, join=SCATTERED),
+    "gemma3": Multimodal(declare=projectors.gemma3, text=OWN, join=SCATTERED, block_masks=True),
     "paligemma": Multimodal(
         declare=projectors.paligemma,
         text=PartSpec(key=TEXT, model_type="gemma", fills=GEMMA_2B),
+        join=SCATTERED,
+        block_masks=True,
     ),
     "deepseek_vl": Multimodal(declare=projectors.deepseek_vl, text=LLAMA),
     "idefics3": Multimodal(declare=projectors.idefics3, text=LLAMA),
@@ -75,14 +86,16 @@ MULTIMODALS: dict[str, Multimodal] = {
     "modernvbert": Multimodal(
         declare=projectors.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
     ),
-    "internvl": Multimodal(declare=projectors.internvl, text=QWEN2),
+    "internvl": Multimodal(declare=projectors.internvl, text=QWEN2, join=SCATTERED),
     "lfm2_vl": Multimodal(declare=projectors.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
-    "qwen2_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER),
-    "qwen2_5_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER),
-    "qwen3_vl": Multimodal(declare=projectors.visual, text=OWN),
-    "qwen3_vl_moe": Multimodal(declare=projectors.visual, text=OWN),
-    "qwen3_5": Multimodal(declare=projectors.visual, text=OWN),
-    "qwen3_5_moe": Multimodal(declare=projectors.visual, text=OWN),
+    "qwen2_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
+    "qwen2_5_vl": Multimodal(
+        declare=projectors.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED
+    ),
+    "qwen3_vl": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
+    "qwen3_vl_moe": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
+    "qwen3_5": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
+    "qwen3_5_moe": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
     "glm4v": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
     "glm4v_moe": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
     "glm_ocr": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),

@@ -28,7 +28,7 @@ from memplan.families.towers.images import (
     step_vision,
     unplaced_vision,
 )
-from memplan.families.towers.layers import in_place_attention
+from memplan.families.towers.layers import in_place_attention, tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.patch_vits import PATCH_VITS, declare_patch_vit
 from memplan.families.towers.qformer import qformer
@@ -44,7 +44,25 @@ from memplan.families.towers.sound import (
 from memplan.families.towers.talker import diffusion, talker, vocoder
 from memplan.families.towers.vqgan import code_book, vqgan
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterTable
+from memplan.model.networks import Activation
+from memplan.model.parameters import ModelPart, ParameterBlock, ParameterTable
+from memplan.model.towers import (
+    RMS_NORM,
+    ActivationBody,
+    AttentionPoolerBody,
+    ChainBody,
+    CropBody,
+    HalvedBody,
+    JoinedPatchesBody,
+    LinearBody,
+    NormBody,
+    PackedCropsBody,
+    PatchesBody,
+    PooledProjectionBody,
+    PoolerBody,
+    SpareBody,
+    TowerBody,
+)
 
 VISION, TEXT, AUDIO = "vision_config", "text_config", "audio_config"
 
@@ -121,6 +139,46 @@ def declare_tower(table: ParameterTable, part: Part, name: str = "vision_tower")
     declare(table, name, part.reader)
 
 
+def declare_features(
+    table: ParameterTable, part: Part, *, layer: int = -1, name: str = "vision_tower"
+) -> None:
+    """Declare a tower of which what a layer gives is read, not what stands behind the layers.
+
+    ``layer`` counts hidden states as transformers does: the first is the embedding, -1 the last.
+    """
+    own = ParameterTable()
+    declare_tower(own, part, name)
+    behind = False
+    for block in own.blocks():
+        if block.part is not ModelPart.LAYERS:
+            table.add(replace(block, body=SpareBody()) if behind else block)
+            continue
+        behind = True
+        count = block.count + layer + 1 if layer < 0 else layer
+        if count <= 0 or count >= block.count:
+            table.add(block)
+            continue
+        spare = replace(block, count=block.count - count, body=SpareBody())
+        table.add(replace(block, count=count), spare)
+
+
+def declare_normed(table: ParameterTable, part: Part, name: str = "vision_tower") -> None:
+    """Declare a tower of which all tokens are read behind its last norm, and no pooling head."""
+    own = ParameterTable()
+    declare_tower(own, part, name)
+    for block in own.blocks():
+        pools = isinstance(block.body, PoolerBody | AttentionPoolerBody)
+        table.add(replace(block, body=SpareBody()) if pools else block)
+
+
+def feature_layer(reader: ConfigReader) -> int | None:
+    """The hidden states that are read; None where several are joined, or it is no number."""
+    layer = reader.raw("vision_feature_layer")
+    if isinstance(layer, list):
+        return layer[0] if len(layer) == 1 and isinstance(layer[0], int) else None
+    return layer if isinstance(layer, int) else -1
+
+
 def headless(reader: ConfigReader) -> ConfigReader:
     """A SigLIP config whose tower's class has no pooling head, whatever it says."""
     return same_class(reader, {**reader.config, "vision_use_head": False})
@@ -139,16 +197,46 @@ def feature_layers(reader: ConfigReader) -> int:
 
 def _llava(table: ParameterTable, whole: Whole, fills: Mapping[str, object], kind: str) -> None:
     vision = whole.part(VISION, kind, fills)
-    declare_tower(table, vision)
-    _llava_projector(table, whole, width_of(vision))
+    layer = feature_layer(whole.reader)
+    declare_features(table, vision, layer=-1 if layer is None else layer)
+    cropped = whole.reader.raw("vision_feature_select_strategy") in (None, "default")
+    crops = vision.model_type == "clip_vision_model" and cropped
+    first = (CropBody(size=width_of(vision)),) if crops else ()
+    _llava_projector(table, whole, width_of(vision), first, known=layer is not None)
 
 
-def _llava_projector(table: ParameterTable, whole: Whole, width: int) -> None:
+def _llava_projector(
+    table: ParameterTable,
+    whole: Whole,
+    width: int,
+    first: tuple[TowerBody, ...] = (),
+    *,
+    known: bool = False,
+) -> None:
     reader, outputs = whole.reader, whole.text.hidden_size
     bias = reader.flag("multimodal_projector_bias")
-    with table.block("projector"):
-        inputs = width * feature_layers(reader)
+    inputs = width * feature_layers(reader)
+    active = tower_activation(reader, "projector_hidden_act")
+    parts = perceptron_bodies("projector", inputs, outputs, outputs, active, bias=bias)
+    with table.block("projector", body=ChainBody(parts=(*first, *parts)) if known else None):
         perceptron(table, "projector", inputs, outputs, outputs, bias=bias)
+
+
+def perceptron_bodies(
+    name: str,
+    inputs: int,
+    inner: int,
+    outputs: int,
+    active: Activation,
+    *,
+    bias: bool = True,
+) -> tuple[TowerBody, ...]:
+    """What ``perceptron`` declares, as it runs."""
+    return (
+        LinearBody(module=f"{name}.fc1", inputs=inputs, outputs=inner, bias=bias),
+        ActivationBody(activation=active),
+        LinearBody(module=f"{name}.fc2", inputs=inner, outputs=outputs, bias=bias),
+    )
 
 
 def vip_llava(table: ParameterTable, whole: Whole) -> None:
@@ -161,10 +249,28 @@ def vip_llava(table: ParameterTable, whole: Whole) -> None:
         perceptron(table, "projector", inputs, outputs, outputs)
 
 
-def _newline(table: ParameterTable, whole: Whole) -> None:
-    """A vector that ends a row of patches."""
-    with table.block("projector.newline"):
-        table.parameter("model", "image_newline", whole.text.hidden_size)
+def _newline(table: ParameterTable, whole: Whole, crops: int = 0) -> None:
+    """A vector that ends a row of patches; with ``crops`` of a picture, what is made with it."""
+    size, newline = whole.text.hidden_size, "model.image_newline"
+    body = PackedCropsBody(size=size, crops=crops, newline=newline) if crops else None
+    with table.block("projector.newline", body=body):
+        table.parameter("model", "image_newline", size)
+
+
+def _cropped(blocks: tuple[ParameterBlock, ...], crops: int) -> tuple[ParameterBlock, ...]:
+    """The same tower, for pictures that come in several crops."""
+    return tuple(
+        replace(block, body=replace(block.body, crops=crops))
+        if isinstance(block.body, PatchesBody)
+        else block
+        for block in blocks
+    )
+
+
+NEXT_CROPS = 3
+"""LLaVA-NeXT's processor: a picture twice as wide as the tower's side is the whole and two halves."""
+ONEVISION_CROPS = 2
+"""LLaVA-OneVision's: one of the tower's own side is the whole, twice."""
 
 
 def llava(table: ParameterTable, whole: Whole) -> None:
@@ -174,14 +280,18 @@ def llava(table: ParameterTable, whole: Whole) -> None:
 
 def llava_next(table: ParameterTable, whole: Whole) -> None:
     """LLaVA's, with a vector for line ends."""
-    _newline(table, whole)
-    llava(table, whole)
+    own = ParameterTable()
+    llava(own, whole)
+    table.add(*_cropped(own.blocks(), NEXT_CROPS))
+    _newline(table, whole, NEXT_CROPS)
 
 
 def llava_onevision(table: ParameterTable, whole: Whole) -> None:
     """SigLIP by default."""
-    _newline(table, whole)
-    _llava(table, whole, SIGLIP_384, "siglip_vision_model")
+    own = ParameterTable()
+    _llava(own, whole, SIGLIP_384, "siglip_vision_model")
+    table.add(*_cropped(own.blocks(), ONEVISION_CROPS))
+    _newline(table, whole, ONEVISION_CROPS)
 
 
 def video_llava(table: ParameterTable, whole: Whole) -> None:
@@ -195,19 +305,30 @@ def video_llava(table: ParameterTable, whole: Whole) -> None:
 def mistral3(table: ParameterTable, whole: Whole) -> None:
     """Pixtral, a norm, neighbouring patches joined, a perceptron."""
     vision = whole.part(VISION, "pixtral", PIXTRAL_1540)
-    declare_tower(table, vision)
+    declare_features(table, vision)
     width = width_of(vision)
-    with table.block("projector.merger"):
+    side = whole.reader.integer("spatial_merge_size")
+    merger = ChainBody(
+        parts=(
+            NormBody(module="projector.norm", size=width, norm=RMS_NORM),
+            JoinedPatchesBody(size=width, side=side, copies=2),
+            LinearBody(
+                module="patch_merger.merging_layer", inputs=width * side * side, outputs=width,
+                bias=False,
+            ),
+        )
+    )  # fmt: skip
+    with table.block("projector.merger", body=merger):
         table.norm("projector.norm", width, bias=False)
         joined = width * whole.reader.integer("spatial_merge_size") ** 2
         table.linear("patch_merger.merging_layer", joined, width, bias=False)
-    _llava_projector(table, whole, width)
+    _llava_projector(table, whole, width, known=feature_layer(whole.reader) == -1)
 
 
 def aya_vision(table: ParameterTable, whole: Whole) -> None:
     """SigLIP, a norm over joined patches, a gated perceptron whose halves multiply."""
     vision = whole.part(VISION, "siglip_vision_model", {**SIGLIP_384, "num_attention_heads": 14})
-    declare_tower(table, vision)
+    declare_features(table, vision)
     outputs = whole.text.hidden_size
     inner = whole.reader.integer("alignment_intermediate_size", default=outputs)
     _halved_perceptron(table, whole, width_of(vision), inner, norm=True)
@@ -228,8 +349,17 @@ def cohere2_vision(table: ParameterTable, whole: Whole) -> None:
 def _halved_perceptron(
     table: ParameterTable, whole: Whole, width: int, inner: int, *, norm: bool
 ) -> None:
-    joined = width * whole.reader.integer("downsample_factor") ** 2
-    with table.block("projector"):
+    side, outputs = whole.reader.integer("downsample_factor"), whole.text.hidden_size
+    joined = width * side**2
+    normed = (NormBody(module="projector.layernorm", size=joined),) if norm else ()
+    parts: tuple[TowerBody, ...] = (
+        JoinedPatchesBody(size=width, side=side, copies=3),
+        *normed,
+        LinearBody(module="projector.linear_1", inputs=joined, outputs=inner),
+        HalvedBody(activation=Activation.SILU),
+        LinearBody(module="projector.linear_2", inputs=inner // 2, outputs=outputs),
+    )
+    with table.block("projector", body=ChainBody(parts=parts)):
         if norm:
             table.norm("projector.layernorm", joined)
         table.linear("projector.linear_1", joined, inner)
@@ -239,9 +369,14 @@ def _halved_perceptron(
 def gemma3(table: ParameterTable, whole: Whole) -> None:
     """SigLIP, a norm and one matrix."""
     vision = whole.part(VISION, "siglip_vision_model")
-    declare_tower(table, vision)
+    declare_normed(table, vision)
     width = width_of(vision)
-    with table.block("projector"):
+    body = PooledProjectionBody(
+        size=width, outputs=whole.text.hidden_size,
+        tokens=whole.reader.integer("mm_tokens_per_image", default=256),
+        norm="projector.mm_soft_emb_norm", weight="projector.mm_input_projection_weight",
+    )  # fmt: skip
+    with table.block("projector", body=body):
         table.parameter("projector", "mm_input_projection_weight", width, whole.text.hidden_size)
         table.norm("projector.mm_soft_emb_norm", width, bias=False)
 
@@ -249,10 +384,11 @@ def gemma3(table: ParameterTable, whole: Whole) -> None:
 def paligemma(table: ParameterTable, whole: Whole) -> None:
     """SigLIP and one linear layer."""
     vision = whole.part(VISION, "siglip_vision_model", SIGLIP_224)
-    declare_tower(table, vision)
-    outputs = whole.reader.integer("projection_dim")
-    with table.block("projector"):
-        table.linear("projector.linear", width_of(vision), outputs)
+    declare_normed(table, vision)
+    outputs, width = whole.reader.integer("projection_dim"), width_of(vision)
+    body = LinearBody(module="projector.linear", inputs=width, outputs=outputs)
+    with table.block("projector", body=body):
+        table.linear("projector.linear", width, outputs)
 
 
 def deepseek_vl(table: ParameterTable, whole: Whole) -> None:
@@ -286,9 +422,17 @@ def internvl(table: ParameterTable, whole: Whole) -> None:
     """InternViT, a norm over joined patches and a perceptron."""
     vision = whole.part(VISION)
     declare_tower(table, vision)
-    side = _shuffled_side(whole.reader)
-    joined, outputs = width_of(vision) * side * side, whole.text.hidden_size
-    with table.block("projector"):
+    side, width = _shuffled_side(whole.reader), width_of(vision)
+    joined, outputs = width * side * side, whole.text.hidden_size
+    active = tower_activation(whole.reader, "projector_hidden_act")
+    parts: tuple[TowerBody, ...] = (
+        CropBody(size=width),
+        JoinedPatchesBody(size=width, side=side, copies=2),
+        NormBody(module="projector.layer_norm", size=joined),
+        *perceptron_bodies("projector", joined, outputs, outputs, active),
+    )
+    known = feature_layer(whole.reader) == -1
+    with table.block("projector", body=ChainBody(parts=parts) if known else None):
         table.norm("projector.layer_norm", joined)
         perceptron(table, "projector", joined, outputs, outputs)
 

@@ -115,6 +115,34 @@ def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:
             raise SetupError(msg)
 
 
+def _check_media(model: ModelSpec, options: TapeOptions) -> None:
+    """Refuse pictures and sound where the model takes none, or always as many.
+
+    Raises ``SetupError``.
+    """
+    if options.images_per_sample == 1 and not (options.image_size or options.audio_seconds):
+        return
+    from memplan.graph.towers.media import sees, sound_of  # only where it is asked for
+
+    for name, value, known in (
+        (
+            "images_per_sample",
+            options.images_per_sample > 1,
+            model.join is not None and sees(model),
+        ),
+        ("image_size", options.image_size is not None, sees(model)),
+        ("audio_seconds", options.audio_seconds is not None, sound_of(model) is not None),
+    ):
+        if value and not known:
+            what = "hears" if name == "audio_seconds" else "sees"
+            msg = f"{name}: no operations are known by which {model.name} {what} anything; leave it out"
+            raise SetupError(msg)
+    sound = sound_of(model)
+    if options.audio_seconds is not None and sound is not None and not sound.rate:
+        msg = f"audio_seconds: {model.name} pads every clip to 30 seconds; leave it out"
+        raise SetupError(msg)
+
+
 def _depth(model: ModelSpec) -> int:
     """Layers of the deepest stack; of a model without stacks, of its deepest tower."""
     if model.stacks:
@@ -133,6 +161,7 @@ def _check_checkpointed(model: ModelSpec, layers: float | CheckpointedLayers) ->
 
 def _record(model: ModelSpec, options: TapeOptions) -> Tape:
     _check_frozen(model, options.freeze)
+    _check_media(model, options)
     _check_checkpointed(model, options.checkpointed_layers)
     if len(model.stacks) > 1:
         from memplan.graph.encoder_decoder import record_encoder_decoder  # only for two stacks

@@ -32,6 +32,12 @@ class TapeOptions:
     batch_size: int = 1
     seq_len: int = 1
     target_seq_len: int = 1
+    images_per_sample: int = 1
+    """Pictures that a sequence holds."""
+    image_size: int | None = None
+    """Height and width of each; None: as the model's own [pixels]."""
+    audio_seconds: int | None = None
+    """Length of each clip; None: as the model's own [s]."""
     packing: Packing = Packing.NONE
     """How sequences lie in the rows."""
     num_sequences: int = 1

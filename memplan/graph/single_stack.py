@@ -65,7 +65,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
 
         record_flow(t, counted_parts(model), tied=model.head.tied)
         return t
-    if model.tables:
+    if model.tables and model.join is None:
         from memplan.graph.counted import record_tables  # only for parts that are merely counted
 
         record_tables(t, counted_parts(model), tied=model.head.tied)
@@ -76,6 +76,10 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     stage = options.stage
     if stage is None or stage.is_first:
         x, table = embed(t, model, stack)
+        if model.join is not None:
+            from memplan.graph.towers.joining import joined_embeddings  # only for towers
+
+            x = joined_embeddings(t, model, counted_parts(model), x, model.join)
     else:
         from memplan.graph.stages import receive  # only for pipelines
 

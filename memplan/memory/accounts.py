@@ -310,7 +310,8 @@ _SAID_OTHERWISE = {
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
-    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8",
+    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8", "images_per_sample", "image_size",
+    "audio_seconds",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
@@ -327,7 +328,14 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
         setup.gpus_per_node,
         (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.gradient_ranks == 1,
-        (setup.micro_batch_size, setup.seq_len, setup.target_seq_len)
+        (
+            setup.micro_batch_size,
+            setup.seq_len,
+            setup.target_seq_len,
+            setup.images_per_sample,
+            setup.image_size,
+            setup.audio_seconds,
+        )
         if holds_inputs(setup)
         else None,
         *[getattr(setup, name) for name in _ENGINE_FIELDS],

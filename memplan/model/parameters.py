@@ -187,6 +187,10 @@ class ParameterTable:
         """Everything collected so far."""
         return tuple(self._blocks)
 
+    def add(self, *blocks: ParameterBlock) -> None:
+        """Take blocks that another table collected."""
+        self._blocks += blocks
+
     def parameter(self, module: str, name: str, *shape: int, unused: bool = False) -> None:
         """Declare a weight that is no layer's."""
         self._open.append(ParameterShape(module, name, shape, unused=unused))

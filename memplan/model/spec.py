@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
+    from memplan.model.towers import TowerJoin
 
 __all__ = ["ModelSpec", "Task", "Tying"]
 
@@ -68,6 +69,8 @@ class ModelSpec(Displayed):
     whole model."""
     base_tables: tuple[ParameterBlock, ...] | None = None
     """The same parts of the model without a task's head, where its class differs in them."""
+    join: TowerJoin | None = None
+    """Where the towers in ``tables`` meet the stack; None: they have no operations."""
     activations_left_out: str = ""
     """What of the activations is not in the figures, in words; empty when all of them are."""
     quantization: tuple[tuple[str, object], ...] = ()

@@ -55,6 +55,18 @@ class PatchesBody:
     positions: Positions = Positions.NONE
     position_module: str = ""
     """The table's module, or the weight as ``module.name``."""
+    frames: int = 1
+    """Pictures that one patch spans, the same one where there is no video (Qwen-VL)."""
+    crops: int = 1
+    """Crops that a picture comes in, each as large as ``image``."""
+    masked: bool = False
+    """All pictures lie in one row, told apart by a mask of every pair, and normed at once (Pixtral)."""
+    rotary_dim: int = 0
+    """Size of a head that the layers turn; 0: they do not."""
+    windowed: bool = False
+    """Patches are put in the order of windows (Qwen2.5-VL)."""
+    resampled_rows: bool = False
+    """Positions are mixed from four rows of the table for each patch (Qwen3-VL)."""
     casts_pictures: bool = True
     """The class itself casts pictures to the convolution's dtype."""
     dropout: float = 0.0
@@ -112,6 +124,18 @@ class LayerBody:
     """A decoder's, to what another tower gives."""
     memory: str = ""
     """That tower, by the name that its blocks begin with."""
+    head_norm: int = 0
+    """Numbers under a norm on queries and one on keys; 0: none."""
+    head_norm_rms: bool = False
+    """That is an RMS norm, whatever the layer's own are."""
+    rotary: bool = False
+    """Heads are turned by tables that the tower's first block made, in fp32, and cast back."""
+    window: int = 0
+    """Patches of a window that sees itself alone; 0: a picture does."""
+    one_row: bool = False
+    """All pictures lie in one row, told apart by the mask that the first block made (Pixtral)."""
+    packed: bool = False
+    """All pictures lie in one row, and their stretches' results are joined (Qwen-VL)."""
     copies_heads: bool = False
     """Queries are scaled at once, and all three copied to lie head by head (Whisper)."""
     dropout: float = 0.0
@@ -158,6 +182,8 @@ class SignalBody:
     """Of the signal that the batch brings, where this reads it; 0: it reads what the one before gives."""
     length: int = 0
     """How long that is, where the setup says nothing else [samples or frames]."""
+    rate: int = 0
+    """Samples a second; 0: clips are of this length whatever they hold."""
     leaf: bool = False
     """The class makes the signal require a gradient."""
     recomputed: bool = False
@@ -317,6 +343,102 @@ class SpareBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LinearBody:
+    """A linear layer by itself."""
+
+    module: str
+    inputs: int
+    outputs: int
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActivationBody:
+    """A nonlinearity by itself."""
+
+    activation: Activation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CropBody:
+    """All tokens of a picture but its first; a copy, as what reads them wants rows."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinedPatchesBody:
+    """Neighbouring patches become one vector, copied so often on the way (pixel shuffle)."""
+
+    size: int
+    side: int
+    copies: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalvedBody:
+    """Half of the numbers through a nonlinearity, times the other half (Aya Vision)."""
+
+    activation: Activation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedCropsBody:
+    """Crops become rows again, each of which a trained vector ends, behind the whole picture (LLaVA-NeXT)."""
+
+    size: int
+    crops: int
+    """With the whole picture."""
+    newline: str
+    """The vector, as ``module.name``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PooledProjectionBody:
+    """Patches are averaged in squares, normed, and multiplied by a weight (Gemma 3)."""
+
+    size: int
+    outputs: int
+    tokens: int
+    """Of a picture, behind the pooling."""
+    norm: str
+    weight: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReorderedBody:
+    """Rows are put back in another order, a copy."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepMergersBody:
+    """What earlier layers gave, through mergers of their own, for the text model's first layers (Qwen3-VL)."""
+
+    modules: tuple[str, ...]
+    merged: int
+    """Width of neighbouring patches that are joined."""
+    outputs: int
+
+
+class Joining(Enum):
+    """How what towers give reaches a language model."""
+
+    SCATTERED = "scattered"
+    """It is written over the embeddings of the tokens that stand for pictures (``masked_scatter``)."""
+    COLLECTED = "collected"
+    """The same; before, the pictures' features are joined to one tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TowerJoin:
+    """Where towers meet the language model."""
+
+    joining: Joining
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ChainBody:
     """Several of these in one module, one behind the other."""
 
@@ -341,4 +463,13 @@ TowerBody = (
     | TargetsBody
     | OutputBody
     | TranscriptBody
+    | LinearBody
+    | ActivationBody
+    | CropBody
+    | JoinedPatchesBody
+    | PooledProjectionBody
+    | ReorderedBody
+    | DeepMergersBody
+    | HalvedBody
+    | PackedCropsBody
 )

@@ -65,6 +65,12 @@ class SetupFields:
     """Tokens of a sequence. None: the model's context length, at most 2048."""
     target_seq_len: int | None = None
     """Tokens of a target sequence in an encoder-decoder. None: as ``seq_len``."""
+    images_per_sample: int = 1
+    """Pictures that a sequence holds, where the model sees; ``seq_len`` counts their tokens too."""
+    image_size: int | None = None
+    """Height and width of each [pixels]. None: as the config says, or 672 where it does not."""
+    audio_seconds: int | None = None
+    """Length of each clip [s]. None: 30, as Whisper's always are."""
     precision: Precision | None = None
     """None: the engine's usual one, in fp16 on a card without bf16; ``fp16``: the engine's form."""
     fp8: Fp8Recipe = Fp8Recipe.NONE

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from memplan.errors import ConfigError
+from memplan.errors import ConfigError, SetupError
 from memplan.families.multimodal_types import MULTIMODALS
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
@@ -254,13 +254,28 @@ def config_of(name: str) -> dict[str, object]:
     return config
 
 
+def test_a_sequence_holds_its_pictures_too() -> None:
+    """Qwen2-VL at 672 pixels: 48 x 48 patches, of which four make a token."""
+    model = read(config_of("qwen2-vl-2b"))
+    for seq_len, fits in ((576, True), (575, False)):
+        if fits:
+            record_model(model, TapeOptions(seq_len=seq_len))
+            continue
+        with pytest.raises(SetupError, match="576 tokens"):
+            record_model(model, TapeOptions(seq_len=seq_len))
+    with pytest.raises(SetupError, match="audio_seconds"):
+        record_model(model, TapeOptions(seq_len=576, audio_seconds=3))
+    with pytest.raises(SetupError, match="less than a patch"):
+        record_model(model, TapeOptions(seq_len=576, image_size=13))
+
+
 @pytest.mark.parametrize("model_type", sorted(MULTIMODALS))
 def test_every_type_says_what_it_leaves_out(model_type: str) -> None:
     config: dict[str, object] = {"model_type": model_type}
     if model_type == "glm4v_moe":
         config["text_config"] = {"head_dim": 128}
     model = read(config)
-    assert model.activations_left_out.startswith("activations of ")
+    assert (model.join is None) is model.activations_left_out.startswith("activations of ")
     assert model.family == model_type
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.cli.verify import beside
 from memplan.report.verify import Verified
-from memplan.sources.measurement_file import read_measurement
+from memplan.verify.replay import replayed
 
 FILES = sorted((Path(__file__).parent / "sent").glob("*.json"))
 PEAK, RESERVED = 0.01, 0.03
@@ -28,7 +27,7 @@ def is_close(run: Verified) -> bool:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_sent(path: Path) -> None:
-    run = beside(read_measurement(path), source=path.name)
+    run = replayed(path)
     assert run.is_agreed, "the verdict is wrong"
     assert run.estimate.num_params == run.measured.num_params or not run.measured.num_params
     assert is_close(run) is (path.name not in OFF)

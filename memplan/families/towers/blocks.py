@@ -1,7 +1,12 @@
 """A transformer layer of towers in its variants, and perceptrons behind it."""
 
+from dataclasses import replace
+
 from memplan.fast_dataclass import dataclass
+from memplan.model.attention import AttentionSpec
+from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers import LAYER_NORM, RMS_NORM, LayerBody, LayerNames
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +87,49 @@ def perceptron(
     table.linear(f"{name}.fc2", inner_size, outputs, bias=bias)
 
 
-def declare_layers(table: ParameterTable, name: str, count: int, layer: TowerLayer) -> None:
-    """Declare a block of equal layers."""
-    with table.block(name, count=count):
+def declare_layers(
+    table: ParameterTable,
+    name: str,
+    count: int,
+    layer: TowerLayer,
+    *,
+    heads: int = 0,
+    activation: Activation | None = None,
+    body: LayerBody | None = None,
+) -> None:
+    """Declare a block of equal layers; with ``heads`` and an activation, what they compute.
+
+    ``body`` says what is special about that; its sizes and names are the layer's.
+    """
+    made = None
+    if heads and activation is not None:
+        made = layer_body(layer, heads, activation, body)
+    with table.block(name, count=count, body=made):
         declare_layer(table, layer)
+
+
+def layer_body(
+    layer: TowerLayer, heads: int, activation: Activation, special: LayerBody | None = None
+) -> LayerBody:
+    """What a layer of these weights computes."""
+    size, bias = layer.hidden_size, layer.attention_bias
+    output = bias if layer.output_bias is None else layer.output_bias
+    width = layer.width or size
+    attention = AttentionSpec(
+        num_heads=heads, num_kv_heads=heads, head_dim=width // heads, query_bias=bias,
+        key_bias=bias if layer.key_bias is None else layer.key_bias, value_bias=bias,
+        output_bias=output, causal=False, names_weights=False,
+    )  # fmt: skip
+    names = LayerNames(
+        fused="qkv" if layer.fused else "", gate="gate_proj" if layer.gated else "",
+        first_scale="layer_scale.lambda_1" if layer.layer_scales else "",
+        second_scale="layer_scale.lambda_2" if layer.layer_scales else "",
+    )  # fmt: skip
+    base = special or LayerBody(
+        size=size, inner_size=layer.intermediate_size, attention=attention, activation=activation
+    )
+    return replace(
+        base, size=size, inner_size=layer.intermediate_size, attention=attention, names=names,
+        activation=activation, norm=LAYER_NORM if layer.norm_bias else RMS_NORM, bias=layer.bias,
+        head_norm=layer.head_norm_size,
+    )  # fmt: skip

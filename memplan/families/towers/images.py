@@ -7,17 +7,22 @@ Classes of transformers 5.23: ``PixtralVisionModel``, ``InternVLVisionModel``, `
 ``MiniCPMV4_6VisionModel``.
 """
 
+from dataclasses import replace
+
 from memplan.families.towers.blocks import (
     TowerLayer,
     declare_attention,
     declare_layer,
     declare_layers,
+    layer_body,
     perceptron,
 )
 from memplan.families.towers.clip import patches_across
-from memplan.families.towers.sizes import pair, ratio
+from memplan.families.towers.layers import tower_activation
+from memplan.families.towers.sizes import PICTURE, pair, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers import NormBody, PatchesBody, Positions
 
 COLOURS = 3
 """Channels, where the class writes them down."""
@@ -51,8 +56,14 @@ def plain_layer(reader: ConfigReader) -> TowerLayer:
 
 def pixtral_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """Pixtral's: Llama's layers without any bias, rotary positions."""
-    size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    head_dim = reader.integer("head_dim", default=max(1, size // heads))
+    patches = PatchesBody(
+        size=size, channels=reader.integer("num_channels", default=COLOURS), image=PICTURE,
+        patch=pair(reader, "patch_size"), projection="patch_embedding", bias=False, masked=True,
+        rotary_dim=head_dim,
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
         _patches(table, reader, bias=False)
         table.norm("ln_pre", size, bias=False)
     layer = TowerLayer(
@@ -63,13 +74,25 @@ def pixtral_vision(table: ParameterTable, name: str, reader: ConfigReader) -> No
         gated=True,
         bias=False,
     )
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+    active = tower_activation(reader, "hidden_act", default="silu")
+    body = replace(layer_body(layer, heads, active), rotary=True, one_row=True)
+    count = reader.layers("num_hidden_layers")
+    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
 
 
 def internvl_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """InternViT: a class token, scaled residuals."""
     size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+    placed = reader.flag("use_absolute_position_embeddings")
+    patches = PatchesBody(
+        size=size, channels=reader.integer("num_channels", default=COLOURS),
+        image=pair(reader, "image_size"), patch=pair(reader, "patch_size"),
+        projection="patch_embedding", tokens=("embeddings.cls_token",),
+        positions=Positions.PARAMETER if placed else Positions.NONE,
+        position_module="embeddings.position_embeddings",
+        dropout=reader.number("hidden_dropout_prob", default=0.0),
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
         table.parameter("embeddings", "cls_token", 1, 1, size)
         if reader.flag("use_mask_token"):
             table.parameter("embeddings", "mask_token", 1, 1, size)
@@ -85,9 +108,13 @@ def internvl_vision(table: ParameterTable, name: str, reader: ConfigReader) -> N
         norm_bias=reader.text("norm_type") != "rms_norm",
         layer_scales=2,
     )
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+    active = tower_activation(reader, "hidden_act")
+    heads = reader.integer("num_attention_heads")
+    body = replace(layer_body(layer, heads, active), head_norm_rms=True)
+    count = reader.layers("num_hidden_layers")
+    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
     if not reader.flag("use_mean_pooling"):
-        with table.block(f"{name}.norm"):
+        with table.block(f"{name}.norm", body=NormBody(module="layernorm", size=size)):
             table.norm("layernorm", size)
 
 

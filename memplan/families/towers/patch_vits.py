@@ -6,12 +6,27 @@ a row of ``PATCH_VITS`` (``modeling_*.py`` of each type, transformers 5.23).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
 
-from memplan.families.towers.blocks import TowerLayer, declare_layers, perceptron
-from memplan.families.towers.sizes import ratio
+from memplan.families.towers.blocks import TowerLayer, declare_layers, layer_body, perceptron
+from memplan.families.towers.layers import tower_activation
+from memplan.families.towers.sizes import PICTURE, ratio
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
+from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers import (
+    RMS_NORM,
+    ActivationBody,
+    ChainBody,
+    DeepMergersBody,
+    LinearBody,
+    NormBody,
+    PatchesBody,
+    ReorderedBody,
+    TowerBody,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,17 +62,90 @@ def declare_patch_vit(
     width = reader.integer(kind.width)
     patch = reader.integer("patch_size")
     frames = (reader.integer("temporal_patch_size"),) if kind.frames else ()
-    with table.block(f"{name}.embed"):
+    written = kind.merger in _WRITTEN
+    embed = _patches_body(reader, kind, width) if written else None
+    with table.block(f"{name}.embed", body=embed):
         table.convolution(
             "patch_embed.proj", reader.integer("in_channels"), width, *frames, patch, patch,
             bias=kind.patch_bias,
         )  # fmt: skip
         if kind.table:
             table.embedding("pos_embed", _positions(reader, kind.table), width)
-    declare_layers(table, f"{name}.layers", reader.layers("depth"), _layer(reader, kind, width))
+    layer = _layer(reader, kind, width)
+    if written:
+        _written_layers(table, name, reader, layer, kind)
+    else:
+        declare_layers(table, f"{name}.layers", reader.layers("depth"), layer)
     if kind.merger is not None:
-        with table.block(f"{name}.merger"):
+        merger = _merger_body(reader, kind, width) if written else None
+        with table.block(f"{name}.merger", body=merger):
             kind.merger(table, reader)
+
+
+def _patches_body(reader: ConfigReader, kind: PatchVit, width: int) -> PatchesBody:
+    patch, heads = reader.integer("patch_size"), reader.integer("num_heads")
+    return PatchesBody(
+        size=width, channels=reader.integer("in_channels"), image=PICTURE, patch=(patch, patch),
+        frames=reader.integer("temporal_patch_size"), projection="patch_embed.proj",
+        bias=kind.patch_bias, rotary_dim=width // heads, windowed=kind.merger is _qwen2_5_merger,
+        resampled_rows=bool(kind.table), position_module="pos_embed",
+    )  # fmt: skip
+
+
+def _written_layers(
+    table: ParameterTable, name: str, reader: ConfigReader, layer: TowerLayer, kind: PatchVit
+) -> None:
+    """Layers whose operations are known; Qwen2.5-VL's attend in windows but for a few."""
+    heads, count = reader.integer("num_heads"), reader.layers("depth")
+    active = tower_activation(reader, "hidden_act", default="silu" if layer.gated else "gelu")
+    whole = layer_body(layer, heads, active)
+    whole = replace(whole, rotary=True, packed=True)
+    if kind.merger is not _qwen2_5_merger:
+        declare_layers(
+            table, f"{name}.layers", count, layer, heads=heads, activation=active, body=whole
+        )
+        return
+    side = reader.integer("window_size", default=112) // reader.integer("patch_size")
+    windowed = replace(whole, window=side * side)
+    full = set(reader.integers("fullatt_block_indexes"))
+    for is_full, group in groupby(range(count), full.__contains__):
+        body = whole if is_full else windowed
+        declare_layers(
+            table,
+            f"{name}.layers",
+            len(list(group)),
+            layer,
+            heads=heads,
+            activation=active,
+            body=body,
+        )
+
+
+def _merger_body(reader: ConfigReader, kind: PatchVit, width: int) -> ChainBody:
+    """A norm, neighbouring patches joined, two linear layers."""
+    merged = _merged(reader, width)
+    if kind.merger is _qwen2_merger:
+        norm = NormBody(module="merger.ln_q", size=width)
+        outputs, inner = reader.integer("hidden_size"), "merger.mlp"
+    elif kind.merger is _qwen2_5_merger:
+        norm = NormBody(module="merger.ln_q", size=width, norm=RMS_NORM)
+        outputs, inner = reader.integer("out_hidden_size"), "merger.mlp"
+    else:
+        norm = NormBody(module="merger.norm", size=width)
+        outputs, inner = reader.integer("out_hidden_size"), "merger"
+    parts: tuple[TowerBody, ...] = (
+        norm,
+        LinearBody(module=f"{inner}.fc1", inputs=merged, outputs=merged),
+        ActivationBody(activation=Activation.GELU),
+        LinearBody(module=f"{inner}.fc2", inputs=merged, outputs=outputs),
+    )
+    if kind.merger is _qwen2_5_merger:
+        parts = (*parts, ReorderedBody(size=outputs))
+    if kind.merger is _qwen3_merger and DEEP_LAYERS in reader.defaults:
+        numbers = range(len(reader.integers(DEEP_LAYERS)))
+        modules = tuple(f"deepstack_merger_list.{number}" for number in numbers)
+        parts = (DeepMergersBody(modules=modules, merged=merged, outputs=outputs), *parts)
+    return ChainBody(parts=parts)
 
 
 def _positions(reader: ConfigReader, key: str) -> int:
@@ -156,6 +244,9 @@ def _downsampled(table: ParameterTable, reader: ConfigReader, *, inner_size: int
     table.norm("merger.post_projection_norm", outputs)
     perceptron(table, "merger", outputs, inner_size, gated=True, bias=False)
 
+
+_WRITTEN = frozenset({_qwen2_merger, _qwen2_5_merger, _qwen3_merger})
+"""Mergers of the towers whose operations are written down."""
 
 _QWEN2_5 = PatchVit(patch_bias=False, norm_bias=False, gated=True, merger=_qwen2_5_merger)
 _QWEN3 = PatchVit(table="num_position_embeddings", merger=_qwen3_merger)

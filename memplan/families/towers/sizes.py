@@ -2,6 +2,8 @@
 
 from memplan.model.config import MAX_SIZE, ConfigReader
 
+PICTURE = (672, 672)
+"""Height and width of a picture where nothing says them: processors keep each one's own [pixels]."""
 MAX_RATIO = 1e6
 """No layer is so many times wider than another."""
 MAX_PARTS = 1000

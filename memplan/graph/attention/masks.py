@@ -112,7 +112,7 @@ def attention_masks(
         # The package is told windows and lengths in numbers.
         return None, None
     eager = t.kernels.attention is AttentionKernel.EAGER or model.eager_attention_only
-    if t.options.packing is not Packing.NONE:
+    if t.options.packing is not Packing.NONE or stack.block_masks:
         return _packed_masks(t, stack, context, eager=eager)
     windows = [spec.sliding_window for spec in attentions(stack) if spec.sliding_window]
     length = context.seq_len

@@ -4,16 +4,28 @@ Each block is a segment with the weights that it declares; its body (``memplan.m
 operations read them. What a tower gives is held until the block that joins it with another has read it.
 """
 
+from collections.abc import Sequence
+
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.counted import declare_block
-from memplan.graph.operations import dropout, norm
+from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.segments import Segment
 from memplan.graph.stacks import cut_layers
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.contrast import contrast
-from memplan.graph.towers.images import image_patches
+from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pooling import attention_pooler, classify, pooler
+from memplan.graph.towers.projecting import (
+    crop,
+    deep_mergers,
+    halved,
+    joined_patches,
+    packed_crops,
+    pooled_projection,
+)
 from memplan.graph.towers.sounds import (
     frames,
     output,
@@ -27,18 +39,27 @@ from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens
 from memplan.model.parameters import ModelPart, ParameterBlock
 from memplan.model.towers import (
+    ActivationBody,
     AttentionPoolerBody,
     ChainBody,
     ClassifierBody,
     ContrastBody,
+    CropBody,
+    DeepMergersBody,
     FramesBody,
+    HalvedBody,
+    JoinedPatchesBody,
     LayerBody,
+    LinearBody,
     NormBody,
     OutputBody,
+    PackedCropsBody,
     PatchesBody,
+    PooledProjectionBody,
     PoolerBody,
     PositionConvolutionBody,
     ProjectedFramesBody,
+    ReorderedBody,
     SignalBody,
     SpareBody,
     TargetsBody,
@@ -53,12 +74,15 @@ def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
     return bool(blocks) and all(block.body is not None for block in blocks)
 
 
-def record_flow(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool) -> Tensor | None:
+def record_flow(
+    t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool, flow: Flow | None = None
+) -> Tensor | None:
     """Write the blocks' operations; returns what the last one gives."""
-    flow = Flow(items=t.options.batch_size)
+    flow = flow or Flow(items=t.options.batch_size)
     given: dict[str, Tensor] = {}
     declared: dict[str, Parameter] = {}
     held: list[Tensor] = []
+    first = len(t.segments)
     x: Tensor | None = None
     for block in blocks:
         if starts(block) and x is not None:
@@ -67,12 +91,15 @@ def record_flow(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool) -> T
         if isinstance(block.body, LayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
         ending = held if block is blocks[-1] else []
+        if isinstance(block.body, SpareBody):
+            _idle(t, block, declared, tied=tied)
+            continue
         for run in _runs(t, block):
             x = _segment(t, block, run, x, flow, given, declared, ending, tied=tied)
         tower = block.name.partition(".")[0]
         assert x is not None
         given[tower] = x
-    _mark_unused(t)
+    _mark_unused(t, t.segments[first:])
     return x
 
 
@@ -152,6 +179,15 @@ def _segment(
     return x
 
 
+def _idle(t: Tape, block: ParameterBlock, declared: dict[str, Parameter], *, tied: bool) -> None:
+    """A block that nothing runs through: its weights alone."""
+    frozen = bool(block.owner and getattr(t.options.freeze, block.owner))
+    t.begin(block.name, part=block.part, repeat=block.count, frozen=frozen)
+    t.segment.beside = block.beside
+    declare_block(t, block, declared, tied=tied)
+    t.end(t.tensor(0, DType.FP32))
+
+
 def write_body(
     t: Tape, x: Tensor | None, body: TowerBody | None, flow: Flow, given: dict[str, Tensor]
 ) -> Tensor:
@@ -175,8 +211,6 @@ def write_body(
         case _:
             assert x is not None, body
     match body:
-        case SpareBody():
-            return x
         case LayerBody():
             return tower_layer(t, x, body, flow)
         case NormBody():
@@ -193,6 +227,26 @@ def write_body(
             return projected_frames(t, x, body, flow)
         case PositionConvolutionBody():
             return position_convolution(t, x, body, flow)
+        case LinearBody():
+            return linear(t, x, body.module, body.inputs, body.outputs, bias=body.bias)
+        case ActivationBody():
+            out = activation(t, x, body.activation)
+            t.touch(x)
+            return out
+        case CropBody():
+            return crop(t, x, body, flow)
+        case JoinedPatchesBody():
+            return joined_patches(t, x, body, flow)
+        case HalvedBody():
+            return halved(t, x, body)
+        case PackedCropsBody():
+            return packed_crops(t, x, body, flow)
+        case DeepMergersBody():
+            return deep_mergers(t, x, body, flow)
+        case ReorderedBody():
+            return reordered(t, x, body.size)
+        case PooledProjectionBody():
+            return pooled_projection(t, x, body, flow)
         case TranscriptBody():
             return transcript(t, x, body, flow)
         case _:
@@ -200,7 +254,7 @@ def write_body(
             raise ValueError(msg)
 
 
-def _mark_unused(t: Tape) -> None:
+def _mark_unused(t: Tape, segments: Sequence[Segment]) -> None:
     """No loss reaches what no operation reads."""
     read = {
         tensor
@@ -209,7 +263,7 @@ def _mark_unused(t: Tape) -> None:
         for tensor in operation.inputs
         if isinstance(tensor, Parameter)
     }
-    for segment in t.segments:
+    for segment in segments:
         for weight in segment.parameters:
             if weight not in read:
                 weight.unused = True

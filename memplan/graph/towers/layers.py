@@ -1,14 +1,17 @@
 """A layer of a tower: attention and a feed-forward network, norms before or behind them."""
 
+from dataclasses import replace
+
+from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.operations import activation, dropout, linear, norm, rotary
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
-from memplan.model.towers import LayerBody
+from memplan.model.towers import RMS_NORM, LayerBody
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
@@ -55,6 +58,9 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         flow.items, flow.tokens(x, size), flow.tokens(read, size), spec,
         heads_split=splits_heads(t, spec),
     )  # fmt: skip
+    if body.one_row:
+        rows = flow.items * shape.queries
+        shape = replace(shape, batch=1, queries=rows, keys=rows)
 
     def project(source: Tensor, part: str, *, bias: bool) -> Tensor:
         made = linear(t, source, f"{name}.{part}", size, width, bias=bias)
@@ -66,10 +72,24 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         made.by_head = True
         return made
 
-    query = project(x, "q_proj", bias=spec.query_bias)
-    key = project(read, "k_proj", bias=spec.key_bias)
-    value = project(read, "v_proj", bias=spec.value_bias)
-    out = attend(t, query, key, value, shape, flow.mask if spec.causal else None)
+    if body.names.fused:
+        query, key, value = _fused(t, x, body, width)
+    else:
+        query = project(x, "q_proj", bias=spec.query_bias)
+        key = project(read, "k_proj", bias=spec.key_bias)
+        value = project(read, "v_proj", bias=spec.value_bias)
+    if body.head_norm:
+        kind = RMS_NORM if body.head_norm_rms else body.norm
+        query = norm(t, query, kind, f"{name}.q_norm", body.head_norm)
+        key = norm(t, key, kind, f"{name}.k_norm", body.head_norm)
+    if body.rotary and flow.tables is not None:
+        turn = rotary if body.one_row else _turned
+        query, key = (turn(t, each, *flow.tables) for each in (query, key))
+    masked = spec.causal or body.one_row
+    if body.packed:
+        out = _in_stretches(t, query, key, value, shape, body, flow)
+    else:
+        out = attend(t, query, key, value, shape, flow.mask if masked else None)
     out = linear(
         t, out, f"{name}.{body.names.output}", width, size, bias=spec.output_bias,
         role=WeightRole.ATTENTION_OUTPUT,
@@ -77,6 +97,45 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
     t.touch(query, key, value)
     t.block = LayerBlock.NETWORK
     return out
+
+
+def _fused(t: Tape, x: Tensor, body: LayerBody, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One matrix, of whose result queries, keys and values are views."""
+    bias = body.attention.query_bias
+    name = f"{body.names.attention}.{body.names.fused}"
+    both = linear(t, x, name, body.size, 3 * width, bias=bias)
+    size = both.numel // 3
+    query, key, value = t.split(both, size, size, size)
+    return query, key, value
+
+
+def _turned(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``apply_rotary_pos_emb_vision``: in fp32, cast back."""
+    full = t.cast(x, DType.FP32)
+    out = t.cast(rotary(t, full, cos, sin), x.dtype)
+    t.touch(full)
+    return out
+
+
+def _in_stretches(
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    body: LayerBody,
+    flow: Flow,
+) -> Tensor:
+    """Attention within each picture, or window of one; all results are joined, be it a single one.
+
+    Stretches are alike, so that they are written down as a batch.
+    """
+    rows = shape.batch * shape.queries
+    length = min(body.window or flow.patches, flow.patches)
+    number = max(1, rows // length)
+    whole = replace(shape, batch=number, queries=rows // number, keys=rows // number)
+    out = attend(t, query, key, value, whole, None)
+    return t.concatenate(out)
 
 
 def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:

@@ -33,10 +33,13 @@ from memplan.model.towers import (
 def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
     """A convolution of what the batch brings, or of what the one before gave."""
     if x is None:
-        flow.items, flow.length = t.options.batch_size, body.length
+        seconds = t.options.audio_seconds
+        flow.items = t.options.batch_size
+        flow.length = body.length if seconds is None else seconds * body.rate
+        length = flow.length
         # Sound is not cast by the class: whoever trains in 16 bits brings it so.
         dtype = t.compute if t.autocast is None else DType.FP32
-        x = from_batch(t, flow.items * body.channels * body.length, dtype)
+        x = from_batch(t, flow.items * body.channels * length, dtype)
         if body.leaf and not t.options.without_gradients and not t.frozen:
             x.requires_grad = True
     flow.length = (flow.length + 2 * body.padding - body.kernel) // body.stride + 1

@@ -1,5 +1,7 @@
 """What the blocks of a model's towers hand on beside the hidden states."""
 
+from dataclasses import field
+
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.masks import additive_mask, causal_pattern
@@ -23,6 +25,12 @@ class Flow:
     """What the model should say."""
     length: int = 0
     """How long a clip's signal is here."""
+    deep: list[Tensor] = field(default_factory=list)
+    """What is added to the text model's first layers."""
+    patches: int = 0
+    """Of a picture."""
+    tables: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines by which heads are turned."""
     memory: Tensor | None = None
     """What the tower gave that a decoder attends to."""
 

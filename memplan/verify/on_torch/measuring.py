@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from memplan.errors import MemplanError, SetupError
 from memplan.estimator.measured import Death, Measurement
 from memplan.hardware.gpu import GpuSpec
 from memplan.training.choices import AllocatorKind
@@ -44,9 +45,8 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
     num_params = 0
     try:
         num_params = _train(run, meter, is_alone=is_alone, has_gpu=True)
-    except RuntimeError as error:
-        # torch.OutOfMemoryError; cuBLAS and NCCL say it in words of their own.
-        if "out of memory" not in str(error).lower() and "alloc_failed" not in str(error).lower():
+    except Exception as error:
+        if not is_out_of_memory(error):
             raise
         death = Death(part=meter.part, message=_first_line(error))
     meter.note()
@@ -112,7 +112,36 @@ def follow(run: Run, gpu: GpuSpec) -> Measurement:
 
 
 def _train(run: Run, meter: Meter, *, is_alone: bool, has_gpu: bool) -> int:
-    """Build, and train; the number of parameters."""
+    """Build, and train; the number of parameters.
+
+    What the frameworks raise on their own is one line: it is their word on this setup. Raises
+    ``SetupError`` for it, and lets through what says that memory ran out.
+    """
+    try:
+        return _run(run, meter, is_alone=is_alone, has_gpu=has_gpu)
+    except MemplanError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        place = "on fake tensors" if not has_gpu else "here"
+        msg = (
+            f"torch {torch.__version__} and transformers {transformers.__version__} do not run this {place}: "
+            f"{type(error).__name__}: {_first_line(error)}"
+        )
+        raise SetupError(msg) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out: torch's own error, or what cuBLAS and NCCL say in words of their own."""
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(word in said for word in ("out of memory", "alloc_failed"))
+    )
+
+
+def _run(run: Run, meter: Meter, *, is_alone: bool, has_gpu: bool) -> int:
     setup = run.setup
     config = config_of(run.config, dropout=setup.dropout)
     model = build(config, run.task, setup)

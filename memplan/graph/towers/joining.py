@@ -1,0 +1,60 @@
+"""What towers give, on its way into a language model: projectors' parts, and the embeddings written over.
+
+``get_image_features`` and ``forward`` of transformers' vision-language models.
+"""
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.towers.flow import record_flow
+from memplan.graph.towers.state import Flow
+from memplan.model.parameters import ParameterBlock
+from memplan.model.spec import ModelSpec
+from memplan.model.towers import Joining, TowerJoin
+
+
+def joined_embeddings(
+    t: Tape, model: ModelSpec, blocks: tuple[ParameterBlock, ...], embedded: Tensor, join: TowerJoin
+) -> Tensor:
+    """Run the towers behind the embedding of the tokens, and write what they give over it."""
+    t.end(embedded)
+    t.hold(embedded)
+    flow = Flow(items=t.options.batch_size * t.options.images_per_sample)
+    features = record_flow(t, blocks, tied=False, flow=flow)
+    assert features is not None
+    _check_room(t, model, features)
+    t.begin("merge", x=features)
+    if join.joining is Joining.COLLECTED:
+        features = t.concatenate(features)
+    features = t.cast(features, embedded.dtype)
+    rows = t.options.batch_size * t.options.seq_len
+    mask = t.tensor(rows, DType.BOOL)
+    t.record(OperationKind.EQ, (), (mask,))
+    out = t.tensor(embedded.numel, embedded.dtype)
+    places = () if t.decomposed else (allocated_bytes(embedded.numel, DType.INT64), RESULT)
+    # What the first layers add is small: it goes with the rest here.
+    given = (embedded, features, *flow.deep)
+    t.record(
+        OperationKind.SCATTER, given, (out,), saves=(mask,),
+        gradients=(Gradient.FRESH,) * len(given), forward_scratch_bytes=places,
+    )  # fmt: skip
+    t.release(embedded)
+    embedded.storage.held = False
+    t.hold(out)
+    return out
+
+
+def _check_room(t: Tape, model: ModelSpec, features: Tensor) -> None:
+    """Refuse pictures or sound that a sequence has no room for."""
+    tokens = features.numel // model.hidden_size // t.options.batch_size
+    # Of a single token there is no sequence: its parts are asked for, not what a step holds.
+    if t.options.seq_len > 1 and tokens > t.options.seq_len:
+        msg = (
+            f"seq_len: {t.options.seq_len} tokens have no room for what {model.name} sees or hears in a "
+            f"sample, {tokens} tokens: a sequence is its text with these; give more, or images_per_sample "
+            "or image_size less"
+        )
+        raise SetupError(msg)

@@ -1,0 +1,57 @@
+"""What a model sees and hears: pictures and clips, and their sizes."""
+
+from collections.abc import Iterator
+
+from memplan.graph.towers.images import picture_size
+from memplan.model.spec import ModelSpec
+from memplan.model.towers import ChainBody, PatchesBody, SignalBody, TowerBody
+
+
+def _bodies(model: ModelSpec) -> Iterator[TowerBody]:
+    for block in model.tables:
+        body = block.body
+        if isinstance(body, ChainBody):
+            yield from body.parts
+        elif body is not None:
+            yield body
+
+
+def _is_known(model: ModelSpec) -> bool:
+    return model.join is not None or not (model.stacks or model.activations_left_out)
+
+
+def pictures_of(model: ModelSpec) -> PatchesBody | None:
+    """How a model's pictures become tokens; None where it sees none, or that is not known."""
+    found = (each for each in _bodies(model) if isinstance(each, PatchesBody))
+    return next(found, None) if _is_known(model) else None
+
+
+def sees(model: ModelSpec) -> bool:
+    """Whether a model takes pictures, and their operations are known."""
+    return pictures_of(model) is not None
+
+
+def sound_of(model: ModelSpec) -> SignalBody | None:
+    """How a model's clips are read; None where it hears none, or that is not known."""
+    found = (each for each in _bodies(model) if isinstance(each, SignalBody) and each.channels)
+    return next(found, None) if _is_known(model) else None
+
+
+def media_words(
+    model: ModelSpec, image_size: int | None, audio_seconds: int | None, images_per_sample: int
+) -> tuple[str, ...]:
+    """What was taken for granted of pictures and clips, in words."""
+    words: list[str] = []
+    pictures, sound = pictures_of(model), sound_of(model)
+    if pictures is not None:
+        height, width = picture_size(image_size, pictures)
+        crops = f", in {pictures.crops} crops of this size" if pictures.crops > 1 else ""
+        given = "" if image_size else " (default)"
+        each = f", {images_per_sample} a sequence" if model.join is not None else ""
+        words.append(f"pictures of {height}x{width} pixels{given}{crops}{each}")
+    if sound is not None and sound.rate:
+        seconds = audio_seconds or sound.length // sound.rate
+        words.append(f"clips of {seconds} s{'' if audio_seconds else ' (default)'}")
+    elif sound is not None:
+        words.append("clips of 30 s, to which all are padded")
+    return tuple(words)

@@ -1,0 +1,93 @@
+"""Parts of projectors: what makes a language model's tokens of a tower's."""
+
+from math import isqrt
+
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import activation, layer_norm, linear, norm
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.state import Flow
+from memplan.model.networks import Activation
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.towers import (
+    CropBody,
+    DeepMergersBody,
+    HalvedBody,
+    JoinedPatchesBody,
+    PackedCropsBody,
+    PooledProjectionBody,
+)
+
+
+def crop(t: Tape, x: Tensor, body: CropBody, flow: Flow) -> Tensor:
+    """All tokens but the first; of several pictures a copy."""
+    rest = t.slice(x, x.numel - flow.items * body.size)
+    return rest if flow.items == 1 else t.contiguous(rest)
+
+
+def deep_mergers(t: Tape, x: Tensor, body: DeepMergersBody, flow: Flow) -> Tensor:
+    """Of each layer that is read early, a norm over joined patches and two linear layers.
+
+    What they read is kept by the layers behind it, as the tower's last result is.
+    """
+    for module in body.modules:
+        normed = layer_norm(t, x, f"{module}.norm", body.merged)
+        raised = linear(t, normed, f"{module}.fc1", body.merged, body.merged, bias=True)
+        active = activation(t, raised, Activation.GELU)
+        flow.deep.append(linear(t, active, f"{module}.fc2", body.merged, body.outputs, bias=True))
+        t.hold(flow.deep[-1])
+    return x
+
+
+def joined_patches(t: Tape, x: Tensor, body: JoinedPatchesBody, flow: Flow) -> Tensor:  # noqa: ARG001
+    """``pixel_shuffle``: views that are copied where the next one asks for rows."""
+    for _ in range(body.copies):
+        x = t.contiguous(x)
+    return x
+
+
+def halved(t: Tape, x: Tensor, body: HalvedBody) -> Tensor:
+    """``act(gate) * x`` of two halves of one tensor."""
+    first, gate = t.split(x, x.numel // 2, x.numel // 2)
+    return t.mul(activation(t, gate, body.activation), first)
+
+
+def packed_crops(t: Tape, x: Tensor, body: PackedCropsBody, flow: Flow) -> Tensor:
+    """``pack_image_features``: crops laid side by side, ends of rows, the whole picture before them."""
+    pictures = flow.items // body.crops
+    whole = x.numel // body.crops
+    first, rest = t.split(x, whole, x.numel - whole)
+    grid = t.contiguous(rest)
+    crops = body.crops - 1
+    # Two lie side by side, four two by two.
+    side = isqrt(grid.numel // body.size // pictures // crops) * isqrt(crops)
+    vector = t.parameter(body.newline)
+    ends = Tensor(pictures * side * body.size, vector.dtype, vector.storage)
+    t.record(OperationKind.EXPAND, (vector,), (ends,), gradients=(Gradient.FRESH,))
+    ends = t.cast(ends, grid.dtype)
+    return t.concatenate(first, t.concatenate(grid, ends))
+
+
+def pooled_projection(t: Tape, x: Tensor, body: PooledProjectionBody, flow: Flow) -> Tensor:
+    """``Gemma3MultiModalProjector``: turned, averaged in squares, normed, multiplied."""
+    dtype = x.dtype
+    turned = t.contiguous(x)
+    averaged = t.tensor(flow.items * body.tokens * body.size, x.dtype)
+    t.record(
+        OperationKind.MEAN, (turned,), (averaged,), saves=(turned,), gradients=(Gradient.FRESH,)
+    )
+    t.touch(turned, x)
+    normed = norm(t, averaged, NormSpec(kind=NormKind.RMS_GEMMA), body.norm, body.size)
+    weight = t.parameter(body.weight)
+    factor, given = t.cast_weight(weight), normed
+    if t.autocast is not None:
+        given = t.cast(normed, t.autocast)
+    out = t.tensor(flow.items * body.tokens * body.outputs, given.dtype)
+    t.record(
+        OperationKind.MATMUL, (given, factor), (out,), saves=(given, factor),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+        flops=2 * flow.items * body.tokens * body.size * body.outputs,
+    )  # fmt: skip
+    t.touch(normed)
+    return t.cast(out, dtype)
