@@ -28,6 +28,7 @@ from memplan.graph.towers.projecting import (
 )
 from memplan.graph.towers.sounds import (
     frames,
+    halved_frames,
     output,
     position_convolution,
     projected_frames,
@@ -48,6 +49,7 @@ from memplan.model.towers import (
     DeepMergersBody,
     FramesBody,
     HalvedBody,
+    HalvedFramesBody,
     JoinedPatchesBody,
     LayerBody,
     LinearBody,
@@ -237,6 +239,8 @@ def write_body(
             return crop(t, x, body, flow)
         case JoinedPatchesBody():
             return joined_patches(t, x, body, flow)
+        case HalvedFramesBody():
+            return halved_frames(t, x)
         case HalvedBody():
             return halved(t, x, body)
         case PackedCropsBody():
