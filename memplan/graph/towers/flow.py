@@ -93,6 +93,8 @@ def record_flow(
         if isinstance(block.body, LayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
         ending = held if block is blocks[-1] else []
+        if flow.shared and block.part not in (ModelPart.LAYERS, ModelPart.EMBEDDING):
+            ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):
             _idle(t, block, declared, tied=tied)
             continue
