@@ -156,6 +156,28 @@ class NormBody:
     dropout: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolvedLayerBody:
+    """A depthwise convolution, a norm and two linear layers around a nonlinearity (ConvNeXt)."""
+
+    size: int
+    inner_size: int
+    activation: Activation
+    scale: str = ""
+    """The weight that multiplies what is added, as ``module.name``; empty: none does."""
+    drop_path: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DownsamplingBody:
+    """A convolution whose stride is its kernel: fewer positions, more channels."""
+
+    module: str
+    size: int
+    """Channels that it reads."""
+    side: int
+
+
 class SignalNorm(Enum):
     """What follows a convolution of a signal."""
 
@@ -484,4 +506,6 @@ TowerBody = (
     | HalvedBody
     | HalvedFramesBody
     | PackedCropsBody
+    | ConvolvedLayerBody
+    | DownsamplingBody
 )

@@ -15,6 +15,7 @@ from memplan.graph.stacks import cut_layers
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.contrast import contrast
+from memplan.graph.towers.convolved import convolved_layer, downsampling
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pooling import attention_pooler, classify, pooler
@@ -45,8 +46,10 @@ from memplan.model.towers import (
     ChainBody,
     ClassifierBody,
     ContrastBody,
+    ConvolvedLayerBody,
     CropBody,
     DeepMergersBody,
+    DownsamplingBody,
     FramesBody,
     HalvedBody,
     HalvedFramesBody,
@@ -102,6 +105,10 @@ def record_flow(
             x = _segment(t, block, run, x, flow, given, declared, ending, tied=tied)
         tower = block.name.partition(".")[0]
         assert x is not None
+        if isinstance(block.body, ChainBody) and isinstance(block.body.parts[0], PatchesBody):
+            # The model's own variable holds what its embedding gave (``ConvNextModel.forward``).
+            t.hold(x)
+            held.append(x)
         given[tower] = x
     _mark_unused(t, t.segments[first:])
     return x
@@ -241,6 +248,10 @@ def write_body(
             return crop(t, x, body, flow)
         case JoinedPatchesBody():
             return joined_patches(t, x, body, flow)
+        case ConvolvedLayerBody():
+            return convolved_layer(t, x, body, flow)
+        case DownsamplingBody():
+            return downsampling(t, x, body, flow)
         case HalvedFramesBody():
             return halved_frames(t, x)
         case HalvedBody():

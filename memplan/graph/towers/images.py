@@ -30,11 +30,13 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     height, width = picture_size(t.options.image_size, body)
     flow.items *= body.crops
     pixels = flow.items * body.frames * body.channels * height * width
-    x = from_batch(t, pixels, DType.FP32)
+    cast = body.casts_pictures or t.autocast is not None
+    x = from_batch(t, pixels, DType.FP32 if cast else t.compute)
     if body.casts_pictures:
         x = t.cast(x, t.compute)
     patches = (height // body.patch[0]) * (width // body.patch[1])
     flow.patches = patches
+    flow.grid = height // body.patch[0], width // body.patch[1]
     x = convolution(t, x, body.projection, flow.items * patches, bias=body.bias)
     if body.tokens:
         before = [_spread(t, name, flow.items, body.size) for name in body.tokens]

@@ -27,6 +27,8 @@ class Flow:
     """How long a clip's signal is here."""
     deep: list[Tensor] = field(default_factory=list)
     """What is added to the text model's first layers."""
+    grid: tuple[int, int] = (0, 0)
+    """Positions of a picture down and across."""
     patches: int = 0
     """Of a picture."""
     tables: tuple[Tensor, Tensor] | None = None
