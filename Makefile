@@ -67,7 +67,7 @@ site: docs  ## The same, with the page that runs memplan in a browser (needs npm
 	$(PYTHON) docs/browser/build.py site
 
 test: $(ENVIRONMENT)  ## Run the whole test suite
-	$(PYTHON) -m pytest -n auto $(PYTEST_FLAGS)
+	$(PYTHON) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 $(VERIFY_VENV)/.ready: pyproject.toml
 	$(SYSTEM_PYTHON) -m venv $(VERIFY_VENV)

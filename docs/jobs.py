@@ -3,17 +3,7 @@
 The page is made by cog; a test runs every command again and compares.
 """
 
-import os
-import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).parent.parent
-COLUMNS = 100
-SETTINGS = {"COLUMNS": str(COLUMNS), "TERM": "dumb", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
-UNSET = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +102,6 @@ JOBS = (
 )
 
 
-def answer(job: Job) -> str:
-    """What the command prints, standard error last."""
-    settings = {name: value for name, value in os.environ.items() if name not in UNSET}
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(job.command)],
-        env={**settings, **SETTINGS, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=False,
-    )  # fmt: skip
-    if done.returncode != job.exit_code:
-        msg = f"{job.command}: exit code {done.returncode}: {done.stderr}"
-        raise SystemExit(msg)
-    return done.stdout + done.stderr
-
-
 def answering_line(job: Job, printed: str) -> str:
     """The line that answers, and what continues it."""
     lines = printed.splitlines()
@@ -148,7 +124,11 @@ def _indent(line: str) -> int:
 
 def document() -> str:
     """The page below its first words."""
-    answers = [(job, answer(job).rstrip()) for job in JOBS]
+    from shown import answer  # beside this file
+
+    answers = [
+        (job, "".join(answer(job.command, exit_code=job.exit_code)).rstrip()) for job in JOBS
+    ]
     rows = [
         f"| [{job.question}?](#{job.anchor}) | `{job.command}` | `{answering_line(job, printed)}` |"
         for job, printed in answers

@@ -1,5 +1,6 @@
 """What every test shares: one terminal, no hub, and the command line as a function."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -9,8 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from memplan.cli import PATIENCE
+
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# As patient as on the command line: what ten thousand tests have made is not looked through again and
+# again, which takes a quarter of a run.
+gc.set_threshold(PATIENCE)
 
 # Before anything builds a console: what is printed must not depend on where the tests run.
 os.environ.update(COLUMNS="100", TERM="dumb", NO_COLOR="1", HF_HUB_OFFLINE="1")
@@ -51,7 +58,7 @@ FUZZERS = pytest.StashKey[int]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # The long ones first: none is left for the end, where other processes would wait for it.
+    # Files with long ones first: none is left for the end, where other processes would wait for it.
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     fuzzers = [item for item in items if item.get_closest_marker("fuzz")]
     config.stash[FUZZERS] = len(fuzzers)
@@ -65,6 +72,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "network" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # tests and modules stay to the end
 
 
 @pytest.fixture

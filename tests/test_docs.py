@@ -4,7 +4,6 @@ import ast
 import importlib.util
 import json
 import re
-import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -124,19 +123,13 @@ def test_there_are_ten_jobs() -> None:
     assert len({job.command for job in JOBS}) == 10
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.anchor)
-def test_a_job_answers_as_its_page_says(
-    job: Any, run: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = module("jobs")
-    monkeypatch.chdir(checkout)
-    monkeypatch.setenv("COLUMNS", str(made.COLUMNS))
-    outcome = run(*shlex.split(job.command)[1:])
-    assert outcome.exit_code == job.exit_code
-    printed = (outcome.stdout + outcome.stderr).rstrip()
+def test_every_job_is_on_its_page() -> None:
+    """What each answers there is run by cog, in ``make check``."""
     text = (DOCS / "jobs.md").read_text(encoding="utf-8")
-    assert f"## {job.question}?\n\n```console\n$ {job.command}\n{printed}\n```\n" in text
-    assert f"(#{job.anchor}) | `{job.command}` | `{made.answering_line(job, printed)}` |" in text
+    for job in JOBS:
+        assert f"(#{job.anchor}) | `{job.command}` | `{job.line}" in text
+        assert f"## {job.question}?\n\n```console\n$ {job.command}\n" in text
+        assert f"```\n\n{job.words}\n" in text
 
 
 # -- the notebook ----------------------------------------------------------------------------------

@@ -279,6 +279,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         **TRAINED,
         "model": (("gpt2-medium",), ("gpt2",)),
         "pivot": ((*JOB, "--batch-size", "1,2"), ("--pivot",)),
+        "sequence_parallel": (SPLIT, ("--sequence-parallel", "true")),
         "offload": (JOB, ("--offload", "cpu")),
         "setup_file": (MODEL, ("--setup", "setup.yaml")),
         "exact": ((*MODEL, "--gpu-memory", "1.5GiB"), ("--exact",)),

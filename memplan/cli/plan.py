@@ -84,7 +84,7 @@ def degrees_option(name: str, also: str, what: str) -> Any:
     without={
         "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing",
         "tensor_parallel", "pipeline_parallel", "pipeline_schedule", "virtual_stages",
-        "context_parallel", "context_parallel_kind",
+        "context_parallel", "context_parallel_kind", "sequence_parallel",
         "expert_parallel", "expert_imbalance",
     }
 )  # fmt: skip

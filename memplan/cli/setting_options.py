@@ -81,6 +81,7 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         flag="--sequence-parallel", field="sequence_parallel", kind=bool, default=False,
         metavar=None,
         help_text="Between the split blocks each of them has a share of every sequence.",
+        axis_help="Whether they share sequences between the split blocks: true,false.",
     ),
     SettingOption(
         flag="--loss-parallel", field="loss_parallel", kind=bool, default=False, metavar=None,
@@ -157,8 +158,8 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     SettingOption(
         flag="--offload-activations", field="offload_activations", default="none", metavar="HOW",
         help_text="To CPU RAM between the passes: none, save-on-cpu (torch), streamed (TRL), "
-        "torchtune, checkpoints (inputs of checkpointed layers), or chunks (passes of a pipeline).",
-        axis_help="none, save-on-cpu, streamed, torchtune, checkpoints, chunks.",
+        "blocking (TRL without streams), torchtune, checkpoints (inputs of checkpointed layers), or chunks (passes of a pipeline).",
+        axis_help="none, save-on-cpu, streamed, blocking, torchtune, checkpoints, chunks.",
     ),
     SettingOption(
         flag="--offload-activations-ratio", field="offload_activations_ratio", kind=float,

@@ -26,6 +26,8 @@ OFFLOAD_WORDS = {
     "the passes (save_on_cpu)",
     ActivationOffload.STREAMED: "activations in CPU RAM between the passes (TRL's OffloadActivations), but "
     "those kept twice",
+    ActivationOffload.BLOCKING: "activations in CPU RAM between the passes (TRL's OffloadActivations without "
+    "a stream of its own)",
     ActivationOffload.TORCHTUNE: "activations in CPU RAM between the passes (torchtune's OffloadActivations)",
     ActivationOffload.CHECKPOINTS: "inputs of checkpointed layers in CPU RAM between the passes",
 }

@@ -104,7 +104,8 @@ class Job:
         gpu = self.gpu
         if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
             account = rank_account(self.given, rank=account.rank, capacity_bytes=gpu.capacity_bytes)
-        account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
+        if _multiplies(self.given, account.rank):
+            account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
         left_out = [*filter(None, (self.walked.model.activations_left_out,))]
         if self.setup.job.rollout_share and gpu is None:
             left_out.append(
@@ -170,6 +171,20 @@ def _recorded(
         tape, passes = record_and_walk(model, options)
         return RankInput(tape=tape, passes=passes, setup=resolved)
     return prepared(model, resolved, gpu).rank_input
+
+
+def _multiplies(given: RankInput, rank: int) -> bool:
+    """Whether a rank has any product: of a pipeline's stages one may be an embedding alone."""
+    if not given.stages:
+        return True
+    from memplan.estimator.pipelines import stages_of_rank  # only for pipelines
+
+    return any(
+        operation.multiplies
+        for number in stages_of_rank(given.setup, rank)
+        for segment in given.stages[number].tape.segments
+        for operation in segment.operations
+    )
 
 
 def _scratch_bytes(setup: TrainingSetup, gpu: GpuSpec | None) -> int:

@@ -22,7 +22,7 @@ from memplan.memory.rank import RankInput
 from memplan.model.spec import ModelSpec
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.exchange import ExchangeKind, Ranks, Visit
-from memplan.training.schedules import Pass, PassKind, rank_passes
+from memplan.training.schedules import Pass, PassKind, passes_of
 
 BUBBLE = "waiting for other stages of the pipeline"
 INPUT_SHARE = 0.5
@@ -112,13 +112,7 @@ class PipelineTimer:
 
     def _passes_of(self, place: int) -> tuple[Pass, ...]:
         pipeline = self.pipeline
-        return rank_passes(
-            pipeline.schedule,
-            num_ranks=pipeline.degree,
-            num_virtual=pipeline.num_virtual,
-            num_micro_batches=pipeline.num_micro_batches,
-            rank=place,
-        )
+        return passes_of(pipeline, place)
 
     def run(self, case: Case) -> Run:
         """All ranks' passes; of the busiest it is told what its time is spent on."""

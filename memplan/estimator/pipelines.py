@@ -1,13 +1,15 @@
 """A pipeline's stages, recorded and walked; and which setups may have any."""
 
 from functools import lru_cache
+from itertools import pairwise
 
 from memplan.errors import SetupError
-from memplan.estimator.recording import Walked, walked_on_card
+from memplan.estimator.recording import Walked, record, walked_on_card
 from memplan.graph.options import TapeOptions
 from memplan.graph.stages import check_stages, stage_model, stage_options
 from memplan.memory.engine_options import says_pipeline
 from memplan.memory.rank import Stage
+from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Offload, Recomputation
 from memplan.training.compilation import Compilation
@@ -20,6 +22,7 @@ from memplan.training.parallelism import (
     PipelineSchedule,
     StagePlace,
 )
+from memplan.training.partition import stage_bounds
 from memplan.training.precision import Engine
 from memplan.training.schedules import rank_stages
 from memplan.training.setup import TrainingSetup
@@ -39,12 +42,20 @@ def check_pipeline(setup: TrainingSetup) -> None:
     """
     engine, pipeline = setup.chosen_engine, setup.pipeline
     assert pipeline is not None
-    if engine not in (Engine.DDP, Engine.FSDP, Engine.MEGATRON):
+    if engine is Engine.FSDP1:
         msg = (
-            f"pipeline_parallel: is modelled for the engines ddp, fsdp and megatron, and not for "
-            f"{engine.value} (DeepSpeed's PipelineEngine, FSDP1): name one of them"
+            f"pipeline_parallel: is modelled for the engines ddp, fsdp, deepspeed and megatron, and not "
+            f"for {engine.value}: name one of them"
         )
         raise SetupError(msg)
+    if engine is Engine.DEEPSPEED:
+        for name in ("tensor_parallel", "context_parallel", "expert_parallel"):
+            if getattr(setup, name) > 1:
+                msg = (
+                    f"{name}: DeepSpeed's pipelines leave it to the model's own code (Megatron-DeepSpeed), and "
+                    "it is not modelled beside them; the engine megatron has both"
+                )
+                raise SetupError(msg)
     if engine is Engine.MEGATRON and pipeline.schedule not in MEGATRON_SCHEDULES:
         msg = (
             f"pipeline_schedule: Megatron-core has no {pipeline.schedule.value}; its schedules are "
@@ -104,6 +115,8 @@ def pipeline_words(model: ModelSpec, pipeline: PipelineParallel) -> tuple[str, .
     else:
         layers = f"layers by stage {' + '.join(map(str, counts))}"
     found = [pipeline.words, layers, _RUNTIME_WORDS[pipeline.runtime]]
+    if pipeline.partition_method and pipeline.layers_per_stage is None:
+        found.append(f"layers dealt by partition_method={pipeline.partition_method}")
     if model.head.tied:
         found.append("a copy of the tied matrix on the last stage")
     return (", ".join(found),)
@@ -145,12 +158,43 @@ def layer_counts(model: ModelSpec, pipeline: PipelineParallel) -> tuple[int, ...
 
     Raises ``SetupError`` where they cannot be divided so.
     """
+    explicit = pipeline.layers_per_stage
+    if explicit is None and pipeline.runtime is PipelineRuntime.DEEPSPEED:
+        explicit = _dealt(model, pipeline)
     return divide_layers(
         model.num_layers,
         pipeline.num_stages,
-        explicit=pipeline.layers_per_stage,
+        explicit=explicit,
         runtime=pipeline.runtime,
     )
+
+
+@lru_cache(maxsize=64)
+def _dealt(model: ModelSpec, pipeline: PipelineParallel) -> tuple[int, ...]:
+    """Layers as ``PipelineModule`` deals them: the table, each layer, the last norm and the head are items.
+
+    A last norm that falls to the stage before the head's is counted on the head's.
+    """
+    tape = record(model, TapeOptions())
+    numels = dict.fromkeys(ModelPart, 0)
+    layers: list[int] = []
+    for segment in tape.segments:
+        own = sum(each.numel for each in segment.parameters)
+        if segment.is_layer:
+            layers += [own] * segment.repeat
+        else:
+            numels[segment.part] += own
+    head = numels[ModelPart.EMBEDDING] if model.head.tied else numels[ModelPart.HEAD]
+    items = [numels[ModelPart.EMBEDDING], *layers, numels[ModelPart.NORM], head]
+    names = ["Embedding", *["DecoderLayer"] * len(layers), "Norm", "Head"]
+    bounds = stage_bounds(
+        pipeline.partition_method, numels=items, names=names, num_stages=pipeline.num_stages
+    )
+    counts = [
+        min(stop, len(layers) + 1) - min(max(start, 1), len(layers) + 1)
+        for start, stop in pairwise(bounds)
+    ]
+    return tuple(max(0, count) for count in counts)
 
 
 def stages_of(
@@ -176,6 +220,7 @@ def _stages(
             is_first=not number,
             is_last=number == last,
             runtime=pipeline.runtime,
+            has_copy=model.head.tied and number == last,
             splits_backward=pipeline.schedule.splits_backward,
         )
         layers = range(start, start + count)

@@ -18,6 +18,10 @@ Stretch = tuple[Segment, list[Parameter]]
 
 def declared_parameters(tape: Tape) -> list[Stretch]:
     """All parameters in the order of ``named_parameters()``, a segment's repetitions side by side."""
+    stage = tape.options.stage
+    if stage is not None and stage.has_copy and stage.runtime.declares_copies_first:
+        *others, head = tape.segments
+        return [(segment, registered(segment.parameters)) for segment in (head, *others)]
     if not tape.declared:
         return [(segment, registered(segment.parameters)) for segment in tape.segments]
     stretches: list[Stretch] = []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
+from memplan.graph.segments import Gradient
 from memplan.graph.stacks import TrainedRun
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
@@ -132,15 +133,25 @@ def receive(t: Tape, model: ModelSpec, place: StagePlace) -> tuple[Tensor, Param
     group = t.options.tensor_parallel
     if group is not None and group.sequence:
         numel //= group.degree
-    if place.runtime.keeps_buffers:
+    if place.runtime.reads_buffers:
         x = Tensor(numel, t.compute, Storage(0, -1, 0))
     else:
         x = t.tensor(numel, t.compute)
         t.record(OperationKind.RECEIVE, (), (x,))
     t.leaf(x)
+    if place.runtime.copies_inputs:
+        x = _copied(t, x)
     width = model.stacks[0].embedding.embedding_size if model.stacks[0].embedding else 0
     shape = model.vocab_size, width or model.hidden_size
     return x, Parameter("embed_tokens.weight", shape, t.compute, module="", trainable=False)
+
+
+def _copied(t: Tape, received: Tensor) -> Tensor:
+    """A copy that the caller holds until its layers have run (``_exec_forward_pass``)."""
+    x = t.tensor(received.numel, received.dtype)
+    t.record(OperationKind.CLONE, (received,), (x,), gradients=(Gradient.ALIAS,))
+    t.cache(x)
+    return x
 
 
 def edge_runs(runs: list[TrainedRun], place: StagePlace) -> list[TrainedRun]:

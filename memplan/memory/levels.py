@@ -37,17 +37,16 @@ def run_levels(run: NamedRun, *, expandable: bool = False) -> list[RunLevel]:
 
     Of each stretch of a layer there is the fullest moment, and what it leaves.
     """
-    return [level for level in _levels(run, expandable=expandable) if _is_drawn(run, level)]
-
-
-def _is_drawn(run: NamedRun, level: RunLevel) -> bool:
-    stretches = run.ledger.stretches
     last = max(
         stretch.start
-        for stretch in stretches
+        for stretch in run.ledger.stretches
         if stretch.part is Part.FORWARD and stretch.segment is None
     )
-    return level.stretch.part is Part.LOAD or level.stretch.start >= last
+    return [
+        level
+        for level in _levels(run, expandable=expandable)
+        if level.stretch.part is Part.LOAD or level.stretch.start >= last
+    ]
 
 
 def _levels(run: NamedRun, *, expandable: bool) -> Iterator[RunLevel]:

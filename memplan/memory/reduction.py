@@ -6,6 +6,8 @@ themselves in semaphores (aten/src/ATen/native/cuda/Reduce.cuh: ``setReduceConfi
 a hundred times larger than the partial sums in it.
 """
 
+from functools import lru_cache
+
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.units import ceil_div, round_up
@@ -33,6 +35,7 @@ class Multiprocessors:
     """That one of them can hold."""
 
 
+@lru_cache(maxsize=1024)
 def column_sum_scratch(
     num_outputs: int, num_rows: int, num_bytes: int, device: Multiprocessors
 ) -> tuple[tuple[int, ...], ...]:

@@ -4,7 +4,7 @@ Everything that only a replay needs is imported when one is asked for.
 """
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
@@ -35,7 +35,7 @@ class RunSource:
 
     @property
     def played(self) -> "PlayedRun":
-        """The run. Kept, since GPUs share it."""
+        """The run. What is found of it is kept, since GPUs and hints share it."""
         return _played(
             _Walked(self.record()),
             self.setup,
@@ -64,7 +64,7 @@ class _Walked:
         )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _played(
     walked: _Walked,
     setup: TrainingSetup,
@@ -72,6 +72,19 @@ def _played(
     workspace_bytes: int,
     capacity_bytes: int | None,
 ) -> "PlayedRun":
+    """The run, and what replays find of it, which outlives its many events."""
+    play = partial(_ledger, walked, setup, rank, workspace_bytes, capacity_bytes)
+    return PlayedRun(play, expandable=setup.allocator is AllocatorKind.EXPANDABLE)
+
+
+@lru_cache(maxsize=8)
+def _ledger(
+    walked: _Walked,
+    setup: TrainingSetup,
+    rank: int,
+    workspace_bytes: int,
+    capacity_bytes: int | None,
+) -> "Ledger":
     """Play loading and as many steps as the engine needs."""
     from memplan.memory.ledger import Ledger
     from memplan.memory.programs import program_of
@@ -82,7 +95,7 @@ def _played(
         given, ledger, rank=rank, workspace_bytes=workspace_bytes, capacity_bytes=capacity_bytes
     )
     program.run()
-    return PlayedRun(ledger, expandable=setup.allocator is AllocatorKind.EXPANDABLE)
+    return ledger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,12 +126,12 @@ class Replays:
 
 
 class PlayedRun:
-    """One rank's run in a ledger; what a replay finds is kept."""
+    """One rank's run in the ledger that ``play`` returns; what a replay finds is kept."""
 
-    __slots__ = ("_expandable", "_peaks", "_required", "ledger")
+    __slots__ = ("_expandable", "_peaks", "_play", "_required")
 
-    def __init__(self, ledger: "Ledger", *, expandable: bool) -> None:
-        self.ledger = ledger
+    def __init__(self, play: "Callable[[], Ledger]", *, expandable: bool) -> None:
+        self._play = play
         self._expandable = expandable
         self._peaks: dict[int | None, AllocatorPeaks] = {}
         self._required: dict[tuple[int, ...], int] = {}
@@ -151,9 +164,10 @@ class PlayedRun:
                     break
                 above = each
             search = least_expandable_capacity if self._expandable else least_capacity
+            ledger = self._play()
             found = self._required[capacities] = search(
-                self.ledger.events,
-                self.ledger.streams,
+                ledger.events,
+                ledger.streams,
                 peaks=self.peaks,
                 above_bytes=above,
                 within_bytes=within,
@@ -172,7 +186,8 @@ class PlayedRun:
             from memplan.memory.expandable import replay_expandable
 
             follow = replay_expandable if self._expandable else replay
-            found = follow(self.ledger.events, self.ledger.streams, capacity_bytes=capacity_bytes)
+            ledger = self._play()
+            found = follow(ledger.events, ledger.streams, capacity_bytes=capacity_bytes)
             self._peaks[capacity_bytes] = found
         return found
 

@@ -495,7 +495,7 @@ def pinned_away_bytes(tape: Tape) -> int:
 def gradient_stays(tape: Tape) -> bool:
     """Whether the gradient of what the tape returns lies in a pipeline's buffer, which is not its own."""
     stage = tape.options.stage
-    return stage is not None and not stage.is_last and stage.runtime.keeps_buffers
+    return stage is not None and not stage.is_last and stage.runtime.keeps_gradients
 
 
 def seed_of(tape: Tape) -> Storage | None:

@@ -20,6 +20,8 @@ from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ran
 
 _ROUND = ALLOCATION_ROUNDING - 1
 """The bits of a block that its size leaves: they say its line."""
+_Exchanged = tuple[int, ExchangeKind, int, Ranks, Hiding]
+"""The fields of an ``Exchange``, of which one is made where they are told."""
 NOTED = 3
 """Of a run of layers in which an engine does the same, how many are looked at, at either end."""
 
@@ -58,7 +60,7 @@ class Tally(Ledger):
         self._most_held: Held = ()
         self.place = -1
         """The segment that is run."""
-        self._exchanged: dict[Exchange, int] = {}
+        self._exchanged: dict[_Exchanged, int] = {}
         self._steady = False
         """The first step is over."""
         self._number = self._next = -1
@@ -172,15 +174,15 @@ class Tally(Ledger):
         hiding: Hiding = Hiding.NONE,
     ) -> None:
         """Note it with the segment that is run."""
-        if not num_bytes:
+        if not num_bytes or not self._steady:
             return
-        found = Exchange(self.place, kind, num_bytes, ranks, hiding)
+        found = self.place, kind, num_bytes, ranks, hiding
         self._exchanged[found] = self._exchanged.get(found, 0) + 1
 
     def _end_exchanges(self) -> None:
         if self._steady:
-            visit = Visit(self._part.value, tuple(self._exchanged.items()), self._number)
-            self.outline.visits.append(visit)
+            found = tuple((Exchange(*each), count) for each, count in self._exchanged.items())
+            self.outline.visits.append(Visit(self._part.value, found, self._number))
         self._exchanged = {}
         self._number, self._next = self._next, -1
         self.place = -1
@@ -281,7 +283,6 @@ class Tally(Ledger):
         points[Part.FIRST_STEP] = first
         self._part, self._points = Part.FORWARD, {}
         self._most, self._most_held = -1, ()
-        self._exchanged = {}
         self._steady = True
 
     def close(self, weight_words: Mapping[ComponentKind, str]) -> Outline:

@@ -45,7 +45,7 @@ class ConfigReader:
         self.absent_part = absent_part
         """The key of this nested config where the outer one leaves it out as a whole."""
         self.log = ReadLog() if log is None else log
-        self.all_defaults = all_defaults or {}
+        self.all_defaults = {} if all_defaults is None else all_defaults  # long to count
         """Of every type's class, for nested configs."""
         self._part = self.log.part(path, config, model_type, absent_part)
 

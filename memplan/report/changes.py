@@ -89,6 +89,7 @@ def offload_label(setup: TrainingSetup) -> str:
 _SENT = {
     ActivationOffload.SAVE_ON_CPU: "activations saved on cpu",
     ActivationOffload.STREAMED: "streamed activations",
+    ActivationOffload.BLOCKING: "activations on cpu (blocking)",
     ActivationOffload.TORCHTUNE: "streamed activations (torchtune)",
     ActivationOffload.CHECKPOINTS: "checkpoints on cpu",
     ActivationOffload.CHUNKS: "{:.0%} of chunks on cpu",

@@ -9,7 +9,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.memory.account import Lifetime, Phase, RankAccount
 from memplan.report.narrow import print_table
 from memplan.report.timeline import FILLS, LIFETIME_WORDS, by_lifetime
-from memplan.training.schedules import most_in_flight, rank_passes
+from memplan.training.schedules import most_in_flight, passes_of
 from memplan.units import GIB
 
 if TYPE_CHECKING:
@@ -73,17 +73,7 @@ def pipeline_places(found: Estimate) -> tuple[Place, ...]:
     for place in range(pipeline.degree):
         ranks = range(place * width, (place + 1) * width)
         account = next(each for each in accounts if _has_any(each, ranks))
-        flight = dict(
-            most_in_flight(
-                rank_passes(
-                    pipeline.schedule,
-                    num_ranks=pipeline.degree,
-                    num_virtual=pipeline.num_virtual,
-                    num_micro_batches=pipeline.num_micro_batches,
-                    rank=place,
-                )
-            ).by_stage
-        )
+        flight = dict(most_in_flight(passes_of(pipeline, place)).by_stage)
         stages = tuple(
             _held(number, counts, flight.get(number, 0))
             for number in stages_of_rank(setup, ranks.start)

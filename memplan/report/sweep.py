@@ -123,7 +123,10 @@ def _degrees(setup: TrainingSetup) -> str:
         "TP": setup.tensor_parallel, "PP": setup.pipeline_parallel, "CP": setup.context_parallel,
         "EP": setup.expert_parallel,
     }  # fmt: skip
-    return " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1)
+    found = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
+    if setup.sequence_parallel:
+        found[0] += "+SP"
+    return " ".join(found)
 
 
 def print_sweep(

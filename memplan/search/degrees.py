@@ -11,6 +11,7 @@ from typing import NamedTuple
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.search.sizes import ModelSizes
+from memplan.training.choices import ZeroStage
 from memplan.training.kernels import LossKernel
 from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine
@@ -170,8 +171,13 @@ def check_degrees(
         raise SetupError(msg)
 
 
-def may_split(engine: Engine, degrees: Degrees, num_gpus: int) -> bool:
+def may_split(
+    engine: Engine, degrees: Degrees, num_gpus: int, *, zero_stage: ZeroStage | None = None
+) -> bool:
     """Whether an engine may split models so: a plain loop only where the group is the whole job.
+
+    DeepSpeed's pipelines go with stages 0 and 1 of ZeRO, and with no other degree; a ``zero_stage`` is
+    named where pipelines are asked for, as they take a model that is written as a ``PipelineModule``.
 
     >>> may_split(Engine.DDP, Degrees(tensor=8), 8), may_split(Engine.DDP, Degrees(tensor=4), 8)
     (True, False)
@@ -181,7 +187,10 @@ def may_split(engine: Engine, degrees: Degrees, num_gpus: int) -> bool:
     if engine is Engine.DDP:
         return degrees.tensor * degrees.pipeline == num_gpus
     if engine is Engine.DEEPSPEED:
-        return degrees.pipeline == 1
+        if degrees.pipeline == 1:
+            return True
+        is_alone = degrees == Degrees(pipeline=degrees.pipeline)
+        return is_alone and zero_stage in (ZeroStage.NONE, ZeroStage.OPTIMIZER)
     return engine in (Engine.FSDP, Engine.MEGATRON)
 
 

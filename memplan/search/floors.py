@@ -39,7 +39,9 @@ def states_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
         return (weights + gradients + states) * whole
     stage = ZeroStage.GRADIENTS if setup.zero_stage is None else setup.zero_stage
     held = weights * (shard if stage is ZeroStage.PARAMETERS else whole)
-    held += states * (whole if stage is ZeroStage.NONE else shard)
+    # Pipelines in bf16 spread states without ZeRO too (``BF16_Optimizer``).
+    is_whole = stage is ZeroStage.NONE and setup.pipeline_parallel == 1
+    held += states * (whole if is_whole else shard)
     return held
 
 

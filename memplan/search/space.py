@@ -81,7 +81,8 @@ class Space:
                 continue
             for tier, precision in self._precisions(base, variant.engine):
                 for split in splits:
-                    if not may_split(variant.engine, split, num_gpus):
+                    zero_stage = variant.zero_stage if self.goal.pipeline_parallel else None
+                    if not may_split(variant.engine, split, num_gpus, zero_stage=zero_stage):
                         continue
                     for policy in self._policies():
                         setup = self._setup(base, num_gpus, variant, precision, split, policy)

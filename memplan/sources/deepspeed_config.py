@@ -41,10 +41,17 @@ _NAMED = {
 """Keys that may change memory elsewhere: the answer names them, unless they are off."""
 
 _REFUSED = (
-    "pipeline", "torch_autocast", "hybrid_engine",
+    "torch_autocast", "hybrid_engine",
     "expert_parallel", "weight_quantization", "compile", "msamp",
 )  # fmt: skip
 """Keys that change memory and are not modelled, unless they are off."""
+
+_PIPELINE = (
+    "stages", "partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned",
+    "grad_partitioned", "use_reentrant",
+)  # fmt: skip
+"""Keys of ``pipeline``. The engine reads neither ``partition`` nor ``seed_layers``: they are arguments of
+``PipelineModule``; partitioned messages are of models split over ranks too."""
 
 _PLAIN_SPLIT = ("autotp_size", "dtype", "keep_module_on_host")
 """Keys of ``tensor_parallel`` beside which layers are split as transformers plans it."""
@@ -131,6 +138,7 @@ class _Reader:
         self._read_zero()
         self._read_optimizer()
         self._read_tensor_parallel()
+        self._read_pipeline()
         self._read_batch()
         self._add_given_options()
         self.fields["engine_options"] = self.options
@@ -209,6 +217,30 @@ class _Reader:
         size = section.get("autotp_size")
         if isinstance(size, int) and size > 1:
             self._set("tensor_parallel", size, "tensor_parallel.autotp_size")
+
+    def _read_pipeline(self) -> None:
+        """What ``PipelineEngine`` takes of a ``PipelineModule`` from the file (``get_pipeline_config``)."""
+        section = self._section("pipeline")
+        if not section:
+            return
+        for key in section:
+            if key not in _PIPELINE:
+                self._fail(f"pipeline.{key}", f"is not read.{did_you_mean(str(key), _PIPELINE)}")
+        stages = section.get("stages", AUTO)
+        if isinstance(stages, int) and stages > 1:
+            self._set("pipeline_parallel", stages, "pipeline.stages")
+        if (self._known("pipeline_parallel") or 1) == 1:
+            self.notes.append(
+                "pipeline is for a PipelineModule: say pipeline_parallel, how many stages"
+            )
+        interval = section.get("activation_checkpoint_interval", 0)
+        if interval == 1:
+            self._set("checkpointing", "full", "pipeline.activation_checkpoint_interval")
+        elif interval != 0:
+            key = "pipeline.activation_checkpoint_interval"
+            self._fail(
+                key, f"{_short(interval)}: layers recomputed in groups are not modelled; 0 or 1 is"
+            )
 
     def _section(
         self, key: str, parent: Mapping[str, object] | None = None

@@ -134,6 +134,8 @@ def read_axis(name: str, value: object, *, option: str = "") -> object:
     if "" in parts:
         msg = f"{option or name}: {value!r} names nothing between two commas"
         raise UsageError(msg)
+    if name in _FLAGS:
+        return [_flag(part, option or name) for part in parts]
     if name in _NUMBERS:
         return [_number(part, option or name, meant=_NUMBERS[name]) for part in parts]
     return parts
@@ -144,6 +146,17 @@ _NUMBERS = {
     "offload_activations_ratio": "a share such as 0.5",
 }
 """Axes of numbers that need not be whole, and what each is."""
+
+
+_FLAGS = frozenset({"sequence_parallel"})
+"""Axes of what is or is not."""
+
+
+def _flag(text: str, option: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        msg = f"{option}: {text!r} is neither true nor false: in a sweep it takes true,false"
+        raise UsageError(msg)
+    return text.lower() == "true"
 
 
 def _number(text: str, option: str, *, meant: str) -> float:

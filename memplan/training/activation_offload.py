@@ -13,6 +13,8 @@ class ActivationOffload(Enum):
     """``torch.autograd.graph.save_on_cpu(pin_memory=True)`` around the model's call."""
     STREAMED = "streamed"
     """TRL's ``OffloadActivations`` (``activation_offloading=True``)."""
+    BLOCKING = "blocking"
+    """TRL's without a stream of its own (``use_streams=False``; axolotl's ``legacy``)."""
     TORCHTUNE = "torchtune"
     """torchtune's (``enable_activation_offloading``)."""
     CHECKPOINTS = "checkpoints"
@@ -85,6 +87,9 @@ OFFLOAD_RULES: dict[ActivationOffload, OffloadRules] = {
     ActivationOffload.STREAMED: OffloadRules(
         least_bytes=1024, in_flight=5, weights_kept=WeightsKept.ALL, rows=Rows.COPIED_AND_HELD,
         keeps_doubles=True, keeps_output_layer=True,
+    ),
+    ActivationOffload.BLOCKING: OffloadRules(
+        least_bytes=1024, weights_kept=WeightsKept.ALL, keeps_output_layer=True
     ),
     # torchtune 0.6.1, training/_activation_offloading.py; its recipes compute the loss outside.
     ActivationOffload.TORCHTUNE: OffloadRules(

@@ -37,6 +37,9 @@ class Hiding(Enum):
     NONE = "none"
     """Computing waits."""
 
+    # Members are their own only equals, and ledgers look them up all the time.
+    __hash__ = object.__hash__
+
 
 class Ranks(NamedTuple):
     """The ranks that take part: so many, each so far from the next one."""
@@ -54,6 +57,7 @@ class Group(Enum):
     SPLIT = "layers split between them"
     SHARED = "sequences shared between them"
     SPREAD = "experts spread over them"
+    EXPERT = "each expert split between them"
 
 
 class Send(NamedTuple):

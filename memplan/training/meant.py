@@ -62,6 +62,7 @@ MEANT: Mapping[type[Enum], Mapping[str, str]] = {
     ActivationOffload: {
         **dict.fromkeys(("true", "yes", "on", "trl"), "'streamed'"),
         **dict.fromkeys(("cpu", "save_on_cpu"), "'save-on-cpu'"),
+        "legacy": "'blocking'",
         **dict.fromkeys(("unsloth", "offload", "cpu_checkpointing"), "'checkpoints'"),
         **dict.fromkeys(("false", "no", "off"), "'none'"),
     },

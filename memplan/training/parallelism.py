@@ -87,17 +87,34 @@ class PipelineRuntime(Enum):
     MEGATRON = "megatron"
     """Megatron-core's schedules: a buffer when something is received; what was sent is let go."""
     DEEPSPEED = "deepspeed"
-    """DeepSpeed's ``PipelineEngine``: a few buffers, used in turn."""
+    """DeepSpeed's ``PipelineEngine``: one buffer for what is received, copies of it in slots that are used
+    in turn."""
 
     @property
-    def keeps_buffers(self) -> bool:
-        """What is received lies in buffers that stay, and are none of the passes'."""
+    def reads_buffers(self) -> bool:
+        """A stage reads what it receives where it lies, in a buffer that stays and is none of the passes'."""
+        return self is PipelineRuntime.TORCH
+
+    @property
+    def copies_inputs(self) -> bool:
+        """What is received is copied out of its buffer, and a copy of that is what the layers read."""
+        return self is PipelineRuntime.DEEPSPEED
+
+    @property
+    def declares_copies_first(self) -> bool:
+        """Tied weights stand before a stage's others (``PipelineModule.tied_modules``)."""
+        return self is PipelineRuntime.DEEPSPEED
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """The gradient that a backward pass begins with lies in a buffer that stays."""
         return self is not PipelineRuntime.MEGATRON
 
     @property
     def holds_logits(self) -> bool:
-        """The last stage's outputs stay until its backward pass is over (``fwd_cache``)."""
-        return self is PipelineRuntime.TORCH
+        """The last stage's outputs stay until its backward pass is over at least (torch's ``fwd_cache``,
+        DeepSpeed's ``pipe_buffers``)."""
+        return self is not PipelineRuntime.MEGATRON
 
     @property
     def lets_outputs_go(self) -> bool:
@@ -112,6 +129,8 @@ class StagePlace:
     is_first: bool
     is_last: bool
     runtime: PipelineRuntime = PipelineRuntime.TORCH
+    has_copy: bool = False
+    """Its output matrix is a copy of the first stage's table."""
     splits_backward: bool = False
     """Gradients of its input and of its weights come in passes of their own, on some micro-batches at
     least."""
@@ -142,10 +161,20 @@ class PipelineParallel:
     """``schedule.step(return_outputs=True)``, torch's default, which torchtitan switches off: the last
     stage keeps the logits of all micro-batches until the next step, and joins them at the end of each."""
 
+    partition_method: str = ""
+    """How DeepSpeed's ``PipelineModule`` divides the layers where ``layers_per_stage`` says nothing."""
+
     @property
     def num_batches(self) -> int:
-        """Micro-batches whose ids are on the GPU at a time: Megatron's loop fetches each in its turn."""
-        return 1 if self.runtime is PipelineRuntime.MEGATRON else self.num_micro_batches
+        """Micro-batches whose ids and labels are on the GPU at a time.
+
+        Megatron's loop fetches each in its turn; DeepSpeed's first stage has ids alone, in each slot.
+        """
+        if self.runtime is PipelineRuntime.MEGATRON:
+            return 1
+        if self.runtime is PipelineRuntime.DEEPSPEED:
+            return max(1, (min(self.degree, self.num_micro_batches) + 1) // 2)
+        return self.num_micro_batches
 
     @property
     def num_stages(self) -> int:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.errors import SetupError
-from memplan.training.parallelism import PipelineSchedule
+from memplan.training.parallelism import PipelineParallel, PipelineRuntime, PipelineSchedule
 
 
 class PassKind(Enum):
@@ -114,7 +114,24 @@ _IN_ROUNDS = (
 )
 
 
-@lru_cache(maxsize=256)
+def passes_of(pipeline: PipelineParallel, place: int) -> tuple[Pass, ...]:
+    """The passes of a place in a pipeline, in order.
+
+    DeepSpeed's 1F1B (runtime/pipe/schedule.py, ``TrainSchedule``) is torch's, which takes no fewer
+    micro-batches than stages; DeepSpeed's takes any number.
+    """
+    shape = _Shape(pipeline.degree, pipeline.num_virtual, pipeline.num_micro_batches, place)
+    if pipeline.runtime is PipelineRuntime.DEEPSPEED:
+        return _ordered(pipeline.schedule, shape)
+    return rank_passes(
+        pipeline.schedule,
+        num_ranks=pipeline.degree,
+        num_virtual=pipeline.num_virtual,
+        num_micro_batches=pipeline.num_micro_batches,
+        rank=place,
+    )
+
+
 def rank_passes(
     schedule: PipelineSchedule,
     *,
@@ -139,9 +156,7 @@ def rank_passes(
         num_virtual=num_virtual,
         num_micro_batches=num_micro_batches,
     )
-    shape = _Shape(num_ranks, num_virtual, num_micro_batches, rank)
-    stages = rank_stages(schedule, num_ranks=num_ranks, num_virtual=num_virtual, rank=rank)
-    return tuple(_ORDERS[schedule](shape, stages))
+    return _ordered(schedule, _Shape(num_ranks, num_virtual, num_micro_batches, rank))
 
 
 class _Shape(NamedTuple):
@@ -149,6 +164,13 @@ class _Shape(NamedTuple):
     num_virtual: int
     num_micro_batches: int
     rank: int
+
+
+@lru_cache(maxsize=256)
+def _ordered(schedule: PipelineSchedule, shape: _Shape) -> tuple[Pass, ...]:
+    num_ranks, num_virtual, _, rank = shape
+    stages = rank_stages(schedule, num_ranks=num_ranks, num_virtual=num_virtual, rank=rank)
+    return tuple(_ORDERS[schedule](shape, stages))
 
 
 def _breadth_first(shape: _Shape, stages: Sequence[int], *, reverse: bool) -> Iterator[Pass]:

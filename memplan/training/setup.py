@@ -181,7 +181,8 @@ class TrainingSetup(DerivedSetup):
 
     def _default_stage(self, engine: Engine) -> ZeroStage | None:
         if engine is Engine.DEEPSPEED and self.zero_stage is None:
-            return ZeroStage.GRADIENTS
+            # A pipeline's passes leave whole gradients behind: it takes no more than stage 1.
+            return ZeroStage.GRADIENTS if self.pipeline_parallel == 1 else ZeroStage.OPTIMIZER
         return self.zero_stage
 
     def _default_strategy(self, engine: Engine) -> FsdpStrategy | None:

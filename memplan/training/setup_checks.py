@@ -8,6 +8,7 @@ from memplan.training.choices import Offload, Recomputation, ZeroStage
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import SelectivePolicy
+from memplan.training.parallelism import PipelineRuntime, PipelineSchedule
 from memplan.training.precision import PRECISIONS, Engine, engines_with
 from memplan.training.setup_derived import DerivedSetup
 
@@ -198,9 +199,30 @@ def _check_pipeline(setup: DerivedSetup) -> None:
         return
     from memplan.training.schedules import check_schedule  # only for pipelines
 
+    if pipeline.runtime is PipelineRuntime.DEEPSPEED:
+        _check_deepspeed_pipeline(setup)
+        return
     check_schedule(
         pipeline.schedule,
         num_ranks=pipeline.degree,
         num_virtual=pipeline.num_virtual,
         num_micro_batches=pipeline.num_micro_batches,
     )
+
+
+def _check_deepspeed_pipeline(setup: DerivedSetup) -> None:
+    """Refuse what DeepSpeed's ``PipelineEngine`` does (runtime/pipe/engine.py)."""
+    pipeline = setup.pipeline
+    assert pipeline is not None
+    if pipeline.schedule is not PipelineSchedule.ONE_F_ONE_B or pipeline.num_virtual != 1:
+        msg = (
+            f"pipeline_schedule: DeepSpeed's PipelineEngine has 1f1b alone (TrainSchedule), not "
+            f"{pipeline.words}: leave schedule and virtual_stages out, or name another engine"
+        )
+        raise SetupError(msg)
+    if setup.zero_stage in (ZeroStage.GRADIENTS, ZeroStage.PARAMETERS):
+        msg = (
+            f"zero_stage: ZeRO-{setup.zero_stage.value} does not go with DeepSpeed's pipelines, which take "
+            "0 and 1"
+        )
+        raise SetupError(msg)

@@ -166,7 +166,17 @@ class DerivedSetup(SetupFields):
             layers_per_stage=self.layers_per_stage,
             runtime=_RUNTIMES.get(self.chosen_engine, PipelineRuntime.TORCH),
             returns_outputs=dict(self.engine_options).get("return_outputs") is True,
+            partition_method=self._partition_method,
         )
+
+    @property
+    def _partition_method(self) -> str:
+        """How DeepSpeed deals layers to stages; empty under other engines."""
+        if self.chosen_engine is not Engine.DEEPSPEED:
+            return ""
+        from memplan.training.partition import DEFAULT_METHOD, check_method  # only then
+
+        return check_method(dict(self.engine_options).get("partition_method", DEFAULT_METHOD))
 
     @property
     def experts_spread(self) -> ExpertParallel | None:

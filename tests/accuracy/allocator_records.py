@@ -138,7 +138,7 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
         program.load_weights = partial(_cast_weights, program)  # type: ignore[method-assign]
         num_steps = max(1, NUM_MICRO_BATCHES // setup.gradient_accumulation_steps)
     program.run(num_steps=num_steps)
-    return PlayedRun(ledger, expandable=False)
+    return PlayedRun(lambda: ledger, expandable=False)
 
 
 def load_empty(program: Program) -> None:

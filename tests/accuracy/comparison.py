@@ -97,6 +97,23 @@ def read_records(path: Path) -> Iterable[dict[str, Any]]:
             yield json.loads(line)
 
 
+def compared_with_own(path: Path, drawn: str, predict: Prediction) -> Comparison:
+    """Records of a file of ours that were ``drawn`` so: to look at (``fit``), or afterwards (``fresh``)."""
+    found = Comparison()
+    for record in json.loads(path.read_text(encoding="utf-8")):
+        if record["drawn"] == drawn:
+            found.add(record, record["bytes"], predict)
+    return found
+
+
+def check(found: Comparison, bars: dict[str, tuple[float, float]]) -> None:
+    """All is expressed, and 95th percentile and worst of each figure are within its bars."""
+    assert not found.refused
+    for figure, (p95, worst) in bars.items():
+        assert found.quantile(figure, 0.95) <= p95, figure
+        assert found.worst(figure)[0] <= worst, found.worst(figure)
+
+
 def remember(section: str, rows: dict[str, dict[str, Any]], *, update: bool) -> None:
     """Check a section of the figures against those committed, or rewrite it."""
     figures = json.loads(FIGURES_FILE.read_text()) if FIGURES_FILE.exists() else {}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import memplan
 from memplan.estimator.job import prepared
 from memplan.memory.accounts import rank_account
 from memplan.sources.models import load_model
@@ -71,6 +72,77 @@ def predict_own(record: dict[str, Any]) -> dict[str, int]:
     )
     config = config_of(sum(settings["layers"]), settings["sizes"])
     return _figures(setup, config, settings["rank"] * num_shards)
+
+
+def predict_composed(record: dict[str, Any]) -> dict[str, int]:
+    """The figures of one rank of a pipeline beside other degrees, on PyTorch's CUDA build."""
+    settings = record["settings"]
+    replicas, is_fsdp = settings["replicas"], settings["engine"] == "fsdp"
+    width = settings["dp"] * replicas * settings["tp"]
+    hybrid: dict[str, Any] = {}
+    if replicas > 1:
+        options = {"data_parallel_replicate_degree": replicas}
+        hybrid = {"num_nodes": replicas, "fsdp_strategy": "hybrid", "engine_options": options}
+    setup = TrainingSetup(
+        num_gpus=settings["pp"] * width,
+        engine=settings["engine"],
+        pipeline_parallel=settings["pp"],
+        pipeline_schedule=settings["schedule"],
+        virtual_stages=settings["stages_per_rank"],
+        layers_per_stage=tuple(settings["layers"]),
+        tensor_parallel=settings["tp"],
+        sequence_parallel=settings["sequence_parallel"],
+        gradient_accumulation_steps=settings["microbatches"],
+        micro_batch_size=settings["b"],
+        seq_len=settings["s"],
+        precision="bf16-mixed" if is_fsdp else "bf16",  # type: ignore[arg-type]
+        checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
+        **hybrid,
+    )
+    config = config_of(sum(settings["layers"]), settings["sizes"])
+    answer = memplan.estimate(config, setup, gpu="h100", rank=settings["rank"] * width)
+    peaks = {phase.name: phase.peak_bytes for phase in answer.account.phases}
+    return {
+        "bytes_before": answer.held_bytes,
+        "peak_fwd_bwd": max(peaks["forward"], peaks["backward"]),
+        "peak_step": peaks["step"],
+    }
+
+
+def predict_deepspeed(record: dict[str, Any]) -> dict[str, int]:
+    """The figures of one rank of DeepSpeed's PipelineEngine, on PyTorch's CUDA build."""
+    settings = record["settings"]
+    options: dict[str, Any] = {
+        "partition_method": settings["method"], "torch_adam": True,
+        "reduce_bucket_size": settings["reduce_bucket_size"], "overlap_comm": settings["overlap_comm"],
+    }  # fmt: skip
+    if settings["grad_accum_dtype"] is not None:
+        options["grad_accum_dtype"] = settings["grad_accum_dtype"]
+    precision = settings["precision"]
+    setup = TrainingSetup(
+        num_gpus=settings["pp"] * settings["dp"],
+        engine="deepspeed",  # type: ignore[arg-type]
+        zero_stage=settings["zero_stage"],
+        pipeline_parallel=settings["pp"],
+        layers_per_stage=None if settings["layers"] is None else tuple(settings["layers"]),
+        gradient_accumulation_steps=settings["microbatches"],
+        micro_batch_size=settings["b"],
+        seq_len=settings["s"],
+        precision=precision if precision == "fp32" else f"{precision}-master",
+        checkpointing="full" if settings["ckpt"] else "none",  # type: ignore[arg-type]
+        engine_options=options,
+    )
+    config = {
+        **config_of(settings["num_layers"], settings["sizes"]),
+        "tie_word_embeddings": settings["tied"],
+    }
+    answer = memplan.estimate(config, setup, gpu="h100", rank=settings["rank"] * settings["dp"])
+    peaks = {phase.name: phase.peak_bytes for phase in answer.account.phases}
+    return {
+        "bytes_before": answer.held_bytes,
+        "peak_passes": max(peaks["forward"], peaks["backward"]),
+        "peak_step": peaks["step"],
+    }
 
 
 def _figures(setup: TrainingSetup, config: dict[str, Any], rank: int) -> dict[str, int]:

@@ -10,6 +10,8 @@ from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.comparison import Comparison, read_records, remember
 
+pytestmark = pytest.mark.long
+
 TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
 PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
 

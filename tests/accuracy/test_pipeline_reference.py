@@ -9,7 +9,13 @@ import pytest
 from memplan.training.parallelism import PipelineSchedule
 from memplan.training.schedules import PassKind, most_in_flight, rank_passes
 from tests.accuracy.comparison import Comparison, read_records, remember
-from tests.accuracy.pipeline_records import SCHEDULES, predict_own, predict_pipeline
+from tests.accuracy.pipeline_records import (
+    SCHEDULES,
+    predict_composed,
+    predict_deepspeed,
+    predict_own,
+    predict_pipeline,
+)
 
 BARS = {"bytes_before": 0.00001, "peak_fwd_bwd": 0.0001, "peak_step": 0.00001}
 OWN_BARS = {"bytes_before": 0.00001, "peak_fwd_bwd": 0.0002, "peak_step": 0.00001}
@@ -76,3 +82,25 @@ def test_own_records(checkout: Path) -> None:
         for figure, truth in record["bytes"].items():
             error = abs(predicted[figure] - truth) / truth
             assert error <= OWN_BARS[figure], (record["settings"], figure, error)
+
+
+def test_composed_ranks(checkout: Path) -> None:
+    """DDP, tensor parallelism with and without split sequences, hybrid FSDP2, and both beside a pipeline."""
+    records = json.loads((checkout / "tests" / "data" / "pipeline.json").read_text())["composed"]
+    for record in records:
+        predicted = predict_composed(record)
+        for figure, truth in record["bytes"].items():
+            error = abs(predicted[figure] - truth) / truth
+            assert error <= 0.0001, (record["settings"], figure, error)
+
+
+def test_deepspeed_ranks(checkout: Path) -> None:
+    """DeepSpeed 0.19.8's PipelineEngine over stub kernels, a rank at a time: ZeRO 0 and 1, all precisions,
+    tied weights, each way to deal layers. The records' rotary tables lie in a variable between passes."""
+    records = json.loads((checkout / "tests" / "data" / "deepspeed_pipeline.json").read_text())
+    for record in records:
+        predicted = predict_deepspeed(record)
+        for figure, truth in record["bytes"].items():
+            error = abs(predicted[figure] - truth) / truth
+            bar = 0.005 if record["settings"]["ckpt"] else 0.002
+            assert error <= bar, (record["settings"], figure, error)

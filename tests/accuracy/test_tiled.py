@@ -6,7 +6,6 @@ and heads, as ALST's recipes call them. Under stage 3 no activations are recorde
 would count among them, and none of a loss that reduces its gradient in the forward pass.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 import memplan
 from memplan.training.setup import TrainingSetup
-from tests.accuracy.comparison import Comparison, remember
+from tests.accuracy.comparison import check, compared_with_own, remember
 
 # figure: (95th percentile, worst) that the relative error may reach
 BARS = {"bytes_before": (0.01, 0.01), "activations": (0.004, 0.004), "peak": (0.005, 0.02)}
@@ -57,17 +56,11 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
 def test_own_records(
     checkout: Path, drawn: str, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records = json.loads((checkout / "tests" / "data" / "tiled.json").read_text())
-    comparison = Comparison()
-    for record in records:
-        if record["drawn"] == drawn:
-            comparison.add(record, record["bytes"], predict)
+    path = checkout / "tests" / "data" / "tiled.json"
+    comparison = compared_with_own(path, drawn, predict)
     with capsys.disabled():
         sys.stdout.write(f"\ntiled.json, {drawn}: {comparison.table()}\n")
-    assert not comparison.refused
-    for figure, (p95, worst) in BARS.items():
-        assert comparison.quantile(figure, 0.95) <= p95, figure
-        assert comparison.worst(figure)[0] <= worst, comparison.worst(figure)
+    check(comparison, BARS)
     if drawn == "fresh":
         remember(
             "Networks and losses in tiles (ALST)",

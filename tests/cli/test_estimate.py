@@ -13,6 +13,8 @@ import pytest
 import memplan
 from memplan.report.schema import COLUMN_MEANINGS, ESTIMATE_MEANINGS, HINT_MEANINGS
 
+pytestmark = pytest.mark.long
+
 Run = Callable[..., Any]
 
 

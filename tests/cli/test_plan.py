@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 Run = Callable[..., Any]
 PLAN = ("plan", "llama-3.2-1b", "--gpu", "h100", "--gpus", "8", "--seq-len", "2048")
 
@@ -37,6 +39,7 @@ def test_the_objective_and_the_limit(run: Run) -> None:
     rows = rows_of(run(*command, "--objective", "gpus", "--limit", "3").stdout)
     assert [each["num_gpus"] for each in rows] == [1, 1, 2][: len(rows)] or rows[0]["num_gpus"] == 1
     assert len(rows) == 3
+    command = (*command, "--engine", "deepspeed")
     rows = rows_of(run(*command, "--objective", "batch", "--limit", "1").stdout)
     assert rows[0]["num_gpus"] == 4
 

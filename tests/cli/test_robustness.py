@@ -18,6 +18,8 @@ from memplan.cli.terminal import write_file
 from memplan.errors import ConfigError, InputError, SetupError
 from memplan.model.config import MAX_LAYERS
 
+pytestmark = pytest.mark.long
+
 Run = Callable[..., Any]
 
 LLAMA = {

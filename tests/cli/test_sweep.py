@@ -420,3 +420,12 @@ def test_a_share_of_chunks_is_an_axis(run: Callable[..., Any]) -> None:
     result = run("sweep", "gpt2", "--gpu", "a100-80gb", *pipeline, *shares)
     assert result.exit_code == 0, result.stderr
     assert "50%" in result.stdout
+
+
+def test_sequence_parallel_is_an_axis(run: Callable[..., Any]) -> None:
+    split = ("sweep", "llama-3.2-1b", "--gpus", "2", "--engine", "ddp", "--tp", "2")
+    made = run(*split, "--sequence-parallel", "true,false")
+    assert "TP2+SP" in made.stdout
+    bad = run(*split, "--sequence-parallel", "yes")
+    assert bad.exit_code == 2
+    assert "neither true nor false" in bad.stderr

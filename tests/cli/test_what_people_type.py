@@ -15,6 +15,8 @@ from memplan.sources.hub_url import read_hub_url
 from memplan.sources.registry import builtin_names
 from memplan.units import parse_bytes
 
+pytestmark = pytest.mark.long
+
 SMALL = ("estimate", "gpt2", "--format", "json")
 
 
@@ -197,7 +199,8 @@ def test_the_longest_sequence_when_replayed_is_longer(run: Any) -> None:
 
 
 def test_the_most_layers(run: Any) -> None:
-    found = rows(run, *PLAN, "--maximize", "layers", "--zero", "1,3")
+    card = ("plan", "llama-3.2-1b", "--gpus", "2", "--gpu", "a100-40gb", "--format", "json")
+    found = rows(run, *card, "--maximize", "layers", "--zero", "1,3")
     assert found[0]["num_layers"] >= found[-1]["num_layers"] >= 16
     assert found[0]["num_params"] > 1_235_814_400
 

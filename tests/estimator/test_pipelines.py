@@ -12,6 +12,7 @@ from memplan.memory.accounts import _outlined
 from memplan.memory.programs import pipeline
 from memplan.memory.programs.pipeline_plan import Plan, Shape, plan_of
 from memplan.sources.setup_file import read_setup
+from memplan.training.choices import ZeroStage
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
@@ -59,6 +60,7 @@ def test_more_micro_batches_take_buffers_alone() -> None:
     assert activations[0] == activations[1]
 
 
+DEEPSPEED = {"engine": "deepspeed"}
 SPLIT = {"pipeline_schedule": "zbv", "virtual_stages": 2}
 
 
@@ -110,12 +112,30 @@ def test_every_pass_played_out_is_no_fuller(monkeypatch: pytest.MonkeyPatch) -> 
         ({"layers_per_stage": (2, 2, 2)}, "of 3 stages"),
         ({"adapter": {"lora": 4}}, "adapter: is not modelled beside pipeline_parallel"),
         ({"engine": "fsdp1", "num_gpus": 8}, "fsdp1"),
+        ({**DEEPSPEED, "zero_stage": 2}, "ZeRO-2 does not go with DeepSpeed's pipelines"),
+        ({**DEEPSPEED, "pipeline_schedule": "gpipe"}, "has 1f1b alone"),
+        ({**DEEPSPEED, "num_gpus": 8, "tensor_parallel": 2}, "AutoTP beside pipeline_parallel"),
+        (
+            {**DEEPSPEED, "engine_options": {"partition_method": "best"}},
+            "expected uniform, parameters",
+        ),
+        (
+            {**DEEPSPEED, "engine_options": {"partition_method": "type:gpt"}},
+            "no layer's class has 'gpt'",
+        ),
+        ({**DEEPSPEED, "engine_options": {"return_outputs": True}}, "is of torch.s pipelines"),
         ({"engine_options": {"return_outputs": 1}}, "return_outputs: expected true or false"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(SetupError, match=words):
         answer(**fields)
+
+
+def test_deepspeed_takes_fewer_micro_batches_than_stages() -> None:
+    found = answer(**DEEPSPEED, gradient_accumulation_steps=2)
+    assert found.setup.zero_stage is ZeroStage.OPTIMIZER
+    assert "PipelineEngine" in " ".join(found.assumptions)
 
 
 def test_what_cannot_be_cut_is_refused() -> None:

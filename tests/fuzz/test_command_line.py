@@ -16,6 +16,8 @@ import pytest
 
 from tests.fuzz.commands import CASES, Case, mutated, written
 
+pytestmark = pytest.mark.long
+
 MAX_SECONDS = 20.0
 """For one command, on a machine that has other things to do."""
 MAX_LINE = 1000

@@ -18,6 +18,8 @@ from memplan.units import MIB
 from tests.accuracy.comparison import Comparison, remember
 from tests.measured.h100_runs import FILE, H100Run, read_runs
 
+pytestmark = pytest.mark.long
+
 UNTIED = "its tables were tied in no module: three or four of them, which no config says"
 SHARDED_APART = (
     "the table was sharded as two parameters and tied afterwards, so it is gathered twice"

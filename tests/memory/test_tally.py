@@ -20,6 +20,8 @@ from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import round_up
 
+pytestmark = pytest.mark.long
+
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 9, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 700, "vocab_size": 4001,

@@ -17,6 +17,8 @@ from memplan.training.choices import Offload, Recomputation, ZeroStage
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
+pytestmark = pytest.mark.long
+
 SLOW_NETWORK = TimeQuestion(between_nodes=10e9 / 8 / 8)
 """10 Gbit/s Ethernet, shared by the eight GPUs of a node [bytes/s]."""
 

@@ -21,6 +21,8 @@ from memplan.training.choices import Recomputation, ZeroStage
 from memplan.training.precision import Engine, Precision, carried_precision
 from memplan.training.setup import TrainingSetup
 
+pytestmark = pytest.mark.long
+
 MODEL = load_model("llama-3.2-1b")
 H100 = load_gpu("h100")
 BASE = TrainingSetup(seq_len=2048)

@@ -24,6 +24,8 @@ from tests.sources.slips import (
     with_value,
 )
 
+pytestmark = pytest.mark.long
+
 Run = Callable[..., Any]
 
 

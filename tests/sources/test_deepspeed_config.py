@@ -168,6 +168,15 @@ def test_stage_0_without_an_optimizer_section_brings_its_own() -> None:
         ),
         pytest.param({"train_batch_size": 0}, {}, "from 1 up", id="no batch"),
         pytest.param(
+            {"pipeline": {"activation_checkpoint_interval": 2}}, {},
+            "pipeline.activation_checkpoint_interval: 2: layers recomputed in groups", id="groups",
+        ),
+        pytest.param({"pipeline": {"stagse": 2}}, {}, "Did you mean 'stages'", id="no such key"),
+        pytest.param(
+            {"pipeline": {"stages": 4}}, {"pipeline_parallel": 2}, "says pipeline_parallel 4, but 2",
+            id="stages",
+        ),
+        pytest.param(
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "disk"}}}, {},
             "none, cpu or nvme", id="device",
         ),
@@ -178,6 +187,18 @@ def test_refused(config: dict[str, Any], given: dict[str, object], message: str)
         fields(config, **given)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pipelines_section_is_read() -> None:
+    config = {"pipeline": {"stages": 4, "activation_checkpoint_interval": 1, "partition": "best"}}
+    read = deepspeed_fields(config, {}, source="ds.json")
+    assert read.fields["pipeline_parallel"] == 4
+    assert read.fields["checkpointing"] == "full"
+    assert not read.notes
+    alone = deepspeed_fields({"pipeline": {"seed_layers": True}}, {}, source="ds.json")
+    assert alone.notes == (
+        "pipeline is for a PipelineModule: say pipeline_parallel, how many stages",
+    )
 
 
 def test_what_may_change_memory_is_named() -> None:

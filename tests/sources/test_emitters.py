@@ -11,7 +11,7 @@ import yaml
 from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.sources.accelerate_config import read_accelerate_config
-from memplan.sources.deepspeed_config import read_deepspeed_config
+from memplan.sources.deepspeed_config import deepspeed_fields, read_deepspeed_config
 from memplan.sources.emitters import Emitted, Framework, emit
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import read_setup_file
@@ -94,10 +94,8 @@ def test_deepspeed_is_told_to_split_layers(tmp_path: Path) -> None:
     assert made.values["tensor_parallel"] == {"autotp_size": 2}
     found = read_deepspeed_config(write(made, tmp_path, "ds.json"), {"num_gpus": 8})
     assert found.fields["tensor_parallel"] == 2
-    with pytest.raises(SetupError, match=r"emit: .*neither stages"):
-        emit(
-            replace(setup, pipeline_parallel=2, gradient_accumulation_steps=4), Framework.DEEPSPEED
-        )
+    with pytest.raises(SetupError, match=r"emit: .*no expert groups"):
+        emit(replace(setup, tensor_parallel=1, expert_parallel=2), Framework.DEEPSPEED)
 
 
 @pytest.mark.parametrize("fields", FSDP)
@@ -255,6 +253,19 @@ def test_deepspeed_and_megatron_are_a_pair() -> None:
     beside = json.loads(made.beside.text)
     assert beside["zero_optimization"] == {"stage": made.values["zero-stage"]}
     assert beside["train_batch_size"] == made.values["global-batch-size"] == 16
+
+
+def test_a_deepspeed_pipeline_is_written_and_read_back() -> None:
+    fields = {
+        "engine": "deepspeed", "pipeline_parallel": 2, "gradient_accumulation_steps": 4,
+        "checkpointing": "full", "engine_options": {"partition_method": "uniform"},
+    }  # fmt: skip
+    made = emit(setup_of(fields), Framework.DEEPSPEED)
+    assert made.values["pipeline"] == {"stages": 2, "activation_checkpoint_interval": 1}
+    assert "partition_method" not in made.values["zero_optimization"]  # type: ignore[operator]
+    assert "num_stages=2, partition_method: uniform" in " ".join(made.notes)
+    read = deepspeed_fields(made.values, {"num_gpus": 8}, source="ds.json").fields
+    assert (read["pipeline_parallel"], read["checkpointing"]) == (2, "full")
 
 
 def test_megatron_deepspeed_has_no_latent_attention() -> None:

@@ -21,6 +21,8 @@ from memplan.sources.registry import (
     nearest_builtins,
 )
 
+pytestmark = pytest.mark.long
+
 NAMES = builtin_names()
 FLAT_FAMILIES = {
     "bert", "bloom", "distilbert", "gemma", "gemma2", "gpt2", "gpt_neox", "llama", "mistral",

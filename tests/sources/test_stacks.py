@@ -441,11 +441,12 @@ def test_torchtunes_distillation() -> None:
     ("values", "how"),
     [
         pytest.param({**AXOLOTL, "activation_offloading": True}, "streamed", id="axolotl"),
-        pytest.param({**AXOLOTL, "activation_offloading": "legacy"}, "checkpoints", id="legacy"),
-        pytest.param({**AXOLOTL, "gradient_checkpointing": "offload"}, "streamed", id="older"),
+        pytest.param({**AXOLOTL, "activation_offloading": "legacy"}, "blocking", id="legacy"),
         pytest.param(
-            {**AXOLOTL, "gradient_checkpointing": "offload_disk"}, "checkpoints", id="disk"
+            {**AXOLOTL, "activation_offloading": "hidden_states"}, "checkpoints", id="inputs"
         ),
+        pytest.param({**AXOLOTL, "gradient_checkpointing": "offload"}, "streamed", id="older"),
+        pytest.param({**AXOLOTL, "gradient_checkpointing": "offload_disk"}, "streamed", id="disk"),
         pytest.param({**AXOLOTL, "gradient_checkpointing": "unsloth"}, "checkpoints", id="unsloth"),
         pytest.param({**FACTORY, "use_unsloth_gc": True}, "checkpoints", id="LLaMA-Factory"),
         pytest.param({**TRL, "activation_offloading": True}, "streamed", id="TRL"),

@@ -129,8 +129,11 @@ class Job:
 
     @property
     def uses_bf16_optimizer(self) -> bool:
-        """Whether stage 1 runs with ``BF16_Optimizer`` (engine.py, ``_do_optimizer_sanity_check``)."""
+        """Whether stage 1, or a pipeline without ZeRO, runs with ``BF16_Optimizer`` (engine.py,
+        ``_do_optimizer_sanity_check``)."""
         bf16 = self.given.formats.weights is DType.BF16
+        if self.given.setup.zero_stage is ZeroStage.NONE:
+            return bf16 and self.given.setup.pipeline is not None
         return bf16 and self.gradient_bytes == MASTER_BYTES and not self.offloads_optimizer
 
 

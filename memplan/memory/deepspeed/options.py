@@ -14,6 +14,7 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import says_quantization
 from memplan.training.choices import Offload, ZeroStage
+from memplan.training.partition import DEFAULT_METHOD, check_method
 from memplan.training.setup import TrainingSetup
 
 AUTO = "auto"
@@ -85,6 +86,8 @@ class DeepSpeedOptions:
     """Elements of each of them."""
     param_max_in_cpu: int = 1_000_000_000
     """Parameters that stay in CPU memory in spite of NVMe offload."""
+    partition_method: str = DEFAULT_METHOD
+    """Of a pipeline, how layers are dealt to stages: uniform, parameters or type: with a pattern."""
     left_out: tuple[str, ...] = ()
     """Settings that cost memory and are not modelled, in words."""
     unsaved: tuple[str, ...] = ()
@@ -132,6 +135,10 @@ def _dtype(name: str, value: object) -> DType | None:
     return found
 
 
+def _method(name: str, value: object) -> str:  # noqa: ARG001
+    return check_method(value)
+
+
 MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "reduce_bucket_size": ("reduce_bucket_size", _count),
     "overlap_comm": ("overlap_comm", _flag),
@@ -155,6 +162,7 @@ MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "immediate_grad_update": ("immediate_grad_update", _flag),
     "compute_grad_norm": ("check_gradient_norm", _flag),
     "zero_init": ("zero_init", _flag),
+    "partition_method": ("partition_method", _method),
     "pin_memory": ("pin_memory", _flag),
     "offload_optimizer.pin_memory": ("pin_memory", _flag),
     "offload_optimizer.buffer_count": ("optimizer_buffer_count", _count),
@@ -237,6 +245,9 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
             raise SetupError(msg)
         fields["zero_init"] = False
     options = replace(DeepSpeedOptions(), **fields)  # type: ignore[arg-type]
+    if "partition_method" in fields and setup.pipeline is None:
+        msg = "engine_options: partition_method: is of pipelines; say pipeline_parallel"
+        raise SetupError(msg)
     if not options.reduce_bucket_size:
         msg = "engine_options: reduce_bucket_size must be at least 1"
         raise SetupError(msg)
@@ -248,6 +259,9 @@ def _without_combinations(
 ) -> DeepSpeedOptions:
     """The options with what is modelled only for some setups left out of them, and named."""
     offloads = setup.offload_optimizer is not Offload.NONE
+    if setup.pipeline is not None:
+        # "Pipeline parallelism does not support overlapped communication, will be disabled"
+        options = replace(options, overlap_comm=False)
     if not options.contiguous_gradients and setup.zero_stage is not ZeroStage.PARAMETERS:
         # With the optimizer on the CPU the engine turns it on again.
         if not offloads and setup.zero_stage is not ZeroStage.NONE:

@@ -79,7 +79,7 @@ def engine_program(
             given,
             ledger,
             workspace_bytes=workspace_bytes,
-            rank=rank // given.setup.tensor_parallel,
+            rank=rank // given.setup.tensor_parallel % given.setup.gradient_ranks,
             capacity_bytes=capacity_bytes,
         )
     if engine is Engine.MEGATRON:

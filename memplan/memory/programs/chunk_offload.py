@@ -15,7 +15,7 @@ from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import sendable_bytes
 from memplan.memory.rank import RankInput, Stage
 from memplan.training.activation_offload import ActivationOffload
-from memplan.training.schedules import Pass, PassKind, rank_passes
+from memplan.training.schedules import Pass, PassKind, passes_of
 from memplan.units import MIB, round_up
 
 LEAST_BYTES = 1 * MIB
@@ -136,13 +136,7 @@ def most_away_bytes(given: RankInput) -> int:
     sizes = chunks or {number: stage.passes.away_bytes for number, stage in enumerate(given.stages)}
     highest = 0
     for rank in range(pipeline.degree):
-        passes = rank_passes(
-            pipeline.schedule,
-            num_ranks=pipeline.degree,
-            num_virtual=pipeline.num_virtual,
-            num_micro_batches=pipeline.num_micro_batches,
-            rank=rank,
-        )
+        passes = passes_of(pipeline, rank)
         going = passes_that_go(passes) if chunks else None
         highest = max(highest, most_in_flight(passes, sizes, going))
     return highest

@@ -1,5 +1,6 @@
 """DeepSpeed's allocations by stage (0.19.8); each stage is a program of its own."""
 
+from memplan.errors import SetupError
 from memplan.memory.deepspeed.job import Job, prepare_job
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.bf16_optimizer import Bf16OptimizerProgram
@@ -33,10 +34,16 @@ def _kind(
     ReplicatedProgram | ShardedStatesProgram | ShardedParametersProgram | Bf16OptimizerProgram
 ]:
     stage = job.given.setup.zero_stage
+    if stage is ZeroStage.NONE and job.accumulates_apart:
+        msg = (
+            "engine_options: grad_accum_dtype must be the weights' in ZeRO stage 0: DeepSpeed "
+            "refuses another one without ZeRO; use stage 1 or leave it out"
+        )
+        raise SetupError(msg)
+    if job.uses_bf16_optimizer and stage in (ZeroStage.NONE, ZeroStage.OPTIMIZER):
+        return Bf16OptimizerProgram
     if stage is ZeroStage.NONE:
         return ReplicatedProgram
     if stage is ZeroStage.PARAMETERS:
         return ShardedParametersProgram
-    if stage is ZeroStage.OPTIMIZER and job.uses_bf16_optimizer:
-        return Bf16OptimizerProgram
     return ShardedStatesProgram

@@ -163,6 +163,7 @@ class PipelineProgram:
         program, runtime = self.programs[each.stage], self.runtime
         if each.kind is PassKind.FORWARD:
             self.ledger.enter(Part.FORWARD, step)
+            runtime.before_forward(each)
             program.prepare_forward()
             program.forward_pass()
             program.playback.park(each.micro_batch)

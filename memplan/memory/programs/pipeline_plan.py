@@ -21,7 +21,7 @@ from memplan.memory.rank import RankInput, Stage
 from memplan.memory.spots import height_entries
 from memplan.memory.step import Height
 from memplan.training.parallelism import PipelineParallel, PipelineRuntime
-from memplan.training.schedules import Pass, PassKind, rank_passes, rank_stages, wanted_stages
+from memplan.training.schedules import Pass, PassKind, passes_of, rank_stages, wanted_stages
 
 ALWAYS_PLAYED = 2
 """First passes of a kind through a stage: the second finds what the first has made."""
@@ -179,13 +179,7 @@ class _Follower:
     def __init__(self, shape: Shape) -> None:
         pipeline, stages = shape.pipeline, shape.stages
         self.stages = stages
-        self.passes = rank_passes(
-            pipeline.schedule,
-            num_ranks=pipeline.degree,
-            num_virtual=pipeline.num_virtual,
-            num_micro_batches=pipeline.num_micro_batches,
-            rank=shape.place,
-        )
+        self.passes = passes_of(pipeline, shape.place)
         self.wanted: tuple[tuple[int, ...], ...] = ()
         if not pipeline.schedule.is_single and pipeline.runtime is PipelineRuntime.TORCH:
             self.wanted = tuple(wanted_stages(self.passes))
@@ -317,6 +311,8 @@ class _Follower:
 
     def _begin(self, each: Pass) -> None:
         """The pass's own micro-batch is none of the others."""
+        if each.kind is PassKind.FORWARD:
+            self.runtime.before_forward(each)
         if each.kind is not PassKind.FORWARD and not self._waits(each):
             self.ledger.free(self.parked.pop((each.stage, each.micro_batch)))
 

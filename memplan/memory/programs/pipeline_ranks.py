@@ -8,7 +8,7 @@ from memplan.memory.programs.pipeline_plan import level_of, sizes_of
 from memplan.memory.rank import RankInput, Stage, joined
 from memplan.training.parallelism import PipelineParallel
 from memplan.training.precision import Engine
-from memplan.training.schedules import most_in_flight, rank_passes, rank_stages
+from memplan.training.schedules import most_in_flight, passes_of, rank_stages
 
 
 def pipeline_kinds(given: RankInput) -> list[tuple[range, ...]]:
@@ -43,9 +43,9 @@ def _alike(stages: list[Stage], given: RankInput, width: int) -> list[tuple[rang
 
 def _kinds_of(stage: Stage, given: RankInput, width: int) -> list[int]:
     """For each rank of a place, the number of its kind."""
-    if given.setup.chosen_engine is not Engine.FSDP:
+    if given.setup.chosen_engine not in (Engine.FSDP, Engine.DEEPSPEED):
         return [0] * width
-    from memplan.memory.fsdp2.ranks import rank_kinds  # only then
+    from memplan.memory.programs import rank_kinds
 
     own = replace(given, tape=stage.tape, passes=stage.passes, stages=())
     table = [0] * width
@@ -80,21 +80,23 @@ def heaviest_places(given: RankInput) -> list[int]:
         kind = tuple(id(given.stages[number].passes) for number in stages)
         alike.setdefault(kind, []).append((place, counts))
     places = [place for found in alike.values() for place in _of_kind(found, given)]
-    return sorted(place * width for place in places)
+    return sorted(place * width + rank for place in places for rank in _heaviest(given, place))
+
+
+def _heaviest(given: RankInput, place: int) -> list[int]:
+    """Of a place's ranks those one of which holds most: DeepSpeed's differ by what they keep."""
+    if given.setup.chosen_engine is not Engine.DEEPSPEED:
+        return [0]
+    from memplan.memory.programs import heaviest_ranks
+
+    stage = given.stages[place]
+    return heaviest_ranks(replace(given, tape=stage.tape, passes=stage.passes, stages=()))
 
 
 @lru_cache(maxsize=1024)
 def _counts(pipeline: PipelineParallel, place: int) -> tuple[int, ...]:
     """The most that a place holds in flight: of each of its stages, of all, and with a pass to come."""
-    flight = most_in_flight(
-        rank_passes(
-            pipeline.schedule,
-            num_ranks=pipeline.degree,
-            num_virtual=pipeline.num_virtual,
-            num_micro_batches=pipeline.num_micro_batches,
-            rank=place,
-        )
-    )
+    flight = most_in_flight(passes_of(pipeline, place))
     return (*(count for _, count in flight.by_stage), flight.until_weight, flight.waiting)
 
 

@@ -15,6 +15,9 @@ _RECEIVED = "received activations, a buffer for each micro-batch"
 _GRADIENTS = "received gradients, a buffer for each micro-batch"
 _KEPT = "gradients of received activations, kept until the next step"
 _SENT = "what was sent last"
+_SHARED = "a buffer that receives activations and gradients"
+_IN_SLOTS = "logits of earlier micro-batches, in the pipeline's slots"
+_RECEIVED_IN_SLOTS = "what they were made from, and its gradient, kept by their graph"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +78,9 @@ class Runtime:
 
     def begin_step(self) -> None:
         """A step begins."""
+
+    def before_forward(self, each: Pass) -> None:
+        """A forward pass begins."""
 
     def after_forward(self, each: Pass) -> None:
         """A forward pass is over, and what it returned is on its way."""
@@ -188,7 +194,62 @@ class TorchRuntime(Runtime):
             self.ledger.use(whole, kind=kind, name=name)
 
 
-_KINDS = {PipelineRuntime.TORCH: TorchRuntime, PipelineRuntime.MEGATRON: Runtime}
+class DeepSpeedRuntime(Runtime):
+    """``PipelineEngine`` (DeepSpeed 0.19.8, runtime/pipe/engine.py).
+
+    One buffer receives activations and gradients alike (``_allocate_or_extend_buffers``). On the last
+    stage a slot keeps the logits of the micro-batch that used it last, and their graph what was received
+    and its gradient, until another one's logits take the slot, in the next step too.
+    """
+
+    def __init__(
+        self, pipeline: PipelineParallel, links: Mapping[int, StageLink], ledger: Ledger
+    ) -> None:
+        super().__init__(pipeline, links, ledger)
+        (self.link,) = links.values()
+        self.slots: dict[int, list[Block]] = {}
+        """Of the last stage, what is left in each."""
+        self.losses: list[Block] = []
+        """Of a step, until the next one begins (``fwd_outputs``)."""
+
+    def begin(self) -> None:
+        """The buffer, made when something is received first."""
+        link = self.link
+        size = link.received_bytes or (0 if link.is_last else link.returned_bytes)
+        self.ledger.allocate(size, 0, _BUFFERS, _SHARED)
+
+    def begin_step(self) -> None:
+        """``fwd_outputs`` is a new list."""
+        self.ledger.free_all(self.losses)
+        self.losses.clear()
+
+    def before_forward(self, each: Pass) -> None:
+        """Its slot's content goes: when logits take its place, before the loss of these is computed."""
+        if self.link.is_last:
+            self.ledger.free_all(self.slots.pop(each.micro_batch % NUM_SLOTS, ()))
+
+    def after_backward(self, each: Pass) -> None:
+        """The slot keeps what it has; other stages send the gradient and let go of both at once."""
+        link = self.link
+        if not link.is_last:
+            return
+        kind, size = ComponentKind.LOGITS_AND_LOSS, ALLOCATION_ROUNDING
+        self.losses.append(self.ledger.allocate(size, 0, kind, "losses of the step"))
+        self.slots[each.micro_batch % NUM_SLOTS] = [
+            self.ledger.allocate(link.returned_bytes, 0, kind, _IN_SLOTS),
+            self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _RECEIVED_IN_SLOTS),
+            self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _RECEIVED_IN_SLOTS),
+        ]
+
+
+NUM_SLOTS = 2
+"""Of the last stage (``num_pipe_buffers``)."""
+
+_KINDS = {
+    PipelineRuntime.TORCH: TorchRuntime,
+    PipelineRuntime.MEGATRON: Runtime,
+    PipelineRuntime.DEEPSPEED: DeepSpeedRuntime,
+}
 
 
 def runtime_of(

@@ -131,6 +131,9 @@ class RankProgram(Protocol):
         """Elements of a weight that this rank keeps between steps."""
 
 
+_OF_TRL = (ActivationOffload.STREAMED, ActivationOffload.BLOCKING)
+
+
 class Program:
     """The plain loop: nothing is sharded, every gradient stays where autograd put it."""
 
@@ -175,7 +178,7 @@ class Program:
         """Settings that save memory and are not modelled, in words."""
         self.empties_cache = False
         """Before every micro-batch."""
-        if given.setup.offload_activations is ActivationOffload.STREAMED:
+        if given.setup.offload_activations in _OF_TRL:
             self.empties_cache = loads_bitsandbytes(given.setup)
         self.company: Company | None = None
         """The job's other models; None: there are none."""

@@ -33,6 +33,15 @@ class DeepSpeedProgram(Program):
         """Where a weight stands among all parameters."""
         return self.job.weights.number(*weight)
 
+    @property
+    def copied_weights(self) -> frozenset[int]:
+        """Copies of tied weights, which the first stage measures (``ds_pipe_replicated``)."""
+        tape = self.given.tape
+        stage = tape.options.stage
+        if stage is None or not stage.has_copy:
+            return frozenset()
+        return frozenset(self.number((each, 0)) for each in tape.segments[-1].parameters)
+
     def make_optimizer(self) -> None:
         """States are of master weights, which come later than the optimizer."""
 
@@ -48,6 +57,15 @@ class DeepSpeedProgram(Program):
         super().micro_batch(step, first=first, last=last)
         if not last:
             self.ledger.enter(Part.STEP, step)
+
+    def prepare_backward(self, *, last: bool) -> None:  # noqa: ARG002
+        """No backward pass of a pipeline reduces: what comes behind the last one does."""
+        self.last = False
+
+    def reduce_gradients(self) -> None:
+        """``ReduceGrads`` of a pipeline's schedule."""
+        self.last = True
+        self.end_backward()
 
     def host_memory(self) -> HostMemory:
         """The model while it is loaded, and a checkpoint on its way."""

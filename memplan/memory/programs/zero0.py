@@ -15,7 +15,6 @@ step at start-up has zero gradients in both dtypes. In fp32 there is no wrapper:
 gradients are the optimizer's own.
 """
 
-from memplan.errors import SetupError
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.ledger import Block, Ledger
@@ -38,12 +37,6 @@ class ReplicatedProgram(DeepSpeedProgram):
 
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(job, ledger, workspace_bytes=workspace_bytes)
-        if job.accumulates_apart:
-            msg = (
-                "engine_options: grad_accum_dtype must be the weights' in ZeRO stage 0: DeepSpeed "
-                "refuses another one without ZeRO; use stage 1 or leave it out"
-            )
-            raise SetupError(msg)
         self.is_flat = job.is_flat
         self.is_wrapped = job.given.formats.master_weights
         numels = [weight[0].numel for weight in self.trained]

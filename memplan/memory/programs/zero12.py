@@ -285,6 +285,15 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.ledger.free(self.owned)
             self.owned = None
 
+    def reduce_gradients(self) -> None:
+        """One bucket more is made, and nothing ever put into it (``reduce_gradients(pipeline_parallel=True)``)."""
+        extra: list[Block] = []
+        if self.job.options.contiguous_gradients:
+            size = self.job.communication_bytes * self.settings.bucket_numel
+            extra = [self.allocate(size, _BUFFERS, "a reduce bucket that stays empty")]
+        super().reduce_gradients()
+        self.free_all(extra)
+
     # -- the update ------------------------------------------------------------------------------
 
     def optimizer_step(self, *, first: bool) -> None:
@@ -304,7 +313,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
         ledger.exchange(ExchangeKind.COPY, size * 2 * (job.weight_bytes + job.master_bytes))
         part = rounded(job.master_bytes * partition.size)
         if job.options.check_gradient_norm:
-            slices = [numel for _, numel in partition.kind.slices]
+            copied = self.copied_weights
+            slices = [numel for index, numel in partition.kind.slices if index not in copied]
             self.use_in_turn((NORM_BYTES * numel for numel in slices), name=_NORM)
         self.free_all(self.stale)
         gradient: list[Block] = []

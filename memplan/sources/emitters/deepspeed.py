@@ -34,13 +34,10 @@ _OPTIMIZERS: dict[Optimizer, dict[str, object]] = {
 def emit(setup: TrainingSetup) -> Emitted:
     """Write the configuration of a setup that DeepSpeed runs.
 
-    Raises ``SetupError`` for a pipeline, whose stages no file says.
+    Raises ``SetupError`` for expert groups, which no file says.
     """
-    if setup.pipeline_parallel > 1 or setup.expert_parallel > 1:
-        msg = (
-            "a ds_config.json says neither stages nor expert groups; deepspeed+megatron writes the "
-            "arguments beside it"
-        )
+    if setup.expert_parallel > 1:
+        msg = "a ds_config.json says no expert groups; deepspeed+megatron writes the arguments beside it"
         raise refuse(msg)
     return Emitted(values=config(setup), setup=setup, notes=_notes(setup))
 
@@ -77,10 +74,24 @@ def config(setup: TrainingSetup) -> dict[str, object]:
         values["tensor_parallel"] = {"autotp_size": setup.tensor_parallel}
     if setup.context_parallel > 1:
         values["sequence_parallel_size"] = setup.context_parallel
+    if setup.pipeline is not None:
+        values["pipeline"] = _pipeline(setup)
     return values
 
 
-_ELSEWHERE = _HALF_OPTIONS | {"grad_accum_dtype", "zero_init"}
+def _pipeline(setup: TrainingSetup) -> dict[str, object]:
+    """The section that ``PipelineEngine`` reads; how layers are dealt is the module's argument."""
+    found: dict[str, object] = {"stages": setup.pipeline_parallel}
+    if setup.checkpointing is Recomputation.FULL:
+        found["activation_checkpoint_interval"] = 1
+    elif setup.checkpointing is not Recomputation.NONE:
+        text = checkpointing_text(setup.checkpointing)
+        msg = f"DeepSpeed's pipelines checkpoint all layers or none, not {text}"
+        raise refuse(msg)
+    return found
+
+
+_ELSEWHERE = _HALF_OPTIONS | {"grad_accum_dtype", "zero_init", "partition_method"}
 """Engine options with a place outside ``zero_optimization``, or none in the file."""
 
 
@@ -112,7 +123,16 @@ def _notes(setup: TrainingSetup) -> tuple[str, ...]:
         notes.append("run the networks through deepspeed's TiledMLP")
     if setup.chosen_kernels.loss in TILED_LOSSES:
         notes.append(f"compute the loss in tiles ({LOSS_FORMS[setup.chosen_kernels.loss].source})")
-    if setup.checkpointing is not Recomputation.NONE:
+    pipeline = setup.pipeline
+    if pipeline is not None:
+        how = pipeline.partition_method
+        if pipeline.layers_per_stage is not None:
+            how = f"layers {'+'.join(map(str, pipeline.layers_per_stage))}"
+        notes.append(
+            f"build a PipelineModule with num_stages={pipeline.degree}, partition_method: {how}, and name the "
+            "decoder layer's class in checkpointable_layers"
+        )
+    elif setup.checkpointing is not Recomputation.NONE:
         text = checkpointing_text(setup.checkpointing)
         notes.append(f"switch on checkpointing ({text}) in the model")
     if setup.compile is Compilation.LAYER:

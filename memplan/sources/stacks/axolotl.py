@@ -118,29 +118,40 @@ def _read_checkpointing(keys: Keys, found: Found) -> None:
         "false",
     ):
         keys.refuse("gradient_checkpointing", f"write true, false or offload, not {value!r:.40}")
-    _read_offloading(keys, found, value)
-    found.arguments["gradient_checkpointing"] = value not in OFF and value != "false"
+    is_on = value not in OFF and value != "false"
+    if _read_offloading(keys, found, value) and keys.has("adapter"):
+        # TRL's hooks take the place of recomputation (loaders/model.py, ``_apply_activation_checkpointing``).
+        is_on = False
+    found.arguments["gradient_checkpointing"] = is_on
 
 
-def _read_offloading(keys: Keys, found: Found, checkpointing: object) -> None:
-    """TRL's hooks over all that is kept, or only the inputs of checkpointed layers.
+_OFFLOADING = {
+    True: "streamed", "true": "streamed", "disk": "streamed", "offload_disk": "streamed",
+    "legacy": "blocking", "hidden_states": "checkpoints", "unsloth": "checkpoints",
+}  # fmt: skip
+"""By the value of ``activation_offloading``; nothing goes to a disk any more."""
 
-    ``gradient_checkpointing: offload`` is their older name, which adapters' checkpoints keep (axolotl,
-    utils/schemas/validation.py).
+
+def _read_offloading(keys: Keys, found: Found, checkpointing: object) -> bool:
+    """What goes to CPU RAM; whether TRL's hooks take it.
+
+    ``gradient_checkpointing: offload`` and ``offload_disk`` are older names (axolotl 0.19,
+    utils/schemas/validation.py, core/trainers/mixins/activation_checkpointing.py).
     """
     value = keys.take("activation_offloading")
     if checkpointing == "offload":
-        value = "legacy" if keys.has("adapter") else True
+        value = True
     elif checkpointing in ("unsloth", "offload_disk"):
-        value = "legacy" if checkpointing == "unsloth" else "disk"
+        value = checkpointing
     if value in OFF:
-        return
-    if value not in (True, "true", "legacy", "disk", "offload_disk", "hidden_states"):
-        keys.refuse("activation_offloading", f"write true, legacy or disk, not {value!r:.40}")
-    how = "streamed" if value in (True, "true") else "checkpoints"
+        return False
+    how = _OFFLOADING.get(value) if isinstance(value, str | bool) else None
+    if how is None:
+        keys.refuse(
+            "activation_offloading", f"write true, legacy, disk or hidden_states, not {value!r:.40}"
+        )
     found.fields["offload_activations"] = how
-    if value in ("disk", "offload_disk"):
-        found.notes.append("checkpoints that go to disk are counted as if they stayed in CPU RAM")
+    return how != "checkpoints"
 
 
 def _read_attention(keys: Keys, found: Found) -> None:
