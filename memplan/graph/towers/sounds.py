@@ -75,6 +75,7 @@ def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
 def frames(t: Tape, x: Tensor, body: FramesBody, flow: Flow) -> Tensor:  # noqa: ARG001
     """Rows of a table that is not trained, added to every clip's."""
     table = t.parameter(f"{body.positions}.weight")
+    held: list[Tensor] = []
     added: Tensor = table
     if body.looked_up:
         numbers, added = t.tensor(table.shape[0], DType.INT64), t.tensor(table.numel, table.dtype)
@@ -82,9 +83,9 @@ def frames(t: Tape, x: Tensor, body: FramesBody, flow: Flow) -> Tensor:  # noqa:
         t.record(
             OperationKind.EMBEDDING, (table, numbers), (added,), gradients=(Gradient.NONE,) * 2
         )
+        held += [numbers, added]
     out = t.add(x, added)
-    if body.looked_up:
-        t.touch(numbers, added)
+    t.touch(*held)
     if body.cast_back:
         out = t.cast(out, x.dtype)
     return dropout(t, out, body.dropout)
