@@ -44,11 +44,11 @@ def shape_of(first: int, second: int, out: int, flops: int) -> Shape:
     ``first`` = batch·m·k, ``second`` = batch·k·n, ``out`` = batch·m·n, ``flops`` = 2·batch·m·n·k.
 
     >>> shape_of(4 * 2 * 8, 4 * 8 * 3, 4 * 2 * 3, 2 * 4 * 2 * 3 * 8)
-    Shape(batch=4.0, m=2.0, n=3.0, k=8.0)
+    Shape(batch=4, m=2.0, n=3.0, k=8)
     """
     half = flops / 2
-    batch = max(1.0, first * second * out / half**2)
-    k = sqrt(first * second / (out * batch))
+    batch = max(1, round(first * second * out / half**2))
+    k = max(1, round(sqrt(first * second / (out * batch))))
     return Shape(batch, first / (batch * k), second / (batch * k), k)
 
 

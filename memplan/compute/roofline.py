@@ -219,7 +219,8 @@ class _Reader:
         scratch = 0 if _gathers(operation) else _positive(operation.forward_scratch)
         slow = SLOW_KINDS.get(kind, _PLAIN)[0]
         if kind in _SENT:
-            self._send(work, operation, _SENT[kind][0])
+            if not sends:
+                self._send(work, operation, _SENT[kind][0])
             self._move(work, 2 * scratch)
         elif not operation.flops:
             moved = _read_bytes(operation) + _made_bytes(operation)
@@ -361,7 +362,7 @@ class _Reader:
         before_s, sends = work.device_s, operation.sends.backward
         scratch = 0 if _gathers(operation) else _positive(operation.backward_scratch)
         if kind in _SENT:
-            if kind is not OperationKind.ALL_GATHER or scratch:
+            if not sends and (kind is not OperationKind.ALL_GATHER or scratch):
                 # Columns that were joined are cut out again: nothing is sent.
                 found = _SENT[kind][1]
                 if found is not None:

@@ -31,19 +31,13 @@ def check_megatron(setup: TrainingSetup) -> None:
     if setup.sequence_parallel and setup.tensor_parallel == 1:
         msg = "sequence_parallel: splits more of what tensor_parallel splits, and that is 1: give it too"
         raise SetupError(msg)
-    ranks, experts = setup.data_parallel * setup.context_parallel, setup.expert_parallel
-    if ranks % experts:
-        msg = (
-            f"expert_parallel: {experts} ranks with other experts each do not divide the {ranks} ranks of data: "
-            f"{ranks} = {experts} x {ranks // experts} + {ranks % experts}"
-        )
-        raise SetupError(msg)
     for name, odd, nearest in _beside(setup):
         if odd:
             msg = f"{name}: is not modelled with the engine megatron; {nearest}"
             raise SetupError(msg)
     layers = layers_of(setup)
     MegatronStates.of(setup)
+    _check_experts(setup, layers)
     master = PRECISIONS[setup.chosen_precision].master_weights
     full = PRECISIONS[setup.chosen_precision].weights.num_bytes > 2
     if layers.wrap_with_ddp and not (master or full):
@@ -56,6 +50,32 @@ def check_megatron(setup: TrainingSetup) -> None:
         msg = (
             "engine_options: wrap_with_ddp: without it nothing reduces gradients or keeps fp32 copies: take "
             "precision bf16 or fp32, and no more GPUs than tensor_parallel"
+        )
+        raise SetupError(msg)
+
+
+def _check_experts(setup: TrainingSetup, layers: MegatronLayers) -> None:
+    """Experts are spread, and each of them split, over ranks of one stage."""
+    each, experts = layers.expert_ranks(setup.tensor_parallel), setup.expert_parallel
+    ranks = setup.data_parallel * setup.context_parallel * setup.tensor_parallel
+    if each not in (1, setup.tensor_parallel):
+        msg = (
+            f"engine_options: expert_tensor_parallel_size: {each} is not modelled beside tensor_parallel "
+            f"{setup.tensor_parallel}: say 1, or leave it out"
+        )
+        raise SetupError(msg)
+    if each != setup.tensor_parallel and experts == 1:
+        msg = (
+            "engine_options: expert_tensor_parallel_size: experts that are whole on every rank are not modelled: "
+            "give expert_parallel"
+        )
+        raise SetupError(msg)
+    together = each * experts
+    if ranks % together:
+        words = f", each split over {each}," if each > 1 else ""
+        msg = (
+            f"expert_parallel: {experts} ranks with other experts{words} do not divide the {ranks} ranks of a "
+            f"stage: {ranks} = {together} x {ranks // together} + {ranks % together}"
         )
         raise SetupError(msg)
 

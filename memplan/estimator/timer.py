@@ -202,10 +202,15 @@ class Timer:
         self.work = work
         self.network = network
         self.rates = rates
+        layers = given.tape.options.megatron
+        expert_degree = setup.tensor_parallel
+        if layers is not None:
+            expert_degree = layers.expert_ranks(setup.tensor_parallel)
         self.groups = {
             Group.SPLIT: Ranks(setup.tensor_parallel),
             Group.SHARED: Ranks(setup.context_parallel, setup.tensor_parallel),
-            Group.SPREAD: Ranks(setup.expert_parallel, setup.tensor_parallel),
+            Group.EXPERT: Ranks(expert_degree),
+            Group.SPREAD: Ranks(setup.expert_parallel, expert_degree),
         }
         self.engine = engine_prices(setup)
         num_trained = sum(

@@ -226,6 +226,9 @@ class Region:
     result: Tensor | None = None
     """Of one that is a backward pass within the backward pass, temporaries and all (Megatron's
     ``CheckpointFunction``): what it returns, which stays until that is over, and the gradient of it."""
+    copied: tuple[Storage, ...] = ()
+    """What others read of it: filled from a second copy, which its own backward pass holds to its end
+    (Megatron's ``CheckpointWithoutOutput``)."""
     rerun: int | None = None
     """One past the last operation that really runs again; None: all do. Those after it only read what
     was dropped."""

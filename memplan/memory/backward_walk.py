@@ -177,6 +177,8 @@ class BackwardWalk:
         """What was recomputed is unpacked into variables of the formula, where it is asked for."""
         self.returned: dict[Region, tuple[object, GradientBuffer | None]] = {}
         """Of regions whose own backward passes run: what they returned, and its gradient."""
+        self.copies: dict[Region, list[tuple[object, int]]] = {}
+        """Of those that filled what others read: what they filled it from."""
 
     def limit(self, extent: Extent) -> None:
         """Compute some of the gradients alone."""
@@ -200,11 +202,17 @@ class BackwardWalk:
         given: dict[Tensor, GradientBuffer] = dict(self.buffers)
         if segment.nested:
             self._begin_nested()
-        replays = {region.stop - 1: region for region in segment.regions}
-        ends = {region.start: region for region in segment.regions if region.result is not None}
+        replays: dict[int, list[Region]] = {}
+        for region in reversed(segment.regions):
+            replays.setdefault(region.stop - 1, []).append(region)
+        ends = {
+            region.start: region
+            for region in segment.regions
+            if region.result is not None or region.copied
+        }
         for position in range(len(segment.operations) - 1, -1, -1):
-            if position in replays:
-                self._replay(replays[position])
+            for region in replays.get(position, ()):
+                self._replay(region)
             operation = segment.operations[position]
             if operation.gradients:
                 self.marks.append((len(self.events), position))
@@ -369,6 +377,10 @@ class BackwardWalk:
             if storage in region.dropped:
                 self.saved += storage.num_bytes
                 self._allocate(storage, storage.num_bytes)
+        copies = [(object(), storage.num_bytes) for storage in region.copied]
+        for copy, num_bytes in copies:
+            self._allocate(copy, num_bytes)
+        self.copies[region] = copies
 
     def _run_again(self, region: Region, result: Tensor) -> None:
         """The same with all temporaries, for a backward pass of its own."""
@@ -405,11 +417,13 @@ class BackwardWalk:
 
     def _end_region(self, region: Region) -> None:
         """Its backward pass is over: what was kept for it goes."""
-        key, incoming = self.returned.pop(region)
-        assert region.result is not None
-        self._free(key, region.result.storage.num_bytes)
-        if incoming is not None:
-            self._release(incoming)
+        for copy, num_bytes in self.copies.pop(region, ()):
+            self._free(copy, num_bytes)
+        if region.result is not None:
+            key, incoming = self.returned.pop(region)
+            self._free(key, region.result.storage.num_bytes)
+            if incoming is not None:
+                self._release(incoming)
         for storage in region.given:
             self._unkeep(storage)
 

@@ -28,6 +28,7 @@ from memplan.report.estimate import footnotes
 from memplan.report.explain import size_text
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
 from memplan.report.flops import TERA, flops_footnotes
+from memplan.report.html_tables import scroll_area, table
 from memplan.report.palette import variables
 from memplan.report.svg import RESERVED_WORDS, gib, in_words, lay_out, shapes
 from memplan.report.timeline import LIFETIME_WORDS, added_words
@@ -68,6 +69,7 @@ def html_report(found: Sequence[Estimate], *, version: str) -> str:
     sections = (
         _section("The step", _timeline(first), _bars(first), _component_table(first)),
         _section("On the GPU", _verdicts(found)),
+        _pipeline(first),
         _section("Another batch or sequence", _heat_map(first)),
         _section("The account", _tree(explained), *_kinds(explained)),
         _section("FLOPs", _flops(first)),
@@ -106,6 +108,15 @@ def heat_cells(found: Estimate) -> list[HeatCell]:
 def _section(title: str, *parts: str) -> str:
     name = title.lower().replace(" ", "-")
     return f'<section id="{name}">\n<h2>{escape(title)}</h2>\n{"".join(parts)}</section>\n'
+
+
+def _pipeline(found: Estimate) -> str:
+    """The ranks of a pipeline; nothing where there is none."""
+    if found.setup.pipeline is None:
+        return ""
+    from memplan.report.html_stages import stage_table  # only for pipelines
+
+    return _section("The pipeline", stage_table(found))
 
 
 def _head(found: Estimate) -> str:
@@ -236,7 +247,7 @@ def _component_table(found: Estimate) -> str:
         if _held(found, kind)
     ]  # fmt: skip
     body.append(["peak", *(_figure(phase.peak_bytes) for phase in phases)])
-    return _table(head, body, caption="Components in each phase", last_bold=True)
+    return table(head, body, caption="Components in each phase", last_bold=True)
 
 
 def _figure(num_bytes: int) -> str:
@@ -255,7 +266,7 @@ def _verdicts(found: Sequence[Estimate]) -> str:
     if not rows:
         return "<p>No GPU was named, so there is no verdict.</p>"
     head = ["GPU", "usable", "needed", "verdict"]
-    return _table(head, rows, caption="What each GPU says", markup=True)
+    return table(head, rows, caption="What each GPU says", markup=True)
 
 
 def _heat_map(found: Estimate) -> str:
@@ -271,7 +282,7 @@ def _heat_map(found: Estimate) -> str:
     return (
         f"<p>Peak in GiB by micro-batch (down) and tokens (across){escape(judge)}: "
         f"✓ fits, ~ tight, ✗ out of memory{states}; this setup is framed.</p>"
-        f'{_scroll_area("Peak by micro-batch and tokens")}<table class="heat"><caption>Peak by '
+        f'{scroll_area("Peak by micro-batch and tokens")}<table class="heat"><caption>Peak by '
         'micro-batch and tokens</caption><thead><tr><th scope="col">batch</th>'
         f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>\n"
     )
@@ -334,10 +345,10 @@ def _kind(kind: LayerKind) -> str:
         [size_text(each.num_bytes), each.name, each.formula, each.source] for each in kind.tensors
     ]
     head = ["bytes", "tensor", "size", "because"]
-    table = _table(head, rows, caption=f"What {kind.name} keeps for backward")
+    kept = table(head, rows, caption=f"What {kind.name} keeps for backward")
     return (
         f"<details><summary>{escape(kind.name)} keeps <b>{size_text(kind.kept_bytes)}</b> for "
-        f"backward{escape(times)}</summary>{table}</details>"
+        f"backward{escape(times)}</summary>{kept}</details>"
     )
 
 
@@ -362,7 +373,7 @@ def _flops(found: Estimate) -> str:
     rows.append(["total", *(_tera(figure) for figure in figures)])
     head = ["TFLOP of a micro-batch", "forward", "backward", "recomputed", "total"]
     notes = flops_footnotes(found.model, found.setup, flops)
-    return _table(head, rows, caption="FLOPs by component", last_bold=True) + _notes(notes)
+    return table(head, rows, caption="FLOPs by component", last_bold=True) + _notes(notes)
 
 
 def _tera(figure: int) -> str:
@@ -389,7 +400,7 @@ def _methods(found: Estimate, rows: Sequence[MethodRow], refused: Sequence[str])
     ]
     assumed = assumed_bytes_line(found.setup)
     notes = (numbers_of(found.model, found.setup), *((assumed,) if assumed else ()), *refused)
-    return _table(head, body, caption="Methods side by side") + _notes(notes)
+    return table(head, body, caption="Methods side by side") + _notes(notes)
 
 
 def _assumptions(found: Sequence[Estimate], version: str) -> str:
@@ -404,50 +415,6 @@ def _assumptions(found: Sequence[Estimate], version: str) -> str:
 
 def _notes(lines: Iterable[str]) -> str:
     return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
-
-
-def _table(
-    head: Sequence[str],
-    body: Sequence[Sequence[str]],
-    *,
-    caption: str,
-    last_bold: bool = False,
-    markup: bool = False,
-) -> str:
-    """A table that scrolls by itself where the screen is narrow; figures to the right."""
-    figures = {
-        number for row in body for number, cell in enumerate(row) if _is_figure(cell) and number
-    }
-    heads = "".join(
-        f'<th scope="col"{FIGURE if number in figures else ""}>{escape(cell)}</th>'
-        for number, cell in enumerate(head)
-    )
-    rows = []
-    for number, row in enumerate(body):
-        total = ' class="total"' if last_bold and number == len(body) - 1 else ""
-        cells = "".join(_cell(cell, markup=markup) for cell in row)
-        rows.append(f"<tr{total}>{cells}</tr>")
-    return (
-        f"{_scroll_area(caption)}<table><caption>{escape(caption)}</caption><thead><tr>{heads}"
-        f"</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
-    )
-
-
-def _scroll_area(name: str) -> str:
-    """The opening of a part that scrolls by itself, for the keyboard too."""
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
-
-
-def _cell(text: str, *, markup: bool) -> str:
-    return f"<td{FIGURE if _is_figure(text) else ''}>{text if markup else escape(text)}</td>"
-
-
-FIGURE = ' class="figure"'
-
-
-def _is_figure(text: str) -> bool:
-    return (text[:1].isdigit() or text == "-") and not any(sign in text for sign in "xΦ·")
 
 
 PAGE = Template("""<!DOCTYPE html>
@@ -508,6 +475,8 @@ figure{margin:1.6rem 0 1rem}
 .bar div{display:flex;height:1.2rem;background:var(--panel)}
 .bar b{text-align:right;font-size:.85rem;white-space:nowrap}
 .bar span{font-size:.85rem}
+.stage{display:flex;width:14rem;height:1rem}.stage .long{background:var(--long)}
+.stage .medium{background:var(--medium)}.stage .short{background:var(--short)}
 .scroll{overflow-x:auto;margin:.6rem 0;background:linear-gradient(to right,var(--back),transparent)
 0 0/2rem 100% no-repeat local,linear-gradient(to left,var(--back),transparent) 100% 0/2rem 100%
 no-repeat local,linear-gradient(to right,var(--edge),transparent) 0 0/.7rem 100% no-repeat scroll,

@@ -27,7 +27,12 @@ from memplan.search.grid import with_global_batch
 from memplan.search.order import distance, rank_of
 from memplan.search.sizes import model_sizes
 from memplan.search.space import Candidate, Space
-from memplan.search.speed import ASSUMPTIONS, SPLIT_ASSUMPTIONS, setup_speed
+from memplan.search.speed import (
+    ASSUMPTIONS,
+    MIXTURE_ASSUMPTIONS,
+    SPLIT_ASSUMPTIONS,
+    setup_speed,
+)
 from memplan.training.setup import TrainingSetup
 
 SEQ_LEN_STEP = 128
@@ -231,7 +236,8 @@ class Planner:
 
     def _split_assumptions(self, ranked: Iterable[PlannedSetup]) -> tuple[str, ...]:
         split = any(degrees_of(each.setup) != Degrees() for each in ranked)
-        return SPLIT_ASSUMPTIONS if split else ()
+        mixed = MIXTURE_ASSUMPTIONS if self.sizes.num_experts else ()
+        return (*mixed, *SPLIT_ASSUMPTIONS) if split else mixed
 
     def _sizes(self, setup: TrainingSetup) -> list[int]:
         """The micro-batches that make up the global batch; without one, there is no list."""

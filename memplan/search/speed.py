@@ -58,6 +58,10 @@ ASSUMPTIONS: tuple[str, ...] = (
     f"offloaded optimizers step at {HOST_BYTES_PER_S // 10**9} GB/s per node, and nothing hides it",
 )
 """What the relative speeds rest on, in words."""
+MIXTURE_ASSUMPTIONS: tuple[str, ...] = (
+    f"an expert that {HALF_SPEED_TOKENS} tokens come to runs at half speed too",
+)
+"""And of mixtures of experts."""
 SPLIT_ASSUMPTIONS: tuple[str, ...] = (
     "sums of split layers and tokens sent to experts are not hidden",
     "a pipeline idles (stages - 1) / (virtual stages x micro-batches) of its computing",
@@ -105,7 +109,7 @@ def setup_speed(
     """The same without an estimate; the setup has its length and its engine filled in."""
     recomputation = recomputed_share(setup, model)
     tokens = local_tokens(setup)
-    small = (1 + recomputation) * HALF_SPEED_TOKENS / tokens
+    small = (1 + recomputation) * HALF_SPEED_TOKENS / rows_of_products(setup, sizes)
     share = sizes.active_params / (setup.tensor_parallel * setup.pipeline_parallel)
     steps = setup.gradient_accumulation_steps
     compute_s = 6 * share * tokens * steps / (UTILISATION * flop_rate(gpu))
@@ -126,6 +130,21 @@ def setup_speed(
 def local_tokens(setup: TrainingSetup) -> float:
     """Tokens of a micro-batch that one rank sees."""
     return setup.micro_batch_size * (setup.seq_len or 1) / setup.context_parallel
+
+
+def rows_of_products(setup: TrainingSetup, sizes: ModelSizes) -> float:
+    """Rows that products of one micro-batch have on a rank: of an expert the tokens that come to it.
+
+    Of each token's experts a share of all, from as many ranks as they are spread over; the mean is that of
+    the times, by where the FLOPs are.
+    """
+    tokens = local_tokens(setup)
+    if not sizes.num_experts:
+        return tokens
+    chosen = sizes.experts_per_token / sizes.num_experts
+    share = min(1.0, sizes.expert_params * chosen / sizes.active_params)
+    rows = tokens * chosen * setup.expert_parallel
+    return 1 / ((1 - share) / tokens + share / rows)
 
 
 def bubble_share(setup: TrainingSetup) -> float:

@@ -57,6 +57,7 @@ class Group(Enum):
     SPLIT = "layers split between them"
     SHARED = "sequences shared between them"
     SPREAD = "experts spread over them"
+    EXPERT = "each expert split between them"
 
 
 class Send(NamedTuple):

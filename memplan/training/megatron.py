@@ -49,7 +49,15 @@ class RecomputeModule(Enum):
     MLP = "mlp"
     """The whole dense feed-forward network."""
     LAYERNORM = "layernorm"
-    """Both norms, whose results are let go when the products that read them have run."""
+    """Norms that are modules of their own, whose results are let go behind attention, and behind the network."""
+    MLA_UP_PROJ = "mla_up_proj"
+    """Latent attention's products out of its narrow vectors, and its rotary embeddings."""
+    MOE = "moe"
+    """The whole mixture: router, exchanges, routed and shared experts."""
+    MOE_ACT = "moe_act"
+    """The activation of routed experts."""
+    SHARED_EXPERTS = "shared_experts"
+    """The dense network beside routed experts."""
     MLP_ACT = "mlp_act"
     """The activation of a dense network, gate and all (``kaimm_recompute_mlp_activation_func``)."""
 
@@ -102,8 +110,14 @@ class MegatronLayers:
     """Whose."""
     make_vocab_size_divisible_by: int = 128
     """The vocabulary is padded to a multiple of it times the tensor-parallel degree."""
+    expert_tensor_parallel_size: int | None = None
+    """Ranks over which each expert is split; None: as many as other layers are."""
     wrap_with_ddp: bool = True
     """Gradients are added up in Megatron's buffers; else they are autograd's own (a loop of one's own)."""
+
+    def expert_ranks(self, tensor_parallel: int) -> int:
+        """Ranks over which each expert is split."""
+        return self.expert_tensor_parallel_size or tensor_parallel
 
     def recomputes(self, module: RecomputeModule) -> bool:
         """Whether a part of each layer is computed again on its own."""

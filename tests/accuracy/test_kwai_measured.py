@@ -86,7 +86,7 @@ def test_the_first_stage_is_the_fullest() -> None:
     ("way", "kind", "words"),
     [
         ({**OURS, "recompute_modules": ["core_attn"]}, "ring", "needs transformer_impl="),
-        ({**OURS, "transformer_impl": "transformer_engine"}, "ring", "needs transformer_impl=local"),
+        ({**OURS, "transformer_impl": "transformer_engine"}, "ring", "needs transformer_impl=kwai"),
         ({}, "all-to-all", "context_parallel_kind=ring"),
     ],
 )  # fmt: skip

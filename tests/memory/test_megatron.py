@@ -133,6 +133,10 @@ def test_both_ledgers_of_experts() -> None:
     spread = {"num_gpus": 8, "expert_parallel": 4, "engine_options": DISTRIBUTED}
     check_both_ledgers(DEEPSEEK, spread)
     check_both_ledgers(DEEPSEEK, {**spread, "expert_parallel": 2, "pipeline_parallel": 2})
+    split = {"num_gpus": 8, "tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2}
+    modules = ["layernorm", "moe_act", "mla_up_proj", "shared_experts"]
+    again = {"recompute_granularity": "selective", "recompute_modules": modules}
+    check_both_ledgers(DEEPSEEK, {**split, "engine_options": {**DISTRIBUTED, **again}})
 
 
 def test_experts_are_sharded_over_fewer_ranks() -> None:
@@ -140,9 +144,21 @@ def test_experts_are_sharded_over_fewer_ranks() -> None:
     fields = {"num_gpus": 8, "expert_parallel": 4, "engine_options": DISTRIBUTED}
     given = Job.of(load_model(DEEPSEEK), TrainingSetup(engine="megatron", **fields), None).given
     dense, experts = groups_of(given, MegatronStates(use_distributed_optimizer=True))
-    assert (dense.num_ranks, experts.num_ranks, experts.spread) == (8, 2, 4)
+    assert (dense.num_ranks, experts.num_ranks, experts.stride) == (8, 2, 4)
     each = 3 * 256 * 512
     assert sum(numel for _, numel in experts.shards(0)) == 16 * each // 4 // 2 * 3
+    whole = {**DISTRIBUTED, "expert_tensor_parallel_size": 1}
+    split = {"num_gpus": 8, "tensor_parallel": 2, "sequence_parallel": True}
+    for options, expert_parallel, shape in ((whole, 4, (2, 4)), (DISTRIBUTED, 2, (2, 4))):
+        setup = TrainingSetup(
+            engine="megatron", expert_parallel=expert_parallel, engine_options=options, **split
+        )
+        given = Job.of(load_model(DEEPSEEK), setup, None).given
+        dense, experts = groups_of(given, MegatronStates(use_distributed_optimizer=True))
+        assert (dense.num_ranks, dense.stride) == (4, 2)
+        assert (experts.num_ranks, experts.stride) == shape
+        own = sum(numel for _, numel in experts.shards(0))
+        assert own == 16 * each // (2 * expert_parallel if options is DISTRIBUTED else 4) // 2 * 3
     with pytest.raises(SetupError, match="8 = 3 x 2"):
         estimate(
             load_model(DEEPSEEK),

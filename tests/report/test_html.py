@@ -11,10 +11,12 @@ import pytest
 
 from memplan.estimator import estimate
 from memplan.report.html import heat_cells, html_report
+from memplan.report.stages import pipeline_places
 from memplan.report.svg import timeline_svg
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
+from memplan.units import GIB
 
 VOID = {"meta", "br", "img", "line", "path", "rect"}
 
@@ -203,3 +205,22 @@ def test_the_drawing_shows_what_lies_beside_the_allocator() -> None:
     assert drawing.count('class="added"') == 2, "the band, and its key"
     assert drawing.count(words) == 2, "in the title, and beside the key"
     assert words in parsed(html_report([found], version="1")).text
+
+
+def test_a_pipeline_has_its_ranks() -> None:
+    """The same rows as ``explain``: stages, layers, micro-batches in flight, bytes of each place."""
+    model = load_model("llama-3.2-1b")
+    setup = TrainingSetup(
+        num_gpus=4,
+        engine="megatron",
+        pipeline_parallel=4,
+        gradient_accumulation_steps=8,  # type: ignore[arg-type]
+    )
+    found = estimate(model, setup, None)
+    page = parsed(html_report([found], version="1"))
+    for place in pipeline_places(found):
+        assert f"{place.account.peak.peak_bytes / GIB:,.2f}" in page.text
+        assert all(stage.words in page.text for stage in place.stages)
+    bars = [each for tag, each in page.tags if tag == "div" and each.get("class") == "stage"]
+    assert len(bars) == 4
+    assert 'id="the-pipeline"' not in report()

@@ -27,6 +27,8 @@ class MegatronContext:
     """Keys and values go round among them (``cp_comm_type`` p2p), else heads are exchanged (a2a)."""
     experts: int
     """Ranks over which experts are spread."""
+    expert_degree: int
+    """Ranks over which each expert is split."""
     batch: int
     seq_len: int
     frequencies: Tensor | None = None

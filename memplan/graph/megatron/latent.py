@@ -10,6 +10,7 @@ from memplan.graph.attention.kernels import cudnn, flash
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm
 from memplan.graph.megatron.parallel import weight_of
+from memplan.graph.megatron.recomputation import discard
 from memplan.graph.megatron.transformer_engine import (
     attention_kernel,
     column_linear,
@@ -22,6 +23,8 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tensors import Tensor
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.norms import NormSpec
+from memplan.training.exchange import ExchangeKind, Group, Send, Sends
+from memplan.training.megatron import RecomputeModule
 from memplan.training.sdpa import ScoreKernel
 
 
@@ -29,27 +32,41 @@ def latent_attention(
     c: MegatronContext, x: Tensor, spec: LatentAttentionSpec, layer_norm: NormSpec, prefix: str
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """What the output projection gives, and what the layer's variables hold meanwhile."""
-    t, name = c.tape, f"{prefix}self_attention"
+    t, name, settings = c.tape, f"{prefix}self_attention", c.settings
+    first = len(t.segment.operations)
     normed = norm(c, x, layer_norm, f"{prefix}input_layernorm", c.hidden_size)
     head = spec.plain_head_dim + spec.rotary.dim
     proj = weight_of(c, f"{name}.linear_proj", c.hidden_size, spec.num_heads * spec.value_head_dim)
-    query = _queries(c, normed, spec, name, head)
-    key, value = _keys_and_values(c, normed, spec, name)
+    narrow, start = _narrow_queries(c, normed, spec, name), len(t.segment.operations)
+    query = _queries(c, narrow, spec, name, head)
+    pair, position = _narrow_pairs(c, normed, spec, name)
+    key, value = _keys_and_values(c, pair, position, spec, name)
+    stop = len(t.segment.operations)
     out = _scores(c, query, key, value, spec)
+    if settings.recomputes(RecomputeModule.MLA_UP_PROJ):
+        discard(c, start, stop, (query, key, value), given=(pair, position))
     projected = linear(c, out, proj)
     t.touch(query, key, value, out)
+    if settings.recomputes(RecomputeModule.LAYERNORM):
+        discard(c, first, first + 1, (normed,))
+        return projected, ()
     return projected, (normed,)
 
 
+def _narrow_queries(c: MegatronContext, x: Tensor, spec: LatentAttentionSpec, name: str) -> Tensor:
+    """What queries are made from."""
+    if spec.query_rank is None:
+        return x
+    return whole_linear(c, x, f"{name}.linear_q_down_proj", spec.query_rank, c.hidden_size)
+
+
 def _queries(
-    c: MegatronContext, x: Tensor, spec: LatentAttentionSpec, name: str, head: int
+    c: MegatronContext, narrow: Tensor, spec: LatentAttentionSpec, name: str, head: int
 ) -> Tensor:
     columns = spec.num_heads * head
     if spec.query_rank is None:
-        return _turned(
-            c, column_linear(c, x, weight_of(c, f"{name}.linear_q_proj", columns, c.hidden_size))
-        )
-    narrow = whole_linear(c, x, f"{name}.linear_q_down_proj", spec.query_rank, c.hidden_size)
+        weight = weight_of(c, f"{name}.linear_q_proj", columns, c.hidden_size)
+        return _turned(c, column_linear(c, narrow, weight))
     up = weight_of(c, f"{name}.linear_q_up_proj", columns, spec.query_rank)
     return _turned(c, norm_linear(c, narrow, spec.norm, f"{name}.linear_q_up_proj", up))
 
@@ -63,9 +80,10 @@ def _turned(c: MegatronContext, query: Tensor) -> Tensor:
     return out
 
 
-def _keys_and_values(
+def _narrow_pairs(
     c: MegatronContext, x: Tensor, spec: LatentAttentionSpec, name: str
 ) -> tuple[Tensor, Tensor]:
+    """What keys and values are made from: a narrow vector, and one that is turned, of all tokens."""
     t = c.tape
     rank, turned = spec.key_value_rank, spec.rotary.dim
     both = whole_linear(c, x, f"{name}.linear_kv_down_proj", rank + turned, c.hidden_size)
@@ -73,14 +91,26 @@ def _keys_and_values(
     narrow, position = t.split(both, rows * rank, rows * turned)
     if c.sequence:
         gathered = t.tensor(c.tokens * turned, c.dtype)
-        t.record(OperationKind.ALL_GATHER, (position,), (gathered,), gradients=(Gradient.FRESH,))
+        size = gathered.storage.num_bytes
+        kinds = ExchangeKind.ALL_GATHER, ExchangeKind.REDUCE_SCATTER
+        forward, backward = (Send(kind, size, Group.SPLIT) for kind in kinds)
+        t.record(
+            OperationKind.ALL_GATHER, (position,), (gathered,), gradients=(Gradient.FRESH,),
+            sends=Sends((forward,), (backward,)),
+        )  # fmt: skip
         position = gathered
     # A module's input is laid row after row first.
-    narrow = t.contiguous(narrow)
+    return t.contiguous(narrow), position
+
+
+def _keys_and_values(
+    c: MegatronContext, narrow: Tensor, position: Tensor, spec: LatentAttentionSpec, name: str
+) -> tuple[Tensor, Tensor]:
+    t = c.tape
     widths = spec.plain_head_dim + spec.value_head_dim
-    up = weight_of(c, f"{name}.linear_kv_up_proj", spec.num_heads * widths, rank)
+    up = weight_of(c, f"{name}.linear_kv_up_proj", spec.num_heads * widths, spec.key_value_rank)
     wide = norm_linear(c, narrow, spec.norm, f"{name}.linear_kv_up_proj", up)
-    key = t.tensor(c.tokens * spec.num_heads * (spec.plain_head_dim + turned), c.dtype)
+    key = t.tensor(c.tokens * spec.num_heads * (spec.plain_head_dim + spec.rotary.dim), c.dtype)
     value = t.tensor(c.tokens * spec.num_heads * spec.value_head_dim, c.dtype)
     t.record(
         OperationKind.ROTARY, (wide, position), (key, value),

@@ -61,13 +61,14 @@ def check_model(model: ModelSpec, options: TapeOptions, *, degree: int, sequence
         _check_norm(model, run.layer.norm)
 
 
-def local_layer(model: ModelSpec, layer: LayerSpec, degree: int) -> LayerSpec:
-    """A layer with each split size divided by the degree."""
+def local_layer(
+    model: ModelSpec, layer: LayerSpec, degree: int, expert_degree: int = 1
+) -> LayerSpec:
+    """A layer with each split size divided by the degree; ``expert_degree``: experts' own."""
     if degree == 1:
         return layer
     attention, network = layer.attention, layer.feed_forward
     assert isinstance(attention, AttentionSpec | LatentAttentionSpec)
-    assert isinstance(network, FeedForwardSpec)
     heads = divided(attention.num_heads, degree, f"{model.name}'s number of heads")
     if isinstance(attention, AttentionSpec):
         what = f"{model.name}'s number of key/value heads"
@@ -77,9 +78,23 @@ def local_layer(model: ModelSpec, layer: LayerSpec, degree: int) -> LayerSpec:
         )
     else:
         local = replace(attention, num_heads=heads)
-    what = f"the width of {model.name}'s feed-forward network"
-    width = divided(network.intermediate_size, degree, what)
-    return replace(layer, attention=local, feed_forward=replace(network, intermediate_size=width))
+    if isinstance(network, MixtureSpec):
+        expert = _narrower(model, network.expert, expert_degree, "experts")
+        shared = network.shared
+        if shared is not None:
+            shared = _narrower(model, shared, degree, "shared experts")
+        narrower: MixtureSpec | FeedForwardSpec = replace(network, expert=expert, shared=shared)
+    else:
+        assert isinstance(network, FeedForwardSpec)
+        narrower = _narrower(model, network, degree, "feed-forward network")
+    return replace(layer, attention=local, feed_forward=narrower)
+
+
+def _narrower(
+    model: ModelSpec, network: FeedForwardSpec, degree: int, words: str
+) -> FeedForwardSpec:
+    what = f"the width of {model.name}'s {words}"
+    return replace(network, intermediate_size=divided(network.intermediate_size, degree, what))
 
 
 def _check_layer(model: ModelSpec, layer: LayerSpec, options: TapeOptions) -> None:
@@ -112,10 +127,13 @@ def _check_attention(model: ModelSpec, spec: object, options: TapeOptions) -> No
 def _check_network(model: ModelSpec, spec: object, options: TapeOptions) -> None:
     if isinstance(spec, MixtureSpec):
         _check_engine(options, "a mixture of experts")
-        if options.tensor_parallel is not None:
-            _refuse(
-                model, "how its experts are split by tensor_parallel; expert_parallel spreads them"
+        group = options.tensor_parallel
+        if group is not None and not group.sequence:
+            msg = (
+                f"sequence_parallel: Megatron wants it beside tensor_parallel where layers are mixtures, as "
+                f"{model.name}'s are: give it too"
             )
+            raise SetupError(msg)
         divided(spec.num_experts, options.expert_ranks, f"{model.name}'s number of experts")
         plain = spec.expert.gated and spec.expert.activation is Activation.SILU
         if not plain or spec.expert.bias or spec.shared_gate or spec.clamped_gate:

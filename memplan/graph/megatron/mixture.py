@@ -10,6 +10,7 @@ from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.elementwise import swiglu
 from memplan.graph.megatron.norms import norm
 from memplan.graph.megatron.parallel import multiplied, weight_of
+from memplan.graph.megatron.recomputation import discard, recompute_since
 from memplan.graph.megatron.transformer_engine import column_linear, linear
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import RESULT, Gradient
@@ -17,36 +18,54 @@ from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormSpec
-from memplan.training.exchange import ExchangeKind, Group, both_ways
+from memplan.training.exchange import ExchangeKind, Group, Send, Sends, both_ways
+from memplan.training.megatron import RecomputeModule
 
 
 def mixture(
     c: MegatronContext, x: Tensor, spec: MixtureSpec, layer_norm: NormSpec, prefix: str
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Shared and routed experts added up, and what the layer's variables hold meanwhile."""
-    t, name = c.tape, f"{prefix}mlp"
+    t, name, settings = c.tape, f"{prefix}mlp", c.settings
+    first = len(t.segment.operations)
     normed = norm(c, x, layer_norm, f"{prefix}pre_mlp_layernorm", c.hidden_size)
+    out = routed(c, normed, spec, name)
+    if settings.recomputes(RecomputeModule.MOE):
+        recompute_since(c, first + 1, (normed,))
+    if settings.recomputes(RecomputeModule.LAYERNORM):
+        discard(c, first, first + 1, (normed,))
+        return out, ()
+    return out, (normed,)
+
+
+def routed(c: MegatronContext, normed: Tensor, spec: MixtureSpec, name: str) -> Tensor:
+    """Routed experts, and beside them shared ones."""
+    t = c.tape
     shared = None
     if spec.shared is not None:
+        start = len(t.segment.operations)
         shared = _shared(c, normed, spec.shared, f"{name}.shared_experts")
+        if c.settings.recomputes(RecomputeModule.SHARED_EXPERTS):
+            recompute_since(c, start, (normed,))
     weights = _routed(c, normed, spec, name)
     rows = c.stream_tokens * spec.num_experts_per_token
     sent = _permuted(c, normed, weights, rows, spec)
-    came, chances = _sent(c, *sent)
-    given = came
+    came = _sent(c, *sent)
+    given, chances = _gathered(c, *came)
     if spec.num_experts // c.experts > 1:
-        given, chances = t.contiguous(came), t.contiguous(chances)
+        given, chances = t.contiguous(given), t.contiguous(chances)
     done = _experts(c, given, chances, spec, name)
     back = t.contiguous(done) if spec.num_experts // c.experts > 1 else done
-    t.touch(done)
-    (returned,) = _sent(c, back)
+    part = _scattered(c, back)
+    t.touch(given, chances, done, back)
+    (returned,) = _sent(c, part)
     out = t.tensor(c.stream_tokens * c.hidden_size, c.dtype)
     t.record(OperationKind.INDEX_ADD_IN_PLACE, (returned,), (out,), gradients=(Gradient.FRESH,))
     if shared is not None:
         out = t.add(out, shared)
         t.touch(shared)
-    t.touch(*sent, came, returned)
-    return out, (normed,)
+    t.touch(*sent, *came, returned)
+    return out
 
 
 def _shared(c: MegatronContext, x: Tensor, spec: FeedForwardSpec, name: str) -> Tensor:
@@ -123,6 +142,43 @@ def _sent(c: MegatronContext, *given: Tensor) -> tuple[Tensor, ...]:
     return tuple(outs)
 
 
+def _gathered(c: MegatronContext, *given: Tensor) -> tuple[Tensor, ...]:
+    """The rows of all ranks that each expert is split over; in backward added up into shares."""
+    if c.expert_degree == 1:
+        return given
+    t = c.tape
+    outs = []
+    for each in given:
+        out = t.tensor(each.numel * c.expert_degree, each.dtype)
+        size = out.numel * out.dtype.num_bytes
+        t.record(
+            OperationKind.ALL_GATHER, (each,), (out,), gradients=(Gradient.FRESH,),
+            sends=_there_and_back(ExchangeKind.ALL_GATHER, ExchangeKind.REDUCE_SCATTER, size),
+        )  # fmt: skip
+        outs.append(out)
+    return tuple(outs)
+
+
+def _scattered(c: MegatronContext, x: Tensor) -> Tensor:
+    """Partial results added up into shares, in the format of the chances."""
+    if c.expert_degree == 1:
+        return x
+    t = c.tape
+    wide = t.cast(x, DType.FP32)
+    part = t.tensor(x.numel // c.expert_degree, DType.FP32)
+    size = wide.numel * DType.FP32.num_bytes
+    t.record(
+        OperationKind.REDUCE_SCATTER, (wide,), (part,), gradients=(Gradient.FRESH,),
+        sends=_there_and_back(ExchangeKind.REDUCE_SCATTER, ExchangeKind.ALL_GATHER, size),
+    )  # fmt: skip
+    return t.cast(part, x.dtype)
+
+
+def _there_and_back(there: ExchangeKind, back: ExchangeKind, num_bytes: int) -> Sends:
+    forward, backward = (Send(kind, num_bytes, Group.EXPERT) for kind in (there, back))
+    return Sends((forward,), (backward,))
+
+
 def _experts(
     c: MegatronContext, x: Tensor, chances: Tensor, spec: MixtureSpec, name: str
 ) -> Tensor:
@@ -130,6 +186,7 @@ def _experts(
     t, expert = c.tape, spec.expert
     width = expert.intermediate_size
     wide = _grouped(c, x, spec, f"{name}.experts.linear_fc1", 2 * width, c.hidden_size)
+    start = len(t.segment.operations)
     active = t.tensor(wide.numel // 2, wide.dtype)
     t.record(
         OperationKind.FUSED_GATE, (wide, chances), (active,), saves=(wide, chances),
@@ -137,6 +194,8 @@ def _experts(
     )  # fmt: skip
     out = _grouped(c, active, spec, f"{name}.experts.linear_fc2", c.hidden_size, width)
     t.touch(wide, active)
+    if c.settings.recomputes(RecomputeModule.MOE_ACT):
+        discard(c, start, start + 1, (active,))
     return out
 
 
@@ -148,7 +207,7 @@ def _grouped(
     local = spec.num_experts // c.experts
     share = ExpertShare(local, spec.num_experts_per_token)
     weight = t.parameter(f"{name}.weight", local * out_features, in_features, experts=share)
-    weight.ranks = c.experts
+    weight.ranks = c.experts * c.expert_degree
     rows = x.numel // in_features
     return multiplied(
         c, x, weight, rows * out_features, flops=2 * rows * in_features * out_features

@@ -22,11 +22,12 @@ from memplan.graph.megatron.parallel import (
     row_linear,
     weight_of,
 )
+from memplan.graph.megatron.recomputation import discard, recompute_since
 from memplan.graph.megatron.transformer_engine import fused_attention, linear, norm_linear, turned
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import drop, dropout_probability, embedding_backward_scratch
 from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Gradient, Region
+from memplan.graph.segments import Gradient
 from memplan.graph.selective import region_since
 from memplan.graph.stages import hand_on, receive
 from memplan.graph.tape import Tape
@@ -70,6 +71,7 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
         context=1 if shared is None else shared.degree,
         is_ring=shared is not None and shared.kind is ContextParallelKind.RING,
         experts=options.expert_ranks,
+        expert_degree=settings.expert_ranks(degree),
         batch=options.batch_size,
         seq_len=options.seq_len,
     )
@@ -274,7 +276,7 @@ def _segment(
     t.segment.nested = recomputed
     for number, spec in enumerate(specs):
         prefix = f"{number}." if len(specs) > 1 else ""
-        x = _layer(c, local_layer(model, spec, c.degree), x, prefix)
+        x = _layer(c, local_layer(model, spec, c.degree, c.expert_degree), x, prefix)
     t.end(x)
     return x
 
@@ -341,6 +343,7 @@ def _attention(
     bias = bias_of(c, f"{name}.linear_qkv", columns, ranks=c.degree) if spec.query_bias else None
     if _shares_pairs(c):
         return _kwai_attention(c, layer, spec, x, prefix, (weight, proj))
+    first = len(t.segment.operations)
     normed, mixed = _into_columns(
         c, x, layer, f"{prefix}input_layernorm", f"{name}.linear_qkv", weight, bias
     )
@@ -354,11 +357,11 @@ def _attention(
     scores = fused_attention if is_fused else core_attention
     out = scores(c, query, key, value, spec)
     if c.settings.recomputes(RecomputeModule.CORE_ATTN):
-        _recompute_since(c, start, (query, key, value))
+        recompute_since(c, start, (query, key, value))
     projected = linear(c, out, proj) if by_engine else row_linear(c, out, proj)
     # ``qkv_output`` names them as they were split, too.
     t.touch(*split, query, key, value, out)
-    return projected, proj_bias, normed
+    return projected, proj_bias, _discarded_norm(c, first, normed)
 
 
 def _shares_pairs(c: MegatronContext) -> bool:
@@ -417,19 +420,29 @@ def _network(
     up_bias = bias_of(c, f"{name}.linear_fc1", columns, ranks=c.degree) if spec.bias else None
     down = weight_of(c, f"{name}.linear_fc2", c.hidden_size, width)
     down_bias = bias_of(c, f"{name}.linear_fc2", c.hidden_size, ranks=1) if spec.bias else None
-    start = len(t.segment.operations)
+    first = len(t.segment.operations)
     normed, wide = _into_columns(
         c, x, layer, f"{prefix}pre_mlp_layernorm", f"{name}.linear_fc1", up, None
     )
-    start += not _by_engine(c)
+    start = first + (not _by_engine(c))
     if c.settings.transformer_impl is TransformerImpl.KWAI:
         return _kwai_down(c, wide, down, pair), down_bias, normed
     active = swiglu(c, wide) if spec.gated else bias_gelu(c, wide, up_bias)
     fed = linear(c, active, down) if _by_engine(c) else row_linear(c, active, down)
     t.touch(wide, active)
     if c.settings.recomputes(RecomputeModule.MLP):
-        _recompute_since(c, start, normed or (x,))
-    return fed, down_bias, normed
+        recompute_since(c, start, normed or (x,))
+    return fed, down_bias, _discarded_norm(c, first, normed)
+
+
+def _discarded_norm(
+    c: MegatronContext, start: int, normed: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """What the layer holds of a norm's result, of which a recomputed one is let go here."""
+    if not normed or not c.settings.recomputes(RecomputeModule.LAYERNORM):
+        return normed
+    discard(c, start, start + 1, normed)
+    return ()
 
 
 def _kwai_down(c: MegatronContext, wide: Tensor, down: Parameter, pair: Tensor | None) -> Tensor:
@@ -468,28 +481,9 @@ def _into_columns(
     start = len(c.tape.segment.operations)
     normed = norm(c, x, layer.norm, norm_name, c.hidden_size)
     product = column_linear(c, normed, weight, bias)
-    _recompute_into_product(c, start, RecomputeModule.LAYERNORM)
-    # What is computed again is let go at once, and no frame's.
-    recomputes = c.settings.recomputes(RecomputeModule.LAYERNORM)
-    return () if recomputes else (normed,), product
-
-
-def _recompute_since(c: MegatronContext, start: int, given: tuple[Tensor, ...]) -> None:
-    """Drop what a part of the layer keeps; what it was given stays."""
-    segment = c.tape.segment
-    operations = segment.operations[start:]
-    result = operations[-1].outputs[0]
-    for operation in operations:
-        # What it keeps of its result is the second run's, which stays anyway.
-        operation.saved = [each for each in operation.saved if each is not result.storage]
-    made = {tensor.storage for operation in operations for tensor in operation.outputs}
-    kept = {storage for operation in operations for storage in operation.saved}
-    segment.regions.append(
-        Region(
-            start,
-            len(segment.operations),
-            frozenset(made & kept),
-            given=tuple(dict.fromkeys(each.storage for each in given)),
-            result=result,
-        )
-    )
+    if c.settings.transformer_impl is TransformerImpl.KWAI:
+        _recompute_into_product(c, start, RecomputeModule.LAYERNORM)
+        # What is computed again is let go at once, and no frame's.
+        if c.settings.recomputes(RecomputeModule.LAYERNORM):
+            return (), product
+    return (normed,), product

@@ -5,7 +5,7 @@ distrib_optimizer.py (``_build_gbuf_range_map``).
 """
 
 from functools import lru_cache
-from math import lcm
+from math import gcd, lcm
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
@@ -116,13 +116,19 @@ class Group:
     buffer: Buffer
     num_ranks: int
     """Over which it is sharded."""
-    spread: int
-    """Ranks next to one another that have other weights in their place: other experts."""
+    stride: int
+    """How far apart these are: those between have other parts, or other experts, in their place."""
+    is_spread: bool = False
+    """Its weights are of experts that are spread over ranks."""
 
-    def shards(self, data_rank: int) -> list[tuple[int, int]]:
-        """Of each weight that a rank of the data-parallel group steps something of: how many elements."""
-        found = self.buffer.shards(data_rank // self.spread, self.num_ranks)
+    def shards(self, rank: int) -> list[tuple[int, int]]:
+        """Of each weight that a rank steps something of: its number, and how many elements."""
+        found = self.buffer.shards(self.place_of(rank), self.num_ranks)
         return [(self.numbers[number], numel) for number, numel in found]
+
+    def place_of(self, rank: int) -> int:
+        """Which of its shards a rank has."""
+        return rank // self.stride % self.num_ranks
 
 
 def groups_of(given: RankInput, states: MegatronStates) -> list[Group]:
@@ -131,17 +137,25 @@ def groups_of(given: RankInput, states: MegatronStates) -> list[Group]:
     (core/distributed/distributed_data_parallel.py: ``expert_parallel_params``)
     """
     setup = given.setup
-    ranks, spread = shard_ranks(setup), setup.expert_parallel
     weights = _weights_of(given)
-    apart = [spread > 1 and each.experts is not None for each in weights]
+    apart = [setup.expert_parallel > 1 and each.experts is not None for each in weights]
     found = []
-    for is_expert, width in ((False, 1), (True, spread)):
-        numbers = tuple(number for number, each in enumerate(apart) if each is is_expert)
+    for is_spread, stride in ((False, setup.tensor_parallel), (True, expert_stride(given))):
+        numbers = tuple(number for number, each in enumerate(apart) if each is is_spread)
         if numbers:
             sizes = tuple(weights[number].numel for number in numbers)
-            buffer = lay_out(sizes, states, ranks // width)
-            found.append(Group(numbers, buffer, ranks // width, width))
+            num_ranks = shard_ranks(setup) * setup.tensor_parallel // stride
+            buffer = lay_out(sizes, states, num_ranks)
+            found.append(Group(numbers, buffer, num_ranks, stride, is_spread))
     return found
+
+
+def expert_stride(given: RankInput) -> int:
+    """Ranks next to one another that together have all experts once."""
+    layers = given.tape.options.megatron
+    assert layers is not None
+    setup = given.setup
+    return layers.expert_ranks(setup.tensor_parallel) * setup.expert_parallel
 
 
 def _weights_of(given: RankInput) -> list[Parameter]:
@@ -154,16 +168,16 @@ def _weights_of(given: RankInput) -> list[Parameter]:
 
 
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
-    """Tensor-parallel ranks hold the same; data-parallel ones other shards."""
+    """Tensor-parallel ranks hold the same, but for shards of experts that are split otherwise; data-parallel
+    ones other shards."""
     setup = given.setup
-    degree = setup.tensor_parallel
     states = MegatronStates.of(setup)
     if not states.use_distributed_optimizer:
         return [(range(setup.num_gpus),)]
     found: dict[tuple[int, ...], list[range]] = {}
-    for rank, sizes in enumerate(_shard_sizes(given, states)):
-        ranks = range(rank * degree, (rank + 1) * degree)
-        found.setdefault(sizes, []).append(ranks)
+    unit, shards = _shard_sizes(given, states)
+    for number, sizes in enumerate(shards):
+        found.setdefault(sizes, []).append(range(number * unit, (number + 1) * unit))
     return [tuple(runs) for runs in found.values()]
 
 
@@ -172,19 +186,24 @@ def heaviest_ranks(given: RankInput) -> list[int]:
     states = MegatronStates.of(given.setup)
     if not states.use_distributed_optimizer or shard_ranks(given.setup) == 1:
         return [0]
-    totals = [sum(sizes) for sizes in _shard_sizes(given, states)]
-    return [totals.index(max(totals)) * given.setup.tensor_parallel]
+    unit, shards = _shard_sizes(given, states)
+    totals = [sum(sizes) for sizes in shards]
+    return [totals.index(max(totals)) * unit]
 
 
-def _shard_sizes(given: RankInput, states: MegatronStates) -> list[tuple[int, ...]]:
-    """For each data-parallel rank, its fp32 shards' bytes as the allocator rounds them up."""
-    num_ranks = shard_ranks(given.setup)
-    found: list[list[int]] = [[] for _ in range(num_ranks)]
-    for group in groups_of(given, states):
-        for place, sizes in enumerate(_sizes_by_rank(group)):
-            for rank in range(place * group.spread, (place + 1) * group.spread):
-                found[rank] += sizes
-    return [tuple(sorted(sizes)) for sizes in found]
+def _shard_sizes(given: RankInput, states: MegatronStates) -> tuple[int, list[tuple[int, ...]]]:
+    """For each rank, its fp32 shards' bytes as the allocator rounds them up; and how many ranks next to one
+    another are alike, of which one is told."""
+    setup = given.setup
+    groups = groups_of(given, states)
+    unit = gcd(*(each.stride for each in groups))
+    count = shard_ranks(setup) * setup.tensor_parallel // unit
+    found: list[list[int]] = [[] for _ in range(count)]
+    for group in groups:
+        by_place = _sizes_by_rank(group)
+        for number in range(count):
+            found[number] += by_place[group.place_of(number * unit)]
+    return unit, [tuple(sorted(sizes)) for sizes in found]
 
 
 def _sizes_by_rank(group: Group) -> list[list[int]]:

@@ -130,8 +130,8 @@ def layers_of(setup: TrainingSetup) -> MegatronLayers:
             continue
         if isinstance(default, bool):
             asked[name] = read.boolean(name, default)
-        elif isinstance(default, int):
-            asked[name] = read.positive(name, default)
+        elif isinstance(default, int) or default is None:
+            asked[name] = read.positive(name, default or 1)
         elif isinstance(default, tuple):
             asked[name] = _modules(read.values[name])
         else:
@@ -190,9 +190,12 @@ def _check_layers(settings: MegatronLayers, asked: dict[str, Any]) -> None:
         if asked.get(name):
             msg = f"engine_options: {name}: is not modelled; {why}"
             raise SetupError(msg)
-    if all(settings.recomputes(each) for each in (RecomputeModule.MLP, RecomputeModule.LAYERNORM)):
-        msg = "engine_options: recompute_modules: mlp and layernorm together are not modelled: say one"
-        raise SetupError(msg)
+    for inner in (RecomputeModule.MOE_ACT, RecomputeModule.SHARED_EXPERTS):
+        if settings.recomputes(RecomputeModule.MOE) and settings.recomputes(inner):
+            msg = (
+                f"engine_options: recompute_modules: moe computes {inner.value} again too: say one"
+            )
+            raise SetupError(msg)
     for module, impls in _MODULES_OF.items():
         if settings.recomputes(module) and settings.transformer_impl not in impls:
             known = " or ".join(each.value for each in impls)
@@ -202,14 +205,17 @@ def _check_layers(settings: MegatronLayers, asked: dict[str, Any]) -> None:
             raise SetupError(msg)
 
 
+_ENGINE = (TransformerImpl.TRANSFORMER_ENGINE,)
 _MODULES_OF = {
     RecomputeModule.CORE_ATTN: (TransformerImpl.TRANSFORMER_ENGINE, TransformerImpl.LOCAL),
     RecomputeModule.MLP: (TransformerImpl.TRANSFORMER_ENGINE, TransformerImpl.LOCAL),
-    # TransformerEngine's norms are one module with the product behind them.
-    RecomputeModule.LAYERNORM: (TransformerImpl.LOCAL, TransformerImpl.KWAI),
     RecomputeModule.MLP_ACT: (TransformerImpl.KWAI,),
+    RecomputeModule.MLA_UP_PROJ: _ENGINE,
+    RecomputeModule.MOE: _ENGINE,
+    RecomputeModule.MOE_ACT: _ENGINE,
+    RecomputeModule.SHARED_EXPERTS: _ENGINE,
 }
-"""Whose layers can compute a part again on its own."""
+"""Whose layers can compute a part again on its own, where not all can."""
 _UNMODELLED = {"distribute_saved_activations": "sequence_parallel shares them out too"}
 
 

@@ -22,9 +22,7 @@ class Reducer:
         setup = given.setup
         self.ledger = ledger
         self.states = states
-        self.groups = [
-            (each, Ranks(each.num_ranks, setup.tensor_parallel * each.spread)) for each in groups
-        ]
+        self.groups = [(each, Ranks(each.num_ranks, each.stride)) for each in groups]
         self.weight_bytes = given.formats.weights.num_bytes
         self.gradient_bytes = states.main_gradients(given.formats.weights).num_bytes
         self.bucket = states.bucket_size(setup.data_parallel * setup.context_parallel)
@@ -41,7 +39,7 @@ class Reducer:
         found = [0] * len(self.groups)
         for parameter in segment.parameters:
             is_apart = parameter.experts is not None
-            places = [n for n, (each, _) in enumerate(self.groups) if (each.spread > 1) is is_apart]
+            places = [n for n, (each, _) in enumerate(self.groups) if each.is_spread is is_apart]
             found[places[0] if places else 0] += parameter.numel
         return found
 

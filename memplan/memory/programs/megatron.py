@@ -106,7 +106,7 @@ class MegatronProgram(MegatronLayersProgram):
         super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         setup = given.setup
         self.states = MegatronStates.of(setup)
-        self.data_rank = rank // setup.tensor_parallel % shard_ranks(setup)
+        self.rank = rank
         self.weights_dtype = given.formats.weights
         self.gradients_dtype = self.states.main_gradients(self.weights_dtype)
         self.groups = groups_of(given, self.states)
@@ -138,7 +138,7 @@ class MegatronProgram(MegatronLayersProgram):
         """The parts of weights that this rank steps, in elements."""
         if not self.states.use_distributed_optimizer:
             return [(weight, weight[0].numel) for weight in self.weights]
-        shards = [each for group in self.groups for each in group.shards(self.data_rank)]
+        shards = [each for group in self.groups for each in group.shards(self.rank)]
         return [(self.weights[number], numel) for number, numel in sorted(shards)]
 
     def make_optimizer(self) -> None:
