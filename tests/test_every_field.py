@@ -24,6 +24,8 @@ from memplan.training.kernels import Kernels, RotaryKernel
 from memplan.training.setup import TrainingSetup
 from memplan.verify.run import Run
 
+pytestmark = pytest.mark.long
+
 GATED: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
