@@ -138,6 +138,13 @@ def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     )
 
     declared = len(t.segment.parameters)
+    if t.options.expert_parallel is not None and not isinstance(
+        layer.feed_forward, FeedForwardSpec
+    ):
+        # Experts are sent a rank's own tokens (torchtitan 0.3.0, models/common/moe_sharding.py).
+        out = _network(t, x, layer, context)
+        note_parts_of_sums(t, declared)
+        return out
     out = _network(t, gather_sequence(t, group, x), layer, context)
     note_parts_of_sums(t, declared)
     t.touch(x)

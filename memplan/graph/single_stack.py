@@ -331,6 +331,7 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
     x = dropout(t, x, stack.final_dropout)
     kept = [tensor.storage for tensor, _ in t.cached]
     kept += [leaf.storage for leaf in t.leaves]
+    kept += [storage for segment in t.segments for storage in segment.releases]
     for segment in t.segments:
         for operation in segment.operations:
             for tensor in operation.outputs:
