@@ -18,7 +18,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 CODE = memplan tests benchmarks docs
 # Texts with generated blocks.
 GENERATED = README.md docs/commands.md docs/engine-options.md docs/jobs.md docs/kernels.md docs/optimizers.md \
-  docs/presets.md
+  docs/presets.md docs/time.md
 
 ifeq ($(PYTHON),$(VENV)/bin/python)
 ENVIRONMENT = $(VENV)/.ready

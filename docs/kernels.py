@@ -14,6 +14,7 @@ CHOICES: dict[str, type[Enum]] = {
     "--norm": kernels.NormKernel,
     "--mlp": kernels.FeedForwardKernel,
     "--rotary": kernels.RotaryKernel,
+    "--scan": kernels.ScanKernel,
     "--packing": kernels.Packing,
 }
 """Options of one kernel each, and their values."""

@@ -14,6 +14,8 @@ import yaml
 
 import memplan
 
+pytestmark = pytest.mark.long
+
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 

@@ -24,6 +24,8 @@ from memplan.training.kernels import Kernels, RotaryKernel
 from memplan.training.setup import TrainingSetup
 from memplan.verify.run import Run
 
+pytestmark = pytest.mark.long
+
 GATED: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -57,6 +59,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "norm": ({}, "fused"),
     "mlp": ({}, "fused"),
     "rotary": ({}, "liger"),
+    "scan": ({}, "package"),
     "loss": ({}, "fused_linear"),
     "mlp_tiles": ({"precision": "bf16"}, 4),
     "loss_tiles": ({"precision": "bf16"}, 3),
@@ -209,6 +212,7 @@ TRAINED: dict[str, Entry] = {
     "fp8": (JOB, ("--fp8", "te-current")),
     "mlp": (JOB, ("--mlp", "fused")),
     "rotary": (JOB, ("--rotary", "liger")),
+    "scan": (JOB, ("--scan", "package")),
     "loss": (JOB, ("--loss", "fused_linear")),
     "mlp_tiles": ((*JOB, "--engine", "deepspeed"), ("--mlp-tiles", "4")),
     "loss_tiles": ((*JOB, "--engine", "deepspeed", "--loss", "tiled"), ("--loss-tiles", "2")),
@@ -298,6 +302,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "context_parallel": (JOB, ("--context-parallel", "2")),
         "expert_parallel": (JOB, ("--expert-parallel", "2")),
         "network": ((*MODEL, *CARD, "--gpus", "16", "--time"), ("--network", "50")),
+        "time": ((*JOB, "--maximize", "batch"), ("--time",)),
         "limit": (JOB, ("--limit", "1")),
         "maximize": (JOB, ("--maximize", "seq-len")),
         "exact": (JOB, ("--exact",)),

@@ -1,12 +1,14 @@
 """``memplan plan``."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memplan.cli.option_table import Values
 from memplan.cli.options import (
+    OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     CpuMemoryOption,
@@ -33,7 +35,6 @@ from memplan.cli.sweep_options import (
     GlobalBatchOption,
     GpuNames,
     GpusAxis,
-    OutputOption,
     PrecisionAxis,
     RowFormat,
     RowFormatOption,
@@ -41,7 +42,7 @@ from memplan.cli.sweep_options import (
     axis_option,
     parse_share,
 )
-from memplan.cli.terminal import say
+from memplan.cli.terminal import say, write_file
 from memplan.cli.time_options import NO_TIMES, takes_times, time_question
 from memplan.cli.training_options import (
     PresetOption,
@@ -51,7 +52,7 @@ from memplan.cli.training_options import (
 from memplan.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.model.spec import ModelSpec
@@ -190,7 +191,16 @@ def plan(
     token: TokenOption = None,
     output_format: RowFormatOption = RowFormat.TABLE,
     emit: EmitOption = None,
-    output: OutputOption = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Where --emit writes; without it front.svg or front.html, in which memory is drawn "
+            "against time.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
     times: Values = NO_TIMES,
 ) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
@@ -198,8 +208,8 @@ def plan(
 
     if emit is not None:
         refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
-    else:
-        refuse_without(ctx, {"output"}, "--emit")
+    elif not (output or "").lower().endswith(DRAWN):
+        refuse_without(ctx, {"output"}, "--emit (front.svg and front.html go without)")
     from memplan.cli.hardware import chosen_gpus, node_memory
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.search.goal import Goal, Objective
@@ -210,7 +220,8 @@ def plan(
     base = _laid_over(base_setup(setup, training_args, preset), changes)
     wanted = _objective(ctx, objective, maximize)
     question = time_question(times)
-    if wanted is Objective.COST and question is None:
+    asked = question is not None or wanted is Objective.COST
+    if question is None and wanted in (Objective.SPEED, Objective.COST, Objective.GPUS):
         question = TimeQuestion()
     if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
         if "batch_size" in given_options(ctx):
@@ -256,7 +267,36 @@ def plan(
 
         emit_setup(_chosen(plans).setup, spec, emit, output)
         return
-    _show(plans, spec, output_format, question)
+    if output is not None:
+        _draw(plans, Path(output))
+        return
+    known = any(each.time is not None for found in plans for each in found.setups)
+    _show(plans, spec, output_format, question if asked or known else None)
+
+
+DRAWN = (".svg", ".html", ".htm")
+"""Endings of files that memory against time is drawn in."""
+
+
+def _draw(plans: "Sequence[Plan]", output: Path) -> None:
+    """Write the drawing of memory against time, and say so.
+
+    Raises ``UsageError`` for several kinds of GPUs, and ``InputError`` where no setup has a time.
+    """
+    from memplan import __version__
+    from memplan.errors import InputError
+    from memplan.report.front import front_page, front_svg
+
+    if len(plans) > 1:
+        msg = "--output: a drawing is of one GPU: name one"
+        raise UsageError(msg)
+    if not plans[0].front:
+        msg = "--output: nothing fits whose time is known, so there is nothing to draw"
+        raise InputError(msg)
+    is_drawing = output.suffix.lower() == ".svg"
+    text = front_svg(plans[0]) if is_drawing else front_page(plans[0], version=__version__)
+    write_file(output, text, option="--output")
+    say(f"Wrote {output}: {len(text.encode()) // 1024} KiB")
 
 
 DEFAULT_GPU = "h100-80gb"

@@ -196,6 +196,10 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         help_text="Rotary kernel: eager, liger (in place), unsloth or complex (torchtitan's).",
     ),
     SettingOption(
+        flag="--scan", field="scan", kind=str | None,
+        help_text="Mamba's scans: eager (transformers' own) or package (mamba-ssm, causal-conv1d).",
+    ),
+    SettingOption(
         flag="--loss", field="loss", kind=str | None,
         help_text="Loss kernel: eager, shifted, shifted_uncast, fused (Megatron's), liger, "
         "flash_attn, foak, unsloth; or one that is given the output matrix: fused_linear (Liger's), "

@@ -180,6 +180,12 @@ def verify(
     _show(runs, output_format)
     if share is not None:
         _judge(runs, share, within or "")
+    if not replay and runs[0].measured.death is not None and _started_processes() > 1:
+        from memplan.errors import CheckFailedError
+
+        # The others wait for this rank: torchrun ends them where it fails.
+        msg = f"rank {runs[0].measured.rank} ran out of memory, as said above: the others are ended"
+        raise CheckFailedError(msg)
 
 
 REPLAY_USES = frozenset({"replay", "output_format", "within"})
@@ -240,7 +246,7 @@ def run_of(
     from memplan.errors import UsageError
     from memplan.sources.models import load_model, local_config
     from memplan.verify.run import Run
-    from memplan.verify.scope import check_scope
+    from memplan.verify.scope import check_model, check_scope
 
     setup, named_model = asked
     chosen = model or named_model
@@ -254,6 +260,7 @@ def run_of(
     if num_labels is not None:
         config = {**config, "num_labels": num_labels}
     resolved = setup.resolve(spec.context_length, family=spec.family)
+    check_model(spec)
     check_scope(resolved, has_gpu=True)
     return Run(
         config=config, name=name, task=spec.task, setup=resolved,

@@ -69,8 +69,21 @@ def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     return (
         _kernels(resolved),
         f"attention {resolved.chosen_kernels.attention.value}",
+        *_scans(model, resolved),
         _checkpointing(resolved),
     )
+
+
+def _scans(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """Whose scans a state-space model runs, where nobody said."""
+    runs = [run for stack in model.stacks for run in stack.runs]
+    if resolved.scan is not None or not any(
+        getattr(run.layer.attention, "scans", False) for run in runs
+    ):
+        return ()
+    choice = resolved.chosen_kernels.scan.value
+    words = "transformers' own; `scan=package` where mamba-ssm and causal-conv1d are installed"
+    return (f"scan {choice} ({words})",)
 
 
 def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
@@ -155,6 +168,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"mlp {setup.mlp.value}")
     if setup.rotary is not None:
         found.append(f"rotary {setup.rotary.value}")
+    if setup.scan is not None:
+        found.append(f"scan {setup.scan.value}")
     if setup.chosen_kernels.mlp_tiles != WHOLE:
         found.append(f"networks in {_tiles(setup.chosen_kernels.mlp_tiles)}")
     if setup.chosen_kernels.loss in TILED_LOSSES:

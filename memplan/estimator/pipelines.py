@@ -22,7 +22,7 @@ from memplan.training.parallelism import (
     PipelineSchedule,
     StagePlace,
 )
-from memplan.training.partition import stage_bounds
+from memplan.training.partition import DEFAULT_METHOD, stage_bounds
 from memplan.training.precision import Engine
 from memplan.training.schedules import rank_stages
 from memplan.training.setup import TrainingSetup
@@ -115,7 +115,7 @@ def pipeline_words(model: ModelSpec, pipeline: PipelineParallel) -> tuple[str, .
     else:
         layers = f"layers by stage {' + '.join(map(str, counts))}"
     found = [pipeline.words, layers, _RUNTIME_WORDS[pipeline.runtime]]
-    if pipeline.partition_method and pipeline.layers_per_stage is None:
+    if pipeline.partition_method == DEFAULT_METHOD and pipeline.layers_per_stage is None:
         found.append(f"layers dealt by partition_method={pipeline.partition_method}")
     if model.head.tied:
         found.append("a copy of the tied matrix on the last stage")

@@ -26,25 +26,47 @@ def check_spread(setup: TrainingSetup) -> None:
             f"{setup.chosen_engine.value}: name one of them"
         )
         raise SetupError(msg)
-    share, rest = divmod(setup.gradient_ranks, degree)
-    if rest:
-        msg = (
-            f"expert_parallel: {setup.gradient_ranks} ranks of data cannot be groups of {degree}: "
-            f"{setup.gradient_ranks} = {degree} x {share} + {rest}"
-        )
-        raise SetupError(msg)
+    _check_groups(setup)
     for name, odd in _beside(setup):
         if odd:
             msg = f"{name}: is not modelled beside expert_parallel; leave one of the two out"
             raise SetupError(msg)
 
 
+def _check_groups(setup: TrainingSetup) -> None:
+    """Ranks of a stage are groups of those that have other experts; who splits layers is in one group.
+
+    (torchtitan 0.3.0, distributed/parallel_dims.py: ``efsdp = fsdp * tp // ep``)
+    """
+    degree, split = setup.expert_parallel, setup.tensor_parallel
+    ranks = setup.gradient_ranks * split
+    share, rest = divmod(ranks, degree)
+    if rest:
+        msg = (
+            f"expert_parallel: {ranks} ranks of data cannot be groups of {degree}: "
+            f"{ranks} = {degree} x {share} + {rest}"
+        )
+        raise SetupError(msg)
+    if split == 1:
+        return
+    if degree % split:
+        msg = (
+            f"expert_parallel: is modelled for groups that hold all ranks that split a layer, and {degree} "
+            f"is no multiple of tensor_parallel, {split}"
+        )
+        raise SetupError(msg)
+    if not setup.sequence_parallel:
+        msg = (
+            "tensor_parallel: beside expert_parallel is modelled with sequence_parallel, as torchtitan runs it: "
+            "give it too"
+        )
+        raise SetupError(msg)
+
+
 def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
     """Fields, and whether they say what does not go with experts that are spread."""
     compute = PRECISIONS[setup.chosen_precision].compute
     return (
-        ("tensor_parallel", setup.tensor_parallel > 1),
-        ("pipeline_parallel", setup.pipeline_parallel > 1),
         ("adapter", setup.adapter is not None),
         ("job", setup.job != PLAIN),
         ("quantize", setup.chosen_quantization is not None),

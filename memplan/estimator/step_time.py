@@ -22,7 +22,6 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits
 from memplan.training.activation_offload import ActivationOffload
-from memplan.training.choices import Offload
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 
@@ -122,7 +121,6 @@ def time_of(
     job: Job, *, between_nodes: float | None = None, rates: Rates | None = None
 ) -> StepTime:
     """The same of a job, on a GPU that reaches these rates; None: those of its kind."""
-    _refuse_untimed(job.setup)
     rates = rates or rates_of(job.gpu)
     setup, model, tape = job.setup, job.walked.model, job.given.tape
     flops = _flops(job)
@@ -137,7 +135,7 @@ def time_of(
         timer = Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
     expected = timer.run(EXPECTED)
     copies = setup.gradient_accumulation_steps * setup.data_parallel
-    return StepTime(
+    found = StepTime(
         low_s=timer.run(FAST).clock.now_s,
         expected_s=expected.clock.now_s,
         high_s=timer.run(SLOW).clock.now_s,
@@ -149,13 +147,13 @@ def time_of(
         shares=expected.shares(),
         intervals=tuple(expected.clock.intervals),
     )
+    return found if found.mfu <= 1 else replace(found, notes=(ABOVE_ONE,))
 
 
-def _refuse_untimed(setup: TrainingSetup) -> None:
-    """Refuse what is modelled in bytes and not in time yet."""
-    if Offload.NVME in (setup.offload_optimizer, setup.offload_param):
-        msg = "offloading to nvme: the time of its steps is not told yet, only their memory"
-        raise UnsupportedOperationError(msg)
+ABOVE_ONE = (
+    "MFU above 100 %: it counts every score, of which a causal kernel computes half, over the data sheet's "
+    "rate in 16 bits"
+)
 
 
 def _flops(job: Job) -> StepFlops:

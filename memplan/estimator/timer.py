@@ -9,7 +9,7 @@ from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
 from memplan.compute.rates import UPDATE_SHARE, Rates
 from memplan.compute.roofline import SegmentWork, Work
-from memplan.hardware.network import Network
+from memplan.hardware.network import STORAGE_BYTES_PER_S, Network
 from memplan.memory.accounts import MICRO_BATCHES
 from memplan.memory.ledger import Part
 from memplan.memory.rank import RankInput
@@ -47,6 +47,8 @@ SLOW = Case(1.15, 1.4, 1.8, 0.2, 1.6)
 _MOVED = frozenset({ExchangeKind.COPY, ExchangeKind.UPDATE})
 """In the GPU's own memory."""
 _TO_HOST = frozenset({ExchangeKind.TO_GPU, ExchangeKind.TO_HOST})
+_STORAGE = frozenset({ExchangeKind.FROM_STORAGE, ExchangeKind.TO_STORAGE})
+_ON_HOST = _TO_HOST | _STORAGE | {ExchangeKind.HOST_UPDATE}
 
 
 class Resource(NamedTuple):
@@ -363,7 +365,7 @@ class Timer:
             if kind in _MOVED:
                 run.add(OPTIMIZER, case.compute * seconds)
                 clock.wait(Lane.COMPUTE, case.compute * seconds, "optimizer")
-            elif kind in _TO_HOST or kind is ExchangeKind.HOST_UPDATE:
+            elif kind in _ON_HOST:
                 clock.wait(Lane.HOST, case.host * seconds, kind.value)
             else:
                 clock.wait(Lane.LINK, case.links * seconds, kind.value)
@@ -381,6 +383,8 @@ class Timer:
             return exchange.num_bytes / (UPDATE_SHARE * self.rates.bytes_per_s)
         if kind in _TO_HOST:
             return exchange.num_bytes / network.to_host
+        if kind in _STORAGE:
+            return exchange.num_bytes / STORAGE_BYTES_PER_S
         if kind is ExchangeKind.HOST_UPDATE:
             return exchange.num_bytes * network.gpus_per_node / network.host_memory
         return self._seconds(kind, exchange.num_bytes, exchange.ranks)
@@ -406,7 +410,7 @@ def _place(exchange: Exchange) -> int:
     """Which field of ``Beside`` counts it."""
     if exchange.kind in _MOVED:
         return 0
-    if exchange.kind in _TO_HOST or exchange.kind is ExchangeKind.HOST_UPDATE:
+    if exchange.kind in _ON_HOST:
         return _HOST_PLACES[exchange.hiding]
     return _LINK_PLACES[exchange.hiding]
 

@@ -6,12 +6,14 @@ Each is BERT or RoBERTa as ``memplan.families.encoders`` reads them, with one pa
 from collections.abc import Callable
 from dataclasses import replace
 
+from memplan.families import counted_encoders
 from memplan.families.encoders import LAYER_NORM, ROBERTA, Variation, read_encoder
-from memplan.families.request import ReadRequest
-from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias
+from memplan.families.llama import join_runs
+from memplan.families.request import ReadRequest, reject_task
+from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, SlidingChunksSpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import EmbeddingSpec, LayerRun, NormPlacement
-from memplan.model.networks import FeedForwardSpec, NetworkPlace
+from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
 from memplan.model.spec import ModelSpec, Task
 
 VARIATIONS: dict[str, Variation] = {
@@ -25,11 +27,18 @@ VARIATIONS: dict[str, Variation] = {
     "roc_bert": Variation(head_activation=None),
     "mpnet": replace(ROBERTA, classifier_dropout_key="hidden_dropout_prob", names_weights=False),
     "dpr": Variation(pooler_tasks=(), tasks=(Task.BASE,)),
+    "longformer": replace(
+        ROBERTA,
+        tasks=(Task.MASKED_LM, Task.BASE, Task.TOKEN_CLASSIFICATION),
+        head_activation=Activation.GELU,
+    ),
 }
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``VARIATIONS``."""
+    if request.model_type == "longformer" and not _attends_locally(reader, request):
+        return counted_encoders.read(reader, request)
     model = read_encoder(reader, request, VARIATIONS[request.model_type])
     return ADJUSTMENTS[request.model_type](reader, model)
 
@@ -121,11 +130,41 @@ def _dpr(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     return model
 
 
+def _attends_locally(reader: ConfigReader, request: ReadRequest) -> bool:
+    """Whether Longformer's class for the task gives no token global attention by itself."""
+    task = reject_task(reader, request, *counted_encoders.FORMS["longformer"].tasks)
+    return task in VARIATIONS["longformer"].tasks
+
+
+def _longformer(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
+    """A window for each layer, to a multiple of whose widest the class pads sequences."""
+    key, stack = "attention_window", model.stacks[0]
+    layer, count = stack.runs[0].layer, stack.num_layers
+    listed = isinstance(reader.raw(key), list)
+    windows = reader.integers(key) if listed else [reader.integer(key)] * count
+    if len(windows) < count:
+        raise reader.fail(key, f"names {len(windows)} layers of {count}")
+    for window in windows:
+        if window < 1 or window % 2:
+            raise reader.fail(key, f"{window} is not an even number above 0")
+    heads = reader.integer("num_attention_heads")
+    dropout = reader.number("attention_probs_dropout_prob")
+    layers = [
+        replace(layer, attention=SlidingChunksSpec(num_heads=heads, window=window, dropout=dropout))
+        for window in windows[:count]
+    ]
+    stack = replace(
+        stack, runs=join_runs(layers), multiple_of=max(windows[:count]), spare_mask=True
+    )
+    return replace(model, stacks=(stack,), eager_attention_only=True)
+
+
 ADJUSTMENTS: dict[str, Callable[[ConfigReader, ModelSpec], ModelSpec]] = {
     "roberta-prelayernorm": _prelayernorm,
     "rembert": _rembert,
     "roc_bert": _roc_bert,
     "mpnet": _mpnet,
     "dpr": _dpr,
+    "longformer": _longformer,
 }
 """What is replaced in each type."""

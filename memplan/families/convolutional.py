@@ -1,6 +1,7 @@
 """Image models of convolutions: ResNet, RegNet, BiT, EfficientNet, ConvNeXt, PoolFormer."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from memplan.families.classes import BARE, classifier, dispatch, whole_model
@@ -17,6 +18,7 @@ from memplan.families.towers.sizes import each_stage, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers import PoolerBody, TowerPooling
 
 IMAGES = "ForImageClassification"
 DeclareTower = Callable[[ParameterTable, str, ConfigReader], None]
@@ -43,9 +45,14 @@ def _images(
     request: ReadRequest,
     declare: Callable[[ParameterTable, str], None],
     size: int,
+    *,
+    recomputes: bool = True,
 ) -> ModelSpec:
     """A classifier of images, which have no sequence: one position."""
-    return whole_model(reader, request, (IMAGES, BARE), declare, hidden_size=size, context_length=1)
+    model = whole_model(
+        reader, request, (IMAGES, BARE), declare, hidden_size=size, context_length=1
+    )
+    return replace(model, recomputes=recomputes)
 
 
 def _convnext(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -54,12 +61,14 @@ def _convnext(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     def declare(table: ParameterTable, ending: str) -> None:
         normalized = request.model_type == "convnextv2"
         convnext_tower(table, "model", reader, normalized=normalized)
-        with table.block("norm"):
+        mean = PoolerBody(pooling=TowerPooling.MEAN, size=size, norm="layernorm")
+        with table.block("norm", body=None if normalized else mean):
             table.norm("layernorm", size)
         if ending == IMAGES:
-            classifier(table, "classifier", size, request.labels(reader))
+            labels = request.labels(reader)
+            classifier(table, "classifier", size, labels, known=not normalized)
 
-    return _images(reader, request, declare, size)
+    return _images(reader, request, declare, size, recomputes=False)
 
 
 def _efficientnet(reader: ConfigReader, request: ReadRequest) -> ModelSpec:

@@ -16,7 +16,7 @@ from memplan.families.hybrids import (
     plain_attention,
     read_hybrid,
 )
-from memplan.families.llama import Variation
+from memplan.families.llama import Variation, read_attention, read_feed_forward
 from memplan.families.request import ReadRequest
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
@@ -161,18 +161,12 @@ def _dbrx_layer(reader: ConfigReader, _: str) -> LayerSpec:
 
 def _bitnet_layer(reader: ConfigReader, _: str) -> LayerSpec:
     """Llama's layer with a norm before each sublayer's last matrix."""
-    hidden_size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
-    spec = plain_attention(reader, Variation())
-
-    def attention(table: ParameterTable) -> None:
-        attention_weights(table, "self_attn", spec, hidden_size)
-        table.norm("self_attn.attn_sub_norm", hidden_size, bias=False)
-
-    def network(table: ParameterTable) -> None:
-        gated_weights(table, "mlp", hidden_size, inner)
-        table.norm("mlp.ffn_sub_norm", inner, bias=False)
-
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
+    attention = read_attention(reader, Variation(), reader.integer("hidden_size"))
+    return LayerSpec(
+        attention=replace(attention, inner_norm=NORM),
+        feed_forward=replace(read_feed_forward(reader, bias=False), inner_norm=NORM),
+        norm=NORM,
+    )
 
 
 # -- Doge ----------------------------------------------------------------------------------------
@@ -473,9 +467,7 @@ COUNTED: dict[str, Hybrid] = {
         left_out="its experts and attention",
         final_norm=WEIGHT_ONLY_LAYER_NORM,
     ),
-    "bitnet": Hybrid(
-        kinds=all_alike, layer=_bitnet_layer, left_out="its attention and feed-forward networks"
-    ),
+    "bitnet": Hybrid(kinds=all_alike, layer=_bitnet_layer),
     "doge": Hybrid(
         kinds=all_alike, layer=_doge_layer, left_out="its attention and feed-forward networks"
     ),

@@ -65,6 +65,8 @@ class Hybrid:
     """The class ties no matrices whatever the config says."""
     embedding_scaled: bool = False
     logits_scaled: bool = False
+    chunked_mask: bool = False
+    """Windows are chunks, whose mask is made for every sequence."""
     upcasts_logits: bool = False
     """The class makes fp32 logits itself."""
     softcap_key: str = ""
@@ -102,6 +104,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
             prompts=kind.prompts(reader) if kind.prompts is not None else None,
         ),
         final_norm=kind.final_norm,
+        chunked_mask=kind.chunked_mask,
     )
     head = HeadSpec(
         scaled=kind.logits_scaled,

@@ -17,7 +17,7 @@ from memplan.families.towers.vit import (
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers import TowerPooling
+from memplan.model.towers import ClassifierBody, TowerPooling
 
 IMAGES = "ForImageClassification"
 TEACHER = "ForImageClassificationWithTeacher"
@@ -45,8 +45,7 @@ def _vit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         if ending == IMAGES:
             classifier(table, "classifier", features, request.labels(reader), pooling=pooling)
         if ending == TEACHER:
-            classifier(table, "classifier", features, request.labels(reader))
-            classifier(table, "distillation_classifier", features, request.labels(reader))
+            _two_classifiers(table, features, request.labels(reader))
         if masked:
             pixels = reader.integer("encoder_stride") ** 2 * reader.integer("num_channels")
             with table.block("head"):
@@ -56,6 +55,17 @@ def _vit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         reader, request, _VIT_CLASSES.get(request.model_type, (IMAGES, BARE)), declare,
         hidden_size=size, context_length=num_patches(reader),
     )  # fmt: skip
+
+
+def _two_classifiers(table: ParameterTable, size: int, num_labels: int) -> None:
+    """Of the class token and of the distillation token, averaged; the class has no loss of its own."""
+    names = ("classifier", "distillation_classifier")
+    if not num_labels:
+        return
+    modules = tuple((name, size, num_labels) for name in names)
+    with table.block("head", body=ClassifierBody(modules=modules, pooling=TowerPooling.FIRST)):
+        for name in names:
+            table.linear(name, size, num_labels)
 
 
 _POOLINGS = {

@@ -108,7 +108,7 @@ FAMILY_MODULES: dict[str, str] = {
     "fsmt": "bart_variants",
     "prophetnet": "bart_variants",
     "big_bird": "counted_encoders",
-    "longformer": "counted_encoders",
+    "longformer": "bert_variants",
     "xmod": "counted_encoders",
     "luke": "counted_encoders",
     "lilt": "counted_encoders",

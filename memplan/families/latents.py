@@ -118,13 +118,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         written_mask=kind.indexer,
     )
     head = HeadSpec(input_scaled=kind.head_input_scaled)
-    model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
-    return replace(model, activations_left_out=HANDED_ON if kind.shares_indexer else "")
-
-
-HANDED_ON = "activations of chosen tokens that each layer hands to the next"
-"""What is left out where a layer can attend to what another one has chosen: the choice, and the
-mask that is made of it."""
+    return decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
 
 
 def _shares(reader: ConfigReader, kind: Latent, number: int) -> bool:
@@ -152,6 +146,9 @@ def _layers(reader: ConfigReader, kind: Latent) -> list[LayerSpec]:
     is_dense = mixture.dense or (lambda *_: False)
     layers = [dense if is_dense(reader, number) else sparse for number in range(count)]
     unindexed = replace(attention, indexer=None)
+    if layers and _shares(reader, kind, 0):
+        error = reader.fail("indexer_types", "the first layer has no earlier one's choice to share")
+        raise error
     return [
         replace(layer, attention=unindexed) if _shares(reader, kind, number) else layer
         for number, layer in enumerate(layers)
@@ -175,6 +172,7 @@ def read_latent_attention(reader: ConfigReader, kind: Latent) -> LatentAttention
         bias=reader.flag("attention_bias"),
         dropout=reader.number("attention_dropout"),
         indexer=_indexer(reader) if kind.indexer else None,
+        hands_on=kind.shares_indexer is not None,
     )
 
 

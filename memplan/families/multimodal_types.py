@@ -135,6 +135,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=projectors.voxtral,
         text=PartSpec(key=TEXT, model_type="llama", fills=VOXTRAL_TEXT, always_fills=True),
         left_out=SOUND,
+        join=SCATTERED,
     ),
     "glmasr": Multimodal(
         declare=projectors.glm_asr,

@@ -35,11 +35,12 @@ from memplan.families.towers.qformer import qformer
 from memplan.families.towers.sam import sam_vision
 from memplan.families.towers.sizes import pair, ratio
 from memplan.families.towers.sound import (
+    averaged_encoder,
+    cast_encoder,
     gemma4_sound,
     glm_encoder,
     granite_encoder,
     omni_encoder,
-    whisper_encoder,
 )
 from memplan.families.towers.talker import diffusion, talker, vocoder
 from memplan.families.towers.vqgan import code_book, vqgan
@@ -91,8 +92,8 @@ TOWERS = {
     "got_ocr2_vision": sam_vision,
     "gemma4_audio": gemma4_sound,
     "qwen2_5_omni_audio_encoder": omni_encoder,
-    "qwen2_audio_encoder": whisper_encoder,
-    "voxtral_encoder": whisper_encoder,
+    "qwen2_audio_encoder": averaged_encoder,
+    "voxtral_encoder": cast_encoder,
     "glmasr_encoder": glm_encoder,
     "granite_speech_encoder": granite_encoder,
     "granite_speech_plus_encoder": granite_encoder,
@@ -588,8 +589,10 @@ def qwen2_audio(table: ParameterTable, whole: Whole) -> None:
     """Whisper's encoder and one linear layer."""
     audio = whole.part(AUDIO, "qwen2_audio_encoder")
     declare_tower(table, audio, "audio_tower")
-    with table.block("projector"):
-        table.linear("projector.linear", audio.reader.integer("d_model"), whole.text.hidden_size)
+    inputs, outputs = audio.reader.integer("d_model"), whole.text.hidden_size
+    body = LinearBody(module="projector.linear", inputs=inputs, outputs=outputs)
+    with table.block("projector", body=body):
+        table.linear("projector.linear", inputs, outputs)
 
 
 def voxtral(table: ParameterTable, whole: Whole) -> None:
@@ -597,7 +600,9 @@ def voxtral(table: ParameterTable, whole: Whole) -> None:
     audio = whole.part(AUDIO, "voxtral_encoder")
     declare_tower(table, audio, "audio_tower")
     joined, outputs = audio.reader.integer("intermediate_size"), whole.text.hidden_size
-    with table.block("projector"):
+    active = tower_activation(whole.reader, "projector_hidden_act")
+    parts = perceptron_bodies("projector", joined, outputs, outputs, active, bias=False)
+    with table.block("projector", body=ChainBody(parts=parts)):
         perceptron(table, "projector", joined, outputs, outputs, bias=False)
 
 

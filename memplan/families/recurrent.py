@@ -26,7 +26,13 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec, NormPlacement
-from memplan.model.mixers import NOTHING, CountedSpec, Mamba2Spec
+from memplan.model.mixers import (
+    NOTHING,
+    ChannelMixingSpec,
+    CountedSpec,
+    Mamba2Spec,
+    TimeMixingSpec,
+)
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
@@ -55,27 +61,11 @@ def _rwkv_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     width = reader.integer("attention_hidden_size", default=hidden_size)
     inner = reader.integer("intermediate_size", default=4 * hidden_size)
 
-    def time_mixing(table: ParameterTable) -> None:
-        if kind == "first":
-            table.norm("pre_ln", hidden_size)
-        name = "time_mixer"
-        for weight in ("time_decay", "time_first"):
-            table.parameter(name, weight, width)
-        for weight in ("time_mix_key", "time_mix_value", "time_mix_receptance"):
-            table.parameter(name, weight, hidden_size)
-        for layer in ("key", "value", "receptance"):
-            table.linear(f"{name}.{layer}", hidden_size, width, bias=False)
-        table.linear(f"{name}.output", width, hidden_size, bias=False)
-
-    def channel_mixing(table: ParameterTable) -> None:
-        for weight in ("time_mix_key", "time_mix_receptance"):
-            table.parameter("mlp", weight, hidden_size)
-        table.linear("mlp.key", hidden_size, inner, bias=False)
-        table.linear("mlp.receptance", hidden_size, hidden_size, bias=False)
-        table.linear("mlp.value", inner, hidden_size, bias=False)
-
     return LayerSpec(
-        attention=counted(time_mixing), feed_forward=counted(channel_mixing), norm=LAYER_NORM
+        attention=TimeMixingSpec(width=width),
+        feed_forward=ChannelMixingSpec(intermediate_size=inner),
+        norm=LAYER_NORM,
+        entry_norm=kind == "first",
     )
 
 
@@ -328,7 +318,6 @@ RECURRENT: dict[str, Hybrid] = {
     "rwkv": Hybrid(
         kinds=_rwkv_kinds,
         layer=_rwkv_layer,
-        left_out="its time and channel mixing",
         final_norm=LAYER_NORM,
     ),
     "recurrent_gemma": Hybrid(

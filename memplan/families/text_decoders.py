@@ -13,16 +13,18 @@ from memplan.families.llama import Variation, read_activation, read_attention
 from memplan.families.request import ReadRequest
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.parts import attention
-from memplan.model.attention import OutputGate
+from memplan.model.attention import OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.mixers import CountedSpec
+from memplan.model.mixtures import EveryTokenSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec
 
 RMS = NormSpec(kind=NormKind.RMS)
+WEIGHTLESS = NormSpec(kind=NormKind.RMS, weight=False)
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
 FULL, SLIDING = "full_attention", "sliding_attention"
 CROSS, DENSE, SPARSE = "cross", "dense", "sparse"
@@ -190,34 +192,58 @@ def _gemma4_beside(reader: ConfigReader) -> tuple[ParameterBlock, ...]:
 
 
 def _llama4_kinds(reader: ConfigReader) -> list[str]:
+    """With or without positions, and so with or without chunks; with or without experts."""
     count = reader.layers("num_hidden_layers")
     every = reader.integer("interleave_moe_layer_step")
     listed = reader.raw("moe_layers") is not None
     sparse = set(reader.integers("moe_layers") if listed else range(every - 1, count, every))
-    return [SPARSE if number in sparse else DENSE for number in range(count)]
+    period = reader.integer("no_rope_layer_interval")
+    turned = reader.integers("no_rope_layers") or [
+        int((number + 1) % period != 0) for number in range(count)
+    ]
+    if len(turned) < count:
+        error = reader.fail("no_rope_layers", f"names {len(turned)} layers of {count}")
+        raise error
+    return [
+        f"{SPARSE if number in sparse else DENSE} {SLIDING if turned[number] else FULL}"
+        for number in range(count)
+    ]
 
 
 def _llama4_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    sparse = kind == SPARSE
+    network, reach = kind.split()
+    spec = read_attention(reader, Variation(), reader.integer("hidden_size"))
+    if reach == SLIDING:
+        spec = replace(
+            spec,
+            rotary=RotarySpec(dim=spec.head_dim, complex_numbers=True),
+            sliding_window=reader.integer("attention_chunk_size"),
+            query_key_norm=WEIGHTLESS if reader.flag("use_qk_norm") else None,
+            query_key_norm_last=True,
+            fp32_softmax=False,
+        )
+    else:
+        scaled = reader.flag("attn_temperature_tuning")
+        spec = replace(
+            spec, rotary=None, query_scaled_by_position=scaled, position_factors_upcast=True,
+            fp32_softmax=False,
+        )  # fmt: skip
+    sparse = network == SPARSE
     return LayerSpec(
-        attention=read_attention(reader, Variation(), reader.integer("hidden_size")),
+        attention=spec,
         feed_forward=_llama4_experts(reader) if sparse else _gated(reader, "intermediate_size_mlp"),
         norm=RMS,
     )
 
 
-def _llama4_experts(reader: ConfigReader) -> CountedSpec:
+def _llama4_experts(reader: ConfigReader) -> EveryTokenSpec:
     """Every expert multiplies every token; a shared one stands beside them."""
-    size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
     experts = reader.integer("num_local_experts")
-    active = _per_token(reader, "num_experts_per_tok", experts)
-
-    def declare(table: ParameterTable) -> None:
-        table.linear("mlp.router", size, experts, bias=False)
-        _experts(table, experts, size, inner, active)
-        perceptron(table, "mlp.shared_expert", size, inner, gated=True, bias=False)
-
-    return counted(declare)
+    return EveryTokenSpec(
+        num_experts=experts,
+        num_chosen=_per_token(reader, "num_experts_per_tok", experts),
+        expert=replace(_gated(reader), bias=False),
+    )
 
 
 # -- Llama 3.2 Vision ----------------------------------------------------------------------------
@@ -338,7 +364,7 @@ DECODERS: dict[str, Hybrid] = {
     "llama4_text": Hybrid(
         kinds=_llama4_kinds,
         layer=_llama4_layer,
-        left_out="its experts, and of attention in chunks",
+        chunked_mask=True,
     ),
     "mllama_text_model": Hybrid(
         kinds=_mllama_kinds,

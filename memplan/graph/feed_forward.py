@@ -1,7 +1,7 @@
 """Feed-forward networks: up, activation, and down again."""
 
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation_module, dropout, linear
+from memplan.graph.operations import activation_module, dropout, linear, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
@@ -36,6 +36,8 @@ def feed_forward(
         t.segment.unmade.add(name)
     inside = f"{name}.dropout_inside" if spec.dropout_module else ""
     middle = dropout(t, middle, spec.activation_dropout, module=inside)
+    if spec.inner_norm is not None:
+        middle = norm(t, middle, spec.inner_norm, f"{name}.ffn_sub_norm", inner)
     if spec.output_cast:
         middle = t.cast(middle, t.compute)
     out = linear(

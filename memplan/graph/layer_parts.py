@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.graph.feed_forward import feed_forward
-from memplan.model.attention import AttentionForm, AttentionSpec
+from memplan.model.attention import AttentionForm, AttentionSpec, SlidingChunksSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
-from memplan.training.kernels import WHOLE
+from memplan.training.kernels import WHOLE, ScanKernel
 
 if TYPE_CHECKING:
     from memplan.graph.stack_context import StackContext
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memplan.graph.tensors import Tensor
     from memplan.model.latent import LatentAttentionSpec
     from memplan.model.layers import LayerSpec
-    from memplan.model.mixers import CountedSpec, OtherMixer, TokenMixer
+    from memplan.model.mixers import CountedSpec, OtherMixer, OtherNetwork, TokenMixer
     from memplan.model.mixtures import MixtureSpec
 
 
@@ -73,6 +73,7 @@ def _other_mixer(
         MambaSpec,
         ShortConvolutionSpec,
         SideBySideSpec,
+        TimeMixingSpec,
     )
 
     if isinstance(spec, LatentAttentionSpec):
@@ -94,10 +95,23 @@ def _other_mixer(
         from memplan.graph.mixers.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
 
         return delta_rule(t, x, spec, context)
+    if isinstance(spec, SlidingChunksSpec):
+        from memplan.graph.attention.sliding_chunks import sliding_chunks  # only for Longformer
+
+        return sliding_chunks(t, x, spec, context)
+    if isinstance(spec, TimeMixingSpec):
+        from memplan.graph.mixers.rwkv import time_mixing  # only for RWKV
+
+        t.block = LayerBlock.MIXER
+        return time_mixing(t, x, spec, context)
     if isinstance(spec, MambaSpec):
         from memplan.graph.mixers.mamba import mamba_mixer  # only for Mamba and its hybrids
 
         t.block = LayerBlock.MIXER
+        if t.kernels.scan is ScanKernel.PACKAGE and spec.is_one_function:
+            from memplan.graph.mixers.scan_kernels import mamba_in_kernels
+
+            return mamba_in_kernels(t, x, spec, context)
         return mamba_mixer(t, x, spec, context)
     if isinstance(spec, Mamba2Spec):
         from memplan.graph.mixers.mamba2 import mamba2_mixer  # only for Mamba-2 and its hybrids
@@ -124,6 +138,13 @@ def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     )
 
     declared = len(t.segment.parameters)
+    if t.options.expert_parallel is not None and not isinstance(
+        layer.feed_forward, FeedForwardSpec
+    ):
+        # Experts are sent a rank's own tokens (torchtitan 0.3.0, models/common/moe_sharding.py).
+        out = _network(t, x, layer, context)
+        note_parts_of_sums(t, declared)
+        return out
     out = _network(t, gather_sequence(t, group, x), layer, context)
     note_parts_of_sums(t, declared)
     t.touch(x)
@@ -142,14 +163,23 @@ def _network(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Ten
 
 
 def _other_network(
-    t: Tape, x: Tensor, spec: MixtureSpec | CountedSpec, context: StackContext
+    t: Tape, x: Tensor, spec: MixtureSpec | OtherNetwork, context: StackContext
 ) -> Tensor:
-    from memplan.model.mixtures import MixtureSpec  # only for rarer models
+    from memplan.model.mixers import ChannelMixingSpec  # only for rarer models
+    from memplan.model.mixtures import EveryTokenSpec, MixtureSpec
 
     if isinstance(spec, MixtureSpec):
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
 
         return mixture(t, x, spec, context.hidden_size)
+    if isinstance(spec, EveryTokenSpec):
+        from memplan.graph.experts.every_token import every_token  # only for Llama 4
+
+        return every_token(t, x, spec, context.hidden_size)
+    if isinstance(spec, ChannelMixingSpec):
+        from memplan.graph.mixers.rwkv import channel_mixing  # only for RWKV
+
+        return channel_mixing(t, x, spec, context.hidden_size)
     return _counted(t, x, spec, context)
 
 

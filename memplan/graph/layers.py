@@ -38,6 +38,8 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
 def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """GPT-2's and Llama's order: norm, attention, sum; norm, feed-forward, sum."""
     hidden = context.hidden_size
+    if layer.entry_norm:
+        x = norm(t, x, layer.norm, "pre_ln", hidden)
     normed = norm(t, x, layer.norm, "input_layernorm", hidden) if layer.attention_norm else x
     if layer.names_normed:
         t.linger(normed)

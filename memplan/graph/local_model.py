@@ -203,14 +203,19 @@ def _shared_network(
 def _local_mixture(
     model: ModelSpec, spec: MixtureSpec, options: TapeOptions, group: TensorParallel
 ) -> MixtureSpec:
-    """Every expert with a share of its width: gate and up are split each (``packed_colwise``)."""
+    """Every expert with a share of its width: gate and up are split each (``packed_colwise``).
+
+    Experts that are spread over ranks are whole.
+    """
+    shared = spec.shared
+    if shared is not None:
+        shared = _shared_network(model, shared, options.split_plan.shared, group)
+    if options.expert_parallel is not None:
+        return replace(spec, shared=shared)
     if not has_plan(model):
         _refuse(model, "transformers has no plan of how to split its mixture of experts")
     if options.kernels.experts is ExpertKernel.MODULES or spec.expert.bias:
         _refuse(model, "experts that are modules of their own, or have biases, are not split")
-    shared = spec.shared
-    if shared is not None:
-        shared = _shared_network(model, shared, options.split_plan.shared, group)
     return replace(spec, expert=_local_network(model, spec.expert, group), shared=shared)
 
 

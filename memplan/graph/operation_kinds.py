@@ -139,6 +139,7 @@ class OperationKind(StrEnum):
     SPARSITY_MASK = "sparsity_mask"
     SPLIT = "split"
     SQRT = "sqrt"
+    STATE_SPACE_SCAN = "state_space_scan"
     SUB = "sub"
     SUM = "sum"
     TANH = "tanh"
@@ -201,7 +202,8 @@ EXTERN_KERNELS = frozenset(
         OperationKind.CROSS_ENTROPY, OperationKind.CUMSUM, OperationKind.CUT_CROSS_ENTROPY,
         OperationKind.FUSED_GATE, OperationKind.FUSED_SOFTMAX,
         OperationKind.GROUPED_MM, OperationKind.HISTC, OperationKind.ROTARY, OperationKind.SCATTER,
-        OperationKind.SOLVE_TRIANGULAR, OperationKind.SORT, OperationKind.TILED_CROSS_ENTROPY,
+        OperationKind.SOLVE_TRIANGULAR, OperationKind.SORT, OperationKind.STATE_SPACE_SCAN,
+        OperationKind.TILED_CROSS_ENTROPY,
         OperationKind.TOPK,
         OperationKind.VOCAB_PARALLEL_CROSS_ENTROPY,
     }

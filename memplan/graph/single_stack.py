@@ -46,6 +46,7 @@ from memplan.model.spec import ModelSpec, Task
 from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.kernels import AttentionKernel, Packing, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
+from memplan.units import round_up
 
 ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
 """Attention that adds a bias made for the whole stack."""
@@ -73,6 +74,8 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
             return t
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
+    if stack.multiple_of > 1:
+        t.options = replace(options, seq_len=round_up(options.seq_len, stack.multiple_of))
     stage = options.stage
     if stage is None or stage.is_first:
         x, table = embed(t, model, stack)
@@ -92,6 +95,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         hand_on(t)
         return t
     x = finish_stack(t, stack, x, context)
+    t.options = options
     head(t, model, x, table)
     return t
 
@@ -203,6 +207,10 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         add_segment_bias(t, stack, prompts, context)
         return context
     context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
+    if stack.spare_mask:
+        from memplan.graph.attention.masks import spare_mask  # only for Longformer
+
+        context.mask = spare_mask(t, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
@@ -323,6 +331,7 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
     x = dropout(t, x, stack.final_dropout)
     kept = [tensor.storage for tensor, _ in t.cached]
     kept += [leaf.storage for leaf in t.leaves]
+    kept += [storage for segment in t.segments for storage in segment.releases]
     for segment in t.segments:
         for operation in segment.operations:
             for tensor in operation.outputs:
@@ -342,6 +351,8 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
+    if model.stacks[0].multiple_of > 1:
+        x = t.slice(x, t.options.batch_size * t.options.seq_len * model.hidden_size)
     embedded = model.stacks[0].embedding
     if embedded is not None and embedded.prompts is not None:
         from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant

@@ -27,6 +27,8 @@ class StackContext:
     """That of cross attention."""
     alibi: Tensor | None = None
     """Slopes times positions, for every head."""
+    chosen: Tensor | None = None
+    """The tokens that the last layer with an indexer has chosen (GLM-5)."""
     attention_frame: tuple[Tensor, ...] = ()
     """What an attention module still holds while it adds the residual itself (BLOOM)."""
     distances: Tensor | None = None

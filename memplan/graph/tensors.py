@@ -76,6 +76,8 @@ class ExpertShare:
     """Linear layers fused in it: 2 where gate and up are one."""
     spread: int = 1
     """Ranks that have other experts: the weight has this rank's alone."""
+    splitting: int = 1
+    """How many of them split the rest of the model between them, and see the same data."""
 
 
 @dataclass(frozen=True, slots=True)

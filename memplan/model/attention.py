@@ -132,6 +132,17 @@ class OutputGate(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlidingChunksSpec:
+    """Longformer's attention: each token to its neighbours, in chunks that overlap."""
+
+    num_heads: int
+    window: int
+    """Neighbours on both sides together; even."""
+    dropout: float = 0.0
+    """Probability on the attention weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
     """Multi-head or grouped-query attention."""
 
@@ -159,6 +170,8 @@ class AttentionSpec:
     """The norm comes after the rotary embedding (Hunyuan)."""
     query_scaled_by_position: bool = False
     """Rotated queries are multiplied by a factor of their position (Ministral 3)."""
+    position_factors_upcast: bool = False
+    """That factor is fp32, and what it gives is cast back (Llama 4)."""
     fills_cache: bool = False
     """A key/value cache is filled in training too, unless layers are checkpointed (Fuyu)."""
     kept_cache: bool = False
@@ -169,6 +182,8 @@ class AttentionSpec:
     output_gate: OutputGate = OutputGate.NONE
     key_scaled: bool = False
     """Keys are multiplied by a constant as soon as they are projected (Falcon-H1)."""
+    inner_norm: NormSpec | None = None
+    """A norm on the heads' output, before the output projection (BitNet)."""
     value_scaled: bool = False
     """Values are multiplied by a constant (MiMo-V2)."""
     own_eager: bool = False

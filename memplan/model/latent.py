@@ -43,6 +43,14 @@ class LatentAttentionSpec:
     indexer: IndexerSpec | None = None
     """Only some earlier tokens are attended to (DeepSeek-V3.2)."""
 
+    hands_on: bool = False
+    """The model hands what a layer has chosen to the next, which may have no indexer of its own (GLM-5)."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it attends to chosen tokens alone."""
+        return self.indexer is not None or self.hands_on
+
     @property
     def scores(self) -> AttentionSpec:
         """The attention that runs on the widened heads."""

@@ -9,7 +9,7 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.attention import AttentionSpec
-    from memplan.model.mixers import CountedSpec, TokenMixer
+    from memplan.model.mixers import OtherNetwork, TokenMixer
     from memplan.model.mixtures import MixtureSpec
     from memplan.model.networks import Activation, FeedForwardSpec
     from memplan.model.norms import NormSpec
@@ -52,7 +52,7 @@ class LayerSpec:
 
     attention: TokenMixer
     """What mixes the tokens."""
-    feed_forward: FeedForwardSpec | MixtureSpec | CountedSpec
+    feed_forward: FeedForwardSpec | MixtureSpec | OtherNetwork
     norm: NormSpec
     placement: NormPlacement = NormPlacement.PRE
     cross_attention: AttentionSpec | None = None
@@ -78,6 +78,8 @@ class LayerSpec:
     half_clamp: HalfClamp = HalfClamp.NEVER
     unnamed_norms: bool = False
     """The norms' results go straight into attention and feed-forward (ModernBERT)."""
+    entry_norm: bool = False
+    """A norm before all else, whose result is the residual stream (RWKV's first layer)."""
     attention_norm: bool = True
     """There is a norm before attention; ModernBERT's first layer has none."""
     own_modules: bool = False
@@ -232,6 +234,12 @@ class StackSpec:
     """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
     spare_window_mask: bool = False
     """The class makes the sliding mask even where no layer has a window (Qwen2-MoE)."""
+    multiple_of: int = 1
+    """The class pads sequences to a multiple of so many tokens, and cuts that off in the end."""
+    spare_mask: bool = False
+    """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
+    chunked_mask: bool = False
+    """A window is a chunk that tokens attend within; its mask is made for every sequence (Llama 4)."""
     local_rotary: bool = False
     """Layers with a window have rotary tables of their own (Gemma 3)."""
 

@@ -6,8 +6,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec
+from memplan.model.attention import AttentionSpec, SlidingChunksSpec
 from memplan.model.latent import LatentAttentionSpec
+from memplan.model.mixtures import EveryTokenSpec
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
@@ -84,6 +85,30 @@ class MambaSpec:
     norm: NormSpec | None = None
     """On the parameters of the scan (Falcon-Mamba, Jamba)."""
 
+    @property
+    def is_one_function(self) -> bool:
+        """Whether the package has one function for all of the mixer: not with norms that own weights."""
+        return self.norm is None or not self.norm.weight
+
+    @property
+    def scans(self) -> bool:
+        """Whether its kernel is a choice of its own."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeMixingSpec:
+    """RWKV's: a running average of all earlier values, by keys that fade."""
+
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelMixingSpec:
+    """RWKV's network: a squared ReLU, and a receptance that its output is multiplied by."""
+
+    intermediate_size: int
+
 
 class GatedNorm(Enum):
     """How a gate and a norm follow each other behind Mamba's second scan."""
@@ -119,6 +144,11 @@ class Mamba2Spec:
     scaled: bool = False
     """Constants multiply what is projected, before and after (Falcon-H1)."""
 
+    @property
+    def scans(self) -> bool:
+        """Whether its kernel is a choice of its own."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
@@ -128,6 +158,11 @@ class SideBySideSpec:
     scores: AttentionSpec
     """The attention."""
 
+    @property
+    def scans(self) -> bool:
+        """Whether its kernel is a choice of its own."""
+        return True
+
 
 OtherMixer = (
     ShortConvolutionSpec
@@ -136,9 +171,15 @@ OtherMixer = (
     | MambaSpec
     | Mamba2Spec
     | SideBySideSpec
+    | TimeMixingSpec
+    | SlidingChunksSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
+
+
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | CountedSpec
+"""A feed-forward network of another kind."""
 
 
 TokenMixer = AttentionSpec | LatentAttentionSpec | OtherMixer

@@ -65,6 +65,17 @@ class RouterSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EveryTokenSpec:
+    """Experts that all multiply every token, times a score that is mostly 0 (Llama 4)."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts whose scores are not 0 for a token."""
+    expert: FeedForwardSpec
+    """The shape of each, and of the one beside them that every token passes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureSpec:
     """A mixture-of-experts feed-forward network."""
 

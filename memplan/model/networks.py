@@ -1,8 +1,14 @@
 """Feed-forward networks and mixtures of experts, as data."""
 
+from __future__ import annotations
+
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from memplan.model.norms import NormSpec
 
 
 class Activation(Enum):
@@ -52,6 +58,8 @@ class FeedForwardSpec:
     """Probability on the activations, before the last linear layer."""
     dropout_module: bool = False
     """That dropout is a module, not a call of a function."""
+    inner_norm: NormSpec | None = None
+    """A norm on the activations, before the last linear layer (BitNet)."""
     scaled: bool = False
     """Constants multiply the gate and the output (Falcon-H1)."""
     place: NetworkPlace = NetworkPlace.MODULE

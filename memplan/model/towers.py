@@ -156,6 +156,28 @@ class NormBody:
     dropout: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolvedLayerBody:
+    """A depthwise convolution, a norm and two linear layers around a nonlinearity (ConvNeXt)."""
+
+    size: int
+    inner_size: int
+    activation: Activation
+    scale: str = ""
+    """The weight that multiplies what is added, as ``module.name``; empty: none does."""
+    drop_path: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DownsamplingBody:
+    """A convolution whose stride is its kernel: fewer positions, more channels."""
+
+    module: str
+    size: int
+    """Channels that it reads."""
+    side: int
+
+
 class SignalNorm(Enum):
     """What follows a convolution of a signal."""
 
@@ -184,6 +206,8 @@ class SignalBody:
     """How long that is, where the setup says nothing else [samples or frames]."""
     rate: int = 0
     """Samples a second; 0: clips are of this length whatever they hold."""
+    casts: bool = False
+    """The class itself casts the signal to the weight's dtype."""
     leaf: bool = False
     """The class makes the signal require a gradient."""
     recomputed: bool = False
@@ -197,7 +221,16 @@ class FramesBody:
     size: int
     positions: str
     """The module of their table."""
+    looked_up: bool = True
+    """Its rows are looked up, not added as they are."""
+    cast_back: bool = False
+    """The sum is cast to what the convolutions gave."""
     dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalvedFramesBody:
+    """Neighbouring frames are averaged in pairs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -471,5 +504,8 @@ TowerBody = (
     | ReorderedBody
     | DeepMergersBody
     | HalvedBody
+    | HalvedFramesBody
     | PackedCropsBody
+    | ConvolvedLayerBody
+    | DownsamplingBody
 )

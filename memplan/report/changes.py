@@ -165,6 +165,11 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         for field, words in _DEGREES.items()
         if getattr(before, field) != getattr(after, field)
     ]
+    same_split = before.tensor_parallel == after.tensor_parallel
+    if same_split and after.sequence_parallel and not before.sequence_parallel:
+        parts.append("sequence parallel")
+    if _shards_optimizer(after) and not _shards_optimizer(before):
+        parts.append("the distributed optimizer")
     same_stage = before.zero_stage is after.zero_stage
     if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
         parts.append("zero.Init")
@@ -182,6 +187,11 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _shards_optimizer(setup: TrainingSetup) -> bool:
+    """Whether it is Megatron's, over the ranks of data."""
+    return dict(setup.engine_options).get("use_distributed_optimizer") is True
 
 
 _ALLOCATORS = {

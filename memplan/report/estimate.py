@@ -100,12 +100,12 @@ def print_account(
     console.print()
     for text in host_lines(estimates):
         _print_plain(console, text)
-    if question is not None:
-        from memplan.report.times import time_lines  # which most are not asked for
+    from memplan.report.times import speed_lines, time_lines  # which tables do without
 
-        for each in estimates:
-            for text in time_lines(each, question):
-                _print_plain(console, text)
+    for each in estimates:
+        lines = speed_lines(each) if question is None else time_lines(each, question)
+        for text in lines:
+            _print_plain(console, text)
     _print_assumed(console, [estimates])
     _print_notes(console, [estimates])
     if reserved:

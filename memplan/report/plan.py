@@ -83,8 +83,9 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
         )
     )
     if plan.setups:
-        for line in hanging(f"  {answer_text(plan)}", console.width):
-            console.print(Text(line, style="green"))
+        for text in (answer_text(plan), *run_lines(plan, question)):
+            for line in hanging(f"  {text}", console.width):
+                console.print(Text(line, style="green"))
         console.print()
         for drawn in plan_lines(console.width, plan, question):
             console.print(drawn, soft_wrap=True)
@@ -140,6 +141,23 @@ def answer_text(plan: Plan) -> str:
         kept += f"; given up: {CONCESSIONS[best.given_up].label}"
     lead = _OBJECTIVES[plan.goal.objective].removesuffix(" first")
     return f"{lead}: {found}, {batch}, {setup.chosen_precision.value}, {kept}"
+
+
+def run_lines(plan: Plan, question: "TimeQuestion | None") -> list[str]:
+    """The whole run on each number of GPUs, with the first setup that it has there."""
+    if question is None or not question.has_length:
+        return []
+    from memplan.report.times import run_text, timed  # which most are not asked for
+
+    firsts: dict[int, PlannedSetup] = {}
+    for each in plan.setups:
+        firsts.setdefault(each.setup.num_gpus, each)
+    told = []
+    for count, each in sorted(firsts.items()):
+        run = timed(each.estimate, question).run
+        if run is not None:
+            told.append(f"{count} GPUs, {setup_label(each.setup)}: {run_text(run, question)}")
+    return told
 
 
 def _layers_text(answer: "Estimate") -> str:

@@ -5,7 +5,6 @@ from memplan.formulas.flops import FormulaShape
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec
-from memplan.model.mixers import CountedSpec
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
@@ -48,7 +47,7 @@ def _common_parts(model: ModelSpec) -> tuple[AttentionSpec, FeedForwardSpec | Mi
     runs = [run for stack in model.stacks for run in stack.runs]
     for run in sorted(runs, key=lambda each: -each.count):
         attention, network = scores_of(run.layer), run.layer.feed_forward
-        if attention is not None and not isinstance(network, CountedSpec):
+        if attention is not None and isinstance(network, FeedForwardSpec | MixtureSpec):
             return attention, network
     msg = (
         f"{model.source}: {model.family}: has no layer of attention and feed-forward network, "

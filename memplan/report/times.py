@@ -121,17 +121,9 @@ def time_lines(answer: "Estimate", question: TimeQuestion) -> list[str]:
     """What a step takes on one GPU's card, why, and the whole run; for people."""
     found = timed(answer, question)
     time = found.time
-    name = answer.gpu.short_name if answer.gpu is not None else "A100-80"
     if time is None:
-        return [f"Time on {name}: not known: {found.why}"]
-    span = f" ({_span(time.low_s, time.high_s)})" if time.low_s < time.high_s else ""
-    lines = [
-        f"Step on {name}: {seconds_text(time.expected_s)}{span}, "
-        f"{time.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
-        + (f", {time.tokens_per_s:,.0f} in all" if time.num_gpus > 1 else "")
-        + f"; {time.flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s, MFU {time.mfu:.0%}"
-        + (f", HFU {time.hfu:.0%}" if time.executed_flops > time.model_flops else "")
-    ]
+        return [f"Time on {_card_name(answer)}: not known: {found.why}"]
+    lines = [_step_text(answer, time)]
     parts = [
         f"{each.words} {each.seconds / time.expected_s:.0%}"
         for each in time.shares[:SHOWN_SHARES]
@@ -143,6 +135,27 @@ def time_lines(answer: "Estimate", question: TimeQuestion) -> list[str]:
     if found.run is not None:
         lines.append(f"  {run_text(found.run, question)}")
     return lines
+
+
+def speed_lines(answer: "Estimate") -> list[str]:
+    """What a step takes, for somebody who asked for bytes: one line, and none where it is not known."""
+    time = timed(answer, TimeQuestion()).time
+    return [] if time is None or answer.gpu is None else [_step_text(answer, time)]
+
+
+def _step_text(answer: "Estimate", time: StepTime) -> str:
+    span = f" ({_span(time.low_s, time.high_s)})" if time.low_s < time.high_s else ""
+    return (
+        f"Step on {_card_name(answer)}: {seconds_text(time.expected_s)}{span}, "
+        f"{time.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
+        + (f", {time.tokens_per_s:,.0f} in all" if time.num_gpus > 1 else "")
+        + f"; {time.flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s, MFU {time.mfu:.0%}"
+        + (f", HFU {time.hfu:.0%}" if time.executed_flops > time.model_flops else "")
+    )
+
+
+def _card_name(answer: "Estimate") -> str:
+    return answer.gpu.short_name if answer.gpu is not None else "A100-80"
 
 
 SHOWN_SHARES = 4
@@ -205,6 +218,9 @@ def time_columns(answers: "Sequence[Estimate]", question: TimeQuestion) -> list[
             ("MFU", "%"), [None if each is None else f"{each.mfu * 100:.0f}" for each in times]
         ),
     ]
+    if any(each is not None and each.hfu - each.mfu >= LEAST_SHARE for each in times):
+        hfu = [None if each is None else f"{each.hfu * 100:.0f}" for each in times]
+        columns.append(_column(("HFU", "%"), hfu))
     runs = [each.run for each in found]
     if question.has_length:
         columns.append(

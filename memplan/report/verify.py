@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 VERIFY_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""
 DIED = "out of memory"
+CROWD_BYTES = 1 * GIB
+"""Beyond the range of context and NCCL, from which on another process is taken to be on the card."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +50,15 @@ class Verified:
         return self.estimate.verdict
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether more of the card is taken than this process can explain."""
+        beside = self.measured.context_bytes or 0
+        return beside > self.estimate.overhead_bytes.high + CROWD_BYTES
+
+    @property
     def is_agreed(self) -> bool:
-        """Whether it ended as the verdict said; *tight* is agreed with either way."""
-        if self.measured.is_fake or self.verdict is Verdict.TIGHT:
+        """Whether it ended as the verdict said; *tight*, and a crowded card, agree with either way."""
+        if self.measured.is_fake or self.verdict is Verdict.TIGHT or self.is_crowded:
             return True
         return (self.measured.death is not None) == (self.verdict is Verdict.OOM)
 
@@ -192,7 +200,9 @@ def verified_lines(run: Verified) -> list[str]:
             f"beside the allocator (context{', NCCL' if estimate.setup.num_gpus > 1 else ''}): "
             f"{_range(overhead.low, overhead.high)} predicted, {_gib(measured.context_bytes)} measured"
         )
-    if measured.driver_bytes is not None:
+    if run.is_crowded:
+        lines.append("more of the card is taken than this process explains: another one holds it")
+    elif measured.driver_bytes is not None:
         needed = needed_bytes(estimate)
         lines.append(
             f"taken in all: {_range(needed.low, needed.high)} predicted, from the least to what is reserved "

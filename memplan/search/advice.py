@@ -147,6 +147,10 @@ def _nearest_changes(
             micro_batch = largest_micro_batch(model, setup, gpu, limit=setup.micro_batch_size)
         if micro_batch:
             yield from _possible(smaller_batch, setup, micro_batch)
+    if setup.chosen_engine is Engine.MEGATRON:
+        from memplan.search.megatron_advice import megatron_changes  # only for it
+
+        yield from megatron_changes(model, setup)
     if setup.zero_stage is ZeroStage.PARAMETERS:
         yield setup  # for the sake of zero.Init, where loading asks for it
     shardings = list(_more_sharding(setup))

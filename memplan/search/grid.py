@@ -22,7 +22,7 @@ AxisValues = Mapping[str, object]
 """Field of ``TrainingSetup`` -> its value, or a list of values."""
 
 _NESTING = (
-    "kernels", "attention", "norm", "mlp", "rotary", "loss", "packing", "dropout", "freeze", "quantize", "precision", "seq_len",
+    "kernels", "attention", "norm", "mlp", "rotary", "scan", "loss", "packing", "dropout", "freeze", "quantize", "precision", "seq_len",
     "target_seq_len", "checkpointing", "micro_batch_size", "gradient_accumulation_steps",
     "optimizer", "num_gpus", "num_nodes", "engine", "zero_stage", "fsdp_strategy",
     "offload_optimizer", "offload_param",
@@ -155,7 +155,7 @@ def _tuples(axes: AxisValues) -> dict[str, tuple[object, ...]]:
 
 
 _LONE_FIELDS = frozenset({
-    "engine", "precision", "optimizer", "attention", "norm", "mlp", "rotary", "loss", "packing", "kernels",
+    "engine", "precision", "optimizer", "attention", "norm", "mlp", "rotary", "scan", "loss", "packing", "kernels",
     "checkpointing", "dropout", "freeze", "quantize", "offload_optimizer", "offload_param", "micro_batch_size",
     "gradient_accumulation_steps", "seq_len", "target_seq_len",
 })  # fmt: skip

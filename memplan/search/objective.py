@@ -1,5 +1,6 @@
 """A plan ranked by time: of the setups that fit, the fastest or the cheapest, and the front of memory and time."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
     from memplan.search.goal import PlannedSetup
 
-MOST_TIMED = 64
-"""Of the setups that fit, the first ones by relative speeds: a step's time takes as long as an estimate."""
+MOST_TIMED, LEAST_TIMED = 64, 3
+"""Of the setups that fit, the first ones by relative speeds, shared out among the numbers of GPUs, and of each at
+least so many: a step's time takes a tenth of an estimate, and a plan tells a few setups."""
 
 
 def ranked_by_time(
@@ -26,9 +28,22 @@ def ranked_by_time(
 
     Those whose time is not known come last.
     """
-    timed = [replace(each, time=_time(each, question)) for each in found[:MOST_TIMED]]
+    timed = [replace(each, time=_time(each, question)) for each in _first(found)]
     places = {id(each): place for place, each in enumerate(timed)}
     return sorted(timed, key=lambda each: (*_rank(each, objective, question), places[id(each)]))
+
+
+def _first(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
+    """The first ones of each number of GPUs, in the order that they have."""
+    left = Counter(each.setup.num_gpus for each in found)
+    share = max(LEAST_TIMED, MOST_TIMED // max(1, len(left)))
+    left = Counter(dict.fromkeys(left, share))
+    kept = []
+    for each in found:
+        if left[each.setup.num_gpus]:
+            left[each.setup.num_gpus] -= 1
+            kept.append(each)
+    return kept
 
 
 def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:

@@ -17,6 +17,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.part_peaks import PartPeaks
 from memplan.sources.files import read_json_mapping
 from memplan.sources.setup_file import setup_from_mapping
+from memplan.training.adapters import Lora
 from memplan.training.choices import checkpointing_text
 from memplan.training.setup import TrainingSetup
 
@@ -59,20 +60,25 @@ def setup_values(setup: TrainingSetup) -> dict[str, object]:
     >>> setup_values(TrainingSetup(engine="fsdp", num_gpus=8, checkpointing="0-3"))
     {'num_gpus': 8, 'engine': 'fsdp', 'checkpointing': 'layers.0-3'}
     """
+    return _other_than_usual(setup)
+
+
+def _other_than_usual(value: TrainingSetup | Lora) -> dict[str, object]:
     found: dict[str, object] = {}
-    for field in fields(TrainingSetup):
-        value = getattr(setup, field.name)
-        if field.default is not MISSING and value == field.default:
-            continue
-        found[field.name] = _plain(field.name, value)
+    for field in fields(value):
+        own = getattr(value, field.name)
+        if field.default is MISSING or own != field.default:
+            found[field.name] = _plain(field.name, own)
     return found
 
 
 def _plain(name: str, value: Any) -> object:
     if name == "checkpointing":
         return value if isinstance(value, float) else checkpointing_text(value)
-    if name in ("engine_options", "optimizer_options"):
+    if name in ("engine_options", "optimizer_options", "rank_pattern"):
         return {key: each.value if isinstance(each, Enum) else each for key, each in value}
+    if isinstance(value, Lora):
+        return {"lora": _other_than_usual(value)}
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, bool | int | float | str):

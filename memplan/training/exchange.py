@@ -19,6 +19,8 @@ class ExchangeKind(StrEnum):
     SEND = "send"
     TO_GPU = "host to GPU"
     TO_HOST = "GPU to host"
+    FROM_STORAGE = "reading from NVMe"
+    TO_STORAGE = "writing to NVMe"
     HOST_UPDATE = "optimizer on the CPU"
     """Read and written in the CPU's memory."""
     COPY = "copies"

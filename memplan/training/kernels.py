@@ -63,6 +63,16 @@ class RotaryKernel(Enum):
     """As complex numbers in fp32, cast back: torchtitan's."""
 
 
+class ScanKernel(Enum):
+    """How Mamba's scans over the tokens are computed."""
+
+    EAGER = "eager"
+    """transformers' own functions, in torch's operations: slow, and much is kept."""
+    PACKAGE = "package"
+    """One kernel with the convolution before it and the projection behind it: mamba-ssm and
+    causal-conv1d, which transformers takes where both are installed."""
+
+
 class LossKernel(Enum):
     """How logits become a loss; ``memplan.training.losses`` says what each keeps and makes."""
 
@@ -170,6 +180,7 @@ class Kernels:
     feed_forward: FeedForwardKernel = FeedForwardKernel.EAGER
     loss: LossKernel = LossKernel.EAGER
     rotary: RotaryKernel = RotaryKernel.EAGER
+    scan: ScanKernel = ScanKernel.EAGER
     fused_elementwise: bool = False
     """Softmax with its scale and mask, and each activation, in one kernel in the compute dtype."""
     selective: SelectivePolicy = SelectivePolicy.EVERY_OTHER_MATMUL

@@ -220,6 +220,10 @@ def _check_deepspeed_pipeline(setup: DerivedSetup) -> None:
             f"{pipeline.words}: leave schedule and virtual_stages out, or name another engine"
         )
         raise SetupError(msg)
+    for name in ("offload_optimizer", "offload_param"):
+        if getattr(setup, name) is not Offload.NONE:
+            msg = f"{name}: is not modelled beside pipeline_parallel; leave one of the two out"
+            raise SetupError(msg)
     if setup.zero_stage in (ZeroStage.GRADIENTS, ZeroStage.PARAMETERS):
         msg = (
             f"zero_stage: ZeRO-{setup.zero_stage.value} does not go with DeepSpeed's pipelines, which take "

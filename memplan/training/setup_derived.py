@@ -75,7 +75,7 @@ class DerivedSetup(SetupFields):
         """The kernels, with what overrides them."""
         preset = self.kernels
         base = preset if isinstance(preset, Kernels) else KERNEL_PRESETS[preset]
-        chosen = (self.attention, self.norm, self.mlp, self.rotary, self.loss)
+        chosen = (self.attention, self.norm, self.mlp, self.rotary, self.scan, self.loss)
         tiles = (self.mlp_tiles, self.loss_tiles)
         if chosen == (None,) * len(chosen) and tiles == (WHOLE, FITTING_TILES):
             return base
@@ -85,6 +85,7 @@ class DerivedSetup(SetupFields):
             norm=self.norm or base.norm,
             feed_forward=self.mlp or base.feed_forward,
             rotary=self.rotary or base.rotary,
+            scan=self.scan or base.scan,
             loss=self.loss or base.loss,
             mlp_tiles=base.mlp_tiles if self.mlp_tiles == WHOLE else self.mlp_tiles,
             loss_tiles=self.loss_tiles or base.loss_tiles,

@@ -30,6 +30,7 @@ from memplan.training.kernels import (
     NormKernel,
     Packing,
     RotaryKernel,
+    ScanKernel,
 )
 from memplan.training.optimizers import Optimizer
 from memplan.training.parallelism import PipelineSchedule
@@ -94,6 +95,8 @@ class SetupFields:
     """Overrides the kernels' feed-forward network."""
     rotary: RotaryKernel | None = None
     """Overrides the kernels' rotary embeddings."""
+    scan: ScanKernel | None = None
+    """Overrides the kernels' state-space scans (Mamba)."""
     loss: LossKernel | None = None
     """Overrides the kernels' loss."""
     mlp_tiles: int = WHOLE

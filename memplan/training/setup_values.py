@@ -28,6 +28,7 @@ from memplan.training.kernels import (
     NormKernel,
     Packing,
     RotaryKernel,
+    ScanKernel,
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
@@ -37,7 +38,7 @@ from memplan.training.precision import Engine, Precision
 ENUM_FIELDS: dict[str, type[Enum]] = {
     "engine": Engine, "zero_stage": ZeroStage, "fsdp_strategy": FsdpStrategy,
     "precision": Precision, "fp8": Fp8Recipe, "optimizer": Optimizer, "attention": AttentionKernel,
-    "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "loss": LossKernel,
+    "norm": NormKernel, "mlp": FeedForwardKernel, "rotary": RotaryKernel, "scan": ScanKernel, "loss": LossKernel,
     "packing": Packing,
     "offload_optimizer": Offload, "offload_param": Offload, "offload_activations": ActivationOffload,
     "pipeline_schedule": PipelineSchedule, "context_parallel_kind": ContextParallelKind,

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from memplan.errors import SetupError
+from memplan.model.spec import ModelSpec
 from memplan.training.activation_offload import ActivationOffload
+from memplan.training.adapters import Lora
 from memplan.training.choices import FsdpStrategy, Offload, Recomputation
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
@@ -40,7 +42,11 @@ def _hugging_face(setup: TrainingSetup) -> bool:
     return replace(kernels, attention=_OWN.attention) == _OWN
 
 
-SETUP_DEFAULTS = {field.name: field.default for field in fields(TrainingSetup)}
+_DEFAULTS = {field.name: field.default for field in fields(TrainingSetup)}
+
+
+def _usual(name: str) -> Check:
+    return _is(name, _DEFAULTS[name])
 
 
 RUN: dict[str, Check] = {
@@ -68,8 +74,8 @@ RUN: dict[str, Check] = {
     "mlp": _is("mlp", None, _OWN.feed_forward),
     "rotary": _is("rotary", None, _OWN.rotary),
     "loss": _is("loss", None, _OWN.loss),
-    "mlp_tiles": _is("mlp_tiles", SETUP_DEFAULTS["mlp_tiles"]),
-    "loss_tiles": _is("loss_tiles", SETUP_DEFAULTS["loss_tiles"]),
+    "mlp_tiles": _usual("mlp_tiles"),
+    "loss_tiles": _usual("loss_tiles"),
     "packing": _is("packing", Packing.NONE),
     "dropout": _any,
     "tensor_parallel": _is("tensor_parallel", 1),
@@ -88,7 +94,10 @@ RUN: dict[str, Check] = {
     "offload_activations": _is("offload_activations", ActivationOffload.NONE),
     "offload_activations_ratio": _is("offload_activations_ratio", 1.0),
     "freeze": _is("freeze", FrozenParts()),
-    "adapter": _is("adapter", None),
+    "adapter": lambda setup: (
+        setup.adapter is None
+        or (isinstance(setup.adapter, Lora) and setup.chosen_engine is Engine.DDP)
+    ),
     "job": _is("job", PLAIN),
     "ema": _is("ema", None),
     "lengths": _is("lengths", None),
@@ -100,6 +109,9 @@ RUN: dict[str, Check] = {
     "left_out": _is("left_out", ()),
     "engine_options": _any,  # each engine refuses those that it does not run
     "kernel_scratch": _any,
+    "images_per_sample": _usual("images_per_sample"),
+    "image_size": _usual("image_size"),
+    "audio_seconds": _usual("audio_seconds"),
 }
 """Every field of a setup, and what of it is run."""
 
@@ -128,4 +140,14 @@ def check_scope(setup: TrainingSetup, *, has_gpu: bool) -> None:
         raise SetupError(msg)
     if setup.chosen_kernels.attention in (AttentionKernel.FLASH, AttentionKernel.FLASH3):
         msg = "attention: the flash-attention package runs on GPUs alone, and here is none: verify sdpa"
+        raise SetupError(msg)
+
+
+def check_model(model: ModelSpec) -> None:
+    """Raise ``SetupError`` for a model that verify does not train: it is given tokens, and nothing else."""
+    if model.tables or not model.stacks:
+        msg = f"{model.name}: verify trains on tokens alone, and this model reads pictures or sound too"
+        raise SetupError(msg)
+    if model.activations_left_out:
+        msg = f"{model.name}: its activations are not predicted ({model.activations_left_out}): nothing to compare"
         raise SetupError(msg)

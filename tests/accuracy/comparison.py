@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,14 +154,26 @@ def remember_published(collection: str, rows: list[dict[str, Any]], *, update: b
 
 
 def _keep(file: Path, section: str, found: Any, *, update: bool) -> None:
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if update:
-        kept[section] = found
-        file.write_text(_text_of(kept), encoding="utf-8")
+        with _alone_with(file):
+            kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            kept[section] = found
+            file.write_text(_text_of(kept), encoding="utf-8")
         return
+    kept = json.loads(file.read_text(encoding="utf-8"))
     assert kept.get(section) == found, (
         "the README's accuracy table is out of date: run `make accuracy`"
     )
+
+
+@contextmanager
+def _alone_with(file: Path) -> Iterator[None]:
+    """Processes of one run rewrite a file one after another."""
+    import fcntl
+
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _text_of(kept: dict[str, Any]) -> str:

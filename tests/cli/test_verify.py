@@ -44,6 +44,11 @@ def test_a_death_that_was_not_said(run: Any, tmp_path: Path) -> None:
     done = run("verify", "--replay", str(path))
     assert done.exit_code == 0
     assert "out of memory in backward: CUDA out of memory.; memplan says fits" in done.stdout
+    path.write_text(json.dumps({**values, "context_bytes": 50 << 30}), encoding="utf-8")
+    crowded = run("verify", "--replay", str(path))
+    assert "WRONG" in done.stdout
+    assert "another one holds it" in crowded.stdout
+    assert "WRONG" not in crowded.stdout
     values["gpu_memory_bytes"] //= 4
     path.write_text(json.dumps(values), encoding="utf-8")
     done = run("verify", "--replay", str(path))
@@ -59,6 +64,7 @@ def test_a_death_that_was_not_said(run: Any, tmp_path: Path) -> None:
         (("meta-llama/Llama-9-1B",), 2, "nothing is downloaded here"),
         (("gpt2", "--freeze", "embeddings"), 3, "--freeze: verify cannot run this yet"),
         (("gpt2", "--gpus", "4", "--engine", "fsdp", "--tp", "2"), 3, "tensor_parallel: verify"),
+        (("qwen2-vl-2b",), 3, "verify trains on tokens alone"),
         (("gpt2", "--replay", "a.json"), 2, "--replay makes no use of MODEL"),
         (("--replay", "no.json"), 3, "no.json"),
     ],

@@ -7,6 +7,8 @@ import pytest
 import memplan
 from memplan.errors import SetupError
 from memplan.estimator import estimate
+from memplan.search.floors import activations_floor, resident_floor, states_floor
+from memplan.search.sizes import model_sizes
 from memplan.sources.catalog import load_gpu
 from memplan.training.setup import TrainingSetup
 
@@ -44,7 +46,13 @@ def test_tokens_beyond_an_even_share_cost_their_rows() -> None:
         pytest.param("mixtral-8x7b", {"num_gpus": 12}, "12 = 8 x 1 [+] 4", id="ranks"),
         pytest.param("mixtral-8x7b", {"engine": "deepspeed"}, "engine is deepspeed", id="engine"),
         pytest.param("gpt-oss-20b", {}, "three plain matrices", id="other experts"),
-        pytest.param("mixtral-8x7b", {"tensor_parallel": 2}, "tensor_parallel: is not", id="TP"),
+        pytest.param("mixtral-8x7b", {"tensor_parallel": 2}, "with sequence_parallel", id="TP"),
+        pytest.param(
+            "mixtral-8x7b",
+            {"expert_parallel": 2, "tensor_parallel": 4, "sequence_parallel": True},
+            "2 is no multiple of tensor_parallel, 4",
+            id="TP over more",
+        ),
         pytest.param("mixtral-8x7b", {"expert_imbalance": 0.5}, "from 1", id="less than even"),
         pytest.param(
             "mixtral-8x7b", {"expert_parallel": 1, "expert_imbalance": 2}, "give it too", id="alone"
@@ -74,3 +82,21 @@ def test_a_range_of_shares_is_a_range_of_bytes() -> None:
     assert any(
         "1-1.25 times an even share of the tokens (default)" in each for each in usual.assumptions
     )
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {},
+        {"tensor_parallel": 4, "sequence_parallel": True},
+        {"pipeline_parallel": 2, "gradient_accumulation_steps": 4},
+    ],
+    ids=["alone", "TP", "PP"],
+)
+def test_a_plan_expects_no_more_than_an_estimate(beside: dict[str, Any]) -> None:
+    model = memplan.load_model("mixtral-8x7b")
+    answer = estimate(model, TrainingSetup(**SPREAD, **beside, checkpointing="full"))  # type: ignore[arg-type]
+    sizes = model_sizes(model)
+    handed_on = activations_floor(answer.setup, sizes)
+    assert states_floor(answer.setup, sizes) <= answer.peak_bytes
+    assert resident_floor(answer.setup, sizes) + handed_on <= answer.peak_bytes

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 import memplan
-from memplan.errors import InputError, UnsupportedOperationError
+from memplan.compute.rates import rates_of
+from memplan.errors import InputError
 from memplan.estimator.job import Job
 from memplan.estimator.run_cost import TimeQuestion, run_cost
 from memplan.estimator.step_time import StepTime, step_time, time_of
+from memplan.hardware.network import STORAGE_BYTES_PER_S
 
 LLAMA = "llama-3.1-8b"
 
@@ -148,9 +150,31 @@ def test_activations_that_go_to_the_host_take_the_link() -> None:
     assert again < inputs < 1.15 * again
 
 
-def test_what_has_no_time_yet_says_so() -> None:
-    with pytest.raises(UnsupportedOperationError, match="not told yet"):
-        timed(engine="deepspeed", zero_stage=3, offload_optimizer="nvme")
+def test_nvme_is_slower_than_cpu_ram() -> None:
+    """States are read and written once a step, 32 bytes a parameter with gradients; weights before every layer."""
+    shared = {"gpu": "a100-80gb", "engine": "deepspeed", "zero_stage": 3, "seq_len": 1024}
+    at_home, in_ram, on_nvme, weights = (
+        timed(**shared, offload_optimizer=states, offload_param=params).expected_s  # type: ignore[arg-type]
+        for states, params in (("none", "none"), ("cpu", "cpu"), ("nvme", "cpu"), ("nvme", "nvme"))
+    )  # fmt: skip
+    per_gpu = 32 * 8.03e9 / 8
+    assert at_home < in_ram < on_nvme < weights
+    assert on_nvme - in_ram == pytest.approx(per_gpu / STORAGE_BYTES_PER_S, rel=0.01)
+
+
+def test_a_utilisation_above_one_is_explained() -> None:
+    gpu = memplan.load_gpu("h100")
+    rates = rates_of(gpu)
+    faster = replace(
+        rates, bytes_per_s=30 * rates.bytes_per_s, kernel_s=0.0,
+        flops_per_s={each: 30 * rate for each, rate in rates.flops_per_s.items()},
+    )  # fmt: skip
+    setup = memplan.TrainingSetup(num_gpus=1, seq_len=512, micro_batch_size=64)
+    job = Job.of(memplan.load_model("opt-13b"), setup, gpu)
+    assert not time_of(job).notes
+    time = time_of(job, rates=faster)
+    assert time.mfu > 1
+    assert "counts every score" in time.notes[0]
 
 
 def test_what_cannot_be_is_refused() -> None:

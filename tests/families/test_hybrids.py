@@ -231,7 +231,7 @@ def test_written_mixers_leave_nothing_out(model_type: str, mixer: type) -> None:
     assert not model.activations_left_out
 
 
-@pytest.mark.parametrize("model_type", ["zamba2", "rwkv", "deepseek_v4", "doge"])
+@pytest.mark.parametrize("model_type", ["zamba2", "deepseek_v4", "doge"])
 def test_counted_parts_are_named(model_type: str) -> None:
     assert read(model_type).activations_left_out.startswith("activations of its ")
 
@@ -241,7 +241,7 @@ def test_only_some_layers_have_an_indexer() -> None:
     found = [run.layer.attention for run in model.stacks[0].runs for _ in range(run.count)]
     indexers = [spec.indexer for spec in found if isinstance(spec, LatentAttentionSpec)]
     assert [indexer is not None for indexer in indexers] == [True, True, False, True]
-    assert "hands to the next" in model.activations_left_out
+    assert not model.activations_left_out
 
 
 def test_privacy_filter_classifies_tokens() -> None:

@@ -18,6 +18,7 @@ SOURCES = {
     "tt-": "torchtitan, Llama 8B",
     "prime-": "prime-rl, Qwen3 and GLM",
     "mg-": "Megatron-LM, GPT 1.7B-1T",
+    "peft-": "PEFT's comparison, Llama 3B",
 }
 
 

@@ -130,7 +130,10 @@ def _run_of(row: Mapping[str, Any]) -> Run:
     sizes = {
         "num_gpus": row["n_gpus"], "micro_batch_size": row["micro_batch"], "seq_len": row["seq_len"]
     }  # fmt: skip
-    return Run(model=row["config"], gpu=card_of(row), setup=row["setup"] | sizes)
+    setup = row["setup"] | sizes
+    if "adapter" in row:
+        setup["adapter"] = memplan.Lora(**row["adapter"])
+    return Run(model=row["config"], gpu=card_of(row), setup=setup)
 
 
 def _time(row: Mapping[str, Any], run: Run) -> StepTime:

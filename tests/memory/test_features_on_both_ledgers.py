@@ -144,6 +144,21 @@ TOGETHER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "mixtral",
         "fsdp",
+        {"num_gpus": 8, "expert_parallel": 4, "tensor_parallel": 2, "sequence_parallel": True},
+    ),
+    (
+        "mixtral",
+        "fsdp",
+        {
+            "num_gpus": 8,
+            "expert_parallel": 2,
+            "pipeline_parallel": 2,
+            "gradient_accumulation_steps": 3,
+        },
+    ),
+    (
+        "mixtral",
+        "fsdp",
         {
             "num_gpus": 8,
             "expert_parallel": 4,

@@ -7,6 +7,7 @@ from memplan.report.changes import advice_text
 from memplan.search.advice import advise, hints_for
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
@@ -114,3 +115,28 @@ def test_a_split_model_is_advised_within_its_group() -> None:
     assert better is not None
     assert better.setup.tensor_parallel == 8
     assert better.setup.chosen_engine in (Engine.DDP, Engine.FSDP, Engine.DEEPSPEED)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "words"),
+    [
+        # Nothing is computed again for it.
+        ("llama-65b", {"num_gpus": 64, "tensor_parallel": 4, "pipeline_parallel": 4,
+                       "gradient_accumulation_steps": 16, "seq_len": 4096},
+         {"sequence_parallel": True, "checkpointing": Recomputation.NONE}),
+        # Stages of 126 layers, uneven ones.
+        ("llama-3.1-405b", {"num_gpus": 256, "tensor_parallel": 8, "sequence_parallel": True,
+                            "gradient_accumulation_steps": 16, "seq_len": 8192},
+         {"tensor_parallel": 8, "checkpointing": Recomputation.FULL}),
+    ],
+)  # fmt: skip
+def test_megatron_stays_megatron(model: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    """Its optimizer is sharded, sequences and layers computed again, and the model split further, before all else."""
+    gpu = load_gpu("a100-80gb" if model == "llama-65b" else "h100")
+    found = estimate(load_model(model), TrainingSetup(engine="megatron", **fields), gpu)
+    better = advise(load_model(model), found).better
+    assert better is not None
+    assert better.verdict is Verdict.FITS
+    assert better.setup.engine is Engine.MEGATRON
+    assert better.setup.num_gpus == fields["num_gpus"]
+    assert {name: getattr(better.setup, name) for name in words} == words

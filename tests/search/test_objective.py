@@ -2,11 +2,13 @@
 
 from itertools import pairwise
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from memplan.errors import InputError
 from memplan.estimator.run_cost import TimeQuestion
+from memplan.report.front import front_page, front_svg
 from memplan.report.plan import plan_rows
 from memplan.search.goal import Goal, Plan
 from memplan.search.objective import memory_front
@@ -151,3 +153,25 @@ def test_without_the_question_nothing_is_timed() -> None:
 def test_questions_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         TimeQuestion(**wrong)
+
+
+def test_every_number_of_gpus_is_timed() -> None:
+    """However many numbers there are: a plan tells the best of each."""
+    counts = tuple(range(8, 264, 8))
+    goal = Goal(
+        num_gpus=counts, base=TrainingSetup(seq_len=1024), engines=(Engine.FSDP,), limit=100
+    )
+    found = plan(load_model("gpt2-xl"), goal, load_gpu("a100-80gb"), times=TimeQuestion())
+    assert {each.setup.num_gpus for each in found.setups} == set(counts)
+    assert all(each.time is not None for each in found.setups)
+
+
+def test_memory_against_time_is_drawn() -> None:
+    found = timed_plan("gpt2-xl", "a100-40gb", 16, 1024, 512, engines=(Engine.DEEPSPEED,))
+    drawing = front_svg(found)
+    ElementTree.fromstring(drawing)
+    assert drawing.count('class="best"') == len(found.front)
+    assert drawing.count("<circle") == len({*map(id, found.setups), *map(id, found.front)})
+    page = front_page(found, version="1.2")
+    assert drawing in page
+    assert page.count("<tr>") == 1 + len(found.front)

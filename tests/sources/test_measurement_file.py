@@ -15,6 +15,7 @@ from memplan.sources.measurement_file import (
     measurement_values,
     read_measurement,
 )
+from memplan.training.adapters import Lora
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB
 
@@ -40,6 +41,10 @@ def test_a_round(tmp_path: Path) -> None:
     one = replace(read_measurement(SENT), setup=setup, death=Death(part="backward", message="x"))
     again = read_measurement(written(tmp_path / "a.json", measurement_values(one)))
     assert again == one
+    lora = Lora(rank=16, targets=("q_proj", "v_proj"), dropout=0.1, rank_pattern={"q_proj": 4})
+    other = replace(one, setup=TrainingSetup(adapter=lora, optimizer="sgd").resolve(64), death=None)
+    again = read_measurement(written(tmp_path / "b.json", measurement_values(other)))
+    assert again == other
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,13 @@ def followed(name: str, values: dict[str, Any]) -> list[Figure]:
     return figures_of(estimate(model, setup, gpu), follow(run, gpu))
 
 
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+def test_lora() -> None:
+    lora = {"lora": {"rank": 8, "targets": "all-linear", "dtype": "bf16"}}
+    for each in followed("llama", {"adapter": lora, "seq_len": 256}):
+        assert abs(each.error) <= BAR, each
+
+
 def asked_of_torch() -> tuple[object, ...]:
     import torch
 

@@ -19,6 +19,7 @@ REFUSED = {
     "tensor_parallel": {"tensor_parallel": 2, "num_gpus": 2, "engine": "fsdp"},
     "engine": {"engine": "megatron", "num_gpus": 8},
     "job": {"job": "dpo"},
+    "adapter": {"adapter": {"lora": {"rank": 4}}, "engine": "fsdp", "num_gpus": 8},
 }
 
 
@@ -37,6 +38,7 @@ def test_what_is_run() -> None:
     for values in (
         {}, {"precision": "fp32", "attention": "eager"}, {"checkpointing": "0-3"},
         {"num_gpus": 8, "engine": "fsdp"}, {"num_gpus": 8, "zero_stage": 3},
+        {"adapter": {"lora": {"rank": 4}}},
     ):  # fmt: skip
         check_scope(TrainingSetup(**values).resolve(512), has_gpu=True)  # type: ignore[arg-type]
 

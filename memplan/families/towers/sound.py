@@ -4,9 +4,20 @@ Classes of transformers 5.23: ``WhisperEncoder``, ``Qwen2AudioEncoder``, ``Voxtr
 ``Qwen2_5OmniAudioEncoder``, ``GlmAsrEncoder``, ``GraniteSpeechCTCEncoder``, ``Gemma4AudioModel``.
 """
 
-from memplan.families.towers.blocks import TowerLayer, declare_layers, perceptron
+from dataclasses import replace
+
+from memplan.families.towers.blocks import (
+    TowerLayer,
+    declare_layer,
+    declare_layers,
+    layer_body,
+    perceptron,
+)
+from memplan.families.towers.layers import tower_activation
 from memplan.model.config import ConfigReader
+from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers import ChainBody, FramesBody, HalvedFramesBody, NormBody, SignalBody
 
 STEM_KERNEL = 3
 """Of the two convolutions over the spectrum."""
@@ -14,16 +25,47 @@ CUBE = 3
 """Kernel of Gemma 4's convolutions, which quarter both axes together."""
 
 
-def whisper_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """Whisper's: a table of sinusoids that is a parameter, but not trained."""
-    size = reader.integer("d_model", "hidden_size")
-    _stem(table, name, reader, size)
-    with table.block(f"{name}.positions"):
-        rows = reader.integer("max_source_positions")
+def whisper_encoder(
+    table: ParameterTable,
+    name: str,
+    reader: ConfigReader,
+    *,
+    averaged: bool = False,
+    cast_back: bool = False,
+) -> None:
+    """Whisper's: a table of sinusoids that is a parameter, but not trained.
+
+    ``averaged`` pools pairs of frames before the last norm (Qwen2-Audio); ``cast_back`` casts the sum
+    with the sinusoids (Voxtral).
+    """
+    size, rows = reader.integer("d_model", "hidden_size"), reader.integer("max_source_positions")
+    bins, drop = reader.integer("num_mel_bins"), reader.number("dropout", default=0.0)
+    first = SignalBody(
+        module="conv1", kernel=STEM_KERNEL, stride=1, padding=1, activation=Activation.GELU,
+        channels=bins, length=2 * rows, casts=True,
+    )  # fmt: skip
+    second = replace(first, module="conv2", stride=2, channels=0, length=0)
+    _stem(table, name, reader, size, ChainBody(parts=(first, second)))
+    frames = FramesBody(
+        size=size, positions="embed_positions", looked_up=False, cast_back=cast_back, dropout=drop
+    )
+    with table.block(f"{name}.positions", body=frames):
         table.untrained("embed_positions", "weight", rows, size)
-    _layers(table, name, reader, size)
-    with table.block(f"{name}.norm"):
+    _layers(table, name, reader, size, written=True)
+    norm = NormBody(module="layer_norm", size=size)
+    last = ChainBody(parts=(HalvedFramesBody(), norm)) if averaged else norm
+    with table.block(f"{name}.norm", body=last):
         table.norm("layer_norm", size)
+
+
+def averaged_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Qwen2-Audio's."""
+    whisper_encoder(table, name, reader, averaged=True)
+
+
+def cast_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Voxtral's."""
+    whisper_encoder(table, name, reader, cast_back=True)
 
 
 def omni_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
@@ -57,20 +99,40 @@ def glm_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         table.norm("norm", size)
 
 
-def _stem(table: ParameterTable, name: str, reader: ConfigReader, size: int) -> None:
-    with table.block(f"{name}.stem"):
+def _stem(
+    table: ParameterTable, name: str, reader: ConfigReader, size: int, body: ChainBody | None = None
+) -> None:
+    with table.block(f"{name}.stem", body=body):
         table.convolution("conv1", reader.integer("num_mel_bins"), size, STEM_KERNEL)
         table.convolution("conv2", size, size, STEM_KERNEL)
 
 
-def _layers(table: ParameterTable, name: str, reader: ConfigReader, size: int) -> None:
+def _layers(
+    table: ParameterTable, name: str, reader: ConfigReader, size: int, *, written: bool = False
+) -> None:
     layer = TowerLayer(
         hidden_size=size,
         intermediate_size=reader.integer("encoder_ffn_dim", "intermediate_size"),
         key_bias=False,
     )
     count = reader.layers("encoder_layers", "num_hidden_layers")
-    declare_layers(table, f"{name}.layers", count, layer)
+    if not written:
+        declare_layers(table, f"{name}.layers", count, layer)
+        return
+    heads = reader.integer("encoder_attention_heads", "num_attention_heads")
+    active = tower_activation(reader, "activation_function")
+    special = layer_body(layer, heads, active)
+    attention = replace(
+        special.attention, fp32_softmax=False,
+        dropout=reader.number("attention_dropout", default=0.0),
+    )  # fmt: skip
+    body = replace(
+        special, copies_heads=True, attention=attention,
+        dropout=reader.number("dropout", default=0.0),
+        activation_dropout=reader.number("activation_dropout", default=0.0),
+    )  # fmt: skip
+    with table.block(f"{name}.layers", count=count, body=body):
+        declare_layer(table, layer)
 
 
 def granite_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:

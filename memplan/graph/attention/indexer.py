@@ -18,21 +18,10 @@ PREFIX = "self_attn.indexer"
 """The module's name in a layer."""
 
 
-def sparse_mask(
-    t: Tape,
-    x: Tensor,
-    narrow_query: Tensor,
-    spec: IndexerSpec,
-    sizes: tuple[int, int, int, int],
-    mask: Tensor,
+def masked_but(
+    t: Tape, chosen: Tensor, pairs: int, mask: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The attention mask less what is not chosen, and what the caller's frame still holds.
-
-    ``sizes`` are the batch, the sequence, the hidden size and the queries' narrow width.
-    """
-    batch, length, _, _ = sizes
-    chosen = _chosen(t, x, narrow_query, spec, sizes)
-    pairs = batch * length * length
+    """The mask of the chosen tokens alone, and what the caller's frame still holds."""
     ones = _made(t, OperationKind.NEW_ONES, pairs, DType.BOOL)
     places = _made(t, OperationKind.TO, chosen.numel, DType.INT64, chosen)
     left_out = _made(t, OperationKind.SCATTER, pairs, DType.BOOL, ones, places)
@@ -48,7 +37,7 @@ def sparse_mask(
     )
 
 
-def _chosen(
+def chosen_tokens(
     t: Tape,
     x: Tensor,
     narrow_query: Tensor,

@@ -5,6 +5,7 @@ each head is rotated; the keys' rotated part is one vector that all heads share,
 tensor beside their own parts. Query and value heads differ in size, so flash attention is not taken.
 """
 
+from memplan.errors import UnsupportedOperationError
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
@@ -43,12 +44,8 @@ def latent_attention(
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec.scores)
     mask = context.mask
     held: tuple[Tensor, ...] = ()
-    if spec.indexer is not None and spec.query_rank is not None and mask is not None:
-        from memplan.graph.attention.indexer import sparse_mask  # only for DeepSeek-V3.2
-
-        sizes = (context.batch, context.seq_len, context.hidden_size, spec.query_rank)
-        mask, held = sparse_mask(t, x, narrow_query, spec.indexer, sizes, mask)
-        held = (*held, narrow_query, mask)
+    if spec.is_sparse and mask is not None:
+        mask, held = _sparse(t, x, narrow_query, spec, context, mask)
     out = attend(t, query_states, key, value, shape, mask)
     width = heads * spec.value_head_dim
     out = linear(
@@ -57,6 +54,38 @@ def latent_attention(
     )  # fmt: skip
     t.touch(x, query, turned_query, narrow, latent, turned_key, query_states, key, value, *held)
     return out
+
+
+def _sparse(
+    t: Tape,
+    x: Tensor,
+    narrow_query: Tensor,
+    spec: LatentAttentionSpec,
+    context: StackContext,
+    mask: Tensor,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The mask of the tokens that this layer has chosen, or the one that handed its choice on."""
+    from memplan.graph.attention.indexer import chosen_tokens, masked_but  # only for DeepSeek-V3.2
+
+    chosen = context.chosen
+    if spec.indexer is not None:
+        assert spec.query_rank is not None
+        sizes = (context.batch, context.seq_len, context.hidden_size, spec.query_rank)
+        chosen = chosen_tokens(t, x, narrow_query, spec.indexer, sizes)
+    if chosen is None:
+        msg = (
+            "a pipeline's later stage cannot begin with a layer that shares an earlier layer's choice of "
+            "tokens: split it before a layer with an indexer of its own (layers_per_stage)"
+        )
+        raise UnsupportedOperationError(msg)
+    if spec.hands_on and spec.indexer is not None:
+        context.chosen = chosen
+        t.carry(chosen)
+        if t.segment.checkpointed:
+            # An argument of the next layer, which its checkpoint keeps.
+            t.segment.handed_in |= {chosen.storage}
+    mask, held = masked_but(t, chosen, context.batch * context.seq_len**2, mask)
+    return mask, (*held, narrow_query, mask)
 
 
 def latent_query(

@@ -94,6 +94,16 @@ def attentions(stack: StackSpec) -> list[AttentionSpec]:
     ]
 
 
+def spare_mask(t: Tape, context: StackContext) -> Tensor:
+    """A mask of all pairs of every sequence, which the model's variables hold."""
+    pairs = context.batch * context.seq_len**2
+    allowed, mask = t.tensor(pairs, DType.BOOL), t.tensor(pairs, t.compute)
+    t.record(OperationKind.BITWISE_AND, (), (allowed,))
+    t.record(OperationKind.WHERE, (allowed,), (mask,))
+    t.hold(mask)
+    return mask
+
+
 def attention_masks(
     t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -124,9 +134,13 @@ def attention_masks(
         full = causal_pattern(t, length, length)
         t.hold(full)
     if (windows or stack.spare_window_mask) and (eager or length >= min(windows, default=0)):
-        sliding = sliding_pattern(t, length, length)
+        if stack.chunked_mask:
+            sliding = packed_pattern(t, context.batch * length**2, window=True)
+        else:
+            sliding = sliding_pattern(t, length, length)
         if eager:
-            sliding = additive_mask(t, sliding, context.batch, t.compute)
+            copies = 1 if stack.chunked_mask else context.batch
+            sliding = additive_mask(t, sliding, copies, t.compute)
         t.hold(sliding)
     return full, sliding
 

@@ -33,6 +33,10 @@ def rotate(
         return query, key
     if t.kernels.rotary is not RotaryKernel.EAGER:
         return _by_kernel(t, query, key, spec, form, cos, sin)
+    if form.complex_numbers:
+        turned = list(rotary_as_complex(t, query, key, cos))
+        t.touch(query, key)
+        return turned[0], turned[1]
     if form.expanded_tables:
         cos, sin = _expanded(t, cos), _expanded(t, sin)
     sources = (query, key)
@@ -65,7 +69,9 @@ def turns_heads(t: Tape, spec: AttentionSpec) -> bool:
     (``slice_backward`` copies into zeros of its input's shape, whatever its input's strides, and
     autograd adds what else arrives to the first of them in place.)
     """
-    return spec.rotary is not None and t.kernels.rotary is RotaryKernel.EAGER
+    if spec.rotary is None or spec.rotary.complex_numbers:
+        return False
+    return t.kernels.rotary is RotaryKernel.EAGER
 
 
 _IN_PLACE = frozenset({RotaryKernel.LIGER, RotaryKernel.UNSLOTH})

@@ -52,7 +52,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     if spec.query_key_norm_last:
         query, key = _normalized(t, query, key, spec)
     if spec.query_scaled_by_position:
-        query = _scaled_by_position(t, query, context)
+        query = _scaled_by_position(t, query, spec, context)
     if spec.fills_cache and not t.options.checkpointed_layers:
         key, value = _cached(t, key, key.dtype), _cached(t, value, key.dtype)
     if spec.kept_cache and t.kernels.keeps_cache and t.options.checkpointed_layers:
@@ -61,6 +61,8 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     if spec.output_gate is not OutputGate.NONE:
         out = gated_output(t, x, out, gate, spec, context.hidden_size)
     width = spec.num_heads * (spec.value_head_dim or spec.head_dim)
+    if spec.inner_norm is not None:
+        out = norm(t, out, spec.inner_norm, "self_attn.attn_sub_norm", width)
     if spec.output_apart:
         t.touch(query, key, value, *frame)
         query = key = value = out
@@ -92,11 +94,14 @@ def _cached(t: Tape, x: Tensor, dtype: DType) -> Tensor:
     return joined
 
 
-def _scaled_by_position(t: Tape, query: Tensor, context: StackContext) -> Tensor:
-    """Ministral 3's: one factor for each position, the same for all heads."""
-    factors = t.tensor(context.seq_len, query.dtype)
+def _scaled_by_position(
+    t: Tape, query: Tensor, spec: AttentionSpec, context: StackContext
+) -> Tensor:
+    """Ministral 3's and Llama 4's: one factor for each position, the same for all heads."""
+    dtype = DType.FP32 if spec.position_factors_upcast else query.dtype
+    factors = t.tensor(context.seq_len, dtype)
     t.record(OperationKind.POSITION_FACTORS, (), (factors,))
-    return t.mul(query, factors)
+    return t.cast(t.mul(query, factors), query.dtype)
 
 
 def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:

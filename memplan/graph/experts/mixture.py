@@ -102,7 +102,15 @@ def _shared(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     if group is not None and group.sequence:
         sharing = Sharing.PARTIAL
     t.block = LayerBlock.SHARED_EXPERT
-    out = feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts", sharing=sharing)
+    # Where routed experts are sent a rank's own tokens, the shared one gathers all ranks' by itself.
+    if group is not None and t.options.expert_parallel is not None:
+        from memplan.graph.tensor_parallel import add_up, gather_sequence  # only then
+
+        x = gather_sequence(t, group, x)
+        out = feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts", sharing=sharing)
+        out = add_up(t, group, out)
+    else:
+        out = feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts", sharing=sharing)
     t.block = LayerBlock.NETWORK
     return out
 

@@ -153,9 +153,14 @@ def _matrix(
     t: Tape, group: ExpertParallel, name: str, spec: MixtureSpec, shape: tuple[int, int]
 ) -> Parameter:
     own = spec.num_experts // group.degree
-    share = ExpertShare(own, spec.num_experts_per_token, spread=group.degree)
+    split = t.options.tensor_parallel
+    share = ExpertShare(
+        own, spec.num_experts_per_token, spread=group.degree,
+        splitting=1 if split is None else split.degree,
+    )  # fmt: skip
     weight = t.parameter(name, own, *shape, module="mlp.experts", experts=share)
     weight.ranks = group.degree
+    weight.is_distributed = split is not None
     return weight
 
 

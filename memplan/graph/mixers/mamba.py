@@ -8,6 +8,7 @@ Falcon-Mamba and Jamba share the function.
 from memplan.dtypes import DType
 from memplan.graph.mixers.convolution import causal_convolution
 from memplan.graph.mixers.iteration import Turns
+from memplan.graph.mixers.rates import decay_rate
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, base_product, linear, norm
 from memplan.graph.segments import Gradient
@@ -17,19 +18,25 @@ from memplan.graph.tensors import Tensor
 from memplan.model.mixers import MambaSpec
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole
+from memplan.training.kernels import ScanKernel
 
 
 def mamba_mixer(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext) -> Tensor:
     """Projection, short convolution, parameters of the scan, the scan, the output projection."""
     inner, hidden, batch = spec.inner, context.hidden_size, context.batch
     projected = linear(t, x, "mamba.in_proj", hidden, 2 * inner, bias=spec.bias)
-    rate = decay_rate(t, "mamba.A_log", inner, spec.state)
+    rate = decay_rate(t, inner, spec.state)
     half = projected.numel // 2
     mixed, gate = t.split(projected, half, half)
-    convolved = causal_convolution(
-        t, mixed, "mamba.conv1d", inner, spec.kernel, batch=batch, bias=spec.convolution_bias
-    )
-    states = t.cast(activation(t, convolved, spec.activation), mixed.dtype)
+    if t.kernels.scan is ScanKernel.PACKAGE:
+        from memplan.graph.mixers.scan_kernels import convolved_in_kernel  # only where installed
+
+        states = convolved_in_kernel(t, mixed, spec)
+    else:
+        convolved = causal_convolution(
+            t, mixed, "mamba.conv1d", inner, spec.kernel, batch=batch, bias=spec.convolution_bias
+        )
+        states = t.cast(activation(t, convolved, spec.activation), mixed.dtype)
     step, keys, queries = _scan_parameters(t, states, spec, context)
     out = _scan(t, states, step, keys, queries, gate, rate, spec, context)
     narrow = t.cast(out, x.dtype if t.autocast is None else t.autocast)
@@ -39,12 +46,6 @@ def mamba_mixer(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext) -> T
     result = linear(t, rows, "mamba.out_proj", inner, hidden, bias=spec.bias)
     t.touch(projected, rate, states, step, out, x)
     return result
-
-
-def decay_rate(t: Tape, name: str, *shape: int) -> Tensor:
-    """``-exp(A_log)`` in fp32."""
-    full = t.cast(t.parameter(name, *shape), DType.FP32)
-    return t.scale(t.elementwise(OperationKind.EXP, full, saves_output=True), OperationKind.NEG)
 
 
 def in_rows(t: Tape, x: Tensor, batch: int) -> Tensor:
@@ -88,6 +89,12 @@ def _scan(
     """``mamba_selective_scan``."""
     given = t.cast(t.parameter("mamba.dt_proj.bias", spec.inner, role=WeightRole.OTHER), DType.FP32)
     skip = t.cast(t.parameter("mamba.D", spec.inner), DType.FP32)
+    if t.kernels.scan is ScanKernel.PACKAGE:
+        from memplan.graph.mixers.scan_kernels import scanned_in_kernel  # only where installed
+
+        return scanned_in_kernel(
+            t, (states, step, rate, keys, queries, skip, gate, given), spec, context
+        )
     step = time_step(t, step, t.cast(given, step.dtype))
     size = states.numel * spec.state
     decay = t.elementwise(OperationKind.EXP, outer(t, rate, step, size), saves_output=True)

@@ -7,8 +7,9 @@ this mixer share the function (Mamba-2, Bamba, Granite 4, Falcon-H1, Nemotron-H,
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.mixers.contraction import Turned, contraction, turned_back
+from memplan.graph.contraction import Turned, contraction, turned_back
 from memplan.graph.mixers.convolution import causal_convolution
+from memplan.graph.mixers.rates import decay_rate
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, linear
 from memplan.graph.segments import RESULT, Gradient
@@ -18,6 +19,7 @@ from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.mixers import GatedNorm, Mamba2Spec
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole
+from memplan.training.kernels import ScanKernel
 from memplan.units import ceil_div
 
 
@@ -68,6 +70,10 @@ class Sizes:
 
 def mamba2_mixer(t: Tape, x: Tensor, spec: Mamba2Spec, context: StackContext) -> Tensor:
     """Projection, short convolution, the scan, a gated norm, the output projection."""
+    if t.kernels.scan is ScanKernel.PACKAGE:
+        from memplan.graph.mixers.scan_kernels import mamba2_in_kernels  # only where installed
+
+        return mamba2_in_kernels(t, x, spec, context)
     batch, tokens = context.batch, context.batch * context.seq_len
     inner, groups = spec.inner, spec.groups * spec.state
     channels = inner + 2 * groups
@@ -78,7 +84,7 @@ def mamba2_mixer(t: Tape, x: Tensor, spec: Mamba2Spec, context: StackContext) ->
     projected = linear(t, x, "mamba.in_proj", context.hidden_size, width, bias=spec.bias)
     if spec.scaled:
         projected = _scaled(t, projected, width)
-    rate = _decay_rate(t, spec.heads)
+    rate = decay_rate(t, spec.heads)
     gate, mixed, step = t.split(projected, tokens * inner, tokens * channels, tokens * spec.heads)
     convolved = causal_convolution(
         t, mixed, "mamba.conv1d", channels, spec.kernel, batch=batch, bias=spec.convolution_bias
@@ -104,15 +110,6 @@ def _scaled(t: Tape, projected: Tensor, width: int) -> Tensor:
     out = t.mul(projected, factors)
     t.touch(projected)
     return out
-
-
-def _decay_rate(t: Tape, heads: int) -> Tensor:
-    """``-exp(A_log)`` in fp32."""
-    weight = t.parameter("mamba.A_log", heads)
-    return t.scale(
-        t.elementwise(OperationKind.EXP, t.cast(weight, DType.FP32), saves_output=True),
-        OperationKind.NEG,
-    )
 
 
 def _scan(

@@ -15,6 +15,7 @@ from memplan.graph.stacks import cut_layers
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.contrast import contrast
+from memplan.graph.towers.convolved import convolved_layer, downsampling
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pooling import attention_pooler, classify, pooler
@@ -28,6 +29,7 @@ from memplan.graph.towers.projecting import (
 )
 from memplan.graph.towers.sounds import (
     frames,
+    halved_frames,
     output,
     position_convolution,
     projected_frames,
@@ -44,10 +46,13 @@ from memplan.model.towers import (
     ChainBody,
     ClassifierBody,
     ContrastBody,
+    ConvolvedLayerBody,
     CropBody,
     DeepMergersBody,
+    DownsamplingBody,
     FramesBody,
     HalvedBody,
+    HalvedFramesBody,
     JoinedPatchesBody,
     LayerBody,
     LinearBody,
@@ -91,6 +96,8 @@ def record_flow(
         if isinstance(block.body, LayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
         ending = held if block is blocks[-1] else []
+        if flow.shared and block.part not in (ModelPart.LAYERS, ModelPart.EMBEDDING):
+            ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):
             _idle(t, block, declared, tied=tied)
             continue
@@ -98,6 +105,10 @@ def record_flow(
             x = _segment(t, block, run, x, flow, given, declared, ending, tied=tied)
         tower = block.name.partition(".")[0]
         assert x is not None
+        if isinstance(block.body, ChainBody) and isinstance(block.body.parts[0], PatchesBody):
+            # The model's own variable holds what its embedding gave (``ConvNextModel.forward``).
+            t.hold(x)
+            held.append(x)
         given[tower] = x
     _mark_unused(t, t.segments[first:])
     return x
@@ -237,6 +248,12 @@ def write_body(
             return crop(t, x, body, flow)
         case JoinedPatchesBody():
             return joined_patches(t, x, body, flow)
+        case ConvolvedLayerBody():
+            return convolved_layer(t, x, body, flow)
+        case DownsamplingBody():
+            return downsampling(t, x, body, flow)
+        case HalvedFramesBody():
+            return halved_frames(t, x)
         case HalvedBody():
             return halved(t, x, body)
         case PackedCropsBody():

@@ -30,11 +30,13 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     height, width = picture_size(t.options.image_size, body)
     flow.items *= body.crops
     pixels = flow.items * body.frames * body.channels * height * width
-    x = from_batch(t, pixels, DType.FP32)
+    cast = body.casts_pictures or t.autocast is not None
+    x = from_batch(t, pixels, DType.FP32 if cast else t.compute)
     if body.casts_pictures:
         x = t.cast(x, t.compute)
     patches = (height // body.patch[0]) * (width // body.patch[1])
     flow.patches = patches
+    flow.grid = height // body.patch[0], width // body.patch[1]
     x = convolution(t, x, body.projection, flow.items * patches, bias=body.bias)
     if body.tokens:
         before = [_spread(t, name, flow.items, body.size) for name in body.tokens]
@@ -51,12 +53,12 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
         x = t.concatenate(first, _spread(t, body.registers, flow.items, 0), rest)
     if body.masked:
         # One row of all pictures, of which each sees itself alone.
+        x = t.contiguous(x)
+        x = norm(t, x, RMS_NORM, "ln_pre", body.size)
         if not t.kernels.attention.is_package:
             flow.mask = t.tensor((flow.items * patches) ** 2, x.dtype)
             t.record(OperationKind.MASK, (), (flow.mask,))
-            t.hold(flow.mask)
-        x = t.contiguous(x)
-        x = norm(t, x, RMS_NORM, "ln_pre", body.size)
+            flow.share(t, flow.mask)
     if body.rotary_dim:
         _tables(t, body, flow, flow.items * patches, DType.FP32 if not body.masked else x.dtype)
     return dropout(t, x, body.dropout)
@@ -101,7 +103,7 @@ def _tables(t: Tape, body: PatchesBody, flow: Flow, rows: int, dtype: DType) -> 
         made = t.tensor(rows * body.rotary_dim, DType.FP32)
         t.record(kind, (angles,), (made,))
         made = t.cast(made, dtype)
-        t.hold(made)
+        flow.share(t, made)
         tables.append(made)
     flow.tables = tables[0], tables[1]
 

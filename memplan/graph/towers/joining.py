@@ -42,7 +42,6 @@ def joined_embeddings(
         gradients=(Gradient.FRESH,) * len(given), forward_scratch_bytes=places,
     )  # fmt: skip
     t.release(embedded)
-    embedded.storage.held = False
     t.hold(out)
     return out
 

@@ -54,4 +54,6 @@ def media_words(
         words.append(f"clips of {seconds} s{'' if audio_seconds else ' (default)'}")
     elif sound is not None:
         words.append("clips of 30 s, to which all are padded")
+    if words:
+        words.append("workspaces of convolutions not counted")
     return tuple(words)

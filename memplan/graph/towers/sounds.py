@@ -38,10 +38,12 @@ def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
         flow.length = body.length if seconds is None else seconds * body.rate
         length = flow.length
         # Sound is not cast by the class: whoever trains in 16 bits brings it so.
-        dtype = t.compute if t.autocast is None else DType.FP32
+        cast = t.autocast is None and not body.casts
+        dtype = t.compute if cast else DType.FP32
         x = from_batch(t, flow.items * body.channels * length, dtype)
         if body.leaf and not t.options.without_gradients and not t.frozen:
             x.requires_grad = True
+        x = t.cast(x, t.compute)
     flow.length = (flow.length + 2 * body.padding - body.kernel) // body.stride + 1
     out = convolution(t, x, body.module, flow.items * flow.length, bias=body.bias)
     channels = out.numel // flow.length // flow.items
@@ -73,12 +75,27 @@ def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
 def frames(t: Tape, x: Tensor, body: FramesBody, flow: Flow) -> Tensor:  # noqa: ARG001
     """Rows of a table that is not trained, added to every clip's."""
     table = t.parameter(f"{body.positions}.weight")
-    numbers, found = t.tensor(table.shape[0], DType.INT64), t.tensor(table.numel, table.dtype)
-    t.record(OperationKind.ARANGE, (), (numbers,))
-    t.record(OperationKind.EMBEDDING, (table, numbers), (found,), gradients=(Gradient.NONE,) * 2)
-    out = t.add(x, found)
-    t.touch(numbers, found)
+    held: list[Tensor] = []
+    added: Tensor = table
+    if body.looked_up:
+        numbers, added = t.tensor(table.shape[0], DType.INT64), t.tensor(table.numel, table.dtype)
+        t.record(OperationKind.ARANGE, (), (numbers,))
+        t.record(
+            OperationKind.EMBEDDING, (table, numbers), (added,), gradients=(Gradient.NONE,) * 2
+        )
+        held += [numbers, added]
+    out = t.add(x, added)
+    t.touch(*held)
+    if body.cast_back:
+        out = t.cast(out, x.dtype)
     return dropout(t, out, body.dropout)
+
+
+def halved_frames(t: Tape, x: Tensor) -> Tensor:
+    """``torch.nn.AvgPool1d`` of two: keeps what it averages."""
+    out = t.tensor(x.numel // 2, x.dtype)
+    t.record(OperationKind.MEAN, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,))
+    return out
 
 
 def projected_frames(t: Tape, x: Tensor, body: ProjectedFramesBody, flow: Flow) -> Tensor:

@@ -27,10 +27,14 @@ class Flow:
     """How long a clip's signal is here."""
     deep: list[Tensor] = field(default_factory=list)
     """What is added to the text model's first layers."""
+    grid: tuple[int, int] = (0, 0)
+    """Positions of a picture down and across."""
     patches: int = 0
     """Of a picture."""
     tables: tuple[Tensor, Tensor] | None = None
     """Cosines and sines by which heads are turned."""
+    shared: list[Tensor] = field(default_factory=list)
+    """What the present tower's layers all read, and nothing behind them."""
     memory: Tensor | None = None
     """What the tower gave that a decoder attends to."""
 
@@ -40,7 +44,12 @@ class Flow:
         if t.kernels.attention is AttentionKernel.EAGER:
             pattern = causal_pattern(t, length, length)
             self.mask = additive_mask(t, pattern, self.items, t.compute)
-            t.hold(self.mask)
+            self.share(t, self.mask)
+
+    def share(self, t: Tape, tensor: Tensor) -> None:
+        """Hold a tensor until the tower's layers are over."""
+        t.hold(tensor)
+        self.shared.append(tensor)
 
     def tokens(self, x: Tensor, size: int) -> int:
         """How many tokens each of them has."""

@@ -31,6 +31,8 @@ class FetchSettings:
     """``stage3_allgather_sequential``: no flat buffers."""
     offloaded: bool
     """The shards are in CPU memory."""
+    swapped: float = 0.0
+    """And this share of them on NVMe."""
 
     @property
     def gathers(self) -> bool:

@@ -61,9 +61,20 @@ class Job:
         return self.given.setup.offload_optimizer is not Offload.NONE
 
     @property
+    def swaps_optimizer(self) -> bool:
+        """They are on NVMe between the steps."""
+        return self.given.setup.offload_optimizer is Offload.NVME
+
+    @property
     def offloads_param(self) -> bool:
         """Shards are not on the GPU."""
         return self.given.setup.offload_param is not Offload.NONE
+
+    def swapped_share(self, num_elements: int) -> float:
+        """Of so many elements of shards, the share that is on NVMe: beyond what stays in CPU RAM."""
+        if self.given.setup.offload_param is not Offload.NVME or not num_elements:
+            return 0.0
+        return max(0, num_elements - self.options.param_max_in_cpu) / num_elements
 
     @property
     def is_replicated(self) -> bool:

@@ -122,6 +122,7 @@ def fetch_settings(job: Job) -> FetchSettings:
         max_reuse_distance=options.max_reuse_distance,
         sequential=options.allgather_sequential,
         offloaded=job.offloads_param,
+        swapped=job.swapped_share(job.model_bytes // (job.weight_bytes * job.num_ranks)),
     )
 
 

@@ -197,9 +197,9 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
             unit = Unit(segment.name, reshard=reshard is not False, num_copies=segment.num_copies)
             units.layers[segment.index] = unit
             own = declared.get(segment.index, [])
-            unit.parameters = [each for each in own if num_spread(each) == 1]
+            unit.parameters = [each for each in own if not is_spread(each)]
             units.of_parameter.update(dict.fromkeys(segment.parameters, unit))
-            spread = [each for each in own if num_spread(each) > 1]
+            spread = [each for each in own if is_spread(each)]
             if spread:
                 experts = Unit(segment.name, reshard=unit.reshard, num_copies=segment.num_copies)
                 experts.parameters = spread
@@ -326,14 +326,20 @@ def shard_numel(parameter: Parameter, degree: int) -> int:
     return ceil_div(size, degree) * (parameter.numel // size)
 
 
+def is_spread(parameter: Parameter) -> bool:
+    """Whether other ranks have other experts than a weight has: it is of a mesh of its own."""
+    return parameter.experts is not None and parameter.experts.spread > 1
+
+
 def num_spread(parameter: Parameter) -> int:
-    """Ranks that have other experts than a weight has."""
-    return 1 if parameter.experts is None else parameter.experts.spread
+    """Ranks of the data that have other experts than a weight has."""
+    experts = parameter.experts
+    return 1 if experts is None else max(1, experts.spread // experts.splitting)
 
 
 def cut_dimension(parameter: Parameter, degree: int) -> int:
     """The first; of spread experts that are fewer than ranks, the second (torchtitan's ``fsdp.py``)."""
-    return int(num_spread(parameter) > 1 and degree > parameter.shape[0])
+    return int(is_spread(parameter) and degree > parameter.shape[0])
 
 
 def own_numel(parameter: Parameter, degree: int, place: int) -> int:

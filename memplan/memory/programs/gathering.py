@@ -125,11 +125,14 @@ class PlayedCoordinator(Coordinator):
         self.ledger.free(self.flat.pop(handle))
 
     def _send(self, num_bytes: int) -> None:
-        """An all-gather, and where the shards are on the CPU their way to the GPU first."""
+        """An all-gather, and where the shards are on the CPU or on NVMe their way to the GPU first."""
         hiding = Hiding.AHEAD if self.stream else Hiding.NONE
         ranks = Ranks(self.settings.num_ranks)
         if self.settings.offloaded:
             shard = num_bytes // self.settings.num_ranks
+            if self.settings.swapped:
+                read = int(self.settings.swapped * shard)
+                self.ledger.exchange(ExchangeKind.FROM_STORAGE, read, hiding=hiding)
             self.ledger.exchange(ExchangeKind.TO_GPU, shard, hiding=hiding)
         if self.settings.num_ranks > 1:
             self.ledger.exchange(ExchangeKind.ALL_GATHER, num_bytes, ranks, hiding)

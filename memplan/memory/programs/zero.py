@@ -113,6 +113,14 @@ class DeepSpeedProgram(Program):
         way to the GPU (``DeepSpeedCPUAdam``)."""
         masters = Stepped((numel,), DType.FP32)
         moved = self.optimizer.moved_bytes([masters])
+        if self.job.swaps_optimizer:
+            # Each group of states is read, stepped and written again, with pipeline_read and pipeline_write
+            # off as they are by default; gradients went there in the backward pass.
+            gradients = numel * DType.FP32.num_bytes
+            states = (moved - gradients) // 2
+            self.ledger.exchange(ExchangeKind.TO_STORAGE, gradients)
+            self.ledger.exchange(ExchangeKind.FROM_STORAGE, states + gradients)
+            self.ledger.exchange(ExchangeKind.TO_STORAGE, states)
         self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved)
 
     @property

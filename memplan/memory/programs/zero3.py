@@ -387,6 +387,9 @@ class ShardedParametersProgram(DeepSpeedProgram):
             self.step_on_host(total)
             if not self.job.offloads_param:
                 ledger.exchange(ExchangeKind.TO_GPU, self.job.weight_bytes * total)
+            elif swapped := self.job.swapped_share(total):
+                written = int(swapped * self.job.weight_bytes * total)
+                ledger.exchange(ExchangeKind.TO_STORAGE, written)
         else:
             moved = self.job.gradient_bytes + 2 * self.job.master_bytes + self.job.weight_bytes
             ledger.exchange(ExchangeKind.COPY, total * moved)

@@ -10,11 +10,13 @@ import transformers
 from memplan.dtypes import DType
 from memplan.errors import SetupError, UnsupportedFamilyError
 from memplan.model.spec import Task
+from memplan.training.adapters import Lora
 from memplan.training.choices import Recomputation
 from memplan.training.kernels import KernelPreset
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
+from memplan.verify.on_torch.adapting import adapted
 
 AUTO_CLASSES = {
     Task.CAUSAL_LM: "AutoModelForCausalLM",
@@ -106,6 +108,8 @@ def build(config: Any, task: Task, setup: TrainingSetup) -> Any:
     model.tie_weights()
     model.train()
     _checkpoint(model, setup)
+    if isinstance(setup.adapter, Lora):
+        model = adapted(model, setup.adapter)
     return model
 
 

@@ -84,6 +84,8 @@ def _ddp(model: Any, setup: TrainingSetup, *, is_alone: bool) -> Any:
     if options.comm_hook is not CommHook.ALLREDUCE:
         msg = f"comm_hook: verify does not run {options.comm_hook.value}"
         raise SetupError(msg)
+    # The default is not said: torch is about to give it another name.
+    unsent = {} if options.broadcast_buffers and not is_alone else {"broadcast_buffers": False}
     with _unchecked() if is_alone else contextlib.nullcontext():
         wrapped = torch.nn.parallel.DistributedDataParallel(
             model,
@@ -92,7 +94,7 @@ def _ddp(model: Any, setup: TrainingSetup, *, is_alone: bool) -> Any:
             gradient_as_bucket_view=options.gradient_as_bucket_view,
             static_graph=options.static_graph,
             find_unused_parameters=options.find_unused_parameters,
-            broadcast_buffers=options.broadcast_buffers and not is_alone,
+            **unsent,
         )
     if is_alone:
         # Instead of the reduction, which is made where the bucket lies too.

@@ -36,8 +36,7 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
     transformers.logging.set_verbosity_error()
     others = card.others_bytes()
     rank, is_alone = processes.join(run.setup, has_gpu=True)
-    torch.zeros(1, device=DEVICE)
-    torch.cuda.empty_cache()
+    _begin_context()
     if snapshot is not None:
         torch.cuda.memory._record_memory_history(max_entries=MAX_RECORDED_EVENTS)
     meter = CardMeter()
@@ -79,6 +78,16 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
         return processes.gathered(found, is_alone=is_alone)
     finally:
         processes.leave()
+
+
+def _begin_context() -> None:
+    """Let the driver make its context. Raises ``SetupError`` for a card that cannot be used."""
+    try:
+        torch.zeros(1, device=DEVICE)
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        msg = f"the GPU cannot be used: {_first_line(error)}"
+        raise SetupError(msg) from error
 
 
 def follow(run: Run, gpu: GpuSpec) -> Measurement:

@@ -34,7 +34,8 @@ def join(setup: TrainingSetup, *, has_gpu: bool) -> tuple[int, bool]:
     if started is not None and has_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         if setup.num_gpus > 1 or setup.chosen_engine is not Engine.DDP:
-            dist.init_process_group("nccl")
+            # What ranks tell one another at the end goes over the CPU, and takes nothing of the cards.
+            dist.init_process_group("cpu:gloo,cuda:nccl")
         return started[0], False
     if setup.chosen_engine is Engine.DEEPSPEED:
         processes = f"torchrun --nproc-per-node {setup.gpus_per_node} -m memplan verify ..."

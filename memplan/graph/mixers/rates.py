@@ -1,0 +1,12 @@
+"""How fast states fade: what both of Mamba's mixers make of ``A_log``."""
+
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+
+
+def decay_rate(t: Tape, *shape: int) -> Tensor:
+    """``-exp(A_log)`` in fp32 (``MambaMixer.forward``)."""
+    full = t.cast(t.parameter("mamba.A_log", *shape), DType.FP32)
+    return t.scale(t.elementwise(OperationKind.EXP, full, saves_output=True), OperationKind.NEG)
