@@ -154,6 +154,11 @@ class Estimate(Displayed):
         return max(phase.peak_bytes for phase in self.account.phases)
 
     @property
+    def fullest(self) -> "Estimate":
+        """The estimate of its high end, where an assumption is a range; else itself."""
+        return self if self.crowded is None else self.crowded
+
+    @property
     def deciding_phase(self) -> str:
         """The phase of that moment, which the verdict rests on; the step's where others tie."""
         if self.worst_bytes == self.peak_bytes:

@@ -110,7 +110,7 @@ def fits_within(answer: Estimate, capacity_bytes: int) -> bool:
     if most_room(answer, capacity_bytes) < 0:
         return False
     room = capacity_bytes - answer.overhead_bytes.high
-    return answer.run.on_card(room).died_at is None
+    return answer.fullest.run.on_card(room).died_at is None
 
 
 def surely_fits(answer: Estimate, capacity_bytes: int) -> bool:
@@ -122,7 +122,7 @@ def least_room(answer: Estimate, capacity_bytes: int) -> int:
     """What the upper bound leaves; below zero where that does not fit [bytes]."""
     if answer.unmodelled:
         return -1
-    needed = bounded_range(answer.worst_bytes, answer.overhead_bytes)
+    needed = bounded_range(answer.fullest.worst_bytes, answer.overhead_bytes)
     return capacity_bytes - needed.high
 
 
@@ -130,13 +130,13 @@ def most_room(answer: Estimate, capacity_bytes: int) -> int:
     """What is left where the allocator needs no more than is asked of it [bytes]."""
     if answer.unmodelled:
         return -1
-    return capacity_bytes - answer.worst_bytes - answer.overhead_bytes.high
+    return capacity_bytes - answer.fullest.worst_bytes - answer.overhead_bytes.high
 
 
 def likely_size(known: Estimate, capacity_bytes: int) -> int:
     """Where the largest micro-batch is to be looked for first, by what one sequence keeps."""
     size = known.setup.micro_batch_size
-    each = max(1, known.activations_bytes // size)
+    each = max(1, known.fullest.activations_bytes // size)
     return max(1, size + most_room(known, capacity_bytes) // each)
 
 

@@ -19,7 +19,7 @@ from memplan.estimator import Estimate, estimate
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
-from tests.accuracy.comparison import remember
+from tests.accuracy.comparison import points_of, remember
 
 LLAMA_65B = {
     "model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 64,
@@ -59,9 +59,11 @@ def predicted(
 def test_every_run(pytestconfig: pytest.Config) -> None:
     """Median 1.5 %, none above 3.2 %, all of them low; the slope over the share within 1 %."""
     errors = []
+    pairs: list[tuple[int, int]] = []
     for name, runs in MEASURED.items():
         found = {ratio: predicted(WAYS[name], ratio).peak_bytes for ratio in runs}
         errors += [found[ratio] / measured - 1 for ratio, measured in runs.items()]
+        pairs += [(measured, found[ratio]) for ratio, measured in runs.items()]
         low, high = min(runs), max(runs)
         slope = (found[low] - found[high]) / (runs[low] - runs[high])
         assert slope == pytest.approx(1.0, abs=0.012), name
@@ -73,8 +75,9 @@ def test_every_run(pytestconfig: pytest.Config) -> None:
         "p95": round(sizes[int(0.95 * len(sizes))], 5), "worst": round(sizes[-1], 5),
     }  # fmt: skip
     remember(
-        "Megatron-Kwai, measured", {"peak": row}, update=pytestconfig.getoption("--update-accuracy")
-    )
+        "Megatron-Kwai, measured", {"peak": row}, points=points_of(pairs),
+        update=pytestconfig.getoption("--update-accuracy"),
+    )  # fmt: skip
 
 
 def test_the_first_stage_is_the_fullest() -> None:

@@ -76,3 +76,24 @@ def test_any_rising_need_is_searched_right(
 def test_the_largest_of_a_list(sizes: list[int], limit: int) -> None:
     expected = max((size for size in sizes if size <= limit), default=None)
     assert largest_of(sizes, lambda size: size <= limit) == expected
+
+
+def test_a_range_of_expert_shares_fits_at_its_high_end() -> None:
+    """The largest micro-batch fits where the fullest GPU's experts are given more than an even share."""
+    setup = TrainingSetup(
+        num_gpus=16,
+        engine="fsdp",
+        expert_parallel=8,
+        seq_len=2048,
+        expert_imbalance="1-1.5",  # type: ignore[arg-type]
+    )
+    model, gpu = load_model("mixtral-8x7b"), load_gpu("h100")
+    size = largest_micro_batch(model, setup, gpu)
+    assert size
+    found, larger = (
+        settled(estimate(model, replace(setup, micro_batch_size=each), gpu), always=True)
+        for each in (size, size + 1)
+    )
+    assert found.verdict is Verdict.FITS
+    assert larger.verdict is not Verdict.FITS
+    assert found.fullest.peak_bytes > found.peak_bytes
