@@ -158,6 +158,10 @@ def test_a_goal_takes_words_and_single_values() -> None:
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
+OF_OTHERS = {"--nproc-per-node", "--query-gpu", "--format"}
+"""Of torchrun and nvidia-smi, which ``memplan.verify`` calls or names."""
+
+
 def texts(path: Path) -> list[str]:
     """The texts of a module, but for its documentation."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -178,7 +182,7 @@ def test_the_library_never_speaks_of_options(checkout: Path) -> None:
         if not path.is_relative_to(checkout / "memplan" / "cli")
         and not path.is_relative_to(checkout / "memplan" / "report")
         for text in texts(path)
-        if OPTION.search(text)
+        if set(OPTION.findall(text)) - OF_OTHERS
     ]
     assert found == []
 

@@ -74,6 +74,7 @@ RUN: dict[str, Check] = {
     "mlp": _is("mlp", None, _OWN.feed_forward),
     "rotary": _is("rotary", None, _OWN.rotary),
     "loss": _is("loss", None, _OWN.loss),
+    "scan": _is("scan", None, _OWN.scan),
     "mlp_tiles": _usual("mlp_tiles"),
     "loss_tiles": _usual("loss_tiles"),
     "packing": _is("packing", Packing.NONE),

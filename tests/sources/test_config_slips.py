@@ -190,14 +190,19 @@ def test_bloom_without_its_width() -> None:
 
 def test_nested_configs_alike() -> None:
     text = {key: value for key, value in LLAMA.items() if key != "num_hidden_layers"}
-    config = {"model_type": "llava", "text_config": text, "vision_config": CLIP_TOWER}
+    config = {
+        "model_type": "llava", "text_config": text, "vision_config": CLIP_TOWER, "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+    }  # fmt: skip
     (said,) = load_model(config).assumptions
     assert said == "num_hidden_layers 32: not in the config's text_config, LlamaConfig's default"
     with pytest.raises(ConfigError, match=r"text_config\.hiden_size"):
         load_model({**config, "text_config": {**text, "hiden_size": 5120, "hidden_size": None}})
     with pytest.raises(ConfigError, match="Did you mean 'vision_config'"):
         load_model({**config, "vision_confg": CLIP_TOWER, "vision_config": None})
-    absent = load_model({"model_type": "llava", "text_config": LLAMA}).assumptions
+    without = {**config, "text_config": LLAMA}
+    del without["vision_config"]
+    absent = load_model(without).assumptions
     assert absent == ("vision_config: not in the config, CLIPVisionConfig's defaults",)
 
 
@@ -244,6 +249,8 @@ def test_refused(changes: dict[str, object], words: str) -> None:
 
 SPEC = """
 model_type: llava
+vision_feature_layer: -2
+vision_feature_select_strategy: default
 text_config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2,
   intermediate_size: 128, vocab_size: 99, max_position_embeddings: 64%s}
 vision_config: {model_type: clip_vision_model, hidden_size: 64, image_size: 28, patch_size: 14,
