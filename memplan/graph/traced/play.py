@@ -34,6 +34,7 @@ class Player(Values):
 
     def __init__(self, t: Tape, module: TracedModule, program: Program) -> None:
         super().__init__(t, module, program)
+        self.stretches = stretches_of(program)
         self._read_at: dict[int, int] = {}
         self._made_in: dict[int, int] = {}
         """Of each value the stretch that makes it."""
@@ -48,7 +49,7 @@ class Player(Values):
             for number, value in enumerate(program.values)
             if value.input
         )
-        stretches = stretches_of(program)
+        stretches = self.stretches
         for index, stretch in enumerate(stretches):
             self._made_in |= dict.fromkeys(stretch.made, index)
             for step in stretch.steps:
@@ -73,18 +74,18 @@ class Player(Values):
         count = 1
         if not first.is_layer:
             return count
-        chosen = self._is_checkpointed(first, stretches)
+        chosen = self._is_checkpointed(first)
         while position + count < len(stretches):
             other = stretches[position + count]
             alike = other.is_layer and other.canonical == first.canonical
-            if not alike or self._is_checkpointed(other, stretches) is not chosen:
+            if not alike or self._is_checkpointed(other) is not chosen:
                 break
             count += 1
         return count
 
-    def _is_checkpointed(self, stretch: Stretch, stretches: list[Stretch]) -> bool:
+    def _is_checkpointed(self, stretch: Stretch) -> bool:
         layers = self.t.options.checkpointed_layers
-        of_list = [each for each in stretches if each.list_name == stretch.list_name]
+        of_list = [each for each in self.stretches if each.list_name == stretch.list_name]
         index = of_list.index(stretch)
         if isinstance(layers, CheckpointedLayers):
             return index in layers
@@ -96,7 +97,7 @@ class Player(Values):
         part = ModelPart.LAYERS if stretch.is_layer else self._part(is_last=is_last)
         t.begin(
             stretch.list_name or self._name_of(is_last=is_last), part=part, repeat=count,
-            checkpointed=stretch.is_layer and self._is_checkpointed_now(stretch), x=given,
+            checkpointed=stretch.is_layer and self._is_checkpointed(stretch), x=given,
         )  # fmt: skip
         self.prefix = stretch.prefix
         for position, step in enumerate(stretch.steps):
@@ -145,9 +146,6 @@ class Player(Values):
         if is_last:
             return ModelPart.HEAD
         return ModelPart.NORM if self.t.segments else ModelPart.EMBEDDING
-
-    def _is_checkpointed_now(self, stretch: Stretch) -> bool:
-        return self._is_checkpointed(stretch, stretches_of(self.program))
 
     def _call(self, step: Step) -> None:
         operator = OPERATORS.get(step.name)

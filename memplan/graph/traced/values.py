@@ -20,8 +20,6 @@ class Values:
         self.tensors: dict[int, Tensor] = {}
         """Values that are alive."""
         self.parameters: dict[str, Parameter] = {}
-        self.inputs: tuple[int, ...] = ()
-        """Of the call being played, the numbers of what it reads."""
         self.prefix = ""
         self._known = {each.name: each for each in module.parameters}
         self._input_storages = {each.storage for each in program.values if each.input}
