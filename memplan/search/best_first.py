@@ -7,13 +7,13 @@ one comes out that is as good as it seemed: no other is better. That is A* (Hart
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from enum import IntEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from memplan.errors import SetupError
 from memplan.estimator import walked_bytes
+from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.degrees import degrees_of
@@ -113,38 +113,55 @@ class BestFirst:
         if states_floor(setup, self.sizes) > room_bytes:
             self.num_ruled_out += 1
             return None
-        left = room_bytes - resident_floor(setup, self.sizes)
-        each = activations_floor(replace(setup, micro_batch_size=1), self.sizes)
-        return self._bounded(candidate, number, _Known.ARITHMETIC, left, each, sizes)
+
+        def each_bytes(setup: TrainingSetup) -> float:
+            return activations_floor(setup, self.sizes) / setup.micro_batch_size
+
+        return self._bounded(candidate, number, _Known.ARITHMETIC, room_bytes, each_bytes, sizes)
 
     def _walk(self, head: _Open, sizes: Sizes, room_bytes: int) -> _Open | None:
         """The same as a walk of the model has it."""
         setup = head.candidate.setup
-        kept = self._kept(setup)
+        kept = self._kept(setup, 1)
         if kept is None and setup.sequence_parallel:
             # Some layers have no rule for shares of sequences: then between them each rank has all.
             setup = replace(setup, sequence_parallel=False)
             head = head._replace(candidate=replace(head.candidate, setup=setup))
-            kept = self._kept(setup)
+            kept = self._kept(setup, 1)
         if kept is None:
             return None
-        left = room_bytes - resident_floor(setup, self.sizes)
         layers, whole = kept
-        share = in_flight_share(setup)
-        each = whole if setup.pipeline_parallel == 1 else layers * share
-        return self._bounded(head.candidate, head.number, _Known.WALK, left, each, sizes)
 
-    def _kept(self, setup: TrainingSetup) -> tuple[int, int] | None:
-        """What one sequence keeps of all layers, and the most it takes; None where it cannot be [bytes]."""
+        def each_bytes(setup: TrainingSetup) -> float:
+            if setup.pipeline_parallel == 1:
+                return whole
+            return layers * in_flight_share(setup, self.sizes.num_layers)
+
+        return self._bounded(
+            head.candidate, head.number, _Known.WALK, room_bytes, each_bytes, sizes
+        )
+
+    def at_least(self, setup: TrainingSetup) -> float:
+        """What a setup with every default filled in holds at its fullest, as a walk has it; at least [bytes]."""
+        kept = self._kept(setup, setup.micro_batch_size)
+        if kept is None:
+            return 0.0
+        layers, whole = kept
+        is_whole = setup.pipeline_parallel == 1
+        most = whole if is_whole else layers * in_flight_share(setup, self.sizes.num_layers)
+        return resident_floor(setup, self.sizes) + most
+
+    def _kept(self, setup: TrainingSetup, size: int) -> tuple[int, int] | None:
+        """What so many sequences keep of all layers, and the most they take; None where it cannot be [bytes]."""
         degrees = degrees_of(setup)
         key = (
             setup.engine, setup.zero_stage, setup.fsdp_strategy, setup.precision,
             setup.checkpointing, setup.sequence_parallel, degrees.tensor, degrees.context,
-            degrees.expert,
+            degrees.expert, setup.adapter, setup.quantize, size,
         )  # fmt: skip
         if key not in self._walked:
             alone = replace(
-                setup, micro_batch_size=1, gradient_accumulation_steps=1, pipeline_parallel=1,
+                setup, micro_batch_size=size, gradient_accumulation_steps=1, pipeline_parallel=1,
                 virtual_stages=1, pipeline_schedule=None, layers_per_stage=None, num_nodes=None,
                 num_gpus=setup.num_gpus // setup.pipeline_parallel,
             )  # fmt: skip
@@ -160,39 +177,45 @@ class BestFirst:
         candidate: Candidate,
         number: int,
         known: _Known,
-        left_bytes: float,
-        each_bytes: float,
+        room_bytes: int,
+        each_bytes: "Callable[[TrainingSetup], float]",
         sizes: Sizes,
     ) -> _Open | None:
-        """The best place with a micro-batch that bounds allow."""
-        most = int(left_bytes // max(1.0, each_bytes))
-        if most < 1:
-            self.num_ruled_out += 1
-            return None
+        """The best place with a micro-batch that bounds allow; what one sequence takes at least is told."""
         try:
-            cut = sizes(candidate.setup)
+            asked = sizes(candidate.setup)
         except SetupError as error:
             self.refused[str(error)] = None
             return None
-        asked = [size for size in cut if size <= most] if cut else [most]
         if not asked:
-            self.num_ruled_out += 1
-            return None
-        places = [
-            (rank, size) for size in asked if (rank := self._rank(candidate, size)) is not None
-        ]
+            setup = candidate.setup
+            left = room_bytes - resident_floor(setup, self.sizes)
+            most = int(left // max(1.0, each_bytes(setup)))
+            asked = [most] if most >= 1 else []
+        is_ruled_out = True
+        places: list[tuple[tuple[float, ...], int]] = []
+        for size in asked:
+            cut = self._sized(candidate, size)
+            if cut is None:
+                is_ruled_out = False
+            elif resident_floor(cut, self.sizes) + size * each_bytes(cut) <= room_bytes:
+                is_ruled_out = False
+                places.append((self._rank(candidate, cut), size))
+        self.num_ruled_out += is_ruled_out
         if not places:
             return None
         rank, size = min(places)
         return _Open(rank, number, known, candidate, size, None)
 
-    def _rank(self, candidate: Candidate, size: int) -> tuple[float, ...] | None:
-        """Its place with a micro-batch of that size; None where too few are left for its stages."""
+    def _sized(self, candidate: Candidate, size: int) -> TrainingSetup | None:
+        """With a micro-batch of that size; None where too few are left for its stages."""
         try:
-            setup = sized(candidate.setup, size, self.goal.global_batch_size)
+            return sized(candidate.setup, size, self.goal.global_batch_size)
         except SetupError as error:
             self.refused[str(error)] = None
             return None
+
+    def _rank(self, candidate: Candidate, setup: TrainingSetup) -> tuple[float, ...]:
         speed = setup_speed(
             setup, self.model, self.gpu, self.sizes, trainable_params=self.sizes.num_params
         )

@@ -148,7 +148,7 @@ def test_a_pipeline_idles_less_with_more_micro_batches_and_stages() -> None:
     looped = PipelineSchedule.INTERLEAVED_ONE_F_ONE_B
     assert bubble(looped, virtual_stages=2) == pytest.approx(3 / 32)
     assert bubble(PipelineSchedule.ZBV, virtual_stages=2) == 0
-    assert in_flight_share(TrainingSetup(num_gpus=8)) == 1
+    assert in_flight_share(TrainingSetup(num_gpus=8), 32) == 1
 
 
 def test_what_split_models_send_counts() -> None:
