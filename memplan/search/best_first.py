@@ -17,7 +17,13 @@ from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.degrees import degrees_of
-from memplan.search.floors import activations_floor, in_flight_share, resident_floor, states_floor
+from memplan.search.floors import (
+    activations_floor,
+    in_flight_share,
+    resident_floor,
+    states_floor,
+    waiting_floor,
+)
 from memplan.search.goal import Goal, PlannedSetup
 from memplan.search.order import rank_of
 from memplan.search.sizes import ModelSizes
@@ -113,11 +119,7 @@ class BestFirst:
         if states_floor(setup, self.sizes) > room_bytes:
             self.num_ruled_out += 1
             return None
-
-        def each_bytes(setup: TrainingSetup) -> float:
-            return activations_floor(setup, self.sizes) / setup.micro_batch_size
-
-        return self._bounded(candidate, number, _Known.ARITHMETIC, room_bytes, each_bytes, sizes)
+        return self._bounded(candidate, number, _Known.ARITHMETIC, room_bytes, sizes)
 
     def _walk(self, head: _Open, sizes: Sizes, room_bytes: int) -> _Open | None:
         """The same as a walk of the model has it."""
@@ -130,26 +132,26 @@ class BestFirst:
             kept = self._kept(setup, 1)
         if kept is None:
             return None
-        layers, whole = kept
-
-        def each_bytes(setup: TrainingSetup) -> float:
-            if setup.pipeline_parallel == 1:
-                return whole
-            return layers * in_flight_share(setup, self.sizes.num_layers)
-
-        return self._bounded(
-            head.candidate, head.number, _Known.WALK, room_bytes, each_bytes, sizes
-        )
+        return self._bounded(head.candidate, head.number, _Known.WALK, room_bytes, sizes)
 
     def at_least(self, setup: TrainingSetup) -> float:
         """What a setup with every default filled in holds at its fullest, as a walk has it; at least [bytes]."""
         kept = self._kept(setup, setup.micro_batch_size)
-        if kept is None:
-            return 0.0
-        layers, whole = kept
-        is_whole = setup.pipeline_parallel == 1
-        most = whole if is_whole else layers * in_flight_share(setup, self.sizes.num_layers)
-        return resident_floor(setup, self.sizes) + most
+        return 0.0 if kept is None else self._held(setup, *kept)
+
+    def _held(self, setup: TrainingSetup, layers: float, whole: float) -> float:
+        """The same, with what layers keep of a micro-batch and the most that it takes."""
+        if setup.pipeline_parallel > 1:
+            whole = layers * in_flight_share(setup, self.sizes.num_layers)
+        return resident_floor(setup, self.sizes) + waiting_floor(setup, self.sizes) + whole
+
+    def _needed(self, setup: TrainingSetup, known: _Known) -> float:
+        """What is known of it so far; at least [bytes]."""
+        if known is _Known.ARITHMETIC:
+            return resident_floor(setup, self.sizes) + activations_floor(setup, self.sizes)
+        layers, whole = self._kept(setup, 1) or (0, 0)
+        size = setup.micro_batch_size
+        return self._held(setup, size * layers, size * whole)
 
     def _kept(self, setup: TrainingSetup, size: int) -> tuple[int, int] | None:
         """What so many sequences keep of all layers, and the most they take; None where it cannot be [bytes]."""
@@ -178,19 +180,20 @@ class BestFirst:
         number: int,
         known: _Known,
         room_bytes: int,
-        each_bytes: "Callable[[TrainingSetup], float]",
         sizes: Sizes,
     ) -> _Open | None:
-        """The best place with a micro-batch that bounds allow; what one sequence takes at least is told."""
+        """The best place with a micro-batch that bounds allow."""
         try:
             asked = sizes(candidate.setup)
         except SetupError as error:
             self.refused[str(error)] = None
             return None
         if not asked:
-            setup = candidate.setup
-            left = room_bytes - resident_floor(setup, self.sizes)
-            most = int(left // max(1.0, each_bytes(setup)))
+            one, two = (
+                self._needed(replace(candidate.setup, micro_batch_size=size), known)
+                for size in (1, 2)
+            )
+            most = 1 + int((room_bytes - one) // max(1.0, two - one))
             asked = [most] if most >= 1 else []
         is_ruled_out = True
         places: list[tuple[tuple[float, ...], int]] = []
@@ -198,7 +201,7 @@ class BestFirst:
             cut = self._sized(candidate, size)
             if cut is None:
                 is_ruled_out = False
-            elif resident_floor(cut, self.sizes) + size * each_bytes(cut) <= room_bytes:
+            elif self._needed(cut, known) <= room_bytes:
                 is_ruled_out = False
                 places.append((self._rank(candidate, cut), size))
         self.num_ruled_out += is_ruled_out

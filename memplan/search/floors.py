@@ -6,6 +6,7 @@ Each figure is no more than what an estimate finds; what is not known to be held
 from functools import lru_cache
 
 from memplan.errors import SetupError
+from memplan.memory.fsdp2.options import Fsdp2Options
 from memplan.memory.megatron.options import MegatronStates
 from memplan.search.sizes import ModelSizes
 from memplan.search.speed import local_tokens
@@ -81,6 +82,30 @@ def resident_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
             copies = 1
         return (weights + states) * sizes.num_params / setup.num_gpus + copies * width * whole
     return states_floor(setup, sizes)
+
+
+def waiting_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
+    """What else is there from one micro-batch of a step to the next; at least [bytes].
+
+    torch's pipelines have a buffer for each micro-batch that a stage receives, and for each gradient
+    (torch 2.13, torch/distributed/pipelining/stage.py, ``_prepare_forward_infra``); without a reduction in each
+    micro-batch FSDP2's gradients stay whole, in the format that they are reduced in.
+    """
+    found = 0.0
+    pipeline = setup.pipeline
+    steps = setup.gradient_accumulation_steps
+    if pipeline is not None and pipeline.runtime is PipelineRuntime.TORCH:
+        received = 2 * local_tokens(setup) * sizes.hidden_size / setup.tensor_parallel
+        found += (2 * pipeline.num_virtual - 1) * steps * received
+    if setup.chosen_engine is Engine.FSDP and is_known(setup):
+        options = Fsdp2Options.of(setup)
+        compute = PRECISIONS[setup.chosen_precision].compute
+        width = (options.reduce_dtype or compute).num_bytes
+        if pipeline is None and steps > 1 and not options.sync_each_batch:
+            found += width * sizes.local_params(setup)
+        elif pipeline is not None and steps >= _FULL_ROUNDS * pipeline.degree:
+            found += max(0, width - compute.num_bytes) * sizes.local_params(setup)
+    return found
 
 
 def _fsdp_floor(setup: TrainingSetup, sizes: ModelSizes, shard: float, whole: float) -> float:

@@ -21,7 +21,7 @@ from memplan.search.best_first import BestFirst, sized
 from memplan.search.concessions import Concession
 from memplan.search.degrees import Degrees, check_degrees, degrees_of, every_degree
 from memplan.search.depth import with_layers
-from memplan.search.floors import is_known, resident_floor, states_floor
+from memplan.search.floors import is_known, resident_floor, states_floor, waiting_floor
 from memplan.search.goal import Goal, Objective, Plan, PlannedSetup, Shortfall
 from memplan.search.grid import with_global_batch
 from memplan.search.order import distance, rank_of
@@ -346,7 +346,7 @@ class Planner:
         cut = self._sized(setup, size)
         least: float = least_bytes(self.model, cut, self.gpu)
         if setup.pipeline_parallel == 1:
-            least += resident_floor(cut, self.sizes)
+            least += resident_floor(cut, self.sizes) + waiting_floor(cut, self.sizes)
         else:
             least = max(least, self.best_first.at_least(cut))
         if least > self._room_bytes(setup.num_gpus):
