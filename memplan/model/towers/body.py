@@ -6,6 +6,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.nets import NetBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.pooling import PoolingBody
@@ -28,6 +29,7 @@ TowerBody = (
     | TextBody
     | LayerBody
     | ConvolvedBody
+    | NetBody
     | SoundBody
     | PoolingBody
     | ContrastBody
