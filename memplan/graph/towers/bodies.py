@@ -11,6 +11,7 @@ from memplan.graph.towers.nets import pixels, write_net
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.sounds import signal, targets, write_sound
+from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens
 from memplan.model.towers.body import ChainBody, TowerBody
@@ -23,6 +24,7 @@ from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
+from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody
 
 
@@ -71,6 +73,8 @@ def _read_on(
         return write_net(t, x, body, flow, write)
     if isinstance(body, SoundBody):
         return write_sound(t, x, body, flow)
+    if isinstance(body, SpeechBody):
+        return write_speech(t, x, body, flow)
     if isinstance(body, PoolingBody):
         return write_pooling(t, x, body, flow)
     if isinstance(body, ProjectingBody):

@@ -169,7 +169,7 @@ def _pooled(t: Tape, x: Tensor, body: WindowBody, flow: Flow) -> Tensor:
 
 
 def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) -> Tensor:
-    before = flow.grid
+    before = after = flow.grid
     past, added = x, x
     ways = [body.branch, body.shortcut]
     if body.shortcut_first:

@@ -12,6 +12,7 @@ from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.sounds import SoundBody
+from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 
 
@@ -31,6 +32,7 @@ TowerBody = (
     | ConvolvedBody
     | NetBody
     | SoundBody
+    | SpeechBody
     | PoolingBody
     | ContrastBody
     | ProjectingBody
