@@ -21,15 +21,13 @@ from memplan.families.towers.sizes import each_stage, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.body import ChainBody, LessItselfBody, ResidualBody, TowerBody
 from memplan.model.towers.nets import (
     ConvolutionBody,
     DropoutBody,
     DropPathBody,
     GroupNormBody,
-    LessItselfBody,
     PixelsBody,
-    ResidualBody,
     Window,
     WindowBody,
 )

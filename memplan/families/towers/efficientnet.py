@@ -9,14 +9,12 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.body import ChainBody, GateBody, ResidualBody, TowerBody
 from memplan.model.towers.nets import (
     BatchNormBody,
     ConvolutionBody,
-    GateBody,
     PaddingBody,
     PixelsBody,
-    ResidualBody,
     SigmoidBody,
     Window,
     WindowBody,

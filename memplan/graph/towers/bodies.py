@@ -7,14 +7,14 @@ from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
-from memplan.graph.towers.nets import pixels, write_net
+from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.sounds import signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens
-from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
@@ -66,11 +66,13 @@ def _read_on(
     if isinstance(body, ConvolvedBody):
         return write_convolved(t, x, body, flow)
     if isinstance(body, NetBody):
+        return write_net(t, x, body, flow)
+    if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:
             return write_body(t, read, part, flow, given)
 
-        return write_net(t, x, body, flow, write)
+        return write_branches(t, x, body, flow, write)
     if isinstance(body, SoundBody):
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):

@@ -16,19 +16,22 @@ from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.convolutions import convolution, convolve
 from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers.body import TowerBody
+from memplan.model.towers.body import (
+    BranchBody,
+    GateBody,
+    LessItselfBody,
+    ResidualBody,
+    TowerBody,
+)
 from memplan.model.towers.nets import (
     BatchNormBody,
     ConvolutionBody,
     DropoutBody,
     DropPathBody,
-    GateBody,
     GroupNormBody,
-    LessItselfBody,
     NetBody,
     PaddingBody,
     PixelsBody,
-    ResidualBody,
     SigmoidBody,
     Window,
     WindowBody,
@@ -46,7 +49,7 @@ def pixels(t: Tape, body: PixelsBody, flow: Flow) -> Tensor:
     return from_batch(t, flow.items * body.channels * height * width, dtype)
 
 
-def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow, write: Write) -> Tensor:
+def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
     """The operations of one part."""
     match body:
         case ConvolutionBody():
@@ -63,12 +66,6 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow, write: Write) -> Te
             return _padded(t, x, body.rows, flow)
         case WindowBody():
             return _pooled(t, x, body, flow)
-        case ResidualBody():
-            return _residual(t, x, body, flow, write)
-        case LessItselfBody():
-            return _less(t, write(x, body.part), x)
-        case GateBody():
-            return _gated(t, x, body, flow, write)
         case SigmoidBody():
             out = t.elementwise(OperationKind.SIGMOID, x, saves_output=True)
             t.touch(x)
@@ -79,6 +76,17 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow, write: Write) -> Te
             return drop_path(t, x, flow.items)
         case PixelsBody():
             return pixels(t, body, flow)
+
+
+def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Write) -> Tensor:
+    """The operations of branches, and of what joins them."""
+    match body:
+        case ResidualBody():
+            return _residual(t, x, body, flow, write)
+        case LessItselfBody():
+            return _less(t, write(x, body.part), x)
+        case GateBody():
+            return _gated(t, x, body, flow, write)
 
 
 def _fewer(flow: Flow, kernel: int, stride: int, padding: int) -> None:

@@ -1,7 +1,7 @@
-"""Networks of convolutions, part by part: what stands in a stage, and how branches meet again.
+"""Networks of convolutions, part by part.
 
 A part reads what the one before it gave: channels of a picture whose height and width the walk knows
-(``Flow.grid``). Branches are chains of such parts.
+(``Flow.grid``). Where branches part and meet again is said in ``memplan.model.towers.body``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
-    from memplan.model.towers.body import TowerBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,36 +86,6 @@ class WindowBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResidualBody:
-    """A branch and what goes past it, added."""
-
-    branch: tuple[TowerBody, ...]
-    shortcut: tuple[TowerBody, ...] = ()
-    """What the other way changes; empty: nothing."""
-    shortcut_first: bool = False
-    in_place: bool = False
-    """The sum is written over what the branch gave."""
-    scale: str = ""
-    """A weight that multiplies what is added, as ``module.name``."""
-    dropout: float = 0.0
-    drop_path: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LessItselfBody:
-    """What a part gives, less what it read (PoolFormer)."""
-
-    part: TowerBody
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateBody:
-    """What the parts give multiplies what they read (squeeze and excitation)."""
-
-    parts: tuple[TowerBody, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SigmoidBody:
     """A sigmoid."""
 
@@ -140,9 +109,6 @@ NetBody = (
     | GroupNormBody
     | PaddingBody
     | WindowBody
-    | ResidualBody
-    | LessItselfBody
-    | GateBody
     | SigmoidBody
     | DropoutBody
     | DropPathBody
