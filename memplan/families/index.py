@@ -263,7 +263,7 @@ FAMILY_MODULES: dict[str, str] = {
     "gemma4": "multimodal",
     "florence2": "multimodal",
     "granite_speech_plus": "multimodal",
-    "gemma4_text": "text_decoders",
+    "gemma4_text": "gemma4",
     "llama4_text": "text_decoders",
     "mllama_text_model": "text_decoders",
     "muse_glimmer_text": "text_decoders",

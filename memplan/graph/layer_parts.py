@@ -71,6 +71,7 @@ def _other_mixer(
         LightningSpec,
         Mamba2Spec,
         MambaSpec,
+        SharedKeysSpec,
         ShortConvolutionSpec,
         SideBySideSpec,
         TimeMixingSpec,
@@ -80,6 +81,10 @@ def _other_mixer(
         from memplan.graph.attention.latent import latent_attention  # only for DeepSeek's kin
 
         return latent_attention(t, x, spec, context)
+    if isinstance(spec, SharedKeysSpec):
+        from memplan.graph.attention.shared_keys import shared_keys_attention  # only for Gemma 4
+
+        return shared_keys_attention(t, x, spec, context)
     if isinstance(spec, ShortConvolutionSpec):
         from memplan.graph.mixers.convolution import short_convolution  # only for LFM2
 
@@ -166,12 +171,16 @@ def _other_network(
     t: Tape, x: Tensor, spec: MixtureSpec | OtherNetwork, context: StackContext
 ) -> Tensor:
     from memplan.model.mixers import ChannelMixingSpec  # only for rarer models
-    from memplan.model.mixtures import EveryTokenSpec, MixtureSpec
+    from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec, MixtureSpec
 
     if isinstance(spec, MixtureSpec):
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
 
         return mixture(t, x, spec, context.hidden_size)
+    if isinstance(spec, BesideDenseSpec):
+        from memplan.graph.experts.beside_dense import beside_dense  # only for Gemma 4
+
+        return beside_dense(t, x, spec, context)
     if isinstance(spec, EveryTokenSpec):
         from memplan.graph.experts.every_token import every_token  # only for Llama 4
 

@@ -226,7 +226,7 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
     if kind is NormKind.LAYER_DIVIDED:
         return layer_norm_divided(t, x, name, width)
     if not spec.weight:
-        return t.cast(_normalized(t, x, width)[0], x.dtype)
+        return t.cast(_normalized(t, x, width, kind)[0], x.dtype)
     weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     if t.kernels.norm is not NormKernel.EAGER:
         return rms_norm_fused(t, x, weight)
@@ -236,6 +236,8 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
         return rms_norm_t5(t, x, weight)
     if kind is NormKind.RMS_GEMMA:
         return rms_norm_gemma(t, x, weight)
+    if kind is NormKind.RMS_POWER:
+        return rms_norm_power(t, x, weight)
     return rms_norm_upcast(t, x, weight)
 
 
@@ -344,11 +346,21 @@ def rms_norm(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     return out
 
 
-def _normalized(t: Tape, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _normalized(
+    t: Tape, x: Tensor, width: int, kind: NormKind = NormKind.RMS
+) -> tuple[Tensor, Tensor]:
     """An fp32 copy over the root of its mean square, and that mean."""
     full = t.cast(x, DType.FP32)
     variance = t.mean(t.square(full), width)
+    if kind is NormKind.RMS_POWER:
+        return t.mul(full, t.square(t.shift(variance))), variance
     return t.mul(full, _reciprocal_root(t, variance)), variance
+
+
+def rms_norm_power(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Gemma 4's: all of it in fp32, the root as a power, times the weight's copy, then cast back."""
+    normalized, _ = _normalized(t, x, weight.numel, NormKind.RMS_POWER)
+    return t.cast(t.mul(normalized, t.cast(weight, DType.FP32)), x.dtype)
 
 
 def rms_norm_t5(t: Tape, x: Tensor, weight: Parameter) -> Tensor:

@@ -266,7 +266,7 @@ class Segment:
 
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
-        "handed_in", "index", "input", "input_away", "kept_outputs", "layer", "left", "lingering", "name",
+        "graph_held", "handed_in", "index", "input", "input_away", "kept_outputs", "layer", "left", "lingering", "name",
         "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
     )  # fmt: skip
@@ -328,6 +328,9 @@ class Segment:
         """Beginnings of parameters' names that no module bears: what they hold is the layer's."""
         self.regions: list[Region] = []
         """Stretches that are recomputed on their own."""
+        self.graph_held: tuple[Storage, ...] = ()
+        """In a checkpointed segment, what its second run keeps until backward is over: the model holds
+        some of its outputs, and with them the graph that made them."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
         self.input_away: Away | None = None

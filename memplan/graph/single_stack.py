@@ -87,7 +87,14 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.stages import receive  # only for pipelines
 
         x, table = receive(t, model, stage)
+    vectors = stack.embedding.layer_vectors if stack.embedding is not None else None
+    held = None
+    if vectors is not None:
+        from memplan.graph.layer_vectors import layer_vectors  # only for Gemma 4
+
+        held = layer_vectors(t, x, vectors, model.hidden_size)
     context = shared_tensors(t, model, stack)
+    context.vectors = held
     x = run_layers(t, stack, x, context)
     if stage is not None and not stage.is_last:
         from memplan.graph.stages import hand_on  # only for pipelines

@@ -1,5 +1,7 @@
 """What the layers of a stack share, and hand from one to the next."""
 
+from dataclasses import field
+
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec
@@ -29,6 +31,12 @@ class StackContext:
     """Slopes times positions, for every head."""
     chosen: Tensor | None = None
     """The tokens that the last layer with an indexer has chosen (GLM-5)."""
+    handed_on: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Keys and values that later layers read, of layers with and without a window (Gemma 4)."""
+    residual: Tensor | None = None
+    """What the layer's network is going to be added to."""
+    vectors: Tensor | None = None
+    """The vectors that each layer has of its own for each token (Gemma 4)."""
     attention_frame: tuple[Tensor, ...] = ()
     """What an attention module still holds while it adds the residual itself (BLOOM)."""
     distances: Tensor | None = None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, SlidingChunksSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import EveryTokenSpec
+from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec
+from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
@@ -173,12 +174,13 @@ OtherMixer = (
     | SideBySideSpec
     | TimeMixingSpec
     | SlidingChunksSpec
+    | SharedKeysSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 
 
-OtherNetwork = ChannelMixingSpec | EveryTokenSpec | CountedSpec
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 

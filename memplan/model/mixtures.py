@@ -9,6 +9,7 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.networks import FeedForwardSpec
+    from memplan.model.norms import NormSpec
 
 
 class RouterScore(Enum):
@@ -62,6 +63,10 @@ class RouterSpec:
     """The weights are cast back to the hidden states' dtype."""
     jitter: int = 0
     """How many times the hidden states are multiplied by noise, in place."""
+    input_norm: NormSpec | None = None
+    """The hidden states are normed, and multiplied by a vector and by a constant (Gemma 4)."""
+    expert_scales: bool = False
+    """The weights are multiplied by a trained number of each expert (Gemma 4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,3 +108,12 @@ class MixtureSpec:
     latent_bias: bool = False
     fp32_sum: bool = False
     """Routed and shared outputs are added in fp32 (Hunyuan V3)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BesideDenseSpec:
+    """Experts beside a dense network: these read what it is added to, each behind norms (Gemma 4)."""
+
+    dense: FeedForwardSpec
+    mixture: MixtureSpec
+    norm: NormSpec

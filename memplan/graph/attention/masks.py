@@ -85,12 +85,12 @@ def attentions(stack: StackSpec) -> list[AttentionSpec]:
     if len(plain) == len(found):
         return plain
     from memplan.model.latent import LatentAttentionSpec  # only for rarer layers
-    from memplan.model.mixers import SideBySideSpec
+    from memplan.model.mixers import SharedKeysSpec, SideBySideSpec
 
     return [
         spec if isinstance(spec, AttentionSpec) else spec.scores
         for spec in found
-        if isinstance(spec, AttentionSpec | LatentAttentionSpec | SideBySideSpec)
+        if isinstance(spec, AttentionSpec | LatentAttentionSpec | SideBySideSpec | SharedKeysSpec)
     ]
 
 
