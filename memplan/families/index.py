@@ -179,7 +179,7 @@ FAMILY_MODULES: dict[str, str] = {
     "bitnet": "counted_decoders",
     "doge": "counted_decoders",
     "cpmant": "cpmant",
-    "deepseek_v4": "counted_decoders",
+    "deepseek_v4": "deepseek_v4",
     "glm_moe_dsa": "latents",
     "kimi_k2": "latents",
     "resnet": "convolutional",

@@ -67,6 +67,7 @@ def _other_mixer(
 ) -> Tensor:
     from memplan.model.latent import LatentAttentionSpec  # only for rarer models
     from memplan.model.mixers import (
+        CompressedAttentionSpec,
         DeltaRuleSpec,
         LightningSpec,
         Mamba2Spec,
@@ -81,6 +82,10 @@ def _other_mixer(
         from memplan.graph.attention.latent import latent_attention  # only for DeepSeek's kin
 
         return latent_attention(t, x, spec, context)
+    if isinstance(spec, CompressedAttentionSpec):
+        from memplan.graph.attention.compressed import compressed_attention  # only for DeepSeek-V4
+
+        return compressed_attention(t, x, spec, context)
     if isinstance(spec, SharedKeysSpec):
         from memplan.graph.attention.shared_keys import shared_keys_attention  # only for Gemma 4
 

@@ -22,6 +22,10 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         from memplan.graph.falcon import direct_layer  # only for Falcon
 
         return direct_layer(t, x, layer, spec, context)
+    if layer.streams is not None:
+        from memplan.graph.hyper_connections import streams_layer  # only for DeepSeek-V4
+
+        return streams_layer(t, x, layer, layer.streams, context)
     placement = layer.placement
     if placement is NormPlacement.PRE:
         return pre_norm_layer(t, x, layer, context)

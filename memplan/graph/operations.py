@@ -118,7 +118,7 @@ def matmul_weight(
         factor = trained_weight(t, weight)
         if factor is weight:
             return base_product(t, x, weight, bias)
-        out = _matmul_tensor(t, x, factor, weight.shape[-1], bias)
+        out = matmul_tensor(t, x, factor, weight.shape[-1], bias)
         t.touch(factor)
         return out
     x = t.adaptation.before_linear(t, x, weight.matrix_shape[-1], adapted)
@@ -167,7 +167,7 @@ def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None =
     return out
 
 
-def _matmul_tensor(
+def matmul_tensor(
     t: Tape, x: Tensor, factor: Tensor, in_features: int, bias: Parameter | None = None
 ) -> Tensor:
     """``x @ factor.T + bias`` for a factor that was computed."""
@@ -239,6 +239,14 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
     if kind is NormKind.RMS_POWER:
         return rms_norm_power(t, x, weight)
     return rms_norm_upcast(t, x, weight)
+
+
+def norm_unweighted(t: Tape, x: Tensor, width: int) -> Tensor:
+    """DeepSeek-V4's without a weight: x times the root, which is cast to x's dtype."""
+    variance = t.mean(t.square(t.cast(x, DType.FP32)), width)
+    out = t.mul(x, t.cast(_reciprocal_root(t, variance), x.dtype))
+    t.touch(x)
+    return out
 
 
 def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) -> Tensor:

@@ -161,6 +161,11 @@ class Operation:
         self.sends = sends
         """What ranks send one another inside it; a collective of its own sends what it is given."""
 
+    def forget(self) -> None:
+        """Take back all that it keeps: nothing that it leads to is ever differentiated."""
+        self.gradients, self.saved, self.pinned, self.handed = (), (), (), ()
+        self.keeps = self.keeps_weight = self.saves_output = False
+
     @property
     def held(self) -> Sequence[Storage]:
         """All that it keeps alive, however it does."""

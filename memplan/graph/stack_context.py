@@ -47,6 +47,13 @@ class StackContext:
     local_sin: Tensor | None = None
     """Tables of their own for layers with a sliding window (Gemma 3)."""
 
+    def tables_of(self, *, compressed: bool) -> tuple[Tensor, Tensor]:
+        """Those of layers with and without compressed entries (DeepSeek-V4)."""
+        pair = (self.local_cos, self.local_sin) if compressed else (self.cos, self.sin)
+        assert pair[0] is not None
+        assert pair[1] is not None
+        return pair[0], pair[1]
+
     def tables(self, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
         """Cosines and sines for one kind of layer."""
         cos, sin = self.cos, self.sin

@@ -9,6 +9,7 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.attention import AttentionSpec
+    from memplan.model.compressed import StreamsSpec
     from memplan.model.mixers import OtherNetwork, TokenMixer
     from memplan.model.mixtures import MixtureSpec
     from memplan.model.networks import Activation, FeedForwardSpec
@@ -110,6 +111,8 @@ class LayerSpec:
     """Side by side, attention's output is the first to be added to the residual (StableLM)."""
     residual_normed: bool = False
     """The residual is the norm's output, not its input (an option of BLOOM)."""
+    streams: StreamsSpec | None = None
+    """Each part stands between a sum and a mixture of residual streams (DeepSeek-V4)."""
     own_vector: OwnVectorSpec | None = None
     """The layer has a vector of its own for each token, which enters last (Gemma 4)."""
     buffer_scaled: bool = False
@@ -267,6 +270,8 @@ class StackSpec:
     """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
     chunked_mask: bool = False
     """A window is a chunk that tokens attend within; its mask is made for every sequence (Llama 4)."""
+    streams: StreamsSpec | None = None
+    """The residual stream is several, which are one again before the final norm (DeepSeek-V4)."""
     local_rotary: bool = False
     """Layers with a window have rotary tables of their own (Gemma 3)."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, SlidingChunksSpec
+from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec
 from memplan.model.shared_keys import SharedKeysSpec
@@ -175,6 +176,7 @@ OtherMixer = (
     | TimeMixingSpec
     | SlidingChunksSpec
     | SharedKeysSpec
+    | CompressedAttentionSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""

@@ -21,6 +21,8 @@ class RouterScore(Enum):
     """The largest logits are taken first, then the softmax over those (Granite, gpt-oss)."""
     SIGMOID = "sigmoid"
     """Each expert scored on its own (DeepSeek-V3)."""
+    SQRT_SOFTPLUS = "sqrt_softplus"
+    """Each on its own, the root of its softplus (DeepSeek-V4)."""
     SPARSE_MIXER = "sparse_mixer"
     """Phi-3.5-MoE's two draws, each with a gradient estimate of its own."""
 
@@ -54,6 +56,8 @@ class RouterSpec:
     """A bias is added to the scores, for choosing only; it is a buffer."""
     correction_parameter: bool = False
     """That bias is a parameter that is not trained, so it is counted."""
+    table_rows: int = 0
+    """A fixed table of so many rows says which experts a token id goes to (DeepSeek-V4)."""
     grouped: bool = False
     """Whole groups of experts are ruled out first (DeepSeek)."""
     normalization: Normalization = Normalization.NONE

@@ -16,6 +16,7 @@ from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
+from memplan.model.networks import Clamp
 from memplan.model.parameters import LayerBlock
 from memplan.training.kernels import ExpertKernel
 
@@ -212,6 +213,10 @@ def _expert_activation(t: Tape, both: Tensor, spec: MixtureSpec) -> Tensor:
     if not spec.expert.gated:
         return activation_module(t, both, spec.expert.activation, "mlp.experts.act_fn")
     gate, up = t.split(both, both.numel // 2, both.numel // 2)
+    if spec.expert.clamp is not Clamp.NEVER:
+        from memplan.graph.feed_forward import clamped_product
+
+        return clamped_product(t, gate, up, spec.expert, "mlp.experts")
     return t.mul(activation_module(t, gate, spec.expert.activation, "mlp.experts.act_fn"), up)
 
 

@@ -6,7 +6,7 @@ the weights are made of is kept.
 
 from collections.abc import Sequence
 
-from memplan.dtypes import DType
+from memplan.dtypes import DType, promote
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import matmul_weight, norm, softmax, trained_weight
 from memplan.graph.segments import Gradient
@@ -96,15 +96,23 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
     count = tokens * spec.num_experts_per_token
     if router.score is RouterScore.SIGMOID:
         scores = t.elementwise(OperationKind.SIGMOID, logits, saves_output=True)
+    elif router.score is RouterScore.SQRT_SOFTPLUS:
+        curve = t.elementwise(OperationKind.SOFTPLUS, logits, saves_input=True)
+        scores = t.elementwise(OperationKind.SQRT, curve, saves_output=True)
     else:
         scores = softmax(t, logits, dtype=DType.FP32)
+    if router.table_rows:
+        t.buffer(router.table_rows * spec.num_experts_per_token, DType.INT64)
+        chosen = t.tensor(count, DType.INT64)
+        t.record(OperationKind.INDEX, (), (chosen,))
+        return take(t, scores, chosen, count), chosen
     if not router.correction and not router.correction_parameter:
         if router.grouped:
             scores = _rule_out_groups(t, scores)
         weights, chosen = top_k(t, scores, count)
         t.touch(scores)
         return weights, chosen
-    corrected = t.tensor(scores.numel, DType.FP32)
+    corrected = t.tensor(scores.numel, promote(scores.dtype, t.compute))
     t.record(OperationKind.ADD, (scores,), (corrected,), gradients=(Gradient.NONE,))
     if router.grouped:
         corrected = _group_choice(t, corrected)
