@@ -18,8 +18,10 @@ from memplan.families.hybrids import (
 )
 from memplan.families.llama import Variation, read_attention, read_feed_forward
 from memplan.families.request import ReadRequest
+from memplan.model.attention import RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
+from memplan.model.mixers import DifferentialSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
@@ -53,16 +55,15 @@ def gated_weights(
 def _diffllama_layer(reader: ConfigReader, _: str) -> LayerSpec:
     """Differential attention: two attention calls, their difference scaled by four vectors."""
     spec = plain_attention(reader, Variation())
+    spec = replace(spec, rotary=RotarySpec(dim=spec.head_dim), dropout=0.0)
     if spec.num_kv_heads % 2:
         error = reader.fail("num_key_value_heads", f"{spec.num_kv_heads} is odd, must be even")
         raise error
 
-    def declare(table: ParameterTable) -> None:
-        for vector in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            table.parameter("self_attn", vector, spec.head_dim)
-        attention_weights(table, "self_attn", spec, reader.integer("hidden_size"))
-
-    return LayerSpec(attention=counted(declare), feed_forward=gated_network(reader), norm=NORM)
+    return LayerSpec(
+        attention=DifferentialSpec(scores=spec), feed_forward=gated_network(reader),
+        norm=NORM,
+    )  # fmt: skip
 
 
 # -- JetMoE --------------------------------------------------------------------------------------
@@ -300,9 +301,7 @@ def _step_experts(
 
 
 COUNTED: dict[str, Hybrid] = {
-    "diffllama": Hybrid(
-        kinds=all_alike, layer=_diffllama_layer, left_out="its differential attention"
-    ),
+    "diffllama": Hybrid(kinds=all_alike, layer=_diffllama_layer),
     "jetmoe": Hybrid(kinds=all_alike, layer=_jetmoe_layer, left_out="its experts and attention"),
     "dbrx": Hybrid(
         kinds=all_alike,

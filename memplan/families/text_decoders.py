@@ -77,6 +77,12 @@ def per_token(reader: ConfigReader, key: str, num_experts: int) -> int:
     return found
 
 
+def _experts(table: ParameterTable, count: int, size: int, inner: int, active: int) -> None:
+    """Gated experts, their matrices stacked."""
+    table.experts("mlp.experts", "gate_up_proj", count, 2 * inner, size, active=active, matrices=2)
+    table.experts("mlp.experts", "down_proj", count, size, inner, active=active)
+
+
 # -- Llama 4 -------------------------------------------------------------------------------------
 
 

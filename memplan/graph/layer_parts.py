@@ -69,6 +69,7 @@ def _other_mixer(
     from memplan.model.mixers import (
         CompressedAttentionSpec,
         DeltaRuleSpec,
+        DifferentialSpec,
         LightningSpec,
         Mamba2Spec,
         MambaSpec,
@@ -86,6 +87,12 @@ def _other_mixer(
         from memplan.graph.attention.compressed import compressed_attention  # only for DeepSeek-V4
 
         return compressed_attention(t, x, spec, context)
+    if isinstance(spec, DifferentialSpec):
+        from memplan.graph.attention.differential import (  # only for DiffLlama
+            differential_attention,
+        )
+
+        return differential_attention(t, x, spec, context)
     if isinstance(spec, SharedKeysSpec):
         from memplan.graph.attention.shared_keys import shared_keys_attention  # only for Gemma 4
 

@@ -241,6 +241,18 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
     return rms_norm_upcast(t, x, weight)
 
 
+def norm_weightless(t: Tape, x: Tensor, width: int) -> Tensor:
+    """``torch.nn.RMSNorm`` without a weight: one kernel on CUDA, which keeps x and a number per row."""
+    if t.decomposed:
+        return t.cast(_normalized(t, x, width)[0], x.dtype)
+    out, statistic = t.tensor(x.numel, x.dtype), t.tensor(x.numel // width, DType.FP32)
+    t.record(
+        OperationKind.RMS_NORM, (x,), (out, statistic), saves=(x, statistic),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return out
+
+
 def norm_unweighted(t: Tape, x: Tensor, width: int) -> Tensor:
     """DeepSeek-V4's without a weight: x times the root, which is cast to x's dtype."""
     variance = t.mean(t.square(t.cast(x, DType.FP32)), width)

@@ -112,6 +112,14 @@ class ChannelMixingSpec:
     intermediate_size: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DifferentialSpec:
+    """Two attention calls, on either half of the value heads, one subtracted from the other
+    (DiffLlama)."""
+
+    scores: AttentionSpec
+
+
 class GatedNorm(Enum):
     """How a gate and a norm follow each other behind Mamba's second scan."""
 
@@ -176,10 +184,15 @@ OtherMixer = (
     | TimeMixingSpec
     | SlidingChunksSpec
     | SharedKeysSpec
+    | DifferentialSpec
     | CompressedAttentionSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
+
+
+WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec)
+"""Those that have an attention of their own, ``scores``."""
 
 
 OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec

@@ -193,12 +193,15 @@ def _best(
 
 
 def _let_go(t: Tape, start: int, declared: int) -> None:
-    """Nothing of it has a gradient: what its operations kept stays until here, and no longer."""
+    """Nothing of it has a gradient: what its operations kept stays until here, and no longer.
+
+    A checkpointed layer's operations keep nothing in the first place.
+    """
     operations = t.segment.operations[start:]
     made = {each.storage for operation in operations for each in operation.outputs}
     for operation in operations:
         for storage in operation.saved:
-            if storage in made:
+            if storage in made and not t.segment.checkpointed:
                 storage.last_read = len(t.segment.operations) - 1
         operation.forget()
     for weight in t.segment.parameters[declared:]:

@@ -85,9 +85,9 @@ def attentions(stack: StackSpec) -> list[AttentionSpec]:
     if len(plain) == len(found):
         return plain
     from memplan.model.latent import LatentAttentionSpec  # only for rarer layers
-    from memplan.model.mixers import CompressedAttentionSpec, SharedKeysSpec, SideBySideSpec
+    from memplan.model.mixers import WITH_SCORES
 
-    with_scores = (LatentAttentionSpec, SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec)
+    with_scores = (LatentAttentionSpec, *WITH_SCORES)
     return [
         spec if isinstance(spec, AttentionSpec) else spec.scores
         for spec in found
