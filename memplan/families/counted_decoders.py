@@ -4,7 +4,6 @@ Norms, residual sums, embeddings, heads and plain networks are operations; what 
 way of its own is weights.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
 

@@ -1,11 +1,11 @@
 """Text models of one multimodal type each, whose layers are partly counted.
 
-Gemma 4, Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or
+Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or
 experts work as no other family's do. Such parts are counted, the others written down
 (``modeling_*.py`` of each type, transformers 5.23).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families.hybrids import Hybrid, counted, read_hybrid
@@ -16,7 +16,6 @@ from memplan.families.towers.parts import attention
 from memplan.model.attention import OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec, NormPlacement
-from memplan.model.mixers import CountedSpec
 from memplan.model.mixtures import EveryTokenSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
@@ -60,7 +59,10 @@ def listed_kinds(reader: ConfigReader, full: Callable[[int], bool]) -> list[str]
     return listed
 
 
-def gated_network(reader: ConfigReader, key: str = "intermediate_size", times: int = 1) -> FeedForwardSpec:
+def gated_network(
+    reader: ConfigReader, key: str = "intermediate_size", times: int = 1
+) -> FeedForwardSpec:
+    """Llama's network, under the keys that these types have, so many times as wide."""
     return FeedForwardSpec(
         intermediate_size=times * reader.integer(key),
         activation=read_activation(reader, "hidden_act", "hidden_activation"),
@@ -126,7 +128,9 @@ def _llama4_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     sparse = network == SPARSE
     return LayerSpec(
         attention=spec,
-        feed_forward=_llama4_experts(reader) if sparse else gated_network(reader, "intermediate_size_mlp"),
+        feed_forward=_llama4_experts(reader)
+        if sparse
+        else gated_network(reader, "intermediate_size_mlp"),
         norm=RMS,
     )
 

@@ -65,19 +65,19 @@ def _mixer(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tenso
 def _other_mixer(
     t: Tape, x: Tensor, spec: LatentAttentionSpec | OtherMixer, context: StackContext
 ) -> Tensor:
-    from memplan.model.latent import LatentAttentionSpec  # only for rarer models
+    from memplan.model.compressed import CompressedAttentionSpec  # only for rarer models
+    from memplan.model.latent import LatentAttentionSpec
     from memplan.model.mixers import (
-        CompressedAttentionSpec,
         DeltaRuleSpec,
         DifferentialSpec,
         LightningSpec,
         Mamba2Spec,
         MambaSpec,
-        SharedKeysSpec,
         ShortConvolutionSpec,
         SideBySideSpec,
         TimeMixingSpec,
     )
+    from memplan.model.shared_keys import SharedKeysSpec
 
     if isinstance(spec, LatentAttentionSpec):
         from memplan.graph.attention.latent import latent_attention  # only for DeepSeek's kin

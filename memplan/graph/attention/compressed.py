@@ -34,12 +34,11 @@ def compressed_attention(
         t, narrow, "self_attn.q_b_proj", spec.query_rank, width, role=WeightRole.QUERY_KEY
     )
     query = turn_last(t, norm_unweighted(t, query, scores.head_dim), scores, cos, sin)
-    states = linear(
-        t, x, "self_attn.kv_proj", hidden, scores.head_dim, role=WeightRole.QUERY_KEY
-    )
+    states = linear(t, x, "self_attn.kv_proj", hidden, scores.head_dim, role=WeightRole.QUERY_KEY)
     states = norm(t, states, spec.norm, "self_attn.kv_norm", scores.head_dim)
     states = turn_last(t, states, scores, cos, sin)
-    mask, length, held = context.sliding_mask, context.seq_len, ()
+    mask, length = context.sliding_mask, context.seq_len
+    held: tuple[Tensor, ...] = ()
     if spec.compressor is not None:
         states, mask, length, held = _joined(t, x, narrow, states, mask, spec, context)
     shape = Shape(context.batch, context.seq_len, length, scores)
@@ -75,17 +74,13 @@ def _joined(
     return joined, wider, length, (wider, bias, entries)
 
 
-def _output(
-    t: Tape, x: Tensor, spec: CompressedAttentionSpec, context: StackContext
-) -> Tensor:
+def _output(t: Tape, x: Tensor, spec: CompressedAttentionSpec, context: StackContext) -> Tensor:
     """Each group of heads to a narrow vector, then all of them to the hidden size."""
     scores, groups = spec.scores, spec.output_groups
     width = groups * spec.output_rank
     inner = scores.num_heads * scores.head_dim // groups
     given = t.scale(x, OperationKind.CLONE)
-    weight = t.matrix(
-        "self_attn.o_a_proj.weight", width, inner, role=WeightRole.ATTENTION_OUTPUT
-    )
+    weight = t.matrix("self_attn.o_a_proj.weight", width, inner, role=WeightRole.ATTENTION_OUTPUT)
     factor: Tensor = weight
     if t.autocast is not None:
         given, factor = t.cast(given, t.autocast), t.cast(weight, t.autocast)

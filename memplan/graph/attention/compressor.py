@@ -183,7 +183,9 @@ def _best(
     )  # fmt: skip
     number = rows * min(indexer.top_k, count)
     best, places = t.tensor(number, masked.dtype), t.tensor(number, DType.INT64)
-    t.record(OperationKind.TOPK, (masked,), (best, places), saves=(places,), gradients=(Gradient.NONE,))
+    t.record(
+        OperationKind.TOPK, (masked,), (best, places), saves=(places,), gradients=(Gradient.NONE,)
+    )
     invalid, chosen = t.tensor(number, DType.BOOL), t.tensor(number, DType.INT64)
     t.record(OperationKind.GE, (places,), (invalid,))
     scratch = chosen.storage.num_bytes
