@@ -64,7 +64,7 @@ MULTIMODALS: dict[str, Multimodal] = {
     "llava_onevision": Multimodal(
         declare=llava.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED
     ),
-    "video_llava": Multimodal(declare=llava.video_llava, text=LLAMA),
+    "video_llava": Multimodal(declare=llava.video_llava, text=LLAMA, join=SCATTERED),
     "mistral3": Multimodal(
         declare=llava.mistral3,
         text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
@@ -79,11 +79,11 @@ MULTIMODALS: dict[str, Multimodal] = {
         join=SCATTERED,
         block_masks=True,
     ),
-    "deepseek_vl": Multimodal(declare=plain.deepseek_vl, text=LLAMA),
-    "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA),
-    "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA),
+    "deepseek_vl": Multimodal(declare=plain.deepseek_vl, text=LLAMA, join=SCATTERED),
+    "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
+    "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
     "modernvbert": Multimodal(
-        declare=joined.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
+        declare=joined.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert"), join=COLLECTED
     ),
     "internvl": Multimodal(declare=joined.internvl, text=QWEN2, join=SCATTERED),
     "lfm2_vl": Multimodal(declare=joined.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
@@ -145,7 +145,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=convolved.got_ocr2, text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN)
     ),
     "janus": Multimodal(
-        declare=drawing.janus, text=LLAMA, left_out="the vision tower and the VQGAN"
+        declare=drawing.janus, text=LLAMA, join=SCATTERED, left_out="the vision tower and the VQGAN"
     ),
     "glm_image": Multimodal(
         declare=drawing.glm_image,
@@ -153,7 +153,9 @@ MULTIMODALS: dict[str, Multimodal] = {
         ties=Ties.NEVER,
         output_rows=lambda _, text: text.integer("vision_vocab_size"),
     ),
-    "llama4": Multimodal(declare=plain.llama4, text=OWN, ties=Ties.INNER, head_in_base=True),
+    "llama4": Multimodal(
+        declare=plain.llama4, text=OWN, join=SCATTERED, ties=Ties.INNER, head_in_base=True
+    ),
     "mllama": Multimodal(declare=plain.mllama, text=OWN),
     "step3p7": Multimodal(declare=convolved.step, text=OWN),
     "kosmos-2.5": Multimodal(declare=queried.kosmos, text=OWN, ties=Ties.INNER),

@@ -5,10 +5,12 @@ from memplan.families.projectors.llava import SIGLIP_384
 from memplan.families.projectors.towers import (
     VISION,
     declare_features,
+    declare_normed,
     declare_tower,
     feature_layer,
     perceptron_bodies,
     width_of,
+    with_pictures,
 )
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.layers import tower_activation
@@ -18,6 +20,7 @@ from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.parts import LinearBody, NormBody
+from memplan.model.towers.patches import Positions
 from memplan.model.towers.projecting import CropBody, HalvedBody, JoinedPatchesBody
 
 
@@ -64,20 +67,34 @@ def _halved_perceptron(
 
 def idefics3(table: ParameterTable, whole: Whole) -> None:
     """SigLIP and one linear layer over joined patches."""
+    own = ParameterTable()
     vision = whole.part(VISION)
-    declare_tower(table, vision)
-    joined = width_of(vision) * whole.reader.integer("scale_factor") ** 2
-    with table.block("projector"):
-        table.linear("connector.proj", joined, whole.text.hidden_size, bias=False)
+    declare_tower(own, vision)
+    table.add(*with_pictures(own.blocks(), picked=True, positions=Positions.EACH))
+    _shuffled(table, whole, width_of(vision), "scale_factor", "connector.proj")
 
 
 def modernvbert(table: ParameterTable, whole: Whole) -> None:
     """The same over ModernBERT."""
+    own = ParameterTable()
     vision = whole.part(VISION, "siglip_vision_model")
-    declare_tower(table, vision)
-    joined = width_of(vision) * whole.reader.integer("pixel_shuffle_factor") ** 2
-    with table.block("projector"):
-        table.linear("connector", joined, whole.text.hidden_size, bias=False)
+    declare_normed(own, vision)
+    table.add(*with_pictures(own.blocks(), picked=True))
+    _shuffled(table, whole, width_of(vision), "pixel_shuffle_factor", "connector")
+
+
+def _shuffled(table: ParameterTable, whole: Whole, width: int, key: str, module: str) -> None:
+    """Joined patches through one linear layer without a bias."""
+    side, outputs = whole.reader.integer(key), whole.text.hidden_size
+    joined = width * side**2
+    body = ChainBody(
+        parts=(
+            JoinedPatchesBody(size=width, side=side, copies=2),
+            LinearBody(module=module, inputs=joined, outputs=outputs, bias=False),
+        )
+    )
+    with table.block("projector", body=body):
+        table.linear(module, joined, outputs, bias=False)
 
 
 def internvl(table: ParameterTable, whole: Whole) -> None:

@@ -17,8 +17,9 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.layers import Turning
 from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, NormBody
-from memplan.model.towers.patches import PatchesBody, ReorderedBody
+from memplan.model.towers.patches import PatchesBody, Positions, ReorderedBody
 from memplan.model.towers.projecting import DeepMergersBody
 
 
@@ -81,7 +82,7 @@ def _patches_body(reader: ConfigReader, kind: PatchVit, width: int) -> PatchesBo
         size=width, channels=reader.integer("in_channels"), image=PICTURE, patch=(patch, patch),
         frames=reader.integer("temporal_patch_size"), projection="patch_embed.proj",
         bias=kind.patch_bias, rotary_dim=width // heads, windowed=kind.merger is _qwen2_5_merger,
-        resampled_rows=bool(kind.table), position_module="pos_embed",
+        positions=Positions.WEIGHED if kind.table else Positions.NONE, position_module="pos_embed",
     )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def _written_layers(
     heads, count = reader.integer("num_heads"), reader.layers("depth")
     active = tower_activation(reader, "hidden_act", default="silu" if layer.gated else "gelu")
     whole = layer_body(layer, heads, active)
-    whole = replace(whole, rotary=True, packed=True)
+    whole = replace(whole, turning=Turning.FULL, packed=True)
     if kind.merger is not _qwen2_5_merger:
         declare_layers(
             table, f"{name}.layers", count, layer, heads=heads, activation=active, body=whole

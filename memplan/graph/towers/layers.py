@@ -6,12 +6,12 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, dropout, linear, norm, rotary
+from memplan.graph.operations import activation, dropout, linear, norm, rotary, rotary_as_complex
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
-from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.layers import LayerBody, Turning
 from memplan.model.towers.parts import RMS_NORM
 
 
@@ -83,9 +83,8 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         kind = RMS_NORM if body.head_norm_rms else body.norm
         query = norm(t, query, kind, f"{name}.q_norm", body.head_norm)
         key = norm(t, key, kind, f"{name}.k_norm", body.head_norm)
-    if body.rotary and flow.tables is not None:
-        turn = rotary if body.one_row else _turned
-        query, key = (turn(t, each, *flow.tables) for each in (query, key))
+    if flow.tables is not None:
+        query, key = _turned(t, query, key, body.turning, flow.tables)
     masked = spec.causal or body.one_row
     if body.packed:
         out = _in_stretches(t, query, key, value, shape, body, flow)
@@ -110,7 +109,22 @@ def _fused(t: Tape, x: Tensor, body: LayerBody, width: int) -> tuple[Tensor, Ten
     return query, key, value
 
 
-def _turned(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turned(
+    t: Tape, query: Tensor, key: Tensor, turning: Turning, tables: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys, each turned by its position."""
+    match turning:
+        case Turning.NONE:
+            return query, key
+        case Turning.PLAIN:
+            return rotary(t, query, *tables), rotary(t, key, *tables)
+        case Turning.FULL:
+            return _turned_in_full(t, query, *tables), _turned_in_full(t, key, *tables)
+        case Turning.COMPLEX:
+            return rotary_as_complex(t, query, key, tables[0])
+
+
+def _turned_in_full(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``apply_rotary_pos_emb_vision``: in fp32, cast back."""
     full = t.cast(x, DType.FP32)
     out = t.cast(rotary(t, full, cos, sin), x.dtype)

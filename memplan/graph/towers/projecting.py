@@ -24,7 +24,7 @@ from memplan.model.towers.projecting import (
 def crop(t: Tape, x: Tensor, body: CropBody, flow: Flow) -> Tensor:
     """All tokens but the first; of several pictures a copy."""
     rest = t.slice(x, x.numel - flow.items * body.size)
-    return rest if flow.items == 1 else t.contiguous(rest)
+    return rest if flow.items == 1 or body.last else t.contiguous(rest)
 
 
 def deep_mergers(t: Tape, x: Tensor, body: DeepMergersBody, flow: Flow) -> Tensor:

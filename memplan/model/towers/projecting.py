@@ -15,6 +15,8 @@ class CropBody:
     """All tokens of a picture but its first; a copy, as what reads them wants rows."""
 
     size: int
+    last: bool = False
+    """But its last, as a view."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
