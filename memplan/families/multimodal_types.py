@@ -83,7 +83,7 @@ MULTIMODALS: dict[str, Multimodal] = {
     "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
     "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
     "modernvbert": Multimodal(
-        declare=joined.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert"), join=COLLECTED
+        declare=joined.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
     ),
     "internvl": Multimodal(declare=joined.internvl, text=QWEN2, join=SCATTERED),
     "lfm2_vl": Multimodal(declare=joined.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
@@ -93,13 +93,19 @@ MULTIMODALS: dict[str, Multimodal] = {
     "qwen3_vl_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
     "qwen3_5": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
     "qwen3_5_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
-    "glm4v": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER),
-    "glm4v_moe": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER),
-    "glm_ocr": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER),
-    "exaone4_5": Multimodal(declare=plain.visual, text=PartSpec(key=TEXT, model_type="exaone4")),
-    "kimi_k25": Multimodal(declare=joined.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3")),
-    "paddleocr_vl": Multimodal(declare=joined.paddle, text=FLAT, ties=Ties.EITHER),
-    "video_llama_3": Multimodal(declare=plain.video_llama3, text=QWEN2, ties=Ties.EITHER),
+    "glm4v": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "glm4v_moe": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "glm_ocr": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "exaone4_5": Multimodal(
+        declare=plain.visual, text=PartSpec(key=TEXT, model_type="exaone4"), join=COLLECTED
+    ),
+    "kimi_k25": Multimodal(
+        declare=joined.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3"), join=COLLECTED
+    ),
+    "paddleocr_vl": Multimodal(declare=joined.paddle, text=FLAT, join=COLLECTED, ties=Ties.EITHER),
+    "video_llama_3": Multimodal(
+        declare=plain.video_llama3, text=QWEN2, join=COLLECTED, ties=Ties.EITHER
+    ),
     "minicpmv4_6": Multimodal(
         declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
     ),

@@ -21,7 +21,7 @@ from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.parts import LinearBody, NormBody
 from memplan.model.towers.patches import Positions
-from memplan.model.towers.projecting import CropBody, HalvedBody, JoinedPatchesBody
+from memplan.model.towers.projecting import CropBody, FramesMeanBody, HalvedBody, JoinedPatchesBody
 
 
 def aya_vision(table: ParameterTable, whole: Whole) -> None:
@@ -148,9 +148,18 @@ def kimi(table: ParameterTable, whole: Whole) -> None:
     declare_tower(table, vision)
     height, width = pair(vision.reader, "merge_kernel_size")
     joined = width_of(vision) * height * width
-    with table.block("projector"):
-        table.norm("projector.pre_norm", whole.reader.integer("projection_hidden_size"))
-        perceptron(table, "projector", joined, joined, whole.text.hidden_size)
+    normed, outputs = whole.reader.integer("projection_hidden_size"), whole.text.hidden_size
+    parts = perceptron_bodies("projector", joined, joined, outputs, Activation.GELU)
+    body = ChainBody(
+        parts=(
+            FramesMeanBody(size=width_of(vision)),
+            NormBody(module="projector.pre_norm", size=normed),
+            *parts,
+        )
+    )
+    with table.block("projector", body=body):
+        table.norm("projector.pre_norm", normed)
+        perceptron(table, "projector", joined, joined, outputs)
 
 
 def paddle(table: ParameterTable, whole: Whole) -> None:
@@ -159,9 +168,18 @@ def paddle(table: ParameterTable, whole: Whole) -> None:
     declare_tower(table, vision)
     width = width_of(vision)
     joined = width * vision.reader.integer("spatial_merge_size") ** 2
-    with table.block("projector"):
+    side, outputs = vision.reader.integer("spatial_merge_size"), whole.text.hidden_size
+    parts = perceptron_bodies("projector", joined, joined, outputs, Activation.GELU)
+    body = ChainBody(
+        parts=(
+            NormBody(module="projector.pre_norm", size=width),
+            JoinedPatchesBody(size=width, side=side, copies=1),
+            *parts,
+        )
+    )
+    with table.block("projector", body=body):
         table.norm("projector.pre_norm", width)
-        perceptron(table, "projector", joined, joined, whole.text.hidden_size)
+        perceptron(table, "projector", joined, joined, outputs)
 
 
 def minicpm(table: ParameterTable, whole: Whole) -> None:

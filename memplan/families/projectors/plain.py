@@ -70,7 +70,10 @@ def video_llama3(table: ParameterTable, whole: Whole) -> None:
     vision = whole.part(VISION)
     declare_tower(table, vision)
     outputs = whole.text.hidden_size
-    with table.block("projector"):
+    parts = perceptron_bodies(
+        "projector.readout", width_of(vision), outputs, outputs, Activation.GELU
+    )
+    with table.block("projector", body=ChainBody(parts=parts)):
         perceptron(table, "projector.readout", width_of(vision), outputs, outputs)
 
 

@@ -17,6 +17,7 @@ from memplan.families.towers.images import (
     mllama_vision,
     muse_vision,
     ovis2_vision,
+    paddle_vision,
     pixtral_vision,
     step_vision,
     unplaced_vision,
@@ -52,6 +53,7 @@ TOWERS = {
     "muse_glimmer_vision": muse_vision,
     "minicpmv4_6_vision": minicpm_vision,
     "video_llama_3_vision": unplaced_vision,
+    "paddleocr_vl_vision": paddle_vision,
     "ovis2_vision": ovis2_vision,
     "instructblip_vision_model": blip_vision,
     "instructblipvideo_vision_model": blip_vision,
@@ -76,7 +78,7 @@ TOWERS = {
 """Towers by the ``model_type`` of their config; those of ``PATCH_VITS`` beside them."""
 
 
-PLAIN_SIGLIP = frozenset({"idefics3_vision", "smolvlm_vision", "paddleocr_vl_vision"})
+PLAIN_SIGLIP = frozenset({"idefics3_vision", "smolvlm_vision"})
 """Towers that are SigLIP's without the pooling head."""
 
 

@@ -27,7 +27,7 @@ from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.layers import Turning
 from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
-from memplan.model.towers.projecting import CropBody, JoinedPatchesBody
+from memplan.model.towers.projecting import CopiedBody, CropBody, JoinedPatchesBody
 
 COLOURS = 3
 """Channels, where the class writes them down."""
@@ -161,13 +161,35 @@ def _placed_patches(reader: ConfigReader) -> PatchesBody:
 def kimi_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """MoonViT: a grid of positions that is resampled to each image's."""
     size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+    patches = replace(
+        _packed_patches(reader), positions=Positions.BAGGED, casts_pictures=False,
+        position_module="patch_embed.pos_emb.position_embeddings",
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
         _patches(table, reader)
         grid = reader.integer("pos_emb_height"), reader.integer("pos_emb_width")
         table.parameter("patch_embed.pos_emb", "position_embeddings", *grid, size)
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
-    with table.block(f"{name}.norm"):
+    _packed_layers(table, name, reader)
+    with table.block(f"{name}.norm", body=NormBody(module="final_layernorm", size=size)):
         table.norm("final_layernorm", size)
+
+
+def _packed_patches(reader: ConfigReader) -> PatchesBody:
+    """Patches of pictures that keep their proportions, all in one row."""
+    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    return PatchesBody(
+        size=size, channels=reader.integer("num_channels", default=COLOURS), image=PICTURE,
+        patch=pair(reader, "patch_size"), projection="patch_embedding", rotary_dim=size // heads,
+    )  # fmt: skip
+
+
+def _packed_layers(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """SigLIP's layers with rotary positions, each picture by itself."""
+    layer, heads = plain_layer(reader), reader.integer("num_attention_heads")
+    active = tower_activation(reader, "hidden_act", default="gelu_pytorch_tanh")
+    body = replace(layer_body(layer, heads, active), turning=Turning.FULL, packed=True)
+    count = reader.layers("num_hidden_layers")
+    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
 
 
 def muse_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
@@ -375,9 +397,29 @@ def gemma4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
 
 def unplaced_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """VideoLLaMA 3's: SigLIP's with rotary positions, so that there is no table of them."""
-    with table.block(f"{name}.embed"):
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed", body=_packed_patches(reader)):
         _patches(table, reader)
-    _siglip_layers(table, name, reader)
+    _packed_layers(table, name, reader)
+    # Resized to a side of its own, a copy; and joined.
+    last = ChainBody(parts=(NormBody(module="post_layernorm", size=size), CopiedBody(times=2)))
+    with table.block(f"{name}.norm", body=last):
+        table.norm("post_layernorm", size)
+
+
+def paddle_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """PaddleOCR-VL's: SigLIP's with rotary positions, and a table of others that is resampled."""
+    size = reader.integer("hidden_size")
+    patches = replace(
+        _packed_patches(reader), positions=Positions.WEIGHED_FULL,
+        position_module="position_embedding",
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
+        _patches(table, reader)
+        table.embedding("position_embedding", patches_across(reader) ** 2, size)
+    _packed_layers(table, name, reader)
+    with table.block(f"{name}.norm", body=NormBody(module="post_layernorm", size=size)):
+        table.norm("post_layernorm", size)
 
 
 def minicpm_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:

@@ -53,7 +53,7 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
     spec, name, size, read = body.attention, body.names.attention, body.size, x
     if cross and body.cross_attention is not None and flow.memory is not None:
         spec, name, read = body.cross_attention, body.names.cross_attention, flow.memory
-    width = spec.num_heads * spec.head_dim
+    width, narrow = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
     shape = Shape(
         flow.items, flow.tokens(x, size), flow.tokens(read, size), spec,
@@ -63,10 +63,10 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         rows = flow.items * shape.queries
         shape = replace(shape, batch=1, queries=rows, keys=rows)
 
-    def project(source: Tensor, part: str, *, bias: bool) -> Tensor:
-        made = linear(t, source, f"{name}.{part}", size, width, bias=bias)
+    def project(source: Tensor, part: str, heads: int, *, bias: bool) -> Tensor:
+        made = linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, bias=bias)
         if not body.copies_heads:
-            return as_heads(t, made, spec.num_heads) if shape.heads_split else made
+            return as_heads(t, made, heads) if shape.heads_split else made
         if part == "q_proj":
             made = t.scale(made)
         made = t.scale(made, OperationKind.CLONE)
@@ -74,11 +74,11 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         return made
 
     if body.names.fused:
-        query, key, value = _fused(t, x, body, width)
+        query, key, value = _fused(t, x, body, width, narrow)
     else:
-        query = project(x, "q_proj", bias=spec.query_bias)
-        key = project(read, "k_proj", bias=spec.key_bias)
-        value = project(read, "v_proj", bias=spec.value_bias)
+        query = project(x, "q_proj", spec.num_heads, bias=spec.query_bias)
+        key = project(read, "k_proj", spec.num_kv_heads, bias=spec.key_bias)
+        value = project(read, "v_proj", spec.num_kv_heads, bias=spec.value_bias)
     if body.head_norm:
         kind = RMS_NORM if body.head_norm_rms else body.norm
         query = norm(t, query, kind, f"{name}.q_norm", body.head_norm)
@@ -99,13 +99,16 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
     return out
 
 
-def _fused(t: Tape, x: Tensor, body: LayerBody, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _fused(
+    t: Tape, x: Tensor, body: LayerBody, width: int, narrow: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """One matrix, of whose result queries, keys and values are views."""
     bias = body.attention.query_bias
     name = f"{body.names.attention}.{body.names.fused}"
-    both = linear(t, x, name, body.size, 3 * width, bias=bias)
-    size = both.numel // 3
-    query, key, value = t.split(both, size, size, size)
+    columns = width + 2 * narrow
+    both = linear(t, x, name, body.size, columns, bias=bias)
+    rows = both.numel // columns
+    query, key, value = t.split(both, rows * width, rows * narrow, rows * narrow)
     return query, key, value
 
 

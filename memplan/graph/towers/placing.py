@@ -17,7 +17,7 @@ def positions(t: Tape, body: PatchesBody, items: int, patches: int, dtype: DType
             return t.parameter(body.position_module)
         case Positions.EACH:
             return _for_each(t, body, rows)
-        case Positions.WEIGHED:
+        case Positions.WEIGHED | Positions.WEIGHED_FULL:
             return t.cast(_weighed(t, body, rows), dtype)
         case Positions.SAMPLED:
             return _sampled(t, body, rows)
@@ -46,8 +46,9 @@ def _weighed(t: Tape, body: PatchesBody, rows: int) -> Tensor:
     numbers, shares = _numbers(t, 4 * rows), _numbers(t, 4 * rows, DType.FP32)
     table = t.parameter(f"{body.position_module}.weight")
     found = embedding_lookup(t, table, 4 * rows, numbers)
-    shares = t.cast(shares, found.dtype)
-    product = t.tensor(found.numel, found.dtype)
+    if body.positions is Positions.WEIGHED:
+        shares = t.cast(shares, found.dtype)
+    product = t.tensor(found.numel, shares.dtype)
     t.record(
         OperationKind.MUL, (found, shares), (product,), saves=(shares,),
         gradients=(Gradient.FRESH, Gradient.NONE),

@@ -30,6 +30,8 @@ class Positions(Enum):
     """Rows of a table, looked up for each picture by numbers made of its size (Idefics)."""
     WEIGHED = "weighed"
     """Four rows of a table for each patch, weighed and added up (Qwen3-VL)."""
+    WEIGHED_FULL = "weighed_full"
+    """The same, multiplied and added up in fp32 (PaddleOCR-VL)."""
     SAMPLED = "sampled"
     """Points of a table that is seen as a picture, in fp32 (GLM-4.1V)."""
     BAGGED = "bagged"

@@ -29,6 +29,20 @@ class JoinedPatchesBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FramesMeanBody:
+    """Patches picked by index, so that those of all frames at a place lie together; their mean (Kimi K2.5)."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedBody:
+    """The same, copied so often: rows resized to what they are, pictures joined to one row."""
+
+    times: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HalvedBody:
     """Half of the numbers through a nonlinearity, times the other half (Aya Vision)."""
 
@@ -71,6 +85,8 @@ class DeepMergersBody:
 ProjectingBody = (
     CropBody
     | JoinedPatchesBody
+    | FramesMeanBody
+    | CopiedBody
     | HalvedBody
     | PackedCropsBody
     | PooledProjectionBody
