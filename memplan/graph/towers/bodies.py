@@ -19,7 +19,14 @@ from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import NetBody, PixelsBody
-from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, PartBody, SpareBody
+from memplan.model.towers.parts import (
+    ActivationBody,
+    GatedBody,
+    LinearBody,
+    NormBody,
+    PartBody,
+    SpareBody,
+)
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
@@ -95,5 +102,20 @@ def _part(t: Tape, x: Tensor, body: PartBody) -> Tensor:
             out = activation(t, x, body.activation)
             t.touch(x)
             return out
+        case GatedBody():
+            return gated(t, x, body)
         case SpareBody():
             return x
+
+
+def gated(t: Tape, x: Tensor, body: GatedBody) -> Tensor:
+    """``down(act(gate(x)) * up(x))``."""
+    name, inner = f"{body.module}." if body.module else "", body.inner
+    gate = linear(t, x, f"{name}gate_proj", body.inputs, inner, bias=body.bias)
+    active = activation(t, gate, body.activation)
+    raised = linear(t, x, f"{name}fc1", body.inputs, inner, bias=body.bias)
+    middle = t.mul(active, raised)
+    t.touch(gate, active, raised)
+    out = linear(t, middle, f"{name}fc2", inner, body.outputs, bias=body.bias)
+    t.touch(x)
+    return out
