@@ -92,6 +92,11 @@ class ModelSpec(Displayed):
         return sum(stack.num_layers for stack in self.stacks)
 
     @property
+    def denoises(self) -> bool:
+        """Whether it is a diffusion transformer."""
+        return bool(self.tables) and getattr(self.tables[0].body, "denoises", False)
+
+    @property
     def num_params(self) -> int:
         """All parameters with the task's head, shared ones once; counted anew at each call.
 

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
+from memplan.model.denoisers import DenoiserBody
 from memplan.model.norms import NormKind, NormSpec
 
 if TYPE_CHECKING:
@@ -508,4 +509,5 @@ TowerBody = (
     | PackedCropsBody
     | ConvolvedLayerBody
     | DownsamplingBody
+    | DenoiserBody
 )
