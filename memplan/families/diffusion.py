@@ -6,6 +6,7 @@ embeddings and latents before, or let frozen models do so outside the graph.
 
 from collections.abc import Callable
 
+from memplan.errors import ConfigError
 from memplan.families.classes import dispatch
 from memplan.families.request import ReadRequest, checkpoint_dtype
 from memplan.model.config import ConfigReader
@@ -40,12 +41,13 @@ NETWORK_RATIO = 4
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any class of this module."""
-    if request.task not in {None, Task.OTHER, Task.BASE}:
+    task = request.task
+    if task is not None and task not in {Task.OTHER, Task.BASE}:
         msg = (
-            f"{reader.source}: {request.model_type} is trained to take noise away, and has no task "
-            f"{request.task.value if request.task else ''!r}: leave `task` out"
+            f"{reader.source}: {request.model_type} learns to take noise away, and has no task "
+            f"{task.value!r}: leave `task` out"
         )
-        raise reader.fail("_class_name", msg)
+        raise ConfigError(msg)
     return dispatch(_READERS, reader, request)
 
 
@@ -102,9 +104,7 @@ def _head_norms(table: ParameterTable, module: str, head_dim: int, *names: str) 
         table.norm(f"{module}.{name}", head_dim, bias=False)
 
 
-def _squares(
-    table: ParameterTable, module: str, size: int, *names: str, bias: bool = True
-) -> None:
+def _squares(table: ParameterTable, module: str, size: int, *names: str, bias: bool = True) -> None:
     for name in names:
         table.linear(f"{module}.{name}", size, size, bias=bias)
 
@@ -116,9 +116,10 @@ SD3_PROMPT = 154
 def _sd3(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """``SD3Transformer2DModel``; Stable Diffusion 3.5 norms heads, and its medium one has dual layers."""
     size, heads = _width(reader)
-    if reader.integer("caption_projection_dim") != size:
+    key = "caption_projection_dim"
+    if reader.integer(key) != size:
         msg = f"must be num_attention_heads x attention_head_dim ({size}): both streams are as wide"
-        raise reader.fail("caption_projection_dim", msg)
+        raise reader.fail(key, msg)
     patch = reader.integer("patch_size")
     channels = reader.integer("in_channels")
     sample = reader.integer("sample_size") * SCALE
@@ -158,7 +159,9 @@ def _runs(dual: set[int], count: int) -> list[tuple[int, int]]:
     """Stretches of equal layers; the last one stands for itself."""
     cuts = [0]
     cuts += [
-        each for each in range(1, count) if (each in dual) is not (each - 1 in dual) or each == count - 1
+        each
+        for each in range(1, count)
+        if (each in dual) is not (each - 1 in dual) or each == count - 1
     ]
     return list(zip(cuts, [*cuts[1:], count], strict=True))
 
@@ -207,16 +210,15 @@ def _flux(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """``FluxTransformer2DModel``: layers of two streams, then of one row of both."""
     size, heads = _width(reader)
     channels = reader.integer("in_channels")
-    patch = reader.integer("patch_size")
-    if patch != 1:
-        raise reader.fail("patch_size", f"must be 1: tokens are packed before, got {patch}")
+    key = "patch_size"
+    if reader.integer(key) != 1:
+        raise reader.fail(key, "must be 1: the latents of a token are packed before")
     latent = reader.divide("in_channels", channels, "latents of a token", PACKED**2)
     grid = LatentGrid(channels=latent, image=FLUX_IMAGE, scale=SCALE, patch=(PACKED, PACKED))
-    parts = ("timestep_embedder",)
-    if reader.flag("guidance_embeds"):
-        parts += ("guidance_embedder",)
+    guided = ("guidance_embedder",) if reader.flag("guidance_embeds") else ()
     time = TimeEmbedding(
-        module="time_text_embed", size=size, features=WAVES, parts=parts,
+        module="time_text_embed", size=size, features=WAVES,
+        parts=("timestep_embedder", *guided),
         pooled=reader.integer("pooled_projection_dim"),
     )  # fmt: skip
     text = reader.integer("joint_attention_dim")
@@ -315,9 +317,10 @@ def _wan(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 
 def _patch(reader: ConfigReader) -> tuple[int, int, int]:
-    found = reader.integers("patch_size", minimum=1)
+    key = "patch_size"
+    found = reader.integers(key, minimum=1)
     if len(found) != 3:
-        raise reader.fail("patch_size", f"expected three numbers, got {len(found)}")
+        raise reader.fail(key, f"expected three numbers, got {len(found)}")
     return found[0], found[1], found[2]
 
 
@@ -393,9 +396,7 @@ def _cogvideox_layer(table: ParameterTable, body: ExpertLayerBody, condition: in
     _network(table, "ff", size, body.inner_size)
 
 
-def _expert_norm(
-    table: ParameterTable, module: str, body: ExpertLayerBody, condition: int
-) -> None:
+def _expert_norm(table: ParameterTable, module: str, body: ExpertLayerBody, condition: int) -> None:
     table.linear(f"{module}.linear", condition, 6 * body.size)
     if body.affine:
         table.norm(f"{module}.norm", body.size)

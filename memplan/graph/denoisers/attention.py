@@ -1,10 +1,13 @@
 """Attention over pictures, clips and prompts (diffusers 0.42's attention processors)."""
 
+from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.denoisers.rotation import turned
 from memplan.graph.denoisers.state import Denoising
-from memplan.graph.operations import linear, native_layer_norm, norm, rms_norm_fused
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import linear, native_layer_norm, norm
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec
@@ -48,17 +51,40 @@ def head_normed(t: Tape, x: Tensor, kind: HeadNorm, module: str, head_dim: int) 
 
 
 def kernel_normed(t: Tape, x: Tensor, module: str, width: int) -> Tensor:
-    """``torch.nn.RMSNorm``."""
-    return rms_norm_fused(t, x, t.parameter(f"{module}.weight", width, role=WeightRole.NORM))
+    """``torch.nn.RMSNorm``: one kernel, which autocast gives fp32 copies."""
+    weight: Tensor = t.parameter(f"{module}.weight", width, role=WeightRole.NORM)
+    given = x
+    if t.autocast is not None:
+        given, weight = t.cast(x, DType.FP32), t.cast(weight, DType.FP32)
+    out = t.tensor(x.numel, given.dtype)
+    statistic = t.tensor(x.numel // width, DType.FP32)
+    t.record(
+        OperationKind.RMS_NORM, (given, weight), (out, statistic), saves=(given, statistic, weight),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+    )  # fmt: skip
+    t.touch(x)
+    return out
 
 
 def scores(
-    t: Tape, query: Tensor, key: Tensor, value: Tensor, batch: int, spec: AttentionSpec
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    batch: int,
+    spec: AttentionSpec,
+    *,
+    widened: bool = True,
 ) -> Tensor:
-    """``scaled_dot_product_attention``."""
+    """``scaled_dot_product_attention``; ``widened``: its result is cast to the queries' format, which norms
+    may have widened."""
     width = spec.num_heads * spec.head_dim
     shape = Shape(batch, query.numel // width // batch, key.numel // width // batch, spec)
-    return attend(t, query, key, value, shape, None)
+    out = attend(t, query, key, value, shape, None)
+    if widened:
+        out = t.cast(out, query.dtype)
+    t.touch(query, key, value)
+    return out
 
 
 def joint_attention(
@@ -153,7 +179,9 @@ def self_attention(
     """Of one stream; what it finds is not projected yet."""
     t.block = LayerBlock.ATTENTION
     spec = head_spec(size, num_heads)
-    query, key, value = (project(t, x, f"{module}.{name}", size) for name in ("to_q", "to_k", "to_v"))
+    query, key, value = (
+        project(t, x, f"{module}.{name}", size) for name in ("to_q", "to_k", "to_v")
+    )
     query = head_normed(t, query, kind, f"{module}.norm_q", spec.head_dim)
     key = head_normed(t, key, kind, f"{module}.norm_k", spec.head_dim)
     if rotary and d.tables is not None:

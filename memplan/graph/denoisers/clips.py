@@ -54,7 +54,14 @@ def _full(t: Tape, x: Tensor) -> Tensor:
 
 
 def _attention(
-    t: Tape, x: Tensor, read: Tensor, module: str, body: CrossLayerBody, d: Denoising, *, rotary: bool
+    t: Tape,
+    x: Tensor,
+    read: Tensor,
+    module: str,
+    body: CrossLayerBody,
+    d: Denoising,
+    *,
+    rotary: bool,
 ) -> Tensor:
     """``WanAttnProcessor``: queries and keys are normed over all heads at once."""
     t.block = LayerBlock.ATTENTION if rotary else LayerBlock.CROSS_ATTENTION
@@ -128,7 +135,7 @@ def _joined_attention(
     if body.rotary and d.tables is not None:
         query = _turned_clip(t, query, clip.numel, d.tables)
         key = _turned_clip(t, key, clip.numel, d.tables)
-    out = scores(t, query, key, value, d.batch, spec)
+    out = scores(t, query, key, value, d.batch, spec, widened=False)
     t.touch(row, query, key, value)
     out = dropout(t, project(t, out, "attn1.to_out.0", size), 0.0)
     of_prompt, of_clip = t.split(out, prompt.numel, clip.numel)

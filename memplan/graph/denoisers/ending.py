@@ -64,9 +64,7 @@ def mean_square(t: Tape, given: Tensor, d: Denoising) -> Tensor:
     target = _of_loop(given.numel, batch_dtype(t))
     wanted = t.cast(target, DType.FP32)
     error = t.tensor(full.numel, DType.FP32)
-    t.record(
-        OperationKind.SUB, (full, wanted), (error,), gradients=(Gradient.ALIAS, Gradient.NONE)
-    )
+    t.record(OperationKind.SUB, (full, wanted), (error,), gradients=(Gradient.ALIAS, Gradient.NONE))
     weights = t.cast(_of_loop(d.batch, batch_dtype(t)), DType.FP32)
     weighted = t.mul(weights, t.square(error))
     each = t.mean(weighted, weighted.numel // d.batch)

@@ -60,9 +60,7 @@ def embed_time(t: Tape, d: Denoising, spec: TimeEmbedding) -> None:
     found: Tensor | None = None
     for part in spec.parts:
         given = waves(t, d.batch * spec.features, batch_dtype(t))
-        made = perceptron(
-            t, given, f"{beginning}{part}", spec.features, spec.size, Activation.SILU
-        )
+        made = perceptron(t, given, f"{beginning}{part}", spec.features, spec.size, Activation.SILU)
         found = made if found is None else t.add(found, made)
     if spec.pooled:
         pooled = from_batch(t, d.batch * spec.pooled, batch_dtype(t))

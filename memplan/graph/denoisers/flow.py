@@ -75,7 +75,9 @@ def _segment(
             t.release(each)
     t.end(out)
     if x is not None and block.part is ModelPart.LAYERS:
-        same = x.numel == out.numel and x.dtype is out.dtype and x.requires_grad is out.requires_grad
+        same = (
+            x.numel == out.numel and x.dtype is out.dtype and x.requires_grad is out.requires_grad
+        )
         if given is not None or d.prompt is not None or not same:
             t.segment.repeat = 1
     return out

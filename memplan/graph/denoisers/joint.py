@@ -79,9 +79,7 @@ def single_layer(t: Tape, x: Tensor, body: SingleLayerBody, d: Denoising) -> Ten
     t.block = LayerBlock.NETWORK
     raised = linear(t, normed, "proj_mlp", size, body.inner_size, bias=True)
     active = activation(t, raised, Activation.GELU_TANH)
-    found = self_attention(
-        t, d, normed, "attn", size, body.num_heads, HeadNorm.KERNEL, rotary=True
-    )
+    found = self_attention(t, d, normed, "attn", size, body.num_heads, HeadNorm.KERNEL, rotary=True)
     t.block = LayerBlock.NETWORK
     both = t.concatenate(found, active)
     out = t.mul(gate, linear(t, both, "proj_out", size + body.inner_size, size, bias=True))

@@ -41,8 +41,7 @@ def sample_words(
         what = f"clips of {num_frames or grid.frames} frames{default} of {size}"
     return (
         what,
-        "latents and prompts' embeddings computed before: neither the autoencoder nor a text encoder is on "
-        "the GPU",
+        "latents and prompts' embeddings made before, with no autoencoder or text encoder on the GPU",
         "loss: the mean square of the flow's direction, as in diffusers' training scripts",
         "workspaces of convolutions not counted",
     )
