@@ -52,7 +52,6 @@ class DenoiserBody:
     """What one block of a denoiser computes."""
 
     __slots__ = ()
-    denoises = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

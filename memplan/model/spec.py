@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
-    from memplan.model.towers import TowerJoin
+    from memplan.model.towers.joining import TowerJoin
     from memplan.model.traced import TracedModule
 
 __all__ = ["ModelSpec", "Task", "Tying"]
@@ -94,7 +94,11 @@ class ModelSpec(Displayed):
     @property
     def denoises(self) -> bool:
         """Whether it is a diffusion transformer."""
-        return bool(self.tables) and getattr(self.tables[0].body, "denoises", False)
+        if self.stacks or not self.tables:
+            return False
+        from memplan.model.denoisers import DenoiserBody  # only for models of tables
+
+        return isinstance(self.tables[0].body, DenoiserBody)
 
     @property
     def num_params(self) -> int:
