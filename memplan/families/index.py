@@ -101,7 +101,7 @@ FAMILY_MODULES: dict[str, str] = {
     "mimo_v2_flash": "mixtures",
     "deepseek_v32": "latents",
     "longt5": "t5_variants",
-    "switch_transformers": "t5_variants",
+    "switch_transformers": "switch",
     "led": "bart_variants",
     "pegasus_x": "bart_variants",
     "bigbird_pegasus": "bart_variants",

@@ -166,7 +166,7 @@ def _other_network(
     t: Tape, x: Tensor, spec: MixtureSpec | OtherNetwork, context: StackContext
 ) -> Tensor:
     from memplan.model.mixers import ChannelMixingSpec  # only for rarer models
-    from memplan.model.mixtures import EveryTokenSpec, MixtureSpec
+    from memplan.model.mixtures import CapacityMixtureSpec, EveryTokenSpec, MixtureSpec
 
     if isinstance(spec, MixtureSpec):
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
@@ -176,6 +176,12 @@ def _other_network(
         from memplan.graph.experts.every_token import every_token  # only for Llama 4
 
         return every_token(t, x, spec, context.hidden_size)
+    if isinstance(spec, CapacityMixtureSpec):
+        from memplan.graph.experts.capacity import (
+            capacity_mixture,  # only for Switch Transformers
+        )
+
+        return capacity_mixture(t, x, spec, context.hidden_size, context.batch)
     if isinstance(spec, ChannelMixingSpec):
         from memplan.graph.mixers.rwkv import channel_mixing  # only for RWKV
 

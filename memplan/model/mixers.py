@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, SlidingChunksSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import EveryTokenSpec
+from memplan.model.mixtures import CapacityMixtureSpec, EveryTokenSpec
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
@@ -178,7 +178,7 @@ OtherMixer = (
 """What mixes tokens without attention's scores."""
 
 
-OtherNetwork = ChannelMixingSpec | EveryTokenSpec | CountedSpec
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | CapacityMixtureSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 
