@@ -102,7 +102,7 @@ FAMILY_MODULES: dict[str, str] = {
     "deepseek_v32": "latents",
     "longt5": "t5_variants",
     "switch_transformers": "switch",
-    "led": "bart_variants",
+    "led": "long_documents",
     "pegasus_x": "bart_variants",
     "bigbird_pegasus": "bart_variants",
     "fsmt": "bart_variants",

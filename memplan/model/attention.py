@@ -102,6 +102,8 @@ class AttentionForm(Enum):
     """Divided, then masked; the softmax in their own dtype (RemBERT, MPNet)."""
     SEGMENTS = "segments"
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
+    FOLDED = "folded"
+    """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
     CLAMPED_SCORES = "clamped_scores"
     """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
