@@ -100,7 +100,7 @@ FAMILY_MODULES: dict[str, str] = {
     "gpt_oss": "mixtures",
     "mimo_v2_flash": "mixtures",
     "deepseek_v32": "latents",
-    "longt5": "t5_variants",
+    "longt5": "longt5",
     "switch_transformers": "switch",
     "led": "long_documents",
     "pegasus_x": "bart_variants",

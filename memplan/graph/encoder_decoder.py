@@ -24,7 +24,13 @@ from memplan.graph.stack_context import StackContext
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL, counted_parts, output_matrix, split_runs
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, QueryScaling
+from memplan.model.attention import (
+    AttentionForm,
+    AttentionSpec,
+    LocalBlocksSpec,
+    PositionBias,
+    QueryScaling,
+)
 from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerSpec, NormPlacement, StackSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
@@ -122,6 +128,11 @@ def record_stack(
     context.mask, _ = attention_masks(t, model, stack, context)
     if stack.spare_mask:
         context.mask = spare_mask(t, context)
+    attention_of = stack.runs[0].layer.attention
+    if isinstance(attention_of, LocalBlocksSpec):
+        from memplan.graph.attention.local_blocks import local_mask  # only for LongT5
+
+        context.mask = local_mask(t, attention_of, context)
     t.end(x)
     for run in split_runs(t, stack):
         t.begin(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.graph.feed_forward import feed_forward
-from memplan.model.attention import AttentionForm, AttentionSpec, SlidingChunksSpec
+from memplan.model.attention import AttentionForm, AttentionSpec, LocalBlocksSpec, SlidingChunksSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
 from memplan.training.kernels import WHOLE, ScanKernel
@@ -99,6 +99,10 @@ def _other_mixer(
         from memplan.graph.attention.sliding_chunks import sliding_chunks  # only for Longformer
 
         return sliding_chunks(t, x, spec, context)
+    if isinstance(spec, LocalBlocksSpec):
+        from memplan.graph.attention.local_blocks import local_blocks  # only for LongT5
+
+        return local_blocks(t, x, spec, context)
     if isinstance(spec, TimeMixingSpec):
         from memplan.graph.mixers.rwkv import time_mixing  # only for RWKV
 

@@ -231,3 +231,15 @@ class AttentionSpec:
         and keys are normed at once (OLMo 2)."""
         at_once = self.query_key_norm_at_once and not self.query_key_norm_per_head
         return self.views_last or at_once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalBlocksSpec:
+    """LongT5's attention: blocks of tokens to themselves and their neighbours."""
+
+    scores: AttentionSpec
+    """Heads, dropout and the bias of distances."""
+    radius: int
+    """Neighbours on either side; a block is one longer."""
+    global_block_size: int = 0
+    """Tokens of a block whose summary all tokens see (transient-global); 0: there are none."""

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec, SlidingChunksSpec
+from memplan.model.attention import AttentionSpec, LocalBlocksSpec, SlidingChunksSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import CapacityMixtureSpec, EveryTokenSpec
 
@@ -173,6 +173,7 @@ OtherMixer = (
     | SideBySideSpec
     | TimeMixingSpec
     | SlidingChunksSpec
+    | LocalBlocksSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
