@@ -243,3 +243,13 @@ class LocalBlocksSpec:
     """Neighbours on either side; a block is one longer."""
     global_block_size: int = 0
     """Tokens of a block whose summary all tokens see (transient-global); 0: there are none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockSparseSpec:
+    """BigBird's attention: to the edges, to neighbours, and to blocks drawn by chance."""
+
+    full: AttentionSpec
+    """Heads and biases, and what sequences that are too short for blocks pass instead."""
+    block_size: int
+    num_random_blocks: int

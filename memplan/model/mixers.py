@@ -6,7 +6,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec, LocalBlocksSpec, SlidingChunksSpec
+from memplan.model.attention import (
+    AttentionSpec,
+    BlockSparseSpec,
+    LocalBlocksSpec,
+    SlidingChunksSpec,
+)
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import CapacityMixtureSpec, EveryTokenSpec
 
@@ -151,6 +156,33 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FourierSpec:
+    """FNet's: the real part of a Fourier transform over tokens and channels; it owns no weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelsFirstSpec:
+    """SqueezeBERT's attention: grouped convolutions of length 1 in place of linear layers."""
+
+    num_heads: int
+    groups: tuple[int, int, int]
+    """Of the convolutions that make queries, keys and values."""
+    output_groups: int
+    dropout: float = 0.0
+    """Probability on the attention weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelsFirstNetworkSpec:
+    """SqueezeBERT's feed-forward network, of the same convolutions."""
+
+    intermediate_size: int
+    activation: Activation
+    up_groups: int
+    down_groups: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
     """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
 
@@ -174,12 +206,21 @@ OtherMixer = (
     | TimeMixingSpec
     | SlidingChunksSpec
     | LocalBlocksSpec
+    | BlockSparseSpec
+    | FourierSpec
+    | ChannelsFirstSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 
 
-OtherNetwork = ChannelMixingSpec | EveryTokenSpec | CapacityMixtureSpec | CountedSpec
+OtherNetwork = (
+    ChannelMixingSpec
+    | EveryTokenSpec
+    | CapacityMixtureSpec
+    | ChannelsFirstNetworkSpec
+    | CountedSpec
+)
 """A feed-forward network of another kind."""
 
 

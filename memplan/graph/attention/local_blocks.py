@@ -144,7 +144,10 @@ def _repeated(t: Tape, x: Tensor, sizes: Sizes) -> Tensor:
 def _summaries(t: Tape, x: Tensor, sizes: Sizes, hidden: int, held: list[Tensor]) -> Tensor:
     """``_create_global_aggregates``: tokens summed up by a product with marks of their blocks; a norm."""
     tokens = sizes.batch * sizes.tokens
-    owners, marked = t.tensor(tokens, DType.INT32), t.tensor(sizes.batch * sizes.summaries, DType.INT32)
+    owners, marked = (
+        t.tensor(tokens, DType.INT32),
+        t.tensor(sizes.batch * sizes.summaries, DType.INT32),
+    )
     t.record(OperationKind.CUMSUM, (), (owners, marked))
     held += [owners, marked]
     chosen = t.tensor(tokens, DType.INT32)
@@ -221,9 +224,7 @@ def _side_bias(t: Tape, scores: AttentionSpec, sizes: Sizes, dtype: DType) -> Te
     equal = t.tensor(pairs, DType.BOOL)
     t.record(OperationKind.EQ, (), (equal,))
     penalty = _penalty(t, equal, pairs)
-    found = learned_bias(
-        t, scores, sizes.batch * sizes.tokens, sizes.summaries, "self_attn.global"
-    )
+    found = learned_bias(t, scores, sizes.batch * sizes.tokens, sizes.summaries, "self_attn.global")
     out = _with_mask(t, found, penalty, pairs * sizes.heads)
     t.touch(equal, penalty, found)
     if sizes.rows != sizes.batch * sizes.tokens:
@@ -243,5 +244,3 @@ def _added(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
         gradients=(Gradient.FRESH, Gradient.FRESH), backward_scratch_bytes=scratch,
     )  # fmt: skip
     return out
-
-

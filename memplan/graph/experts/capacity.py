@@ -17,7 +17,7 @@ from memplan.model.mixtures import CapacityMixtureSpec
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.units import ceil_div
 
-MOST_PRODUCTS = 64
+MOST_PRODUCTS = 16
 """Experts that are written down one by one; of more, as many at a time as make so many products."""
 
 
@@ -59,7 +59,11 @@ def _route(t: Tape, x: Tensor, spec: CapacityMixtureSpec, hidden: int) -> Choice
     if spec.jitter:
         given = _jittered(t, given)
     weight = t.parameter(
-        "mlp.router.weight", spec.num_experts, hidden, dtype=spec.router_dtype, role=WeightRole.ROUTER
+        "mlp.router.weight",
+        spec.num_experts,
+        hidden,
+        dtype=spec.router_dtype,
+        role=WeightRole.ROUTER,
     )
     bias = None
     if spec.router_bias:
