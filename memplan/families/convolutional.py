@@ -18,7 +18,7 @@ from memplan.families.towers.sizes import each_stage, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers import PoolerBody, TowerPooling
+from memplan.model.towers.pooling import PoolerBody, TowerPooling
 
 IMAGES = "ForImageClassification"
 DeclareTower = Callable[[ParameterTable, str, ConfigReader], None]

@@ -26,7 +26,8 @@ from memplan.families.towers.vit import VIT_TOWERS, vit_model
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers import Contrast, ContrastBody, TowerPooling
+from memplan.model.towers.contrast import Contrast, ContrastBody
+from memplan.model.towers.pooling import TowerPooling
 
 DeclareTower = Callable[[ParameterTable, str, ConfigReader], None]
 

@@ -187,8 +187,8 @@ class Operation:
 
     @property
     def multiplies(self) -> bool:
-        """Whether it is a product of matrices that cuBLAS computes."""
-        return self.kind in PRODUCTS
+        """Whether it is a product of matrices that cuBLAS computes, or holds some that are only counted."""
+        return self.kind in PRODUCTS or self.kind is OperationKind.COUNTED
 
 
 BUFFER_WORDS = "tables beside the weights"

@@ -16,7 +16,7 @@ from memplan.fast_dataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memplan.model.towers import TowerBody
+    from memplan.model.towers.body import TowerBody
 
 
 class WeightRole(Enum):

@@ -6,7 +6,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import LAYER_NORM, RMS_NORM, LayerBody, LayerNames
+from memplan.model.towers.layers import LayerBody, LayerNames
+from memplan.model.towers.parts import LAYER_NORM, RMS_NORM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,13 +4,10 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import each_stage, pair, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import (
-    ChainBody,
-    ConvolvedLayerBody,
-    DownsamplingBody,
-    NormBody,
-    PatchesBody,
-)
+from memplan.model.towers.body import ChainBody
+from memplan.model.towers.convolved import ConvolvedLayerBody, DownsamplingBody
+from memplan.model.towers.parts import NormBody
+from memplan.model.towers.patches import PatchesBody
 
 KERNEL = 7
 """Of the depthwise convolution; between stages it is 2 (``ConvNextLayer``, ``ConvNextStage``)."""

@@ -22,7 +22,8 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import PICTURE, pair, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import NormBody, PatchesBody, Positions
+from memplan.model.towers.parts import NormBody
+from memplan.model.towers.patches import PatchesBody, Positions
 
 COLOURS = 3
 """Channels, where the class writes them down."""

@@ -16,17 +16,10 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import (
-    RMS_NORM,
-    ActivationBody,
-    ChainBody,
-    DeepMergersBody,
-    LinearBody,
-    NormBody,
-    PatchesBody,
-    ReorderedBody,
-    TowerBody,
-)
+from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, NormBody
+from memplan.model.towers.patches import PatchesBody, ReorderedBody
+from memplan.model.towers.projecting import DeepMergersBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,10 +6,9 @@ from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import (
-    LayerBody,
-    LayerNames,
-    NormBody,
+from memplan.model.towers.layers import LayerBody, LayerNames
+from memplan.model.towers.parts import NormBody
+from memplan.model.towers.sounds import (
     PositionConvolutionBody,
     ProjectedFramesBody,
     SignalBody,

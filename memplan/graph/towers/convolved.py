@@ -6,7 +6,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.state import Flow
-from memplan.model.towers import ConvolvedLayerBody, DownsamplingBody
+from memplan.model.towers.convolved import ConvolvedBody, ConvolvedLayerBody, DownsamplingBody
 
 
 def convolved_layer(t: Tape, x: Tensor, body: ConvolvedLayerBody, flow: Flow) -> Tensor:
@@ -31,3 +31,12 @@ def downsampling(t: Tape, x: Tensor, body: DownsamplingBody, flow: Flow) -> Tens
     height, width = flow.grid
     flow.grid = height // body.side, width // body.side
     return convolution(t, x, body.module, flow.items * flow.grid[0] * flow.grid[1])
+
+
+def write_convolved(t: Tape, x: Tensor, body: ConvolvedBody, flow: Flow) -> Tensor:
+    """The operations of any body of ``memplan.model.towers.convolved``."""
+    match body:
+        case ConvolvedLayerBody():
+            return convolved_layer(t, x, body, flow)
+        case DownsamplingBody():
+            return downsampling(t, x, body, flow)

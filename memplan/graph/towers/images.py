@@ -9,7 +9,8 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers import RMS_NORM, PatchesBody, Positions
+from memplan.model.towers.parts import RMS_NORM
+from memplan.model.towers.patches import PatchesBody, Positions
 
 
 def picture_size(side: int | None, body: PatchesBody) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
-from memplan.model.towers import RMS_NORM, LayerBody
+from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.parts import RMS_NORM
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from memplan.graph.towers.images import picture_size
 from memplan.model.spec import ModelSpec
-from memplan.model.towers import ChainBody, PatchesBody, SignalBody, TowerBody
+from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.patches import PatchesBody
+from memplan.model.towers.sounds import SignalBody
 
 
 def _bodies(model: ModelSpec) -> Iterator[TowerBody]:

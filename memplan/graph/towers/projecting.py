@@ -10,13 +10,14 @@ from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
-from memplan.model.towers import (
+from memplan.model.towers.projecting import (
     CropBody,
     DeepMergersBody,
     HalvedBody,
     JoinedPatchesBody,
     PackedCropsBody,
     PooledProjectionBody,
+    ProjectingBody,
 )
 
 
@@ -40,7 +41,7 @@ def deep_mergers(t: Tape, x: Tensor, body: DeepMergersBody, flow: Flow) -> Tenso
     return x
 
 
-def joined_patches(t: Tape, x: Tensor, body: JoinedPatchesBody, flow: Flow) -> Tensor:  # noqa: ARG001
+def joined_patches(t: Tape, x: Tensor, body: JoinedPatchesBody) -> Tensor:
     """``pixel_shuffle``: views that are copied where the next one asks for rows."""
     for _ in range(body.copies):
         x = t.contiguous(x)
@@ -91,3 +92,20 @@ def pooled_projection(t: Tape, x: Tensor, body: PooledProjectionBody, flow: Flow
     )  # fmt: skip
     t.touch(normed)
     return t.cast(out, dtype)
+
+
+def write_projecting(t: Tape, x: Tensor, body: ProjectingBody, flow: Flow) -> Tensor:
+    """The operations of any body of ``memplan.model.towers.projecting``."""
+    match body:
+        case CropBody():
+            return crop(t, x, body, flow)
+        case JoinedPatchesBody():
+            return joined_patches(t, x, body)
+        case HalvedBody():
+            return halved(t, x, body)
+        case PackedCropsBody():
+            return packed_crops(t, x, body, flow)
+        case PooledProjectionBody():
+            return pooled_projection(t, x, body, flow)
+        case DeepMergersBody():
+            return deep_mergers(t, x, body, flow)

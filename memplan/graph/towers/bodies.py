@@ -1,0 +1,81 @@
+"""What a block's body says, as operations: each kind of body in the module of its field."""
+
+from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.contrast import contrast
+from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.images import image_patches, reordered
+from memplan.graph.towers.layers import tower_layer
+from memplan.graph.towers.pooling import write_pooling
+from memplan.graph.towers.projecting import write_projecting
+from memplan.graph.towers.sounds import signal, targets, write_sound
+from memplan.graph.towers.state import Flow
+from memplan.graph.towers.texts import text_tokens
+from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, PartBody, SpareBody
+from memplan.model.towers.patches import PatchesBody, ReorderedBody
+from memplan.model.towers.pooling import PoolingBody
+from memplan.model.towers.projecting import ProjectingBody
+from memplan.model.towers.sounds import SignalBody, SoundBody
+from memplan.model.towers.texts import TargetsBody, TokensBody
+
+
+def write_body(
+    t: Tape, x: Tensor | None, body: TowerBody | None, flow: Flow, given: dict[str, Tensor]
+) -> Tensor:
+    """The operations of one body; ``x`` is what the block before it gave."""
+    match body:
+        case ChainBody():
+            for part in body.parts:
+                x = write_body(t, x, part, flow, given)
+            assert x is not None
+            return x
+        case PatchesBody():
+            return image_patches(t, body, flow)
+        case TokensBody():
+            return text_tokens(t, body, flow)
+        case ContrastBody():
+            return contrast(t, body, given)
+        case TargetsBody():
+            return targets(t, body, flow)
+        case SignalBody():
+            return signal(t, x, body, flow)
+        case _:
+            assert x is not None, body
+            return _read_on(t, x, body, flow)
+
+
+def _read_on(t: Tape, x: Tensor, body: TowerBody | None, flow: Flow) -> Tensor:
+    """A body that reads what was computed before it."""
+    if isinstance(body, LayerBody):
+        return tower_layer(t, x, body, flow)
+    if isinstance(body, PartBody):
+        return _part(t, x, body)
+    if isinstance(body, ConvolvedBody):
+        return write_convolved(t, x, body, flow)
+    if isinstance(body, SoundBody):
+        return write_sound(t, x, body, flow)
+    if isinstance(body, PoolingBody):
+        return write_pooling(t, x, body, flow)
+    if isinstance(body, ProjectingBody):
+        return write_projecting(t, x, body, flow)
+    assert isinstance(body, ReorderedBody), body
+    return reordered(t, x, body.size)
+
+
+def _part(t: Tape, x: Tensor, body: PartBody) -> Tensor:
+    match body:
+        case NormBody():
+            return dropout(t, norm(t, x, body.norm, body.module, body.size), body.dropout)
+        case LinearBody():
+            return linear(t, x, body.module, body.inputs, body.outputs, bias=body.bias)
+        case ActivationBody():
+            out = activation(t, x, body.activation)
+            t.touch(x)
+            return out
+        case SpareBody():
+            return x
