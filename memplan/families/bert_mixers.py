@@ -73,20 +73,26 @@ def _luke(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
         )
         _idle(table, "token_type_embeddings", (reader.integer("type_vocab_size"), hidden), bias=0)
         _idle(table, "embed_norm", (hidden,), bias=hidden)
-    if reader.flag("use_entity_aware_attention"):
-        with table.block("entities.queries", count=model.stacks[0].num_layers):
-            for name in ("w2e_query", "e2w_query", "e2e_query"):
-                _idle(table, f"self_attn.{name}", (hidden, hidden), bias=hidden)
     base = table.blocks()
     if model.task is Task.MASKED_LM:
         with table.block("entities.predictions"):
             _idle(table, "entity_predictions.transform.dense", (width, hidden), bias=width)
             _idle(table, "entity_predictions.transform.norm", (width,), bias=width)
+            if not model.head.tied:
+                _idle(table, "entity_predictions.decoder", (count, width), bias=0)
             _idle(table, "entity_predictions", (), bias=count)
     model = with_plain_scores(model)
+    if reader.flag("use_entity_aware_attention"):
+        model = with_layers(model, _with_entity_queries)
     # The words' output matrix is never tied (``_tied_weights_keys``).
     head = replace(model.head, tied=False, spare_bias=not model.head.tied)
     return replace(model, head=head, tables=table.blocks(), base_tables=base)
+
+
+def _with_entity_queries(layer: LayerSpec) -> LayerSpec:
+    assert isinstance(layer.attention, AttentionSpec)
+    names = ("w2e_query", "e2w_query", "e2e_query")
+    return replace(layer, attention=replace(layer.attention, idle_projections=names))
 
 
 def _idle(table: ParameterTable, module: str, shape: tuple[int, ...], *, bias: int) -> None:

@@ -112,7 +112,7 @@ def _other_mixer(
 
         return fourier_transform(t, x)
     if isinstance(spec, ChannelsFirstSpec):
-        from memplan.graph.attention.channels_first import (  # only for SqueezeBERT
+        from memplan.graph.mixers.channels_first import (  # only for SqueezeBERT
             channels_first_attention,
         )
 
@@ -206,7 +206,7 @@ def _other_network(
 
         return every_token(t, x, spec, context.hidden_size)
     if isinstance(spec, ChannelsFirstNetworkSpec):
-        from memplan.graph.attention.channels_first import (  # only for SqueezeBERT
+        from memplan.graph.mixers.channels_first import (  # only for SqueezeBERT
             channels_first_network,
         )
 

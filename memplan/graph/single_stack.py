@@ -80,7 +80,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
             return t
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
-    if isinstance(stack.runs[0].layer.attention, BlockSparseSpec):
+    if stack.runs and isinstance(stack.runs[0].layer.attention, BlockSparseSpec):
         from memplan.graph.attention.block_sparse import settled  # only for BigBird
 
         stack = settled(stack, options.seq_len)
@@ -222,7 +222,7 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.attention.masks import spare_mask  # only for Longformer
 
         context.mask = spare_mask(t, context)
-    first = stack.runs[0].layer.attention
+    first = stack.runs[0].layer.attention if stack.runs else None
     if isinstance(first, BlockSparseSpec):
         from memplan.graph.attention.block_sparse import band_mask  # only for BigBird
 

@@ -222,6 +222,8 @@ class AttentionSpec:
     """The layer has a name for eager attention's weights, so that they live until it ends."""
     distances: DistanceSpec | None = None
     """Scores of relative distances are added (DeBERTa)."""
+    idle_projections: tuple[str, ...] = ()
+    """Linear layers as large as the queries' that a batch leaves unused (LUKE's for entities)."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
 
