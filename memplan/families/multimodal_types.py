@@ -64,7 +64,7 @@ MULTIMODALS: dict[str, Multimodal] = {
     "llava_onevision": Multimodal(
         declare=llava.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED
     ),
-    "video_llava": Multimodal(declare=llava.video_llava, text=LLAMA),
+    "video_llava": Multimodal(declare=llava.video_llava, text=LLAMA, join=SCATTERED),
     "mistral3": Multimodal(
         declare=llava.mistral3,
         text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
@@ -79,9 +79,9 @@ MULTIMODALS: dict[str, Multimodal] = {
         join=SCATTERED,
         block_masks=True,
     ),
-    "deepseek_vl": Multimodal(declare=plain.deepseek_vl, text=LLAMA),
-    "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA),
-    "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA),
+    "deepseek_vl": Multimodal(declare=plain.deepseek_vl, text=LLAMA, join=SCATTERED),
+    "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
+    "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
     "modernvbert": Multimodal(
         declare=joined.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
     ),
@@ -93,13 +93,19 @@ MULTIMODALS: dict[str, Multimodal] = {
     "qwen3_vl_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
     "qwen3_5": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
     "qwen3_5_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
-    "glm4v": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER),
-    "glm4v_moe": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER),
-    "glm_ocr": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER),
-    "exaone4_5": Multimodal(declare=plain.visual, text=PartSpec(key=TEXT, model_type="exaone4")),
-    "kimi_k25": Multimodal(declare=joined.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3")),
-    "paddleocr_vl": Multimodal(declare=joined.paddle, text=FLAT, ties=Ties.EITHER),
-    "video_llama_3": Multimodal(declare=plain.video_llama3, text=QWEN2, ties=Ties.EITHER),
+    "glm4v": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "glm4v_moe": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "glm_ocr": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "exaone4_5": Multimodal(
+        declare=plain.visual, text=PartSpec(key=TEXT, model_type="exaone4"), join=COLLECTED
+    ),
+    "kimi_k25": Multimodal(
+        declare=joined.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3"), join=COLLECTED
+    ),
+    "paddleocr_vl": Multimodal(declare=joined.paddle, text=FLAT, join=COLLECTED, ties=Ties.EITHER),
+    "video_llama_3": Multimodal(
+        declare=plain.video_llama3, text=QWEN2, join=COLLECTED, ties=Ties.EITHER
+    ),
     "minicpmv4_6": Multimodal(
         declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
     ),
@@ -145,7 +151,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=convolved.got_ocr2, text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN)
     ),
     "janus": Multimodal(
-        declare=drawing.janus, text=LLAMA, left_out="the vision tower and the VQGAN"
+        declare=drawing.janus, text=LLAMA, join=SCATTERED, left_out="the vision tower and the VQGAN"
     ),
     "glm_image": Multimodal(
         declare=drawing.glm_image,
@@ -153,7 +159,9 @@ MULTIMODALS: dict[str, Multimodal] = {
         ties=Ties.NEVER,
         output_rows=lambda _, text: text.integer("vision_vocab_size"),
     ),
-    "llama4": Multimodal(declare=plain.llama4, text=OWN, ties=Ties.INNER, head_in_base=True),
+    "llama4": Multimodal(
+        declare=plain.llama4, text=OWN, join=SCATTERED, ties=Ties.INNER, head_in_base=True
+    ),
     "mllama": Multimodal(declare=plain.mllama, text=OWN),
     "step3p7": Multimodal(declare=convolved.step, text=OWN),
     "kosmos-2.5": Multimodal(declare=queried.kosmos, text=OWN, ties=Ties.INNER),

@@ -12,8 +12,10 @@ from memplan.model.attention import (
     LocalBlocksSpec,
     SlidingChunksSpec,
 )
+from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import CapacityMixtureSpec, EveryTokenSpec
+from memplan.model.mixtures import BesideDenseSpec, CapacityMixtureSpec, EveryTokenSpec
+from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
@@ -115,6 +117,14 @@ class ChannelMixingSpec:
     intermediate_size: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DifferentialSpec:
+    """Two attention calls, on either half of the value heads, one subtracted from the other
+    (DiffLlama)."""
+
+    scores: AttentionSpec
+
+
 class GatedNorm(Enum):
     """How a gate and a norm follow each other behind Mamba's second scan."""
 
@@ -209,14 +219,22 @@ OtherMixer = (
     | BlockSparseSpec
     | FourierSpec
     | ChannelsFirstSpec
+    | SharedKeysSpec
+    | DifferentialSpec
+    | CompressedAttentionSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 
 
+WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec)
+"""Those that have an attention of their own, ``scores``."""
+
+
 OtherNetwork = (
     ChannelMixingSpec
     | EveryTokenSpec
+    | BesideDenseSpec
     | CapacityMixtureSpec
     | ChannelsFirstNetworkSpec
     | CountedSpec

@@ -5,10 +5,12 @@ from memplan.families.projectors.llava import SIGLIP_384
 from memplan.families.projectors.towers import (
     VISION,
     declare_features,
+    declare_normed,
     declare_tower,
     feature_layer,
     perceptron_bodies,
     width_of,
+    with_pictures,
 )
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.layers import tower_activation
@@ -18,7 +20,8 @@ from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.parts import LinearBody, NormBody
-from memplan.model.towers.projecting import CropBody, HalvedBody, JoinedPatchesBody
+from memplan.model.towers.patches import Positions
+from memplan.model.towers.projecting import CropBody, FramesMeanBody, HalvedBody, JoinedPatchesBody
 
 
 def aya_vision(table: ParameterTable, whole: Whole) -> None:
@@ -64,20 +67,34 @@ def _halved_perceptron(
 
 def idefics3(table: ParameterTable, whole: Whole) -> None:
     """SigLIP and one linear layer over joined patches."""
+    own = ParameterTable()
     vision = whole.part(VISION)
-    declare_tower(table, vision)
-    joined = width_of(vision) * whole.reader.integer("scale_factor") ** 2
-    with table.block("projector"):
-        table.linear("connector.proj", joined, whole.text.hidden_size, bias=False)
+    declare_tower(own, vision)
+    table.add(*with_pictures(own.blocks(), picked=True, positions=Positions.EACH))
+    _shuffled(table, whole, width_of(vision), "scale_factor", "connector.proj")
 
 
 def modernvbert(table: ParameterTable, whole: Whole) -> None:
     """The same over ModernBERT."""
+    own = ParameterTable()
     vision = whole.part(VISION, "siglip_vision_model")
-    declare_tower(table, vision)
-    joined = width_of(vision) * whole.reader.integer("pixel_shuffle_factor") ** 2
-    with table.block("projector"):
-        table.linear("connector", joined, whole.text.hidden_size, bias=False)
+    declare_normed(own, vision)
+    table.add(*with_pictures(own.blocks(), picked=True))
+    _shuffled(table, whole, width_of(vision), "pixel_shuffle_factor", "connector")
+
+
+def _shuffled(table: ParameterTable, whole: Whole, width: int, key: str, module: str) -> None:
+    """Joined patches through one linear layer without a bias."""
+    side, outputs = whole.reader.integer(key), whole.text.hidden_size
+    joined = width * side**2
+    body = ChainBody(
+        parts=(
+            JoinedPatchesBody(size=width, side=side, copies=2),
+            LinearBody(module=module, inputs=joined, outputs=outputs, bias=False),
+        )
+    )
+    with table.block("projector", body=body):
+        table.linear(module, joined, outputs, bias=False)
 
 
 def internvl(table: ParameterTable, whole: Whole) -> None:
@@ -131,9 +148,18 @@ def kimi(table: ParameterTable, whole: Whole) -> None:
     declare_tower(table, vision)
     height, width = pair(vision.reader, "merge_kernel_size")
     joined = width_of(vision) * height * width
-    with table.block("projector"):
-        table.norm("projector.pre_norm", whole.reader.integer("projection_hidden_size"))
-        perceptron(table, "projector", joined, joined, whole.text.hidden_size)
+    normed, outputs = whole.reader.integer("projection_hidden_size"), whole.text.hidden_size
+    parts = perceptron_bodies("projector", joined, joined, outputs, Activation.GELU)
+    body = ChainBody(
+        parts=(
+            FramesMeanBody(size=width_of(vision)),
+            NormBody(module="projector.pre_norm", size=normed),
+            *parts,
+        )
+    )
+    with table.block("projector", body=body):
+        table.norm("projector.pre_norm", normed)
+        perceptron(table, "projector", joined, joined, outputs)
 
 
 def paddle(table: ParameterTable, whole: Whole) -> None:
@@ -142,9 +168,18 @@ def paddle(table: ParameterTable, whole: Whole) -> None:
     declare_tower(table, vision)
     width = width_of(vision)
     joined = width * vision.reader.integer("spatial_merge_size") ** 2
-    with table.block("projector"):
+    side, outputs = vision.reader.integer("spatial_merge_size"), whole.text.hidden_size
+    parts = perceptron_bodies("projector", joined, joined, outputs, Activation.GELU)
+    body = ChainBody(
+        parts=(
+            NormBody(module="projector.pre_norm", size=width),
+            JoinedPatchesBody(size=width, side=side, copies=1),
+            *parts,
+        )
+    )
+    with table.block("projector", body=body):
         table.norm("projector.pre_norm", width)
-        perceptron(table, "projector", joined, joined, whole.text.hidden_size)
+        perceptron(table, "projector", joined, joined, outputs)
 
 
 def minicpm(table: ParameterTable, whole: Whole) -> None:

@@ -11,14 +11,14 @@ from memplan.families.projectors.towers import (
     feature_layer,
     perceptron_bodies,
     width_of,
+    with_pictures,
 )
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.layers import tower_activation
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterBlock, ParameterTable
+from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.parts import RMS_NORM, LinearBody, NormBody
-from memplan.model.towers.patches import PatchesBody
+from memplan.model.towers.parts import RMS_NORM, LinearBody, NormBody, SpareBody
 from memplan.model.towers.projecting import CropBody, JoinedPatchesBody, PackedCropsBody
 
 CLIP_336: Mapping[str, object] = {
@@ -94,16 +94,6 @@ def _newline(table: ParameterTable, whole: Whole, crops: int = 0) -> None:
         table.parameter("model", "image_newline", size)
 
 
-def _cropped(blocks: tuple[ParameterBlock, ...], crops: int) -> tuple[ParameterBlock, ...]:
-    """The same tower, for pictures that come in several crops."""
-    return tuple(
-        replace(block, body=replace(block.body, crops=crops))
-        if isinstance(block.body, PatchesBody)
-        else block
-        for block in blocks
-    )
-
-
 NEXT_CROPS = 3
 """LLaVA-NeXT's processor: a picture twice as wide as the tower's side is the whole and two halves."""
 
@@ -121,7 +111,7 @@ def llava_next(table: ParameterTable, whole: Whole) -> None:
     """LLaVA's, with a vector for line ends."""
     own = ParameterTable()
     llava(own, whole)
-    table.add(*_cropped(own.blocks(), NEXT_CROPS))
+    table.add(*with_pictures(own.blocks(), crops=NEXT_CROPS))
     _newline(table, whole, NEXT_CROPS)
 
 
@@ -129,16 +119,17 @@ def llava_onevision(table: ParameterTable, whole: Whole) -> None:
     """SigLIP by default."""
     own = ParameterTable()
     _llava(own, whole, SIGLIP_384, "siglip_vision_model")
-    table.add(*_cropped(own.blocks(), ONEVISION_CROPS))
+    table.add(*with_pictures(own.blocks(), crops=ONEVISION_CROPS))
     _newline(table, whole, ONEVISION_CROPS)
 
 
 def video_llava(table: ParameterTable, whole: Whole) -> None:
-    """Two towers of one config, for images and for videos."""
+    """Two towers of one config, for images and for videos; of the latter none is shown."""
     vision = whole.part(VISION, "clip_vision_model", CLIP_224)
-    declare_tower(table, vision, "video_tower")
-    declare_tower(table, vision)
-    _llava_projector(table, whole, width_of(vision))
+    own = ParameterTable()
+    declare_tower(own, vision, "video_tower")
+    table.add(*(replace(block, body=SpareBody()) for block in own.blocks()))
+    _llava(table, whole, CLIP_224, "clip_vision_model")
 
 
 def mistral3(table: ParameterTable, whole: Whole) -> None:

@@ -8,11 +8,14 @@ from memplan.families.projectors.towers import (
     VISION,
     declare_normed,
     declare_tower,
+    perceptron_bodies,
     width_of,
 )
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.davit import stage_widths
+from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers.body import ChainBody
 from memplan.model.towers.parts import LinearBody
 from memplan.model.towers.projecting import PooledProjectionBody
 
@@ -50,9 +53,10 @@ def paligemma(table: ParameterTable, whole: Whole) -> None:
 def deepseek_vl(table: ParameterTable, whole: Whole) -> None:
     """SigLIP and a perceptron."""
     vision = whole.part(VISION, "siglip_vision_model")
-    declare_tower(table, vision)
+    declare_normed(table, vision)
     outputs = whole.text.hidden_size
-    with table.block("projector"):
+    parts = perceptron_bodies("aligner", width_of(vision), outputs, outputs, Activation.GELU)
+    with table.block("projector", body=ChainBody(parts=parts)):
         perceptron(table, "aligner", width_of(vision), outputs, outputs)
 
 
@@ -66,7 +70,10 @@ def video_llama3(table: ParameterTable, whole: Whole) -> None:
     vision = whole.part(VISION)
     declare_tower(table, vision)
     outputs = whole.text.hidden_size
-    with table.block("projector"):
+    parts = perceptron_bodies(
+        "projector.readout", width_of(vision), outputs, outputs, Activation.GELU
+    )
+    with table.block("projector", body=ChainBody(parts=parts)):
         perceptron(table, "projector.readout", width_of(vision), outputs, outputs)
 
 
@@ -93,9 +100,10 @@ def llama4(table: ParameterTable, whole: Whole) -> None:
     """Llama 4's tower and one matrix."""
     vision = whole.part(VISION)
     declare_tower(table, vision)
-    with table.block("projector"):
-        inputs = vision.reader.integer("vision_output_dim")
-        table.linear("projector.linear_1", inputs, whole.text.hidden_size, bias=False)
+    inputs, outputs = vision.reader.integer("vision_output_dim"), whole.text.hidden_size
+    body = LinearBody(module="projector.linear_1", inputs=inputs, outputs=outputs, bias=False)
+    with table.block("projector", body=body):
+        table.linear("projector.linear_1", inputs, outputs, bias=False)
 
 
 def mllama(table: ParameterTable, whole: Whole) -> None:

@@ -17,6 +17,7 @@ from memplan.families.towers.images import (
     mllama_vision,
     muse_vision,
     ovis2_vision,
+    paddle_vision,
     pixtral_vision,
     step_vision,
     unplaced_vision,
@@ -33,9 +34,10 @@ from memplan.families.towers.sound import (
 )
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
-from memplan.model.parameters import ModelPart, ParameterTable
+from memplan.model.parameters import ModelPart, ParameterBlock, ParameterTable
 from memplan.model.towers.body import TowerBody
 from memplan.model.towers.parts import ActivationBody, LinearBody, SpareBody
+from memplan.model.towers.patches import PatchesBody, Positions
 from memplan.model.towers.pooling import AttentionPoolerBody, PoolerBody
 
 VISION, TEXT, AUDIO = "vision_config", "text_config", "audio_config"
@@ -51,6 +53,7 @@ TOWERS = {
     "muse_glimmer_vision": muse_vision,
     "minicpmv4_6_vision": minicpm_vision,
     "video_llama_3_vision": unplaced_vision,
+    "paddleocr_vl_vision": paddle_vision,
     "ovis2_vision": ovis2_vision,
     "instructblip_vision_model": blip_vision,
     "instructblipvideo_vision_model": blip_vision,
@@ -75,7 +78,7 @@ TOWERS = {
 """Towers by the ``model_type`` of their config; those of ``PATCH_VITS`` beside them."""
 
 
-PLAIN_SIGLIP = frozenset({"idefics3_vision", "smolvlm_vision", "paddleocr_vl_vision"})
+PLAIN_SIGLIP = frozenset({"idefics3_vision", "smolvlm_vision"})
 """Towers that are SigLIP's without the pooling head."""
 
 
@@ -126,6 +129,24 @@ def declare_normed(table: ParameterTable, part: Part, name: str = "vision_tower"
     for block in own.blocks():
         pools = isinstance(block.body, PoolerBody | AttentionPoolerBody)
         table.add(replace(block, body=SpareBody()) if pools else block)
+
+
+def with_pictures(
+    blocks: tuple[ParameterBlock, ...],
+    *,
+    crops: int = 1,
+    picked: bool = False,
+    positions: Positions | None = None,
+) -> tuple[ParameterBlock, ...]:
+    """The same tower for pictures that come in several crops, are picked out, or have other positions."""
+    made = []
+    for block in blocks:
+        body = block.body
+        if isinstance(body, PatchesBody):
+            where = body.positions if positions is None else positions
+            body = replace(body, crops=crops, picked=picked, positions=where)
+        made.append(replace(block, body=body))
+    return tuple(made)
 
 
 def feature_layer(reader: ConfigReader) -> int | None:

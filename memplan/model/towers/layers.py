@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
@@ -11,6 +12,18 @@ if TYPE_CHECKING:
     from memplan.model.attention import AttentionSpec
     from memplan.model.networks import Activation
     from memplan.model.norms import NormSpec
+
+
+class Turning(Enum):
+    """How a layer turns its heads by the tables that the tower's first block made."""
+
+    NONE = "none"
+    PLAIN = "plain"
+    """In the dtype that they have (Pixtral)."""
+    FULL = "full"
+    """In fp32, cast back (Qwen-VL)."""
+    COMPLEX = "complex"
+    """As complex numbers in fp32, cast back (Llama 4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +69,7 @@ class LayerBody:
     """Numbers under a norm on queries and one on keys; 0: none."""
     head_norm_rms: bool = False
     """That is an RMS norm, whatever the layer's own are."""
-    rotary: bool = False
-    """Heads are turned by tables that the tower's first block made, in fp32, and cast back."""
+    turning: Turning = Turning.NONE
     window: int = 0
     """Patches of a window that sees itself alone; 0: a picture does."""
     one_row: bool = False

@@ -49,4 +49,17 @@ class SpareBody:
     """What the class owns and this task does not use."""
 
 
-PartBody = SpareBody | NormBody | LinearBody | ActivationBody
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedBody:
+    """Two linear layers on the same, one of them through a nonlinearity, their product through a third."""
+
+    module: str
+    """What ``gate_proj``, ``fc1`` and ``fc2`` are in; empty: nothing."""
+    inputs: int
+    inner: int
+    outputs: int
+    activation: Activation
+    bias: bool = True
+
+
+PartBody = SpareBody | NormBody | LinearBody | ActivationBody | GatedBody

@@ -15,6 +15,8 @@ class CropBody:
     """All tokens of a picture but its first; a copy, as what reads them wants rows."""
 
     size: int
+    last: bool = False
+    """But its last, as a view."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +26,20 @@ class JoinedPatchesBody:
     size: int
     side: int
     copies: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FramesMeanBody:
+    """Patches picked by index, so that those of all frames at a place lie together; their mean (Kimi K2.5)."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedBody:
+    """The same, copied so often: rows resized to what they are, pictures joined to one row."""
+
+    times: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +85,8 @@ class DeepMergersBody:
 ProjectingBody = (
     CropBody
     | JoinedPatchesBody
+    | FramesMeanBody
+    | CopiedBody
     | HalvedBody
     | PackedCropsBody
     | PooledProjectionBody
