@@ -284,8 +284,12 @@ FAMILY_MODULES: dict[str, str] = {
     "blip-2": "multimodal",
     "instructblipvideo": "multimodal",
     "colqwen2": "composites",
+    "CogVideoXTransformer3DModel": "diffusion",
+    "FluxTransformer2DModel": "diffusion",
+    "SD3Transformer2DModel": "diffusion",
+    "WanTransformer3DModel": "diffusion",
 }
-"""For each supported ``model_type``, the module of this package that reads it."""
+"""For each supported ``model_type``, or class of diffusers, the module of this package that reads it."""
 
 
 class FamilyModule(Protocol):

@@ -67,6 +67,11 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     t = Tape(options, source=model.source)
     if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
         t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
+    if model.denoises:
+        from memplan.graph.denoisers.flow import record_denoiser  # only for diffusion transformers
+
+        record_denoiser(t, model.tables)
+        return t
     if not model.stacks and not model.activations_left_out:
         from memplan.graph.towers.flow import record_flow  # only for towers by themselves
 
