@@ -101,6 +101,11 @@ def test_the_global_batch_is_kept() -> None:
         assert setup.micro_batch_size * steps * setup.data_parallel == 96
 
 
+def test_a_model_without_a_stack_of_layers_is_planned_on_several_gpus() -> None:
+    found = made(model="vit-base-patch16-224", num_gpus=(8,), base=TrainingSetup())
+    assert {each.setup.pipeline_parallel for each in found.setups} == {1}
+
+
 def test_a_global_batch_smaller_than_the_ranks_is_not_tried() -> None:
     """Unless layers are split: then fewer ranks see sequences of their own."""
     found = made(num_gpus=(8, 64), global_batch_size=32)

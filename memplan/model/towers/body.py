@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
+from memplan.model.denoisers import DenoiserBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
@@ -70,4 +71,5 @@ TowerBody = (
     | ContrastBody
     | ProjectingBody
     | OutputBody
+    | DenoiserBody
 )
